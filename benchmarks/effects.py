@@ -16,11 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from rollout.domain import gates
+from rollout.domain.counts import Window
+from rollout.domain.gates import GateEvidence
 from rollout.domain.spec import RolloutSpec
-from tests.support.gate_simulation import Tick, rolled_back_at
+from tests.support.gate_simulation import Version, draw
 
 RUNS = 300
 TICKS = 150
+TICK_SECONDS = 0.5
 OURS, THEIRS = 20, 180  # requests of a tick
 SEED = 4
 SPEC = RolloutSpec(max_p99_ms=None, max_error_rate=0.01)
@@ -84,20 +88,24 @@ def _cell(ticks: npt.NDArray[np.int64]) -> str:
 
 
 def _ours(effect: Effect) -> npt.NDArray[np.int64]:
-    """With the gates' own sums: a tail is what lies beyond live's p99, with the margin for ours."""
+    """The tick (from 1) at which the product's gates take each rollout back; 0 for never.
+
+    A tail is what lies beyond live's p99, with the margin for the candidate.
+    """
     edge = (1.0 + SPEC.margin) * _P99_MS
     tail = effect.tail + (1.0 - effect.tail) * _beyond(edge, effect.faster)
-    mine = _side(OURS, effect.errors, tail)
-    theirs = _side(THEIRS, effect.live_errors, _beyond(_P99_MS, 1.0))
-    return rolled_back_at(mine, theirs, SPEC, ticks=TICKS, runs=RUNS, seed=SEED)
-
-
-def _side(n: int, error: float, tail: float) -> Callable[[np.random.Generator, int], Tick]:
-    def draw(rng: np.random.Generator, _tick: int) -> Tick:
-        tails = rng.binomial(n, tail, RUNS)
-        return Tick(np.full(RUNS, n), rng.binomial(n, error, RUNS), tails, tails)
-
-    return draw
+    mine = Version(slow=tail, errors=effect.errors)
+    theirs = Version(slow=_beyond(_P99_MS, 1.0), errors=effect.live_errors)
+    rng, found = np.random.default_rng(SEED), np.zeros(RUNS, np.int64)
+    for run in range(RUNS):
+        evidence = GateEvidence()
+        for tick in range(1, TICKS + 1):
+            window = Window(draw(mine, OURS, rng), draw(theirs, THEIRS, rng), seconds=TICK_SECONDS)
+            evidence = gates.fold(evidence, window, SPEC)
+            if gates.harm(evidence, SPEC) is not None:
+                found[run] = tick
+                break
+    return found
 
 
 def _beyond(edge: float, faster: float) -> float:

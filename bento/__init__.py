@@ -1,1 +1,1 @@
-"""What leaves mlctl beside a Bento: clients, images, manifests. No server needs it to answer."""
+"""Build, containerize, push and pull Bentos; generated clients and manifests. Not in a Bento."""

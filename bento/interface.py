@@ -1,4 +1,4 @@
-"""What callers can ask of a Bento: the signatures of its models by their names."""
+"""The interface of a Bento: the signatures of its models by their names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from services.runtime.pipeline import join
 
 
 def interface_of(source: Path) -> dict[str, Signature]:
-    """Those of the Bento whose sources are in the folder `source`; its bundles are not verified.
+    """Return the signatures of the Bento with sources in the folder `source`, without verifying it.
 
-    Of several models `/predict` has one as well: which model it asks may change by itself.
-    MANIFEST_INVALID as for a server's start.
+    With several models, `/predict` has one as well, because its default model may change.
+    MANIFEST_INVALID as at the start of a server.
     """
     together = read_together(source)
     if together is None:

@@ -1,9 +1,9 @@
-"""From verified bundles to a Bento: our serving code, the bundles, pinned requirements.
+"""Build a Bento from verified bundles: serving code, the bundles, pinned requirements.
 
-The version is the start of the digest, so the same bundles give the same tag; what is put
-in is told by a digest as well, so the same bundles under the same mlctl give the same bytes.
-BentoML builds in a process of its own: it imports the service it builds, and that
-import must see the staged files and leave nothing behind here.
+The version is the start of the bundles' digest, so the same bundles have the same tag. A second
+digest covers the content, so the same bundles under the same mlctl give the same bytes. BentoML
+builds in a process of its own: it imports the service that it builds, and that import must see the
+staged files and leave nothing behind in this process.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from services.runtime.requirements import RuntimeFlavor, pinned
 __all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
 SERVICE = "services.service:service"
-_LINES_TOLD = 20
+_OUTPUT_LINES = 20
 _REASON = re.compile(r"[\w.]*(Error|Exception)\b")
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
-# The runners: an image does not start them yet.
+# The runners: an image does not start them.
 _NOT_SERVED = frozenset({"batch", "stream"})
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltBento:
-    """A Bento of a bundle, or of several; `reused` if the store had it already.
+    """A Bento of one or several bundles; `reused` if the store already had it.
 
-    `digest` is the bundle's, or that of all together; `content_digest` covers every file that
-    was put in and the requirements, and nothing that depends on when or where it was built.
+    `digest` is that of the bundle, or of all bundles together. `content_digest` covers every file
+    and the requirements, and nothing that depends on the time or the machine of the build.
     """
 
     tag: str
@@ -69,18 +69,18 @@ def build_bento(
     labels: Mapping[str, str],
     *,
     force: bool = False,
-    flavour: RuntimeFlavor | None = None,
+    flavor: RuntimeFlavor | None = None,
 ) -> BuiltBento:
-    """Build the Bento of `bundles`, or find it in the store; `force` builds it again.
+    """Build the Bento of `bundles`, or find it in the store; `force` always builds it.
 
-    One that was altered, or that holds other serving code than this mlctl's, is built anew,
-    and stays in the store until the new one takes its place.
-    RUNTIME_MISSING if the packages that it needs are not installed here (their
-    versions are pinned to these); INTERNAL with BentoML's own words if it fails.
+    A Bento that was altered, or that holds the code of another mlctl, is built again; the old one
+    stays in the store until the new one replaces it. RUNTIME_MISSING if a package that it needs is
+    not installed here, because the versions are pinned to the installed ones. INTERNAL with the end
+    of BentoML's output if BentoML fails.
     """
     packed = bundles if isinstance(bundles, BentoContents) else pack([bundles])
-    tag = bento_tag(packed, flavour)
-    requirements = pinned(packed.bundles, flavour)
+    tag = bento_tag(packed, flavor)
+    requirements = pinned(packed.bundles, flavor)
     content = _content_digest(packed, requirements)
     present = _present(tag)
     if present is not None and not force and _is_whole(present, packed, content):
@@ -88,11 +88,11 @@ def build_bento(
     own = {DIGEST_LABEL: packed.digest, CONTENT_LABEL: content}
     if packed.together is not None:
         own[MODELS_LABEL] = packed.together.told()
-    if flavour is not None:
-        own["mlctl.flavour"] = flavour.value
+    if flavor is not None:
+        own["mlctl.runtime"] = flavor.value
     with (
         tempfile.TemporaryDirectory(prefix="mlctl-bento-") as folder,
-        # In the store's file system, so that what is built there can be moved in at once.
+        # In the store's file system, so that the result can be renamed into the store.
         tempfile.TemporaryDirectory(prefix=".mlctl-build-", dir=bento_home()) as apart,
     ):
         stage, home = Path(folder), Path(apart)
@@ -105,11 +105,11 @@ def build_bento(
     return BuiltBento(tag, packed.digest, path, reused=False, content_digest=content)
 
 
-def bento_tag(bundles: VerifiedBundle | BentoContents, flavour: RuntimeFlavor | None = None) -> str:
-    """NAME:VERSION of the Bento of `bundles`; a flavour that was asked for is told in it."""
+def bento_tag(bundles: VerifiedBundle | BentoContents, flavor: RuntimeFlavor | None = None) -> str:
+    """Return NAME:VERSION of the Bento of `bundles`; a requested flavor is part of the version."""
     packed = bundles if isinstance(bundles, BentoContents) else pack([bundles])
-    end = "" if flavour is None else f"-{flavour.value}"
-    return f"{packed.name}:{packed.digest[:12]}{end}"
+    suffix = "" if flavor is None else f"-{flavor.value}"
+    return f"{packed.name}:{packed.digest[:12]}{suffix}"
 
 
 def _present(tag: str) -> BentoInfo | None:
@@ -122,7 +122,7 @@ def _present(tag: str) -> BentoInfo | None:
 
 
 def _is_whole(bento: BentoInfo, packed: BentoContents, content: str) -> bool:
-    """Whether `bento` still holds the bundles that were put there, and the code of today."""
+    """Return whether `bento` holds its bundles unaltered, and the code of this mlctl."""
     source = bento.path / "src"
     if bento.labels.get(CONTENT_LABEL) != content:
         return False
@@ -163,7 +163,7 @@ def _name_in_bento(source: Path) -> str:
 
 
 def _content_digest(packed: BentoContents, requirements: Sequence[str]) -> str:
-    """The hex sha256 over the name and content of each file of the Bento, and what it needs."""
+    """Return the hex sha256 over the names and contents of all files and the requirements."""
     files = {_name_in_bento(file): sha256_file(file) for file in bento_sources()}
     models = {folder: bundle.digest for folder, bundle in packed.folders()}
     document = {
@@ -190,14 +190,14 @@ def _stage(stage: Path, packed: BentoContents) -> None:
 def _bentofile(
     packed: BentoContents, labels: Mapping[str, str], requirements: Sequence[str]
 ) -> dict[str, Any]:
-    """The build options; JSON is YAML."""
+    """Return BentoML's build options; JSON is YAML."""
     manifests = [bundle.manifest for bundle in packed.bundles]
-    told = [f"{each.name} from {each.source.uri}, {each.variant.recipe}" for each in manifests]
+    origins = [f"{each.name} from {each.source.uri}, {each.variant.recipe}" for each in manifests]
     folders = {folder.partition("/")[0] for folder, _ in packed.folders()}
     return {
         "service": SERVICE,
         "name": packed.name,
-        "description": "; ".join(told),
+        "description": "; ".join(origins),
         "labels": dict(sorted(labels.items())),
         "include": [
             "services/",
@@ -210,36 +210,36 @@ def _bentofile(
 
 
 def _run_bentoml(stage: Path, home: Path, version: str) -> None:
-    # It imports the service: whose models may serve is asked where they are served.
-    unasked = {"MLCTL_REQUIRE_SIGNATURE": "", BENTO_HOME_VARIABLE: str(home)}
-    environment = {**os.environ, **bento_environment(), **unasked}
+    # The build imports the service. Signatures are required where it serves, not here.
+    overrides = {"MLCTL_REQUIRE_SIGNATURE": "", BENTO_HOME_VARIABLE: str(home)}
+    environment = {**os.environ, **bento_environment(), **overrides}
     command = [sys.executable, "-m", "bentoml", "build", "--version", version, str(stage)]
     done = subprocess.run(
         command, cwd=stage, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
-        # Advice of its own may follow the error.
-        reason = next((line for line in reversed(said) if _REASON.match(line)), said[-1])
+        output = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        # BentoML may print advice after the error.
+        reason = next((line for line in reversed(output) if _REASON.match(line)), output[-1])
         raise MlctlError(
             ErrorCode.INTERNAL,
             f"BentoML could not build the Bento: {reason}",
-            "\n".join(["The end of what it said:", *said[-_LINES_TOLD:]]),
+            "\n".join(["The end of its output:", *output[-_OUTPUT_LINES:]]),
         )
 
 
 def _move_in(home: Path, tag: str) -> None:
-    """Move the Bento `tag` from the store `home` to ours; the one it replaces goes to `home`."""
+    """Move the Bento `tag` from the store `home` to ours; a replaced one goes to `home`."""
     name, _, version = tag.partition(":")
-    built, place = (store / "bentos" / name / version for store in (home, bento_home()))
-    place.parent.mkdir(parents=True, exist_ok=True)
+    built, location = (store / "bentos" / name / version for store in (home, bento_home()))
+    location.parent.mkdir(parents=True, exist_ok=True)
     old = home / "replaced"
-    if place.exists():
-        place.rename(old)
+    if location.exists():
+        location.rename(old)
     try:
-        built.rename(place)
+        built.rename(location)
     except OSError:
         if old.exists():
-            old.rename(place)
+            old.rename(location)
         raise
-    write_atomic(place.parent / "latest", version.encode())
+    write_atomic(location.parent / "latest", version.encode())

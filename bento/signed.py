@@ -1,4 +1,4 @@
-"""Where commands that name a bundle or a Bento ask for signatures."""
+"""Find and verify the signatures of a bundle or of a Bento's bundles."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from services.runtime.bento_store import DIGEST_LABEL, BentoInfo, find_bento
 from services.runtime.signing import check, signature_beside, signature_in
 
 
-def find_signable(what: str) -> list[tuple[VerifiedBundle, Path]]:
-    """The verified bundles of `what`, each with the place of its signature.
+def find_signable(reference: str) -> list[tuple[VerifiedBundle, Path]]:
+    """Return the verified bundles of `reference`, each with the path of its signature.
 
-    `what` is a bundle's folder, or NAME:VERSION or NAME of a Bento in the store. Raises as
+    `reference` is a bundle's folder, or NAME:VERSION or NAME of a Bento in the store. Raises as
     `verify`, `unpack` and `find_bento` do.
     """
-    folder = Path(what)
+    folder = Path(reference)
     if is_bundle(folder):
         root = folder.absolute()
         return [(verify(root), signature_beside(root))]
-    return _in_bento(find_bento(what))
+    return _in_bento(find_bento(reference))
 
 
 def verify_bento(bento: BentoInfo, public_key: Path | None) -> None:
-    """Verify every file of a Bento's bundles before it is started, and the signatures if a key is
-    given. Raises as `unpack`; SIGNATURE_INVALID if a signature is missing or wrong.
+    """Verify every file of a Bento's bundles, and their signatures if there is a key.
+
+    Raises as `unpack`; SIGNATURE_INVALID if a signature is missing or wrong.
     """
     for bundle, signature in _in_bento(bento):
         if public_key is not None:
@@ -37,6 +38,6 @@ def _in_bento(bento: BentoInfo) -> list[tuple[VerifiedBundle, Path]]:
     packed = unpack(bento.source)
     if bento.labels.get(DIGEST_LABEL) != packed.digest:
         raise MlctlError(
-            ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models of its label"
+            ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models that its label names"
         )
     return [(each, signature_in(bento.source, each.manifest.name)) for each in packed.bundles]

@@ -74,18 +74,20 @@ _GATES = (
     click.option(
         "--max-accuracy-drop",
         type=click.FloatRange(0),
-        help="How much worse than the source model by the metric, at its upper bound; needs "
-        "labels.  [default: 0.01 with labels]",
+        help="Maximum drop of the metric against the source model, judged by its upper bound; "
+        "needs labels.  [default: 0.01; for errors such as rmse 1 % of the source's error]",
     ),
     click.option(
         "--min-agreement",
         type=_SHARE,
-        help="Share of rows with the source model's top class.  [default: 0.99 without labels]",
+        help="Minimum share of rows that agree with the source model, for class scores and "
+        "labels.  [default: 0.99 without labels]",
     ),
     click.option(
         "--min-cosine",
         type=_SHARE,
-        help="Centred cosine with its outputs.  [default: 0.98 without labels]",
+        help="Minimum centred cosine with the source's outputs; also limits relative L2.  "
+        "[default: 0.98 without labels]",
     ),
     click.option("--max-p95-ms", type=_POSITIVE, help="For a single row."),
     click.option("--max-size-mb", type=_POSITIVE, help="Of the model file and its data."),

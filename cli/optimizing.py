@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bundle.clock import Clock, SystemClock
@@ -178,7 +178,7 @@ def _state(row: StepRow, now: float) -> str:
 
 def _numbers(row: StepRow) -> tuple[str, ...]:
     measured = None if row.variant is None else row.variant.measured
-    return number_cells(None if measured is None else asdict(measured))
+    return number_cells(None if measured is None else measured.record())
 
 
 def _elapsed(row: StepRow, now: float) -> str:

@@ -31,13 +31,20 @@ _STEPS = (
         callback=_steps,
         help="Percents of the traffic, rising to 100.",
     ),
-    _option("--step-seconds", type=float, default=10.0, help="Minimum seconds per step."),
-    _option("--min-requests", type=int, default=50, help="Minimum candidate requests per step."),
+    _option("--step-seconds", type=float, default=30.0, help="Minimum seconds per step."),
+    _option("--min-requests", type=int, default=5, help="Minimum candidate requests per step."),
     _option(
         "--bake-seconds",
         type=float,
-        default=30.0,
+        default=300.0,
         help="Minimum seconds at 100 % before the previous model is stopped.",
+    ),
+    _option(
+        "--burst",
+        "burst_seconds",
+        type=float,
+        default=5.0,
+        help="Seconds: a fault that lasts up to this long counts as one event.",
     ),
     _option(
         "--deadline",

@@ -58,7 +58,7 @@ def filled(
 
 
 def _row(variant: Mapping[str, Any]) -> tuple[str, ...]:
-    verdict = "chosen" if variant["chosen"] else "passes" if variant["passed"] else "refused"
+    verdict = "chosen" if variant["chosen"] else "passes" if variant["passed"] else "rejected"
     measured = variant["measured"]
     return (variant["recipe"], verdict if measured else "failed", *number_cells(measured))
 

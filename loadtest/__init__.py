@@ -1,1 +1,1 @@
-"""A load generator for models behind the V2 protocol, and a search for a server's settings."""
+"""A load generator for servers of the V2 protocol, a search for their settings, and parity."""

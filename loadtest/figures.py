@@ -1,4 +1,4 @@
-"""What a run of load saw, and the figures that are told of it. Pure."""
+"""The outcomes of one run of load, and the figures computed from them. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _QUANTILES = (50, 95, 99, 99.9)
 
 @dataclass(slots=True)
 class LatencyRecord:
-    """What was seen so far: `latencies` in seconds, of answered requests only.
+    """The requests so far: `latencies` in seconds, of answered requests only.
 
-    `stages` sums the milliseconds that the server told of the `timed` answers.
+    `stages` sums the milliseconds in Server-Timing of the `timed` answers.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class LatencyRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """What a server did during a run; None is what could not be learnt."""
+    """Resources that a server used during a run; None if unknown."""
 
     rows_per_batch: float | None = None
     cpu_seconds: float | None = None
@@ -52,11 +52,11 @@ class ServerUse:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run of `seconds`: a closed loop of `clients`, or an open one at `rate` requests a second.
+    """One run of `seconds`: a closed loop of `clients`, or an open loop at `rate` per second.
 
-    Latencies and stages are in milliseconds, the stages are means. `per_cpu_second` is how
-    many requests the server answers in a second of its CPU, `memory_bytes` what its processes
-    had at the end, shared pages counted once.
+    Latencies and stages are in milliseconds; the stages are means. `per_cpu_second` is the number
+    of answers per second of the server's CPU time, `memory_bytes` the memory of its processes at
+    the end, with shared pages counted once.
     """
 
     clients: int | None
@@ -77,11 +77,11 @@ class Figures:
 
     @property
     def failed(self) -> int:
-        """The requests that were refused or not answered."""
+        """The number of requests that were rejected or not answered."""
         return sum(self.errors.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as JSON carries them."""
+        """Return the figures as --json shows them."""
         return asdict(self)
 
 
@@ -93,7 +93,7 @@ def summarize(
     rate: float | None = None,
     use: ServerUse | None = None,
 ) -> Figures:
-    """The figures of a run that took `seconds`; percentiles are None if nothing was answered."""
+    """Summarize a run that took `seconds`; percentiles are None without an answer."""
     use = use or ServerUse()
     answered = len(record.latencies)
     percentiles: list[float | None] = [None] * len(_QUANTILES)

@@ -1,4 +1,4 @@
-"""gRPC senders: serialized messages over a few channels, which is what the client library costs."""
+"""gRPC senders: serialized messages over a few channels of the client library."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CLIENTS_PER_CHANNEL = 16
 
 
 class GrpcTarget:
-    """Where to send which `requests`, serialized ModelInferRequests that take turns.
+    """A server's gRPC address and serialized ModelInferRequests, which are sent in turn.
 
-    Clients share connections, sixteen each, as those of one program would.
+    Sixteen clients share a connection, as the clients of one program would.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class GrpcTarget:
         self._clients = 0
 
     async def connect(self) -> GrpcSender:
-        """A new sender."""
+        """Return a new sender."""
         if self._clients % _CLIENTS_PER_CHANNEL == 0:
             self._channels.append(open_channel(self._address, tls=self._tls))
         self._clients += 1
@@ -63,14 +63,14 @@ class GrpcSender:
 
     def send(self, done: Done) -> None:
         """Send the next request; `done` is called once, from the event loop."""
-        self._task = asyncio.get_running_loop().create_task(self._ask(done))
+        self._task = asyncio.get_running_loop().create_task(self._send(done))
 
     def close(self) -> None:
-        """Forget an open request."""
+        """Cancel an open request."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _ask(self, done: Done) -> None:
+    async def _send(self, done: Done) -> None:
         try:
             await self._call(next(self._requests), metadata=self._metadata, timeout=GRACE_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -81,7 +81,7 @@ class GrpcSender:
 
 
 def open_channel(address: str, *, tls: bool) -> Any:
-    """A channel with a connection of its own."""
+    """Return a channel with a connection of its own."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     if tls:
         credentials = grpc.ssl_channel_credentials()  # type: ignore[no-untyped-call]

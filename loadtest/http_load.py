@@ -1,4 +1,4 @@
-"""HTTP senders that cost little: prebuilt request bytes over raw connections."""
+"""HTTP senders with little CPU cost: prebuilt request bytes over raw connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONNECTION_LOST = "connection_lost"
 
 @dataclass(frozen=True, slots=True)
 class HttpTarget:
-    """Where to send which `requests`, whole HTTP messages that take turns."""
+    """A server's HTTP address and complete request messages, which are sent in turn."""
 
     host: str
     port: int
@@ -28,14 +28,14 @@ class HttpTarget:
     tls: ssl.SSLContext | None = None
 
     async def connect(self) -> HttpSender:
-        """A new sender with a connection; OSError if there is none to be had."""
+        """Return a new sender with an open connection; OSError if the server accepts none."""
         sender = HttpSender(self)
         await sender.open()
         return sender
 
 
 class HttpSender:
-    """One client with one connection, which is opened anew after the server closed it."""
+    """One client with one connection, which is reopened after the server closes it."""
 
     def __init__(self, target: HttpTarget) -> None:
         self._target = target
@@ -60,20 +60,20 @@ class HttpSender:
             self._connection.write(next(self._requests))
 
     def close(self) -> None:
-        """Close the connection; an open request is forgotten."""
+        """Close the connection and drop an open request."""
         self._done = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
 
     def answered(self, outcome: str, timing: bytes, *, keep: bool) -> None:
-        """The connection's: the answer is whole, and whether there can be another."""
+        """Handle a complete answer; with `keep` the connection stays open."""
         if not keep:
             self._connection = None
         self._finish(outcome, timing)
 
     def lost(self, connection: _Connection | None) -> None:
-        """The connection's: it is closed, perhaps long after another took its place."""
+        """Handle a closed connection, which a newer one may have replaced."""
         if connection is self._connection:
             self._connection = None
             self._finish(CONNECTION_LOST, b"")
@@ -94,7 +94,7 @@ class HttpSender:
 
 
 class _Connection(asyncio.Protocol):
-    """Reads answers; the methods `on_...` are the parser's."""
+    """Reads answers; the parser calls the methods `on_...`."""
 
     def __init__(self, sender: HttpSender) -> None:
         self._sender = sender
@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _failure(status: int, body: bytes) -> str:
-    """The status and the server's own code for it, if it tells one."""
+    """Return the status and, if the body has one, the server's error code."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What is asked: inputs that are drawn or given, and the requests that are made of them."""
+"""Inputs, drawn at random or read from a file, and the requests made of them."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from services.runtime.golden import load_golden
 
 Arrays = Mapping[str, np.ndarray]
 
-# So many different requests take turns: enough to keep a cache of answers from being measured.
+# The number of different requests: enough that a cache of answers is not what is measured.
 _VARIETY = 32
 _IN = "in."
 
 
 def random_rows(signature: Signature, rows: int, length: int) -> Iterator[Arrays]:
-    """Different inputs of `rows` rows; other dynamic dimensions have the size `length`.
+    """Yield different inputs of `rows` rows; other dynamic dimensions have the size `length`.
 
-    Integers are 0 or 1, which are tokens of every vocabulary and values of every mask.
+    Integers are 0 or 1, which every vocabulary and every mask allows. INVALID_INPUT if an input
+    does not have `rows` rows.
     """
     generator = np.random.default_rng(0)
     for spec in signature.inputs:
         if not spec.shape or spec.shape[0] not in (DYNAMIC, rows):
-            raise invalid(f"input {spec.name!r} has the shape {list(spec.shape)}: not {rows} rows")
+            raise invalid(f"input {spec.name!r} has shape {list(spec.shape)}, not {rows} rows")
     for _ in range(_VARIETY):
         yield {spec.name: _draw(spec, rows, length, generator) for spec in signature.inputs}
 
 
 def given_rows(signature: Signature, path: Path, rows: int) -> Iterator[Arrays]:
-    """The rows of a `.npz` file, `rows` at a time; golden files and files of plain names.
+    """Yield the rows of a `.npz` file, `rows` at a time; golden files and files of plain names.
 
-    INVALID_INPUT if an input is missing or does not fit the signature.
+    INVALID_INPUT if an input is missing or does not match the signature.
     """
     inputs = all_rows(signature, path)
     count = min(len(array) for array in inputs.values())
@@ -54,7 +55,7 @@ def given_rows(signature: Signature, path: Path, rows: int) -> Iterator[Arrays]:
 
 
 def all_rows(signature: Signature, path: Path) -> dict[str, np.ndarray]:
-    """All that a `.npz` file has for the inputs; shapes are not looked at."""
+    """Return the arrays of a `.npz` file for the inputs, without a check of their shapes."""
     arrays = _read(path)
     missing = [spec.name for spec in signature.inputs if spec.name not in arrays]
     if missing:
@@ -65,7 +66,7 @@ def all_rows(signature: Signature, path: Path) -> dict[str, np.ndarray]:
 def infer_body(
     signature: Signature, inputs: Arrays, *, binary: bool
 ) -> tuple[bytes, dict[str, str]]:
-    """A V2 request with `inputs`, whose outputs come back as they were sent, and its headers."""
+    """Return a V2 request and its headers; the outputs are requested in the same encoding."""
     tail = b""
     tensors: list[dict[str, Any]] = []
     for spec in signature.inputs:
@@ -95,20 +96,20 @@ def infer_body(
 def http_request(
     signature: Signature, inputs: Arrays, path: str, headers: Mapping[str, str], *, binary: bool
 ) -> bytes:
-    """The bytes of a POST of `infer_body`."""
+    """Return the bytes of a POST of `infer_body`."""
     body, fields = infer_body(signature, inputs, binary=binary)
     return post(path, body, {**fields, **headers})
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    """The bytes of a keep-alive POST request."""
+    """Return the bytes of a keep-alive POST request."""
     lines = [f"POST {path} HTTP/1.1", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def grpc_request(signature: Signature, inputs: Arrays, model: str) -> bytes:
-    """The serialized ModelInferRequest with `inputs` as raw contents."""
+    """Return the serialized ModelInferRequest with `inputs` as raw contents."""
     message = methods()["ModelInfer"].request(model_name=model)
     for spec in signature.inputs:
         array = inputs[spec.name]
@@ -138,7 +139,7 @@ def _read(path: Path) -> Arrays:
             arrays = {} if golden else {key: stored[key] for key in stored.files}
     except (OSError, ValueError, EOFError, AttributeError) as error:
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"{path} is no .npz file of arrays that can be read"
+            ErrorCode.INVALID_INPUT, f"{path} is not a readable .npz file of arrays"
         ) from error
     return load_golden(path)[0] if golden else arrays
 

@@ -1,9 +1,9 @@
-"""When requests are sent: a closed loop of clients, or an open one that keeps a rate.
+"""When requests are sent: by a closed loop of clients, or by an open loop at a rate.
 
-A client of the closed loop asks again when it is answered. In the open loop requests are
-due at moments that no answer moves, and a latency counts from then on: a server that
-stalls is charged for everybody who had to wait meanwhile. Times are those of `perf_counter`:
-an event loop's own may be a millisecond old.
+A client of the closed loop sends its next request when the last one was answered. In the open loop,
+requests are due at times that do not depend on answers, and latency counts from the due time: a
+server that stalls is charged for every request that had to wait. Times are from `perf_counter`,
+because an event loop's time may be a millisecond old.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from loadtest.figures import UNANSWERED, LatencyRecord
 
 Done = Callable[[str, bytes], None]
 
-# For how long those asked last may be answered; what is open then counts as unanswered.
+# The time for answers after the last request; requests still open then count as unanswered.
 GRACE_SECONDS = 10.0
 
 
 class RequestSender(Protocol):
-    """Sends one request at a time, and says how it ended: the outcome and the Server-Timing."""
+    """Sends one request at a time, and reports its outcome and Server-Timing."""
 
     def send(self, done: Done) -> None: ...
 
@@ -35,11 +35,11 @@ class RequestSender(Protocol):
 async def closed_loop(
     senders: Sequence[RequestSender], seconds: float, record: LatencyRecord
 ) -> float:
-    """Ask with all `senders` over and over; the seconds it took until the last answer."""
+    """Send with all `senders` for `seconds`; return the seconds until the last answer."""
     loop = asyncio.get_running_loop()
     start = perf_counter()
     end = start + seconds
-    left = set(range(len(senders)))
+    active = set(range(len(senders)))
     over = loop.create_future()
 
     def run(index: int, sender: RequestSender) -> None:
@@ -55,8 +55,8 @@ async def closed_loop(
                 sent = now
                 sender.send(done)
                 return
-            left.discard(index)
-            if not left:
+            active.discard(index)
+            if not active:
                 over.set_result(None)
 
         sender.send(done)
@@ -64,17 +64,17 @@ async def closed_loop(
     for index, sender in enumerate(senders):
         run(index, sender)
     await _wait(over, seconds + GRACE_SECONDS)
-    for index in left:
+    for index in active:
         record.errors[UNANSWERED] += 1
-        senders[index].close()  # its answer, should it come, is nobody's any more
+        senders[index].close()  # a late answer has no receiver
     return perf_counter() - start
 
 
 class OpenLoop:
-    """Keeps `rate` requests a second for `seconds`, at random moments, the same in every run.
+    """Sends `rate` requests per second at random times, which are the same in every run.
 
-    When all senders are busy, another one is opened, up to `most`; then requests wait for
-    the next that is free, and the wait is part of their latency.
+    When all senders are busy, another one is opened, up to `max_senders`. Then requests wait for
+    the next free sender, and the wait is part of their latency.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class OpenLoop:
         connect: Callable[[], Awaitable[RequestSender]],
         rate: float,
         *,
-        most: int = 1024,
+        max_senders: int = 1024,
     ) -> None:
         self._connect = connect
         self._rate = rate
-        self._most = most
+        self._max_senders = max_senders
         self._chance = random.Random(1)  # noqa: S311 - arrivals, not secrets
         self._idle: list[RequestSender] = []
         self._waiting: deque[float] = deque()
@@ -97,7 +97,7 @@ class OpenLoop:
         self._stopped = threading.Event()
 
     async def run(self, seconds: float, record: LatencyRecord) -> float:
-        """Ask; the seconds until the last answer. The senders stay for the next run."""
+        """Send for `seconds` and return the seconds until the last answer; keep the senders."""
         self._record, self._open = record, 0
         self._waiting.clear()
         self._loop = loop = asyncio.get_running_loop()
@@ -124,32 +124,32 @@ class OpenLoop:
             sender.close()
 
     def _pace(self, due: float, end: float) -> None:
-        """The thread that says when requests are due: an event loop wakes a millisecond late."""
+        """Schedule the requests, in a thread: an event loop wakes up a millisecond late."""
         while due < end and not self._stopped.wait(max(0.0, due - perf_counter())):
-            now, moments = perf_counter(), list[float]()
+            now, due_times = perf_counter(), list[float]()
             while due <= now and due < end:
-                moments.append(due)
+                due_times.append(due)
                 due += self._chance.expovariate(self._rate)
-            self._loop.call_soon_threadsafe(self._ask_all, moments)
+            self._loop.call_soon_threadsafe(self._send_all, due_times)
         if not self._stopped.is_set():
             self._loop.call_soon_threadsafe(self._end)
 
-    def _ask_all(self, moments: Sequence[float]) -> None:
+    def _send_all(self, due_times: Sequence[float]) -> None:
         if not self._over.done():
-            for due in moments:
-                self._ask(due)
+            for due in due_times:
+                self._dispatch(due)
 
     def _end(self) -> None:
         self._ended = True
         self._check_over()
 
-    def _ask(self, due: float) -> None:
+    def _dispatch(self, due: float) -> None:
         self._open += 1
         if self._idle:
             self._send(self._idle.pop(), due)
             return
         self._waiting.append(due)
-        if self._opened < self._most:
+        if self._opened < self._max_senders:
             self._opened += 1
             task = self._loop.create_task(self._add_sender())
             self._opening.add(task)
@@ -170,7 +170,7 @@ class OpenLoop:
         over = self._over
 
         def done(outcome: str, timing: bytes) -> None:
-            if over is self._over:  # else it answers one that an earlier run gave up
+            if over is self._over:  # else it answers a request of an earlier run
                 self._settle(due, outcome, timing)
             self._next(sender)
 
@@ -194,7 +194,7 @@ class OpenLoop:
 
 
 async def _wait(over: asyncio.Future[None], seconds: float) -> None:
-    """Wait for `over`, but no longer; it is done afterwards, so that late answers are ignored."""
+    """Wait for `over` for at most `seconds`, then set it, so that late answers are ignored."""
     await asyncio.wait((over,), timeout=seconds)
     if not over.done():
         over.set_result(None)

@@ -1,4 +1,4 @@
-"""Which model of which server or Bento is measured, as the command line names it."""
+"""The target of a measurement: a server or a Bento, and one of its models."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from services.runtime.bento_layout import is_bundle, model_folder, read_together
 
 
 def split_target(target: str) -> tuple[str, str | None]:
-    """URL/NAME or TAG/NAME as the server or Bento, and the model; None where none is named."""
+    """Split URL/NAME or TAG/NAME into the server or Bento and the model; None without a name."""
     if "://" not in target:
         bento, _, name = target.partition("/")
         return bento, name or None
     parts = urlsplit(target)
-    if not parts.netloc:  # no server: whoever asks it says so
+    if not parts.netloc:  # not a server's URL; `parse_url` rejects it
         return target, None
     return urlunsplit(parts._replace(path="", query="", fragment="")), parts.path.strip("/") or None
 
 
-def asked_model(source: Path, name: str | None) -> str | None:
-    """The model that `name` means in the Bento with these sources; MODEL_NOT_FOUND.
+def resolve_model(source: Path, name: str | None) -> str | None:
+    """Return the model called `name` in the Bento with these sources; MODEL_NOT_FOUND.
 
-    Without one its pipeline, or the first of its models; None for a Bento that is not ours.
+    Without a name it is the pipeline, or the first model; None for a Bento of another tool.
     """
-    known = tuple(_known(source))
+    names = tuple(_model_names(source))
     if name is None:
-        return next(iter(known), None)
-    if known and name not in known:
+        return next(iter(names), None)
+    if names and name not in names:
         raise MlctlError(
-            ErrorCode.MODEL_NOT_FOUND, f"the Bento has no model {name!r}; it has {', '.join(known)}"
+            ErrorCode.MODEL_NOT_FOUND, f"the Bento has no model {name!r}; it has {', '.join(names)}"
         )
     return name
 
 
-def _known(source: Path) -> Iterator[str]:
-    """What can be asked, by name, the one that is meant without a name first."""
+def _model_names(source: Path) -> Iterator[str]:
+    """Yield the names of the models, the default one first."""
     together = read_together(source)
     if together is None:
         folder = model_folder(source)
@@ -51,7 +51,7 @@ def _known(source: Path) -> Iterator[str]:
 
 
 def folder_of(source: Path, name: str | None) -> Path:
-    """The bundle of the model `name`; of a pipeline as a whole that of its first stage."""
+    """Return the bundle of the model `name`; for a pipeline, that of its first stage."""
     together = read_together(source)
     if together is None:
         return model_folder(source)

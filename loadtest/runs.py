@@ -1,4 +1,4 @@
-"""One measurement: a plan of what to ask, warm-up, load, and the figures."""
+"""One measurement: the requests, a warm-up, the load, and the figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadtest.grpc_load import GrpcTarget
 from loadtest.http_load import HttpTarget
 from loadtest.inputs import Arrays, given_rows, grpc_request, http_request, random_rows
 from loadtest.loops import OpenLoop, RequestSender, closed_loop
-from loadtest.target import Address, RemoteModel, ask_grpc, ask_http, batches_so_far
+from loadtest.target import Address, RemoteModel, batches_so_far, describe_grpc, describe_http
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ _WARM_UP_SECONDS = 1.0
 
 
 class Protocols(StrEnum):
-    """How a server is asked."""
+    """The protocol of the requests."""
 
     HTTP = "http"
     GRPC = "grpc"
@@ -35,10 +35,10 @@ class Protocols(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """What is asked: `rows` in each request, of `data` or else drawn.
+    """The requests: `rows` rows each, from the file `data` or else drawn at random.
 
-    Dynamic dimensions of what is drawn have the size `length`. `binary` is how HTTP carries the
-    tensors; gRPC always sends raw contents.
+    Dynamic dimensions of drawn inputs have the size `length`. `binary` chooses binary data or JSON
+    over HTTP; gRPC always sends raw contents. `model` is None for the server's only model.
     """
 
     protocol: Protocols = Protocols.HTTP
@@ -51,7 +51,7 @@ class RequestShape:
 
 @dataclass(frozen=True, slots=True)
 class LoadProfile:
-    """How much is asked for `seconds`: each of `clients` in a closed loop, or `rate` a second."""
+    """The load: a closed loop for each number of `clients`, or an open loop at `rate`."""
 
     seconds: float = 5.0
     clients: Sequence[int] = (1, 16, 64)
@@ -66,10 +66,10 @@ class Connector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredServer:
-    """A server to measure: where it is asked and, if known, where its metrics are.
+    """A server to measure, with the address of its metrics if that is known.
 
-    `cpu_seconds` and `memory_bytes` tell what its processes have used so far and have now, where
-    they are on this machine; `ready_seconds` how long it took to start.
+    `cpu_seconds` returns the CPU time that its processes have used, `memory_bytes` their memory,
+    if they run on this machine. `ready_seconds` is the time it took to start.
     """
 
     address: Address
@@ -81,23 +81,24 @@ class MeasuredServer:
 
 def bench(
     served: MeasuredServer,
-    asking: RequestShape,
+    shape: RequestShape,
     load: LoadProfile,
-    tell: Callable[[Figures], None] = lambda _figures: None,
+    report: Callable[[Figures], None] = lambda _figures: None,
 ) -> tuple[RemoteModel, list[Figures]]:
     """Return the model, as its server describes it, and the figures of each load in turn.
 
-    `tell` gets the figures as soon as they are known. It runs on an event loop of its own.
+    `report` gets the figures of each load when it ends. Runs an event loop of its own. UNAVAILABLE
+    if the server does not answer, INVALID_INPUT for inputs that do not match the model.
     """
 
     async def main() -> tuple[RemoteModel, list[Figures]]:
-        ask = ask_grpc if asking.protocol is Protocols.GRPC else ask_http
-        model = await ask(served.address, asking.model)
+        describe = describe_grpc if shape.protocol is Protocols.GRPC else describe_http
+        model = await describe(served.address, shape.model)
         found = []
-        async with _target(served.address, asking, model) as target:
+        async with _target(served.address, shape, model) as target:
             for clients in load.clients if load.rate is None else (None,):
                 figures = await _measure_one(served, target, load, clients)
-                tell(figures)
+                report(figures)
                 found.append(figures)
         return model, found
 
@@ -144,7 +145,7 @@ async def _connect(target: Connector, before: int) -> RequestSender:
         return await target.connect()
     except OSError as error:
         raise MlctlError(
-            ErrorCode.UNAVAILABLE, f"the server takes no connection after {before} others"
+            ErrorCode.UNAVAILABLE, f"the server accepts no connection after {before} others"
         ) from error
 
 
@@ -159,14 +160,14 @@ async def _open(target: Connector, rate: float) -> AsyncIterator[Run]:
 
 @asynccontextmanager
 async def _target(
-    address: Address, asking: RequestShape, model: RemoteModel
+    address: Address, shape: RequestShape, model: RemoteModel
 ) -> AsyncIterator[Connector]:
-    inputs = list(_inputs(asking, model))
-    if asking.protocol is Protocols.HTTP:
+    inputs = list(_inputs(shape, model))
+    if shape.protocol is Protocols.HTTP:
         path = f"/v2/models/{model.name}/infer"
         headers = {"Host": address.authority, **address.headers}
         requests = [
-            http_request(model.signature, each, path, headers, binary=asking.binary)
+            http_request(model.signature, each, path, headers, binary=shape.binary)
             for each in inputs
         ]
         yield HttpTarget(address.host, address.port, requests, address.context)
@@ -179,10 +180,10 @@ async def _target(
         await target.close()
 
 
-def _inputs(asking: RequestShape, model: RemoteModel) -> Iterator[Arrays]:
-    if asking.data is not None:
-        return given_rows(model.signature, asking.data, asking.rows)
-    return random_rows(model.signature, asking.rows, asking.length)
+def _inputs(shape: RequestShape, model: RemoteModel) -> Iterator[Arrays]:
+    if shape.data is not None:
+        return given_rows(model.signature, shape.data, shape.rows)
+    return random_rows(model.signature, shape.rows, shape.length)
 
 
 @dataclass(frozen=True, slots=True)

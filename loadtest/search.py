@@ -1,7 +1,7 @@
-"""The search for the settings that answer most within a latency goal. Pure: trials are given.
+"""Coordinate search for the settings with the most answers within a latency goal. Pure.
 
-One knob at a time is moved to its neighbouring values for as long as that gains, again and
-again until a whole round gains nothing. Each combination is tried once.
+One knob at a time moves to a neighbouring value while that improves the score, until a whole round
+improves nothing. Each combination is tried once, by a function that the caller provides.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 Values = Mapping[str, float]
 
-# Two runs of the same settings differ by so much on a machine that does other things, too.
+# Two runs of the same settings differ by this share on a machine with other load.
 _NOISE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A setting: its `values` in order, and the one to begin with."""
+    """A setting: its `values` in order, and the one to start with."""
 
     name: str
     values: Sequence[float]
@@ -25,14 +25,14 @@ class Knob:
 
     def __post_init__(self) -> None:
         if self.first not in self.values:
-            raise ValueError(f"{self.name}: {self.first} is none of its values")
+            raise ValueError(f"{self.name}: {self.first} is not one of its values")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a trial gave: whether it `fits` the goal, its `gain` (more is better) and its p99.
+    """The result of a trial: whether it `fits` the goal, its `gain` (more is better), its p99.
 
-    Of two that do not fit, the one with the lower p99 is nearer to the goal.
+    Of two trials that do not fit, the one with the lower p99 is better.
     """
 
     fits: bool
@@ -40,7 +40,7 @@ class Score:
     p99_ms: float
 
     def beats(self, other: Score) -> bool:
-        """Whether this is better than `other` by more than chance may be."""
+        """Return whether this is better than `other` by more than the noise."""
         if self.fits != other.fits:
             return self.fits
         if self.fits:
@@ -50,7 +50,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best values and their score; `complete` unless the search was stopped before its end."""
+    """The best values and their score; not `complete` if the search ran out of time."""
 
     values: Values
     score: Score
@@ -63,7 +63,7 @@ def search(
     trial: Callable[[Values], Score],
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> SearchResult:
-    """The best of the values tried; `may_go_on` is asked before each trial but the first."""
+    """Return the best values; `may_go_on` is called before each trial except the first."""
     tried: dict[tuple[float, ...], Score] = {}
 
     def score(values: Values) -> Score:
@@ -92,11 +92,11 @@ def search(
 
 
 class _OutOfTimeError(Exception):
-    """No trial may be begun any more."""
+    """No further trial may start."""
 
 
 def _climb(knob: Knob, start: Values, score: Callable[[Values], Score]) -> Values:
-    """`start` with the knob moved up, or else down, for as long as each step gains."""
+    """Return `start` with the knob moved up, or else down, while each step improves the score."""
     for step in (1, -1):
         best, index = start, knob.values.index(start[knob.name]) + step
         while 0 <= index < len(knob.values):

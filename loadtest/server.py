@@ -1,4 +1,4 @@
-"""A Bento that is served only to be measured: started, awaited, its CPU read, and ended."""
+"""A server of a Bento that runs for a measurement: started, measured and stopped."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import httpx
 import psutil
@@ -19,7 +21,6 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_environment
 from bundle.tokens import token_of
 from loadtest.runs import MeasuredServer, Protocols
-from loadtest.signals import held_back
 from loadtest.target import Address
 
 _HOST = "127.0.0.1"
@@ -27,8 +28,9 @@ _START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.1
 _LOG_TAIL = 600
-# A server that is measured listens for nobody else, and in the clear.
-_ALONE = ("MLCTL_TLS_CERT", "MLCTL_TLS_KEY", "MLCTL_TLS_CLIENT_CA")
+_DEFERRED = (signal.SIGINT, signal.SIGTERM)
+# A measured server listens on the loopback address, without TLS.
+_NO_TLS = ("MLCTL_TLS_CERT", "MLCTL_TLS_KEY", "MLCTL_TLS_CLIENT_CA")
 
 
 @contextmanager
@@ -39,15 +41,16 @@ def serving(
     log: Path,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[MeasuredServer]:
-    """`bento` on its own HTTP and gRPC `ports`, ready to be asked, with `settings` on top of ours.
+    """Serve `bento` on the HTTP and gRPC `ports` until the block ends; yield it when it is ready.
 
-    UNAVAILABLE, with the end of its log, if it does not become ready.
+    `settings` override the environment. UNAVAILABLE, with the end of its log, if it does not
+    become ready.
     """
     http_port, grpc_port = ports
     environment = {
         **os.environ,
         **bento_environment(),
-        **dict.fromkeys(_ALONE, ""),
+        **dict.fromkeys(_NO_TLS, ""),
         "MLCTL_GRPC_PORT": str(grpc_port),
         "MLCTL_GRPC_HOST": _HOST,
         **(settings or {}),
@@ -55,44 +58,44 @@ def serving(
     token = token_of(environment)
     headers = {"authorization": f"Bearer {token}"} if token else {}
     metrics = Address(_HOST, http_port, tls=False, headers=headers)
-    asked = Address(_HOST, grpc_port, tls=False, headers=headers)
+    grpc = Address(_HOST, grpc_port, tls=False, headers=headers)
     command = [sys.executable, "-m", "bentoml", "serve", bento, "--host", _HOST]
-    begun = time.monotonic()
+    started = time.monotonic()
     process: subprocess.Popen[bytes] | None = None
     try:
-        # Cut in two, it would leave a process that nobody knows.
-        with log.open("wb") as output, held_back():
+        # An interrupt between the fork and the assignment would leave a process behind.
+        with log.open("wb") as output, deferred_signals():
             process = subprocess.Popen(
                 [*command, "--port", str(http_port)],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # an interrupt of the terminal is ours to pass on
+                start_new_session=True,  # `_stop` ends it, not the terminal
             )
         _await_ready(process, metrics, log)
         yield MeasuredServer(
-            asked if protocol is Protocols.GRPC else metrics,
+            grpc if protocol is Protocols.GRPC else metrics,
             metrics,
             partial(cpu_seconds, process.pid),
             partial(memory_bytes, process.pid),
-            ready_seconds=time.monotonic() - begun,
+            ready_seconds=time.monotonic() - started,
         )
     finally:
         if process is not None:
-            with held_back():
+            with deferred_signals():
                 _stop(process)
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system seconds of a process and all that live below it."""
-    with _looked_at():
+    """Return the user and system seconds of a process and its descendants."""
+    with _existing():
         times = [process.cpu_times() for process in _tree(pid)]
     return float(sum(each.user + each.system for each in times))
 
 
 def memory_bytes(pid: int) -> int:
-    """The memory of a process and all that live below it; what they share counts once."""
-    with _looked_at():
+    """Return the memory of a process and its descendants; shared pages count once."""
+    with _existing():
         found = [process.memory_full_info() for process in _tree(pid)]
     return int(sum(getattr(each, "pss", each.uss) for each in found))
 
@@ -103,12 +106,12 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 @contextmanager
-def _looked_at() -> Iterator[None]:
+def _existing() -> Iterator[None]:
     try:
         yield
     except psutil.NoSuchProcess as error:
         raise MlctlError(
-            ErrorCode.UNAVAILABLE, "a process of the server ended meanwhile"
+            ErrorCode.UNAVAILABLE, "a process of the server ended during the measurement"
         ) from error
 
 
@@ -126,27 +129,51 @@ def _await_ready(process: subprocess.Popen[bytes], address: Address, log: Path) 
     raise MlctlError(
         ErrorCode.UNAVAILABLE,
         f"the Bento did not become ready; its log ends with:\n{tail}",
-        "Try `mlctl serve` with the same settings.",
+        "Run `mlctl serve` with the same settings.",
     )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and everything below it."""
-    below = _below(process)
+    """Stop the server and its descendants."""
+    children = _children(process)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=_STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        below += _below(process)  # it may have started more of them meanwhile
+        children += _children(process)  # it may have started more
         process.kill()
         process.wait()
-    for each in psutil.wait_procs(below, timeout=1.0)[1]:
+    for each in psutil.wait_procs(children, timeout=1.0)[1]:
         each.kill()
 
 
-def _below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def _children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     try:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Deliver SIGINT and SIGTERM that arrive within the block at its end.
+
+    Python interrupts only the main thread, so in other threads this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def record(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {each: signal.signal(each, record) for each in _DEFERRED}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in dict.fromkeys(received):
+            signal.raise_signal(number)

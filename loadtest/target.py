@@ -1,4 +1,4 @@
-"""The server that is measured: its address, what it says of its model, and its counters."""
+"""A server to measure: its address, the metadata of its model, and its counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS, _BATCHES = "mlctl_batch_rows_sum", "mlctl_batch_rows_count"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens; `headers` go with every request."""
+    """The address of a server; `headers` are sent with every request."""
 
     host: str
     port: int
@@ -33,7 +33,7 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """HOST:PORT, as a URL has it."""
+        """HOST:PORT, with brackets around an IPv6 address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -44,7 +44,7 @@ class Address:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """How to speak TLS, with the system's authorities; None without TLS."""
+        """The TLS context with the system's authorities; None without TLS."""
         return ssl.create_default_context() if self.tls else None
 
 
@@ -58,30 +58,30 @@ class RemoteModel:
 
 
 def parse_url(url: str, token: str | None = None) -> Address:
-    """The address in `url` (http or https, no path); INVALID_INPUT if it is none."""
+    """Parse the URL of a server (http or https, no path); INVALID_INPUT."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise invalid(f"{url!r} is no URL") from None
+        raise invalid(f"{url!r} is not a URL") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/"):
-        raise invalid(f"{url!r} is no URL of a server: write http://HOST:PORT")
+        raise invalid(f"{url!r} is not the URL of a server", "Write http://HOST:PORT.")
     tls = parts.scheme == "https"
     headers = {"authorization": f"Bearer {token}"} if token else {}
     return Address(parts.hostname, port or (443 if tls else 80), tls, headers)
 
 
-async def ask_http(address: Address, name: str | None) -> RemoteModel:
-    """What the server says of the model `name`, or of its only one; UNAVAILABLE, INVALID_INPUT."""
+async def describe_http(address: Address, name: str | None) -> RemoteModel:
+    """Return the metadata of the model `name`, or of the only one; UNAVAILABLE, INVALID_INPUT."""
     async with _client(address) as client:
         if name is None:
-            listed = await _ask(client, "POST", "/v2/repository/index")
+            listed = await _request(client, "POST", "/v2/repository/index")
             name = _only([str(entry["name"]) for entry in listed])
-        return _read(await _ask(client, "GET", f"/v2/models/{name}"))
+        return _read(await _request(client, "GET", f"/v2/models/{name}"))
 
 
-async def ask_grpc(address: Address, name: str | None) -> RemoteModel:
-    """As `ask_http`, by gRPC."""
+async def describe_grpc(address: Address, name: str | None) -> RemoteModel:
+    """As `describe_http`, over gRPC."""
     async with open_channel(address.authority, tls=address.tls) as channel:
         if name is None:
             index = await _call(channel, address, "RepositoryIndex")
@@ -98,7 +98,7 @@ async def ask_grpc(address: Address, name: str | None) -> RemoteModel:
 
 
 async def batches_so_far(address: Address) -> tuple[float, float] | None:
-    """Rows and batches of all workers since their start; None if the server tells none."""
+    """Return the rows and batches of all workers since their start; None without metrics."""
     try:
         async with _client(address) as client:
             answer = await client.get("/metrics")
@@ -125,7 +125,7 @@ def _client(address: Address) -> httpx.AsyncClient:
     )
 
 
-async def _ask(client: httpx.AsyncClient, method: str, path: str) -> Any:
+async def _request(client: httpx.AsyncClient, method: str, path: str) -> Any:
     try:
         answer = await client.request(method, path)
     except httpx.TransportError as error:
@@ -135,8 +135,8 @@ async def _ask(client: httpx.AsyncClient, method: str, path: str) -> Any:
     except ValueError:
         document = None
     if answer.status_code != 200 or document is None:
-        said = document.get("error") if isinstance(document, dict) else None
-        raise _unreachable(str(client.base_url), f"{path}: {answer.status_code} {said or ''}")
+        stated = document.get("error") if isinstance(document, dict) else None
+        raise _unreachable(str(client.base_url), f"{path}: {answer.status_code} {stated or ''}")
     return document
 
 
@@ -154,8 +154,8 @@ async def _call(channel: Any, address: Address, name: str, /, **fields: Any) -> 
 
 def _only(names: list[str]) -> str:
     if len(set(names)) != 1:
-        known = ", ".join(sorted(set(names))) or "none"
-        raise invalid(f"say which model: the server has {known}", "Add its name: URL/NAME.")
+        listed = ", ".join(sorted(set(names))) or "none"
+        raise invalid(f"no model is named; the server has: {listed}", "Name one: URL/NAME.")
     return names[0]
 
 
@@ -171,12 +171,12 @@ def _read(document: Any) -> RemoteModel:
         version = str((document.get("versions") or [""])[-1])
         return RemoteModel(str(document["name"]), version, Signature.model_validate(sides))
     except (KeyError, TypeError, ValidationError) as error:
-        raise invalid("the server's metadata of the model is not that of the protocol") from error
+        raise invalid("the server's metadata of the model does not follow the protocol") from error
 
 
-def _unreachable(where: str, reason: str) -> MlctlError:
+def _unreachable(address: str, reason: str) -> MlctlError:
     return MlctlError(
         ErrorCode.UNAVAILABLE,
-        f"{where} does not answer as a server of the V2 protocol: {reason.strip()}",
-        "Is it up, and is this its address? --protocol grpc needs the gRPC port.",
+        f"{address} does not answer as a server of the V2 protocol: {reason.strip()}",
+        "Check that it runs, and its address; --protocol grpc needs the gRPC port.",
     )

@@ -1,4 +1,4 @@
-"""The search for a Bento's settings with real servers; each trial is kept until the search ends."""
+"""The search for a Bento's settings with real servers; an interrupted search resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The p99 in milliseconds to stay below, and the seconds after which no trial is begun."""
+    """The p99 limit in milliseconds, and the seconds after which no trial starts."""
 
     max_p99_ms: float
     budget: float
@@ -40,7 +40,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class TuningTrial:
-    """One server with its settings: all its runs, and the best of them under the goal."""
+    """One server with its settings: its runs, the best of them, and the score of that one."""
 
     environment: Mapping[str, str]
     runs: tuple[Figures, ...]
@@ -50,7 +50,7 @@ class TuningTrial:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best settings found; `fits` says whether they keep to the goal."""
+    """The best settings; `fits` says whether they reach the goal."""
 
     environment: Mapping[str, str]
     max_p99_ms: float
@@ -59,11 +59,11 @@ class Tuned:
     trials: tuple[TuningTrial, ...]
 
     def environment_lines(self) -> str:
-        """The settings as lines of NAME=VALUE."""
+        """Return the settings as lines of NAME=VALUE."""
         return "".join(f"{name}={value}\n" for name, value in self.environment.items())
 
     def as_dict(self) -> dict[str, Any]:
-        """The search as JSON carries it."""
+        """Return the search as --json shows it."""
         return {
             "environment": dict(self.environment),
             "max_p99_ms": self.max_p99_ms,
@@ -77,37 +77,37 @@ class Tuned:
 
 
 class Tuning:
-    """One search. `ports` gives two free ones for each server, `tell` hears what goes on."""
+    """One search; `ports` returns two free ports for each server, `report` gets the progress."""
 
     def __init__(
         self,
         bento: BentoInfo,
-        asking: RequestShape,
+        shape: RequestShape,
         load: LoadProfile,
         goal: Goal,
         ports: Callable[[], tuple[int, int]],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         *,
         cores: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._bento = bento
-        self._asking = asking
+        self._shape = shape
         self._load = load
         self._goal = goal
         self._ports = ports
-        self._tell = tell
+        self._report = report
         self._cores = cores or len(os.sched_getaffinity(0))
         self._clock = clock or SystemClock()
         self._trials: list[TuningTrial] = []
-        self._kept = _Kept(self._key())
+        self._trial_log = _TrialLog(self._key())
 
     def run(self) -> Tuned:
-        """Search; what `serving` and `bench` raise ends it, and the next one goes on from there."""
+        """Search; an error of `serving` or `bench` ends it, and the next run resumes it."""
         end = self._clock.monotonic() + self._goal.budget
         found = search(self._knobs(), self._try, lambda: self._clock.monotonic() < end)
         if found.complete:
-            self._kept.forget()
+            self._trial_log.clear()
         return Tuned(
             environment=environment_of(found.values),
             max_p99_ms=self._goal.max_p99_ms,
@@ -117,7 +117,7 @@ class Tuning:
         )
 
     def _knobs(self) -> list[Knob]:
-        manifest = folder_of(self._bento.source, self._asking.model) / MANIFEST_NAME
+        manifest = folder_of(self._bento.source, self._shape.model) / MANIFEST_NAME
         batching = parse_manifest(manifest.read_bytes()).batching
         processors = _doubling(self._cores)
         knobs = [Knob("threads", processors, 1), Knob("workers", processors, 1)]
@@ -128,12 +128,12 @@ class Tuning:
 
     def _try(self, values: Values) -> Score:
         environment = environment_of(values)
-        runs = self._kept.find(environment)
+        runs = self._trial_log.find(environment)
         if runs is None:
             shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
-            self._tell(f"Trial {len(self._trials) + 1}: {shown} ...")
+            self._report(f"Trial {len(self._trials) + 1}: {shown} ...")
             runs = self._measure(environment)
-            self._kept.add(environment, runs)
+            self._trial_log.add(environment, runs)
         best, score = judge(runs, self._goal.max_p99_ms)
         self._trials.append(TuningTrial(environment, runs, best, score))
         return score
@@ -144,33 +144,33 @@ class Tuning:
             serving(
                 self._bento.tag,
                 self._ports(),
-                self._asking.protocol,
+                self._shape.protocol,
                 Path(folder) / "log",
                 environment,
             ) as served,
         ):
-            return tuple(bench(served, self._asking, self._load)[1])
+            return tuple(bench(served, self._shape, self._load)[1])
 
     def _key(self) -> str:
-        """What has to be the same for a trial to count again."""
+        """Return a hash of everything that a trial depends on besides its settings."""
         parts = (
-            self._bento.tag, asdict(self._asking), asdict(self._load), self._goal.max_p99_ms,
+            self._bento.tag, asdict(self._shape), asdict(self._load), self._goal.max_p99_ms,
             self._cores,
         )  # fmt: skip
         return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 
 
 def environment_of(values: Values) -> dict[str, str]:
-    """The settings as a server's environment has them; no wait is the server's own choice."""
+    """Return the settings as environment variables; without a wait the server chooses its own."""
     given = {name: value for name, value in values.items() if name != "max_wait_ms" or value}
     return {_VARIABLES[name]: f"{value:g}" for name, value in given.items()}
 
 
 def judge(runs: tuple[Figures, ...], max_p99_ms: float) -> tuple[Figures, Score]:
-    """The run that counts, and its score.
+    """Return the best run and its score.
 
-    In closed loops that with the most answers of those within the goal; at a given rate all
-    answer as much, and what counts is how little CPU it takes.
+    In closed loops it is the run within the goal with the most answers. At a fixed rate all runs
+    answer as much, so the one with the least CPU per answer is the best.
     """
 
     def fits(figures: Figures) -> bool:
@@ -187,22 +187,22 @@ def judge(runs: tuple[Figures, ...], max_p99_ms: float) -> tuple[Figures, Score]
     return best, Score(bool(fitting), gain(best), p99(best))
 
 
-def _doubling(most: int) -> tuple[float, ...]:
-    """1, 2, 4 and so on, and `most` itself as the last."""
+def _doubling(limit: int) -> tuple[float, ...]:
+    """Return 1, 2, 4 and so on up to `limit`, which is the last."""
     found = [1.0]
-    while found[-1] * 2 < most:
+    while found[-1] * 2 < limit:
         found.append(found[-1] * 2)
-    return tuple(found) if most == 1 else (*found, float(most))
+    return tuple(found) if limit == 1 else (*found, float(limit))
 
 
-class _Kept:
-    """The trials of a search that has not ended, one JSON line each."""
+class _TrialLog:
+    """The trials of an unfinished search, one JSON line each."""
 
     def __init__(self, key: str) -> None:
         self._path = state_dir("cache", "tune") / f"{key}.jsonl"
 
     def find(self, environment: Mapping[str, str]) -> tuple[Figures, ...] | None:
-        """The runs with these settings; None if there are none."""
+        """Return the runs with these settings, or None."""
         if not self._path.is_file():
             return None
         for line in self._path.read_text().splitlines():
@@ -215,11 +215,11 @@ class _Kept:
         return None
 
     def add(self, environment: Mapping[str, str], runs: tuple[Figures, ...]) -> None:
-        """Keep a trial."""
+        """Append a trial."""
         document = {"environment": environment, "runs": [run.as_dict() for run in runs]}
         with self._path.open("a") as file:
             file.write(json.dumps(document) + "\n")
 
-    def forget(self) -> None:
-        """The search has ended: the next one measures again."""
+    def clear(self) -> None:
+        """Delete the trials of a finished search."""
         self._path.unlink(missing_ok=True)

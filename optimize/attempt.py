@@ -1,7 +1,8 @@
-"""Making and measuring one variant, through the cache; a failure becomes its result.
+"""Build, judge and time the variants of one run through the cache; a failure is a result.
 
-Model and measurement are cached apart: another goal or metric costs no new model,
-unless the recipe searches for that goal.
+Model and verdict are cached apart: another goal or metric needs no new model, unless the recipe
+searches for that goal. Latencies are cached for all variants of a run together, so that only
+times of one measurement are ever compared.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import errno
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from bundle.entries import Entry, Key, hash_key
 from bundle.errors import MlctlError
 from bundle.home import mlctl_home
 from bundle.manifest import MODEL_NAME
-from optimize.cache import fetch_or_build, versions
+from optimize.cache import fetch_or_build, is_cached, versions
 from optimize.device import RunDevice
 from optimize.events import ProgressListener, Stage, StepEvent, StepStatus
-from optimize.evidence import conditions
+from optimize.evidence import find_conditions
 from optimize.goals import Goals
-from optimize.judge import QualityMeter, measure_variant
+from optimize.judge import QualityMeter, measure_variant, time_variants
 from optimize.proofs.checks import check_graph
 from optimize.proofs.tensorrt_check import check_importable
 from optimize.recipes.base import (
@@ -38,17 +39,21 @@ from optimize.recipes.base import (
 from optimize.source_graph import Exported
 from optimize.variant import (
     Measured,
+    Timings,
     Variant,
     load_details,
     load_measured,
+    load_timings,
     save_details,
     save_measured,
+    save_timings,
 )
 from registry.names import printable
 from registry.quiet import first_line
 
-# Raised when the same graph is judged otherwise than before.
-MEASURE_VERSION = 2
+# To be raised when the same graph would be judged or timed differently.
+MEASURE_VERSION = 3
+LATENCY_VERSION = 1
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _FILES = frozenset({MODEL_NAME, DATA_NAME, TWIN_NAME, f"{TWIN_NAME}.data"})
@@ -56,20 +61,19 @@ _FILES = frozenset({MODEL_NAME, DATA_NAME, TWIN_NAME, f"{TWIN_NAME}.data"})
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What all recipes of one run have in common."""
+    """The inputs that all recipes of one run share."""
 
     exported: Exported
     goals: Goals
-    place: RunDevice
+    device: RunDevice
     calibrator: Calibrator
     progress: ProgressListener
     clock: Clock
 
     def make_variant(self, recipe: Recipe) -> Variant:
-        """Build, check and measure `recipe`'s variant, or take it from the cache.
+        """Build, check and judge `recipe`'s variant, or take it from the cache; it is not timed.
 
-        What goes wrong with the recipe is the variant's `failure`; errors of the disk
-        pass through.
+        An error of the recipe becomes the variant's `failure`; errors of the disk are raised.
         """
         self._report(recipe, StepStatus.STARTED)
         try:
@@ -79,16 +83,42 @@ class Attempt:
             entry = self._measure(recipe, model)
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a recipe's library raises is its reason
-            variant = Variant(recipe.name, recipe.precision, None, failure=_reason(error))
+        except Exception as error:  # noqa: BLE001 - a recipe's library may raise anything
+            variant = Variant(
+                recipe.name, recipe.precision, None, failure=_without_paths(first_line(error))
+            )
             self._report(recipe, StepStatus.FAILED, variant)
             return variant
         variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
         self._report(recipe, StepStatus.CACHED if entry.reused else StepStatus.FINISHED, variant)
         return variant
 
+    def with_latencies(self, variants: Sequence[Variant]) -> list[Variant]:
+        """Time all variants that did not fail in one measurement, or take it from the cache.
+
+        The latencies stay empty where the target is not on this machine.
+        """
+        if not self.device.timed or all(variant.measured is None for variant in variants):
+            return list(variants)
+        self.progress.event(StepEvent(Stage.LATENCY, StepStatus.STARTED))
+
+        def build(directory: Path) -> None:
+            timings = time_variants(variants, self.exported.baseline, self.device, self.clock)
+            save_timings(timings, directory)
+
+        models = {
+            variant.recipe: variant.model.name
+            for variant in variants
+            if variant.measured is not None and variant.model is not None
+        }
+        entry = fetch_or_build(self._latency_key(models), build)
+        status = StepStatus.CACHED if entry.reused else StepStatus.FINISHED
+        self.progress.event(StepEvent(Stage.LATENCY, status, detail=", ".join(models)))
+        timings = load_timings(entry.root)
+        return [_with_timing(variant, timings) for variant in variants]
+
     def model_key(self, recipe: Recipe) -> Key:
-        """What the variant's graph depends on."""
+        """Return what the variant's graph depends on."""
         return {
             "kind": "model",
             "export": self.exported.key,
@@ -100,19 +130,38 @@ class Attempt:
         }
 
     def measure_key(self, recipe: Recipe) -> Key:
-        """What the variant's numbers depend on."""
-        place = self.place
+        """Return what the variant's numbers depend on, but for its latency."""
+        device = self.device
         return {
             "kind": "measure",
             "version": MEASURE_VERSION,
             "model": hash_key(self.model_key(recipe)),
-            "target": place.target.value,
-            "provider": place.provider,
+            "target": device.target.value,
+            "provider": device.provider,
             **self._metric_key(),
-            **self.exported.baseline.joining.key,
-            "processor": str(conditions()["processor"]),
-            "device": place.device,
-            "checker": versions("tensorrt-rtx-cu13") if place.target is Target.TENSORRT else "",
+            **self.exported.baseline.batching_options.key,
+            "processor": find_conditions().processor,
+            "gpu": device.gpu,
+            "checker": versions("tensorrt-rtx-cu13") if device.target is Target.TENSORRT else "",
+        }
+
+    def latencies_cached(self, recipes: Iterable[Recipe]) -> bool:
+        """Return whether the latencies of these recipes' variants, none failed, are cached."""
+        models = {recipe.name: hash_key(self.model_key(recipe)) for recipe in recipes}
+        return is_cached(self._latency_key(models))
+
+    def _latency_key(self, models: Mapping[str, str]) -> Key:
+        """Return what the latencies of `models`, hashes by recipe, depend on: the whole set."""
+        device = self.device
+        return {
+            "kind": "latency",
+            "version": LATENCY_VERSION,
+            "models": " ".join(f"{recipe}={name}" for recipe, name in sorted(models.items())),
+            "provider": device.provider,
+            "gpu": device.gpu,
+            **self.exported.baseline.batching_options.key,
+            "processor": find_conditions().processor,
+            "libraries": versions("onnxruntime", "onnxruntime-gpu"),
         }
 
     def _metric_key(self) -> Key:
@@ -122,8 +171,8 @@ class Attempt:
         return {"metric": metric.name, "metric_code": metric.code}
 
     def _search_key(self) -> Key:
-        joining = self.exported.baseline.joining
-        return {**self._metric_key(), **joining.key, **self.goals.accuracy_only()}
+        batching_options = self.exported.baseline.batching_options
+        return {**self._metric_key(), **batching_options.key, **self.goals.accuracy_only()}
 
     def _build(self, recipe: Recipe, directory: Path) -> None:
         details = run_recipe(recipe, self.exported.graph, directory, self._bench(recipe))
@@ -139,20 +188,20 @@ class Attempt:
         opset = check_graph(root / MODEL_NAME, self.exported.signature, None)
         importer = self._importer(root / MODEL_NAME)
         measured = measure_variant(
-            root, opset, load_details(root), self.exported.baseline, self.place, self.clock
+            root, opset, load_details(root), self.exported.baseline, self.device
         )
         return replace(measured, importer=importer)
 
     def _importer(self, model: Path) -> str | None:
-        """What TensorRT's importer says; ValueError if it refuses the graph."""
-        if self.place.target is not Target.TENSORRT:
+        """Return what TensorRT's importer says; ValueError if it rejects the graph."""
+        if self.device.target is not Target.TENSORRT:
             return None
         verdict = check_importable(model, self.exported.baseline.batching)
         if verdict.ok is None:
             return verdict.reason
         if not verdict.ok:
-            raise ValueError(f"TensorRT's importer refuses it: {verdict.reason}")
-        return f"taken by the importer of {verdict.importer_version}"
+            raise ValueError(f"TensorRT's importer rejects it: {verdict.reason}")
+        return f"accepted by the importer of {verdict.importer_version}"
 
     def _bench(self, recipe: Recipe) -> Workbench:
         exported = self.exported
@@ -176,8 +225,8 @@ class Attempt:
         return fetch_or_build({**key, "export": self.exported.key}, build).root
 
     def _step(self, recipe: Recipe) -> Callable[[str, int, int], None]:
-        def step(what: str, done: int, total: int) -> None:
-            event = StepEvent(Stage.VARIANT, StepStatus.WORKING, recipe.name, what, done, total)
+        def step(phase: str, done: int, total: int) -> None:
+            event = StepEvent(Stage.VARIANT, StepStatus.WORKING, recipe.name, phase, done, total)
             self.progress.event(event)
 
         return step
@@ -188,11 +237,20 @@ class Attempt:
         self.progress.event(event)
 
 
-def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) -> Details:
-    """Build the variant and check its files; ValueError says what is wrong with either.
+def _with_timing(variant: Variant, timings: Timings) -> Variant:
+    if variant.measured is None:
+        return variant
+    failure = timings.failures.get(variant.recipe)
+    if failure is not None:
+        return replace(variant, measured=None, failure=_without_paths(failure))
+    latency = timings.latencies[variant.recipe]
+    return replace(variant, measured=replace(variant.measured, latency=latency))
 
-    The recipe may be code of another package. OSError only for a full or broken disk, which
-    is no recipe's fault.
+
+def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) -> Details:
+    """Build the variant and check its files; ValueError if the recipe or its files are wrong.
+
+    The recipe may be code of another package. OSError only for a full or broken disk.
     """
     try:
         details = recipe.build(source, directory, bench)
@@ -207,17 +265,17 @@ def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) 
 
 
 def _check_files(directory: Path) -> None:
-    """Reject what the bundle would not hold; ValueError."""
+    """Reject files that no bundle holds; ValueError."""
     for path in sorted(directory.iterdir()):
         if path.name not in _FILES or path.is_symlink() or not path.is_file():
             raise ValueError(
-                f"it left {printable(path.name)!r}; only {MODEL_NAME} and {DATA_NAME} go along"
+                f"it left {printable(path.name)!r}; a variant is only {MODEL_NAME} and {DATA_NAME}"
             )
     if not (directory / MODEL_NAME).is_file():
         raise ValueError(f"it wrote no {MODEL_NAME}")
 
 
-def _reason(error: BaseException) -> str:
-    """What went wrong, without the folders of this machine: it becomes part of the evidence."""
+def _without_paths(reason: str) -> str:
+    """Return an error's text without paths of this machine: it becomes evidence."""
     roots = "|".join(re.escape(str(root)) for root in (mlctl_home(), tempfile.gettempdir()))
-    return re.sub(rf"(?:{roots})/(?:[^\s/:'\"]+/)*", "", first_line(error))
+    return re.sub(rf"(?:{roots})/(?:[^\s/:'\"]+/)*", "", reason)

@@ -1,7 +1,7 @@
-"""How requests are to be joined, as far as the user says it: `--batching FILE`.
+"""The user's options for batching: `--batching FILE`.
 
-Whether rows may be joined at all is proved, not asked. A model whose rows influence each other
-is served row by row, whatever the file says of sizes.
+Whether requests may be batched at all is proved and no option. A model whose rows depend on each
+other is served row by row, regardless of the sizes in the file.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC, Datatype, Signature
 
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 _ROWS = 32
-_Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+_Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 _Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
 
 
-def _doubling(most: int) -> tuple[int, ...]:
+def _doubling(max_rows: int) -> tuple[int, ...]:
     found = [1]
-    while found[-1] * 2 < most:
+    while found[-1] * 2 < max_rows:
         found.append(found[-1] * 2)
-    return tuple(found) if most == 1 else (*found, most)
+    return tuple(found) if max_rows == 1 else (*found, max_rows)
 
 
 class BatchingOptions(BaseModel):
-    """What a manifest's `batching` says but for what is proved; unset is the default.
+    """The fields of a manifest's `batching` that are not proved; unset takes the default.
 
-    `max_rows` alone has buckets that double; `buckets` alone are all up to the largest.
+    With `max_rows` alone the buckets double up to it; with `buckets` alone the last is `max_rows`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -53,7 +53,7 @@ class BatchingOptions(BaseModel):
         return self
 
     def batching(self, *, row_independent: bool) -> Batching:
-        """For the manifest: only single rows, unpadded, if they would influence each other."""
+        """Return the manifest's entry: single rows, unpadded, if rows depend on each other."""
         buckets = self.sizes if row_independent else (1,)
         return Batching(
             max_rows=buckets[-1],
@@ -67,33 +67,33 @@ class BatchingOptions(BaseModel):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The batch sizes of a model whose rows may be joined."""
+        """The batch sizes of a model with independent rows."""
         return _doubling(self.max_rows or _ROWS) if self.buckets is None else self.buckets
 
     @property
     def key(self) -> dict[str, str]:
-        """What numbers depend on, for a cache's key; nothing for the usual sizes."""
+        """The part of a cache key that numbers depend on; empty for the default sizes."""
         return {} if self.sizes == DEFAULT.sizes else {"batches": ",".join(map(str, self.sizes))}
 
     def check(self, signature: Signature) -> None:
-        """INVALID_INPUT if it pads what no client of `signature` sends, or what has no length.
+        """Reject padding of an input that does not exist or has no length; INVALID_INPUT.
 
-        Also if it does so with what is no value of the input's datatype.
+        Also for a value that the input's datatype does not have.
         """
         specs = {spec.name: spec for spec in signature.inputs}
         for name, value in (self.pad or {}).items():
             spec = specs.get(name)
             if spec is None or spec.shape[:2] != (DYNAMIC, DYNAMIC):
-                raise _invalid(f"pad: {name!r} is no input of the shape [-1, -1, ...]")
+                raise _invalid(f"pad: {name!r} is not an input of shape [-1, -1, ...]")
             if not _is_of(spec.dtype, value):
-                raise _invalid(f"pad: {name!r} is of {spec.dtype}, which {value} is not")
+                raise _invalid(f"pad: {value} is not a value of {name!r}, which has {spec.dtype}")
 
 
 DEFAULT = BatchingOptions()
 
 
-def read_joining(path: Path) -> BatchingOptions:
-    """The JSON file `path`; INVALID_INPUT says what is wrong with it."""
+def read_batching_options(path: Path) -> BatchingOptions:
+    """Read the JSON file `path`; INVALID_INPUT names the faulty field."""
     try:
         return BatchingOptions.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -105,14 +105,14 @@ def read_joining(path: Path) -> BatchingOptions:
 
 
 def _is_of(dtype: Datatype, value: float) -> bool:
-    """Whether `dtype` has that number; one of its own may be the nearest to a fraction."""
+    """Return whether `dtype` has that number; floats may round it."""
     if dtype is Datatype.BYTES:
         return False
     kind = np.dtype(dtype.numpy_name)
     if kind.kind == "f":
         return abs(value) <= float(np.finfo(kind).max)
-    least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    return value == int(value) and least <= value <= most
+    low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    return value == int(value) and low <= value <= high
 
 
 def _invalid(reason: str) -> MlctlError:

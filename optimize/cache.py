@@ -1,4 +1,4 @@
-"""Finished work by content hash, so that a killed or repeated run goes on where it was."""
+"""Finished work by content hash, so that a killed or repeated run resumes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bundle.packages import installed_version
 
 
 def fetch_or_build(key: Key, build: Callable[[Path], None]) -> Entry:
-    """The entry for `key`, as `bundle.entries.fetch_or_build` gives it."""
+    """Return the entry for `key`; see `bundle.entries.fetch_or_build`."""
     return entries.fetch_or_build(_store(), key, build, SystemClock())
 
 
 def is_cached(key: Key) -> bool:
-    """Whether `fetch_or_build` would have nothing to build."""
+    """Return whether `fetch_or_build` would have nothing to build."""
     return entries.is_whole(_store() / hash_key(key))
 
 
 def versions(*distributions: str) -> str:
-    """Installed versions of the libraries that shape an entry's content, for its key."""
+    """Return the installed versions of libraries that shape an entry's content, for its key."""
     found = {name: installed_version(name) for name in distributions}
     return " ".join(f"{name}={version}" for name, version in found.items() if version is not None)
 

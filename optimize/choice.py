@@ -1,31 +1,38 @@
-"""The choice: pure, with a reason in words for every variant.
+"""The choice among the variants: pure, with a reason in words for each.
 
-Among those that meet the goals, the best by the preferred number wins; what noise
-cannot separate from it (within 5 %, or with overlapping quartiles) is a tie. It goes to the
-smallest file, first among those whose requests can be batched.
+Among those that meet the goals, the best by the preferred number wins. Variants that are
+not slower than the fastest by more than 5 %, with 99 % confidence, tie with it. The smallest
+file of a tie wins, first among those whose requests can be batched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from optimize.goals import Goals, Prefer, accuracy_faults, over
-from optimize.metrics.latency import BatchLatency
+from optimize.metrics.latency import TIE, BatchLatency, Ratio, time_ratio
 from optimize.variant import Measured, Variant
 
+BASELINE = "fp32"
 MEGABYTE = 1_000_000
 
-# Quartiles show the noise within one measurement; between two processes on the same
-# machine a median moves by a few percent.
-TIE = 0.05
+
+class Verdict(StrEnum):
+    """The outcome for a variant."""
+
+    CHOSEN = "chosen"
+    PASSES = "passes"
+    REJECTED = "rejected"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A variant with its verdict; `reason` says why, for a person.
+    """A variant with its verdict and the reason for it.
 
-    `accurate` is the part of the verdict that no clock has a say in.
+    `accurate` says whether it meets the goals that do not depend on a clock.
     """
 
     variant: Variant
@@ -34,10 +41,18 @@ class Judged:
     chosen: bool
     reason: str
 
+    @property
+    def verdict(self) -> Verdict:
+        if self.variant.measured is None:
+            return Verdict.FAILED
+        if self.chosen:
+            return Verdict.CHOSEN
+        return Verdict.PASSES if self.passed else Verdict.REJECTED
+
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The winner, why it won, and all that are as good as it by the preferred number."""
+    """The winner, why it won, and all variants that tie with it by the preferred number."""
 
     winner: Variant
     why: str
@@ -45,7 +60,7 @@ class _Choice:
 
 
 def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
-    """Judge every variant and choose at most one, in the order given."""
+    """Judge every variant, in order, and choose at most one."""
     faults = {variant.recipe: _fault(variant, goals) for variant in variants}
     passing = [variant for variant in variants if faults[variant.recipe] is None]
     choice = _best(passing, goals.prefer) if passing else None
@@ -66,7 +81,8 @@ def _judge(
     if fault is not None or choice is None:
         return Judged(variant, accurate, passed=False, chosen=False, reason=fault or "")
     if variant is choice.winner:
-        reason = f"chosen: {choice.why}{_unbatched(variant, passing)}"
+        remarks = (_not_faster(variant, passing, goals.prefer), _unbatched(variant, passing))
+        reason = "; ".join([f"chosen: {choice.why}", *filter(None, remarks)])
         return Judged(variant, accurate, passed=True, chosen=True, reason=reason)
     if variant not in choice.tied:
         won_by = f"wins by {goals.prefer.value}"
@@ -78,8 +94,19 @@ def _judge(
     return Judged(variant, accurate, passed=True, chosen=False, reason=reason)
 
 
+def _not_faster(winner: Variant, passing: Sequence[Variant], prefer: Prefer) -> str:
+    """Return how the winner's time compares with the baseline's, unless it is clearly faster."""
+    base = next((variant for variant in passing if variant.recipe == BASELINE), None)
+    if base is None or base is winner or not (_latencies(base) and _latencies(winner)):
+        return ""
+    ratio = time_ratio(_preferred(winner, prefer), _preferred(base, prefer))
+    if ratio.high < 1 / (1 + TIE):
+        return ""
+    return f"it is not faster than {BASELINE} ({_times(ratio)} its time)"
+
+
 def _unbatched(winner: Variant, passing: Sequence[Variant]) -> str:
-    """What a winner costs that answers one row at a time; empty if it costs nothing."""
+    """Return what throughput a winner gives up that answers one row at a time, if any."""
     if _is_batched(winner) or not (winner.measured and winner.measured.latency):
         return ""
     others = [each.measured for each in passing if each.measured and each.measured.latency]
@@ -88,7 +115,7 @@ def _unbatched(winner: Variant, passing: Sequence[Variant]) -> str:
     if not quickest.row_independent or quickest.rows_per_second <= own * (1 + TIE):
         return ""
     return (
-        f"; but it answers requests one row at a time, {own:,.0f} rows/s, where another variant "
+        f"but it answers requests one row at a time, {own:,.0f} rows/s, where another variant "
         f"reaches {quickest.rows_per_second:,.0f} in batches: --prefer throughput chooses by that"
     )
 
@@ -98,7 +125,7 @@ def _is_batched(variant: Variant) -> bool:
 
 
 def _fault(variant: Variant, goals: Goals) -> str | None:
-    """The first gate that the variant misses, with value and limit."""
+    """Return the first gate that the variant misses, with value and limit."""
     if variant.measured is None:
         return f"failed: {variant.failure}"
     return next(_faults(variant.measured, goals), None)
@@ -117,30 +144,30 @@ def _faults(measured: Measured, goals: Goals) -> Iterator[str]:
 
 
 def _inaccuracies(measured: Measured, goals: Goals) -> Iterator[str]:
-    """The gate looks at the bound of the drop and not at the drop: few rows prove little."""
-    drop = None if measured.score is None else measured.score.drop
-    for fault in accuracy_faults(measured.parity, None if drop is None else drop.high, goals):
-        if drop is not None and fault.startswith("accuracy drop"):
-            yield f"{fault} (upper bound; {drop.value:.4g} on these {measured.rows} rows)"
+    score = measured.score
+    for fault in accuracy_faults(measured.parity, score, goals):
+        if score is not None and fault.startswith("accuracy drop"):
+            yield f"{fault} (upper bound; {score.drop.value:.4g} on these {measured.rows} rows)"
         else:
             yield fault
 
 
 def _best(passing: Sequence[Variant], prefer: Prefer) -> _Choice:
-    """The winner and why; every variant of `passing` is measured."""
+    """Return the winner and why; every variant of `passing` is measured."""
     smallest = min(passing, key=_size)
     if prefer is Prefer.SIZE:
         return _Choice(smallest, "the smallest that passes", tuple(passing))
-    if not all(variant.measured and variant.measured.latency for variant in passing):
+    if not all(_latencies(variant) for variant in passing):
         why = (
             "the smallest that passes; latency was not measured, because the target is "
             "not on this machine"
         )
         return _Choice(smallest, why, tuple(passing))
-    fastest = min(passing, key=lambda variant: _cost(variant, prefer)[1])
-    _, median, third_quartile = _cost(fastest, prefer)
-    ceiling = max(third_quartile, median * (1 + TIE))
-    tied = tuple(variant for variant in passing if _cost(variant, prefer)[0] <= ceiling)
+    timed = [(variant, _preferred(variant, prefer)) for variant in passing]
+    fastest = min((latency for _, latency in timed), key=_row_ms)
+    tied = tuple(
+        variant for variant, latency in timed if time_ratio(latency, fastest).low <= 1 + TIE
+    )
     winner = min(tied, key=lambda variant: (not _is_batched(variant), _size(variant)))
     goal = "lowest latency" if prefer is Prefer.LATENCY else "highest throughput"
     if len(tied) == 1:
@@ -149,20 +176,30 @@ def _best(passing: Sequence[Variant], prefer: Prefer) -> _Choice:
     settled = "the smaller file wins"
     if winner is not min(tied, key=_size):
         settled = "the smallest file wins whose requests can be batched"
-    why = f"a tie: noise cannot separate its {prefer.value} from {others}; {settled}"
+    why = (
+        f"a tie: its {prefer.value} differs from {others} by less than {TIE:.0%} or less than the "
+        f"noise; {settled}"
+    )
     return _Choice(winner, why, tied)
 
 
-def _cost(variant: Variant, prefer: Prefer) -> tuple[float, float, float]:
-    """First quartile, median and third quartile of the milliseconds for one row."""
-    assert variant.measured is not None
-    batches = variant.measured.latency
-    batch = batches[0] if prefer is Prefer.LATENCY else min(batches, key=_row_ms)
-    return batch.q1_ms / batch.batch, _row_ms(batch), batch.q3_ms / batch.batch
+def _latencies(variant: Variant) -> tuple[BatchLatency, ...]:
+    return () if variant.measured is None else variant.measured.latency
 
 
-def _row_ms(batch: BatchLatency) -> float:
-    return batch.median_ms / batch.batch
+def _preferred(variant: Variant, prefer: Prefer) -> BatchLatency:
+    """Return the latency to compare: the best batch for throughput, else a single row."""
+    latencies = _latencies(variant)
+    return min(latencies, key=_row_ms) if prefer is Prefer.THROUGHPUT else latencies[0]
+
+
+def _row_ms(latency: BatchLatency) -> float:
+    return latency.median_ms / latency.batch
+
+
+def _times(ratio: Ratio) -> str:
+    low, high = f"{ratio.low:.2f}", f"{ratio.high:.2f}"
+    return f"{low}x" if low == high else f"{low} to {high}x"
 
 
 def _size(variant: Variant) -> int:

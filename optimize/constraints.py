@@ -1,8 +1,8 @@
-"""Constraints on a model's inputs that its graph shows, or that a run proves.
+"""Constraints on a model's inputs, read from its graph or proved by a run.
 
-An index that looks up rows of a constant table has a range. Dimensions with one symbolic name
-must be equal: torch's exporter gives them one where the model's own code needs that. In a model
-that was registered as ONNX a name is just a name, so there the model must fail at other sizes.
+An index into the rows of a constant table has a range. Dimensions with the same symbolic name
+must be equal: torch's exporter names them alike where the model's code needs that. In a model
+registered as ONNX the name proves nothing, so there the model must fail at other sizes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from bundle.manifest import Axis, InputConstraints
 from bundle.tensors import DYNAMIC, Signature
 from optimize.data import Tensors
 from optimize.source_graph import Exported
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from services.runtime.faults import RunError
 from services.runtime.session import Session, open_session
 
-# Operators whose outputs have all values of their first input, and no others.
+# Operators whose outputs have the values of their first input.
 _KEEP_VALUES = frozenset(
     {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
 
 
 def find_constraints(exported: Exported) -> InputConstraints | None:
-    """The constraints of the exported graph; None if it shows none.
+    """Return the constraints of the exported graph; None if it has none.
 
-    Behind a transform there are none: its inputs are not the graph's.
+    None also for a model with a transform, whose inputs are not the graph's.
     """
     if exported.prepared.transform is not None:
         return None
@@ -40,7 +40,7 @@ def find_constraints(exported: Exported) -> InputConstraints | None:
     signature = exported.signature
     ranges = _ranges(graph, signature)
     groups = _shared_names(graph, signature)
-    if groups and exported.prepared.source.flavor is Flavor.ONNX:
+    if groups and exported.prepared.source.format is ModelFormat.ONNX:
         session = open_session(exported.graph)
         row = exported.baseline.rows.head(1).inputs
         groups = [kept for group in groups if len(kept := _proven(session, row, group)) > 1]
@@ -50,12 +50,12 @@ def find_constraints(exported: Exported) -> InputConstraints | None:
 
 
 def _ranges(graph: Any, signature: Signature) -> dict[str, tuple[int, int]]:
-    """By input the indices that every table takes that is looked up by it."""
+    """Return by input the range of indices that all tables it looks up accept."""
     tables = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     readers = defaultdict(list)
     for node in graph.node:
-        for place, name in enumerate(node.input):
-            readers[name].append((node, place))
+        for position, name in enumerate(node.input):
+            readers[name].append((node, position))
     found = {}
     for spec in signature.inputs:
         sizes = list(_table_sizes(spec.name, readers, tables)) if spec.dtype.is_integer else []
@@ -69,16 +69,16 @@ def _ranges(graph: Any, signature: Signature) -> dict[str, tuple[int, int]]:
 def _table_sizes(
     name: str, readers: Mapping[str, list[tuple[Any, int]]], tables: Mapping[str, tuple[int, ...]]
 ) -> Iterator[int]:
-    for node, place in readers.get(name, ()):
-        if node.op_type in _KEEP_VALUES and place == 0 and _stays_integer(node):
+    for node, position in readers.get(name, ()):
+        if node.op_type in _KEEP_VALUES and position == 0 and _stays_integer(node):
             yield from _table_sizes(node.output[0], readers, tables)
-        elif node.op_type == "Gather" and place == 1 and node.input[0] in tables:
+        elif node.op_type == "Gather" and position == 1 and node.input[0] in tables:
             axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
             yield tables[node.input[0]][axis]
 
 
 def _stays_integer(node: Any) -> bool:
-    """Whether no value changes: a narrow type could wrap it."""
+    """Return whether no value changes: a narrower type could wrap around."""
     from onnx import TensorProto
 
     wide = (TensorProto.INT32, TensorProto.INT64)
@@ -86,7 +86,7 @@ def _stays_integer(node: Any) -> bool:
 
 
 def _shared_names(graph: Any, signature: Signature) -> list[tuple[Axis, ...]]:
-    """Dynamic dimensions of inputs with one symbolic name, but for the first, the rows."""
+    """Return groups of dynamic dimensions with the same symbolic name, without the rows."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
     groups = defaultdict(list)
     for spec in signature.inputs:
@@ -97,9 +97,9 @@ def _shared_names(graph: Any, signature: Signature) -> list[tuple[Axis, ...]]:
 
 
 def _proven(session: Session, row: Tensors, group: Sequence[Axis]) -> tuple[Axis, ...]:
-    """Those of `group` that the model cannot take at another size than the rest.
+    """Return those of `group` that fail at another size than the rest.
 
-    It must run with all of them at one of the other sizes, or its failures prove nothing.
+    The model must run with all of them at one of the other sizes, or its failures prove nothing.
     Size 1 is tried as well: a model may broadcast it.
     """
     sizes = {row[each.input].shape[each.axis] for each in group}
@@ -115,7 +115,7 @@ def _proven(session: Session, row: Tensors, group: Sequence[Axis]) -> tuple[Axis
 
 
 def _runs(session: Session, row: Tensors, axes: Sequence[Axis], size: int) -> bool:
-    """Whether the model runs with `axes` at `size`, by values that are cut off or repeated."""
+    """Return whether the model runs with `axes` at `size`, with values cut off or repeated."""
     changed = dict(row)
     for each in axes:
         index = np.arange(size) % changed[each.input].shape[each.axis]

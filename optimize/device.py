@@ -1,4 +1,4 @@
-"""Where a variant is judged: on its target if this machine has it, else on the CPU, untimed."""
+"""The device that variants run on: the target if this machine has it, else the CPU, untimed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from services.runtime.tensorrt.installed import provider_problem
 
 @dataclass(frozen=True, slots=True)
 class RunDevice:
-    """`provider` runs the variants of `target`; `missing` says why it is not the target itself.
+    """The ONNX Runtime `provider` that runs the variants of `target`.
 
-    `device` names the GPU that latencies are of; None on the CPU.
+    `missing` says why it is not the target itself, None if it is. `gpu` names the GPU that
+    latencies are measured on, None on the CPU.
     """
 
     target: Target
     provider: str
     missing: str | None = None
-    device: str | None = None
+    gpu: str | None = None
 
     @property
     def timed(self) -> bool:
-        """Whether a latency measured here is one that the target would have."""
+        """Whether latencies measured on this device are the target's."""
         return self.missing is None
 
 
-def find_place(target: Target, graph: Path) -> RunDevice:
-    """The place for `target` on this machine, found out without building an engine."""
+def find_device(target: Target, graph: Path) -> RunDevice:
+    """Return the device for `target` on this machine, without building an engine for `graph`."""
     if target is Target.CPU:
         return RunDevice(target, target.value)
     missing = provider_problem() if target is Target.TENSORRT else None
@@ -46,5 +47,5 @@ def find_place(target: Target, graph: Path) -> RunDevice:
             missing = error.message
         else:
             name = f"{gpu.name} (compute {gpu.compute_capability})"
-            return RunDevice(target, target.value, device=name)
+            return RunDevice(target, target.value, gpu=name)
     return RunDevice(target, Target.CPU.value, missing)

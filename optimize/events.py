@@ -16,12 +16,13 @@ class Stage(StrEnum):
     RESOLVE = "resolve"
     EXPORT = "export"
     VARIANT = "variant"
+    LATENCY = "latency"
     CHOOSE = "choose"
     PUBLISH = "publish"
 
 
 class StepStatus(StrEnum):
-    """How a step stands. CACHED is finished without work, FAILED lets the others go on."""
+    """The state of a step. CACHED is finished without work; FAILED does not stop the others."""
 
     STARTED = "started"
     WORKING = "working"
@@ -32,9 +33,9 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """A change of one step; `recipe` and `variant` (once it is known) only in stage VARIANT.
+    """A change of one step; `recipe` and `variant` (once it is built) only in stage VARIANT.
 
-    WORKING says that `done` of `total` pieces of the work in `detail` are finished.
+    WORKING: `done` of `total` pieces of the work named in `detail` are finished.
     `judged` is the table, once the choice is made.
     """
 

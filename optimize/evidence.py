@@ -1,9 +1,9 @@
-"""The records of an optimization: what was proved, and what was measured on top.
+"""The records of an optimization: proofs, and measurements on top.
 
 `evidence.json` travels in the bundle and so is part of its digest: it holds only what
-the same inputs always give, no latency, timestamp or path. `report.json` adds the
-latencies, where they were taken, and the decision in words; it is drawn as
-report.html, and both are attached to the registry's run.
+the same inputs always give, no latency, time or path. `report.json` adds latencies, the conditions
+they were measured in, and the decision in words; `report.html` draws it. Both are attached to
+the registry's run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,71 +21,145 @@ from optimize.cache import versions
 from optimize.choice import Judged
 from optimize.device import RunDevice
 from optimize.goals import Goals
+from optimize.metrics.scores import Metric
 from optimize.source_graph import Exported
 from optimize.variant import Measured
 from registry.catalog import PublishReport
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"
 
 _LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "torch")
 
 
-def evidence_document(
-    exported: Exported, goals: Goals, place: RunDevice, judged: Sequence[Judged]
-) -> dict[str, Any]:
-    """What was tried, on what, and what each variant was proved to be."""
+@dataclass(frozen=True, slots=True)
+class SourceSummary:
+    """The registered model."""
+
+    uri: str
+    run_id: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataSummary:
+    """The evaluation data: `rows` in all; some calibrate, others (held out) judge."""
+
+    sha256: str
+    rows: int
+    calibration_rows: int
+    held_out_rows: int
+    labelled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The machine that measured; `threads` per run of the model."""
+
+    processor: str
+    cores: int
+    threads: int
+    libraries: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizeReport:
+    """The outcome of an optimization; `transform` is the digest of the user's code."""
+
+    source: SourceSummary
+    data: DataSummary
+    transform: str | None
+    goals: Goals
+    device: RunDevice
+    row_independent: bool
+    metric: Metric | None
+    source_score: float | None
+    judged: tuple[Judged, ...]
+    conditions: Conditions
+
+    @property
+    def chosen(self) -> Judged | None:
+        return next((item for item in self.judged if item.chosen), None)
+
+    @property
+    def measured(self) -> tuple[tuple[Judged, Measured], ...]:
+        """The variants that did not fail, each with its numbers."""
+        pairs = ((item, item.variant.measured) for item in self.judged)
+        return tuple((item, found) for item, found in pairs if found is not None)
+
+    @property
+    def timed(self) -> bool:
+        """Whether every variant that did not fail has latencies."""
+        return bool(self.measured) and all(found.latency for _, found in self.measured)
+
+
+def make_report(
+    exported: Exported, goals: Goals, device: RunDevice, judged: Sequence[Judged]
+) -> OptimizeReport:
+    """Return the outcome with the inputs and conditions it depends on."""
     prepared, baseline = exported.prepared, exported.baseline
     source, transform = prepared.source, prepared.transform
+    return OptimizeReport(
+        source=SourceSummary(source.uri, source.run_id, source.sha256),
+        data=DataSummary(
+            sha256=prepared.raw.sha256,
+            rows=prepared.raw.rows,
+            calibration_rows=prepared.calibration.count,
+            held_out_rows=prepared.held_out.count,
+            labelled=baseline.rows.labels is not None,
+        ),
+        transform=None if transform is None else transform.sha256,
+        goals=goals,
+        device=device,
+        row_independent=baseline.row_independent,
+        metric=baseline.metric,
+        source_score=baseline.score,
+        judged=tuple(judged),
+        conditions=find_conditions(),
+    )
+
+
+def evidence_document(report: OptimizeReport) -> dict[str, Any]:
+    """Return `evidence.json`: inputs, goals, and the proof of each variant."""
+    metric = report.metric
     return {
         "schema_version": SCHEMA_VERSION,
-        "source": {"uri": source.uri, "run_id": source.run_id, "sha256": source.sha256},
-        "data": {
-            "sha256": prepared.raw.sha256,
-            "rows": prepared.raw.rows,
-            "calibration_rows": prepared.calibration.count,
-            "held_out_rows": prepared.held_out.count,
-            "labelled": baseline.rows.labels is not None,
-        },
-        "transform": None if transform is None else transform.sha256,
-        "libraries": versions(*_LIBRARIES),
+        "source": asdict(report.source),
+        "data": asdict(report.data),
+        "transform": report.transform,
+        "libraries": report.conditions.libraries,
         "goals": {
-            **asdict(goals),
-            "max_accuracy_drop": None if baseline.metric is None else goals.accuracy_drop,
+            **asdict(report.goals),
+            "max_accuracy_drop": None if metric is None else report.goals.accuracy_drop,
         },
-        "target": place.target.value,
-        "row_independent": baseline.row_independent,
-        "metric": None if baseline.metric is None else baseline.metric.name,
-        "metric_code": None if baseline.metric is None else baseline.metric.code,
-        "higher_is_better": None if baseline.metric is None else baseline.metric.higher_is_better,
-        "source_score": baseline.score,
-        "variants": [_proof(item) for item in judged],
+        "target": report.device.target.value,
+        "row_independent": report.row_independent,
+        "metric": None if metric is None else metric.name,
+        "metric_code": None if metric is None else metric.code,
+        "higher_is_better": None if metric is None else metric.higher_is_better,
+        "source_score": report.source_score,
+        "variants": [_proof(item) for item in report.judged],
     }
 
 
-def report_document(
-    exported: Exported, goals: Goals, place: RunDevice, judged: Sequence[Judged]
-) -> dict[str, Any]:
-    """The evidence with latencies, their conditions and the reasons: all that a page draws."""
+def report_document(report: OptimizeReport) -> dict[str, Any]:
+    """Return `report.json`: the evidence with latencies, their conditions and the reasons."""
+    device = report.device
     return {
-        **evidence_document(exported, goals, place, judged),
-        "conditions": conditions(),
-        "place": {
-            "provider": place.provider,
-            "missing": place.missing,
-            "device": place.device,
-        },
-        "variants": [variant_record(item) for item in judged],
+        **evidence_document(report),
+        "conditions": asdict(report.conditions),
+        "device": {"provider": device.provider, "missing": device.missing, "gpu": device.gpu},
+        "variants": [variant_record(item) for item in report.judged],
     }
 
 
-def manifest_evidence(measured: Measured, metric: str | None) -> Evidence:
-    """The numbers of the chosen variant that the manifest carries."""
+def manifest_evidence(measured: Measured, metric: Metric | None) -> Evidence:
+    """Return the numbers of the chosen variant that the manifest carries."""
     score = measured.score
     return Evidence(
         rows=measured.rows,
-        metric=None if score is None else metric,
+        metric=None if score is None or metric is None else metric.name,
         score=None if score is None else score.value,
         drop=None if score is None else score.drop.value,
         drop_high=None if score is None else score.drop.high,
@@ -95,34 +169,58 @@ def manifest_evidence(measured: Measured, metric: str | None) -> Evidence:
     )
 
 
-def publish_report(
-    report: Mapping[str, Any], judged: Sequence[Judged], chosen: Judged, page: str
-) -> PublishReport:
-    """What the registry shows beside the bundle: metrics as `recipe/number`, a table, a page."""
-    measured = [
-        (item.variant.recipe, numbers(item.variant.measured))
-        for item in judged
-        if item.variant.measured is not None
-    ]
-    params = {**report["goals"], "target": report["target"], "metric": report["metric"]}
+def publish_report(report: OptimizeReport, chosen: Judged, page: str) -> PublishReport:
+    """Return what the registry shows: metrics named `recipe/number`, a table, the report."""
+    document = report_document(report)
+    params = {**document["goals"], "target": document["target"], "metric": document["metric"]}
     return PublishReport(
         verdict=chosen.reason,
         params={name: str(value) for name, value in params.items()},
         metrics={
-            f"{recipe}/{name}": value
-            for recipe, values in measured
-            for name, value in values.items()
+            f"{item.variant.recipe}/{name}": value
+            for item, measured in report.measured
+            for name, value in _numbers(measured).items()
         },
-        table=[_row(item) for item in judged],
+        table=[_row(item) for item in report.judged],
         files={
-            REPORT_NAME: json.dumps(report, indent=2, sort_keys=True).encode(),
+            REPORT_NAME: json.dumps(document, indent=2, sort_keys=True).encode(),
             PAGE_NAME: page.encode(),
         },
     )
 
 
-def numbers(measured: Measured) -> dict[str, float]:
-    """The numbers of a variant by name; those that do not apply are left out."""
+def variant_record(item: Judged) -> dict[str, Any]:
+    """Return one variant as report.json and `mlctl optimize --json` have it."""
+    measured = item.variant.measured
+    return {
+        "recipe": item.variant.recipe,
+        "precision": item.variant.precision,
+        "passed": item.passed,
+        "chosen": item.chosen,
+        "reason": item.reason,
+        "measured": None if measured is None else measured.record(),
+    }
+
+
+def find_conditions() -> Conditions:
+    """Return the conditions that this machine measures under."""
+    return Conditions(_processor(), os.cpu_count() or 1, 1, versions(*_LIBRARIES))
+
+
+def _proof(item: Judged) -> dict[str, Any]:
+    measured = item.variant.measured
+    return {
+        "recipe": item.variant.recipe,
+        "precision": item.variant.precision,
+        "accurate": item.accurate,
+        "chosen": item.chosen,
+        "failure": item.variant.failure,
+        "proof": None if measured is None else measured.proof(),
+    }
+
+
+def _numbers(measured: Measured) -> dict[str, float]:
+    """Return the numbers of a variant by name, without those that do not apply."""
     score = measured.score
     found: dict[str, float | None] = {
         "size_bytes": float(measured.size_bytes),
@@ -140,56 +238,20 @@ def numbers(measured: Measured) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def conditions() -> dict[str, str | int]:
-    """Where the latencies were measured."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count() or 1,
-        "threads": 1,
-        "libraries": versions(*_LIBRARIES),
-    }
-
-
-def variant_record(item: Judged) -> dict[str, Any]:
-    """One variant as report.json and `mlctl optimize --json` have it."""
-    measured = item.variant.measured
-    return {
-        "recipe": item.variant.recipe,
-        "precision": item.variant.precision,
-        "passed": item.passed,
-        "chosen": item.chosen,
-        "reason": item.reason,
-        "measured": None if measured is None else asdict(measured),
-    }
-
-
-def _proof(item: Judged) -> dict[str, Any]:
-    measured = item.variant.measured
-    return {
-        "recipe": item.variant.recipe,
-        "precision": item.variant.precision,
-        "accurate": item.accurate,
-        "chosen": item.chosen,
-        "failure": item.variant.failure,
-        "proof": None if measured is None else measured.proof(),
-    }
-
-
 def _row(item: Judged) -> dict[str, str | float | None]:
     measured = item.variant.measured
-    verdict = "chosen" if item.chosen else "passed" if item.passed else "refused"
-    values: dict[str, float] = {} if measured is None else numbers(measured)
+    values: dict[str, float] = {} if measured is None else _numbers(measured)
     columns = ("score", "drop", "drop_high", "agreement", "size_bytes", "batch1_median_ms")
     return {
         "recipe": item.variant.recipe,
-        "verdict": verdict,
+        "verdict": item.verdict.value,
         **{name: values.get(name) for name in columns},
         "reason": item.reason,
     }
 
 
 def _processor() -> str:
-    """The processor's model name as Linux gives it, else its architecture."""
+    """Return the processor's model name as Linux gives it, else its architecture."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

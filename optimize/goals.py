@@ -1,22 +1,28 @@
-"""What a variant must meet: limits, and the gates on accuracy. Pure.
+"""Goals of an optimization: limits on a variant, and the gates on its accuracy. Pure.
 
-With labels the gate is the drop of the task metric; without, it is centred cosine and,
-where the output is a row of scores, agreement of the top class. Plain cosine is never
-a gate: see `optimize.metrics.parity`.
+With labels the gate is the drop of the task metric. Outputs that no metric judges must
+stay near the source model's: by centred cosine, relative L2 (a forecast that is scaled keeps its
+cosine) and, where rows can agree, by agreement. Plain cosine is never a gate: see
+`optimize.metrics.parity`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.output_kinds import OutputKind, output_kind
 from optimize.data import Tensors
-from optimize.metrics.parity import Parity, is_scores
+from optimize.metrics.parity import OutputParity, Parity
+from optimize.metrics.scores import Metric, MetricResult
 
+# In units of the metric, for metrics where higher is better: accuracy and other shares.
 MAX_ACCURACY_DROP = 0.01
+# For errors such as RMSE: a share of the source model's own error.
+MAX_ERROR_GROWTH = 0.01
 MIN_AGREEMENT = 0.99
 MIN_CENTRED_COSINE = 0.98
 
@@ -33,9 +39,9 @@ class Prefer(StrEnum):
 class Goals:
     """The limits of a variant; `max_accuracy_drop` is in the units of the metric.
 
-    With labels it is MAX_ACCURACY_DROP unless given. Without labels, agreement and centred
-    cosine have to reach MIN_AGREEMENT and MIN_CENTRED_COSINE; given here they hold with
-    labels too.
+    None takes the default: with labels MAX_ACCURACY_DROP, or MAX_ERROR_GROWTH of the source
+    model's error; for outputs that no metric judges MIN_AGREEMENT and MIN_CENTRED_COSINE. Limits
+    on agreement and cosine that are set hold for all outputs, with labels too.
     """
 
     max_accuracy_drop: float | None = None
@@ -46,7 +52,7 @@ class Goals:
     prefer: Prefer = Prefer.LATENCY
 
     def __post_init__(self) -> None:
-        """INVALID_INPUT for a limit that is negative or no finite number, or a share over 1."""
+        """Reject a limit that is negative or not finite, or a share over 1; INVALID_INPUT."""
         for field in fields(self):
             value = getattr(self, field.name)
             top = 1.0 if field.name.startswith("min_") else math.nextafter(math.inf, 0)
@@ -60,22 +66,37 @@ class Goals:
     @property
     def accuracy_drop(self) -> float:
         """The largest drop of the metric that passes."""
-        given = self.max_accuracy_drop
-        return MAX_ACCURACY_DROP if given is None else given
+        limit = self.max_accuracy_drop
+        return MAX_ACCURACY_DROP if limit is None else limit
 
-    def words(self, metric: str | None) -> str:
-        """The gates and the preference for a person; `metric` is None without labels."""
+    def resolved(self, metric: Metric | None, source_score: float | None) -> Goals:
+        """Return the goals with the default drop of an error metric in that metric's units."""
+        if self.max_accuracy_drop is not None or metric is None or not source_score:
+            return self
+        if metric.higher_is_better:
+            return self
+        return replace(self, max_accuracy_drop=MAX_ERROR_GROWTH * abs(source_score))
+
+    def words(self, metric: Metric | None) -> str:
+        """Return the gates and the preference in words; `metric` is None without labels."""
         agreement, cosine = self.min_agreement, self.min_centred_cosine
         gates = []
-        if metric is not None:
-            gates.append(f"{metric} may drop by at most {self.accuracy_drop:g}")
-        else:
+        if metric is None:
             agreement = MIN_AGREEMENT if agreement is None else agreement
             cosine = MIN_CENTRED_COSINE if cosine is None else cosine
+        elif metric.higher_is_better:
+            gates.append(f"{metric.name} may drop by at most {self.accuracy_drop:g}")
+        elif self.max_accuracy_drop is None:
+            gates.append(
+                f"{metric.name} may rise by at most {MAX_ERROR_GROWTH:.0%} of the source's"
+            )
+        else:
+            gates.append(f"{metric.name} may rise by at most {self.accuracy_drop:.4g}")
         if agreement is not None:
             gates.append(f"agreement at least {agreement:g}")
         if cosine is not None:
             gates.append(f"centred cosine at least {cosine:g}")
+            gates.append(f"relative L2 at most {max_relative_l2(cosine):.4g}")
         if self.max_p95_ms is not None:
             gates.append(f"p95 at most {self.max_p95_ms:g} ms")
         if self.max_size_mb is not None:
@@ -83,12 +104,20 @@ class Goals:
         return f"{'; '.join(gates)}; then the best by {self.prefer.value}"
 
     def accuracy_only(self) -> dict[str, float | None]:
-        """The limits that a search for accuracy depends on."""
+        """Return the limits that a search for accuracy depends on."""
         return {
             "max_accuracy_drop": self.accuracy_drop,
             "min_agreement": self.min_agreement,
             "min_centred_cosine": self.min_centred_cosine,
         }
+
+
+def max_relative_l2(cosine: float) -> float:
+    """Return the relative L2 of answers with this cosine whose scale is right.
+
+    A scaled or shifted answer is farther off than its cosine says.
+    """
+    return math.sqrt(2.0 * (1.0 - cosine))
 
 
 def require_labels_for(goals: Goals, *, labelled: bool) -> None:
@@ -103,53 +132,66 @@ def require_labels_for(goals: Goals, *, labelled: bool) -> None:
         )
 
 
-def require_scores(goals: Goals, outputs: Tensors) -> None:
-    """INVALID_INPUT if a limit on agreement is given for `outputs` that have no classes.
+def require_agreement(goals: Goals, outputs: Tensors) -> None:
+    """Reject a limit on agreement if all `outputs` are numbers, which cannot agree; INVALID_INPUT.
 
-    Otherwise the limit would be passed over in silence.
+    Otherwise the limit would have no effect.
     """
-    name, first = next(iter(outputs.items()))
-    if goals.min_agreement is not None and not is_scores(first):
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"agreement has no meaning for output {name!r}: it does not hold one score for each "
-            "class",
-            "Leave the limit on agreement out; a limit on the centred cosine fits such outputs.",
-        )
+    kinds = (output_kind(name, array) for name, array in outputs.items())
+    if goals.min_agreement is None or any(kind is not OutputKind.NUMBERS for kind in kinds):
+        return
+    listed = ", ".join(repr(name) for name in outputs)
+    raise MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"a limit on agreement has no effect: {listed} holds neither class scores nor labels",
+        "Leave --min-agreement out and limit the centred cosine with --min-cosine.",
+    )
 
 
 def accuracy_faults(
-    parity: Parity, drop: float | None, goals: Goals, share: float = 1.0
+    parity: Parity, score: MetricResult | None, goals: Goals, share: float = 1.0
 ) -> Iterator[str]:
-    """The gates on accuracy that are missed, with value and limit.
+    """Yield the gates on accuracy that are missed, with value and limit.
 
-    `drop` is how much the metric fell, None without labels. Only `share` of what the
-    goals allow may be used up.
+    `score` is the metric's result, None without labels; the gate looks at the upper bound of
+    its drop, because few rows prove little. `share` is the part of what the goals allow that
+    may be used.
     """
-    if drop is not None and drop > goals.accuracy_drop * share:
-        yield over("accuracy drop", drop, goals.accuracy_drop * share)
-    cosine = _minimum(goals.min_centred_cosine, MIN_CENTRED_COSINE, drop, share)
-    if cosine is not None and parity.centred_cosine < cosine:
-        yield under("centred cosine", parity.centred_cosine, cosine)
-    agreement = _minimum(goals.min_agreement, MIN_AGREEMENT, drop, share)
-    if agreement is not None and parity.agreement is not None and parity.agreement < agreement:
-        yield under("agreement", parity.agreement, agreement)
+    limit = goals.accuracy_drop * share
+    if score is not None and score.drop.high > limit:
+        yield over("accuracy drop", score.drop.high, limit)
+    for name, output in parity.outputs.items():
+        judged = score is not None and name in score.outputs
+        label = f" of output {name!r}" if len(parity.outputs) > 1 else ""
+        yield from _parity_faults(output, label, goals, share, defaults=not judged)
 
 
-def over(what: str, value: float, limit: float) -> str:
-    """The sentence for a value above its limit."""
-    return f"{what} {value:.4g} is over the limit {limit:.4g}"
+def _parity_faults(
+    output: OutputParity, label: str, goals: Goals, share: float, *, defaults: bool
+) -> Iterator[str]:
+    """Yield the missed gates of one output; `defaults` says that limits not set have defaults."""
+    cosine = _limit(goals.min_centred_cosine, MIN_CENTRED_COSINE if defaults else None, share)
+    if cosine is not None:
+        if output.centred_cosine < cosine:
+            yield under(f"centred cosine{label}", output.centred_cosine, cosine)
+        if output.relative_l2 > max_relative_l2(cosine):
+            yield over(f"relative L2{label}", output.relative_l2, max_relative_l2(cosine))
+    agreement = _limit(goals.min_agreement, MIN_AGREEMENT if defaults else None, share)
+    if agreement is not None and output.agreement is not None and output.agreement < agreement:
+        yield under(f"agreement{label}", output.agreement, agreement)
 
 
-def under(what: str, value: float, limit: float) -> str:
-    """The sentence for a value below its limit."""
-    return f"{what} {value:.4g} is under the limit {limit:.4g}"
+def over(quantity: str, value: float, limit: float) -> str:
+    """Return the sentence for a value above its limit."""
+    return f"{quantity} {value:.4g} is over the limit {limit:.4g}"
 
 
-def _minimum(given: float | None, usual: float, drop: float | None, share: float) -> float | None:
-    """The lower limit that holds; None if labels decide and none was given."""
-    if given is None:
-        if drop is not None:
-            return None
-        given = usual
-    return 1.0 - (1.0 - given) * share
+def under(quantity: str, value: float, limit: float) -> str:
+    """Return the sentence for a value below its limit."""
+    return f"{quantity} {value:.4g} is under the limit {limit:.4g}"
+
+
+def _limit(value: float | None, default: float | None, share: float) -> float | None:
+    """Return the lower limit, of whose distance to 1 only `share` may be used; None for none."""
+    limit = default if value is None else value
+    return None if limit is None else 1.0 - (1.0 - limit) * share

@@ -1,13 +1,13 @@
-"""Judging one variant with the very session that will serve it.
+"""Judge and time variants with the sessions that will serve them.
 
-Rows are evaluated in batches as large as the server may join them; a model whose
-rows influence each other is evaluated one row at a time.
+Rows are evaluated in batches as large as the server may form; a model whose rows depend on
+each other is evaluated one row at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,17 +20,18 @@ from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import Rows, Tensors
 from optimize.device import RunDevice
 from optimize.goals import Goals, accuracy_faults
-from optimize.metrics.latency import measure
+from optimize.metrics.latency import measure_interleaved
 from optimize.metrics.parity import Parity, compare, finite
-from optimize.metrics.scores import Metric, compare_metric
-from optimize.proofs.batch_contamination import MOST_ROWS, keep_company
+from optimize.metrics.scores import Metric, MetricResult, compare_metric
+from optimize.proofs.batch_contamination import MAX_ROWS, measure_contamination
 from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality
-from optimize.variant import Measured
+from optimize.variant import Measured, Timings, Variant
+from registry.quiet import first_line
 from services.runtime.scorer import join_rows, split_rows
 from services.runtime.session import Session, open_session
 
-# Of what the goals allow, a search on calibration rows uses up this share: it stops right
-# below its limit, and the held-out rows that judge afterwards are other rows.
+# A search on calibration rows may use this share of what the goals allow: it stops just below
+# its limit, and other rows judge afterwards.
 SEARCH_SHARE = 0.8
 
 Runner = Callable[[Tensors], dict[str, np.ndarray]]
@@ -38,20 +39,17 @@ Runner = Callable[[Tensors], dict[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Baseline:
-    """The source model's answers `outputs` on the held-out `rows`; `metric` if they have labels.
-
-    `joining` is what the user says of the batches to serve with.
-    """
+    """The source model's answers `outputs` on the held-out `rows`; `metric` if they have labels."""
 
     rows: Rows
     outputs: Tensors
     row_independent: bool
     metric: Metric | None
-    joining: BatchingOptions = DEFAULT
+    batching_options: BatchingOptions = DEFAULT
 
     @property
     def batching(self) -> Batching:
-        return self.joining.batching(row_independent=self.row_independent)
+        return self.batching_options.batching(row_independent=self.row_independent)
 
     @cached_property
     def score(self) -> float | None:
@@ -62,51 +60,74 @@ class Baseline:
 
 
 def measure_variant(
-    directory: Path,
-    opset: int,
-    details: Details,
-    baseline: Baseline,
-    place: RunDevice,
-    clock: Clock,
+    directory: Path, opset: int, details: Details, baseline: Baseline, device: RunDevice
 ) -> Measured:
-    """Run the model in `directory` and compare it with the baseline.
+    """Run the model in `directory` and compare it with the baseline, without timing it.
 
-    It is judged and timed with the batch sizes that it may be served with. ValueError
-    says that its outputs are not finite or differ in form.
+    ValueError if its outputs are not finite or have other names or shapes.
     """
-    model = _runnable(directory, place)
-    session = open_session(model, place.provider, batching=_roomy(baseline.batching))
-    outputs, joined, independent = _answers(session, baseline)
+    model = _runnable(directory, device)
+    session = open_session(model, device.provider, batching=_with_room(baseline.batching))
+    outputs, contaminated, independent = _answers(session, baseline)
     parity, score = compare(baseline.outputs, outputs), None
     if baseline.metric is not None and baseline.rows.labels is not None:
         score = compare_metric(baseline.metric, baseline.outputs, outputs, baseline.rows.labels)
-    buckets = baseline.joining.batching(row_independent=independent).buckets
-    sizes = sorted({1, *buckets})  # a goal is the time of a single row, whatever the buckets
     return Measured(
         rows=baseline.rows.count,
         opset=opset,
         size_bytes=model_size(directory),
         parity=parity,
         score=score,
-        latency=measure(session, baseline.rows, sizes, clock) if place.timed else (),
         details=details,
-        provider=place.provider,
+        provider=device.provider,
         emulated=model.name == TWIN_NAME,
         row_independent=independent,
-        joined_relative_l2=joined,
+        contaminated_relative_l2=contaminated,
     )
 
 
-def _roomy(batching: Batching) -> Batching:
-    """The same batches for an engine to be tuned for, and room for rows next to a strange one."""
-    most = max(batching.max_rows, MOST_ROWS if batching.row_independent else 1)
-    return batching.model_copy(update={"max_rows": most})
+def time_variants(
+    variants: Sequence[Variant], baseline: Baseline, device: RunDevice, clock: Clock
+) -> Timings:
+    """Time all measured variants together, each at the batch sizes that it may be served with.
+
+    All their sessions are open at once. A variant that does not run its largest batch then, for
+    lack of memory for example, is a failure.
+    """
+    sessions: dict[str, Session] = {}
+    sizes: dict[str, list[int]] = {}
+    failures: dict[str, str] = {}
+    for variant in variants:
+        if variant.measured is None or variant.model is None:
+            continue
+        batching = baseline.batching_options.batching(
+            row_independent=variant.measured.row_independent
+        )
+        try:
+            model = variant.model / MODEL_NAME
+            session = open_session(model, device.provider, batching=batching)
+            session.run(
+                baseline.rows.take(np.arange(batching.max_rows) % baseline.rows.count).inputs
+            )
+        except Exception as error:  # noqa: BLE001 - runtimes have no common exception
+            failures[variant.recipe] = f"it does not run beside the others: {first_line(error)}"
+            continue
+        sessions[variant.recipe] = session
+        # The latency goal is for a single row, also if no batch has one.
+        sizes[variant.recipe] = sorted({1, *batching.buckets})
+    return Timings(measure_interleaved(sessions, sizes, baseline.rows, clock), failures)
+
+
+def _with_room(batching: Batching) -> Batching:
+    """Return the same batching with room for the sample rows and an outlier."""
+    rows = max(batching.max_rows, MAX_ROWS if batching.row_independent else 1)
+    return batching.model_copy(update={"max_rows": rows})
 
 
 def _answers(
     session: Session, baseline: Baseline
 ) -> tuple[dict[str, np.ndarray], float | None, bool]:
-    """Answers as they will be served, the error next to strange rows, whether rows may be joined.
+    """Return answers as they will be served, the error beside outliers, and row independence.
 
     A variant of a model with independent rows may have lost that; it then answers one
     row at a time.
@@ -114,21 +135,21 @@ def _answers(
     outputs = run_rows(session.run, baseline.rows, baseline.batching.max_rows)
     if not baseline.row_independent:
         return outputs, None, False
-    stated = compare(baseline.outputs, outputs).relative_l2
-    company = keep_company(session.run, baseline.rows, baseline.outputs)
-    independent = company.harmless(stated)
+    error = compare(baseline.outputs, outputs).relative_l2
+    contamination = measure_contamination(session.run, baseline.rows, baseline.outputs)
+    independent = contamination.harmless(error)
     if not independent:
         outputs = run_rows(session.run, baseline.rows, 1)
-    return outputs, company.joined, independent
+    return outputs, contamination.with_outlier, independent
 
 
 @dataclass(frozen=True)
 class QualityMeter:
     """Compares graphs with the fp32 `graph` on calibration rows, for a recipe's search.
 
-    The gate will look at the upper bound of the drop on `judging_rows` other rows; so a
-    search that looked at the drop alone would stop where the gate then refuses. The bound
-    that so many rows like these would have is found by repeating them.
+    The gate will look at the upper bound of the drop on `judging_rows` other rows; a search
+    that looked at the drop alone would stop at a graph that the gate then rejects. The
+    bound for that many rows is found by repeating the calibration rows.
     """
 
     graph: Path
@@ -143,9 +164,9 @@ class QualityMeter:
         if not finite(outputs):
             return Quality(math.inf, good=False, words="answers are NaN or infinite")
         parity = compare(self._reference, outputs)
-        drop = self._drop(outputs)
-        fault = next(accuracy_faults(parity, drop, self.goals, SEARCH_SHARE), None)
-        return Quality(parity.relative_l2, fault is None, fault or _words(parity, drop))
+        score = self._score(outputs)
+        fault = next(accuracy_faults(parity, score, self.goals, SEARCH_SHARE), None)
+        return Quality(parity.relative_l2, fault is None, fault or _words(parity, score))
 
     @cached_property
     def _reference(self) -> dict[str, np.ndarray]:
@@ -154,7 +175,7 @@ class QualityMeter:
     def _answers(self, model: Path) -> dict[str, np.ndarray]:
         return run_rows(open_session(model).run, self.rows, self.max_rows)
 
-    def _drop(self, outputs: Tensors) -> float | None:
+    def _score(self, outputs: Tensors) -> MetricResult | None:
         labels = self.rows.labels
         if self.metric is None or labels is None:
             return None
@@ -163,29 +184,27 @@ class QualityMeter:
             {name: array[index] for name, array in each.items()}
             for each in (self._reference, outputs)
         )
-        return compare_metric(self.metric, before, after, labels[index]).drop.high
+        return compare_metric(self.metric, before, after, labels[index])
 
 
 def run_rows(run: Runner, rows: Rows, batch: int) -> dict[str, np.ndarray]:
-    """The outputs for all rows, computed `batch` rows at a time."""
+    """Return the outputs for all rows, computed `batch` rows at a time."""
     return join_rows([run(part) for part in split_rows(rows.inputs, batch)])
 
 
 def model_size(directory: Path) -> int:
-    """Bytes of the model file and its data file."""
+    """Return the bytes of the model file and its data file."""
     paths = (directory / MODEL_NAME, directory / DATA_NAME)
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _runnable(directory: Path, place: RunDevice) -> Path:
-    """The variant itself, or its twin where only the CPU is there and has no kernels for it."""
+def _runnable(directory: Path, device: RunDevice) -> Path:
+    """Return the variant, or its twin if only the CPU is there and has no kernels for it."""
     twin = directory / TWIN_NAME
-    return directory / MODEL_NAME if place.timed or not twin.is_file() else twin
+    return directory / MODEL_NAME if device.timed or not twin.is_file() else twin
 
 
-def _words(parity: Parity, drop: float | None) -> str:
-    return (
-        f"centred cosine {parity.centred_cosine:.4g}"
-        if drop is None
-        else f"accuracy drop at most {drop:.4g}"
-    )
+def _words(parity: Parity, score: MetricResult | None) -> str:
+    if score is None:
+        return f"centred cosine {parity.centred_cosine:.4g}"
+    return f"accuracy drop at most {score.drop.high:.4g}"

@@ -1,8 +1,8 @@
 """The chain from a registered model to a published bundle.
 
-Each finished export and variant is cached by content, so a repeated run resumes and
-gives the same digest. A recipe that fails is recorded and the others go on; the chain
-stops with an error as soon as nothing true can be said about the model any more.
+Each finished export, variant and measurement is cached by content, so a repeated run resumes and
+gives the same digest. A recipe that fails is recorded and does not stop the others; the chain
+stops with an error as soon as a proof about the model fails.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from optimize.attempt import Attempt
 from optimize.choice import Judged, choose
-from optimize.device import find_place
+from optimize.device import find_device
 from optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
-from optimize.evidence import publish_report, report_document
-from optimize.goals import Goals, require_labels_for, require_scores
+from optimize.evidence import make_report, publish_report
+from optimize.goals import Goals, require_agreement, require_labels_for
 from optimize.prepare import Options, Prepared, prepare
 from optimize.recipes.base import Recipe
 from optimize.recipes.discovery import select
@@ -32,7 +32,7 @@ from services.runtime.installed import require_onnxruntime
 
 @dataclass(frozen=True, slots=True)
 class OptimizeResult:
-    """What came out: every variant with its verdict, the sealed bundle, the registered version.
+    """Every variant with its verdict, the sealed bundle, and the registered version.
 
     `report` is the self-contained page that was published with it.
     """
@@ -54,7 +54,7 @@ class OptimizeResult:
 
 
 class NothingPassedError(MlctlError):
-    """No variant meets the goals; `judged` is the table that says why."""
+    """No variant meets the goals; `judged` has the reasons."""
 
     def __init__(self, judged: tuple[Judged, ...], report: str) -> None:
         reasons = "; ".join(f"{item.variant.recipe}: {item.reason}" for item in judged)
@@ -77,7 +77,7 @@ def optimize(
     """Optimize the registered model `uri` on the rows in `data` and publish the best variant.
 
     Raises the errors of `prepare` and `export_source`, and `NothingPassedError` if no
-    variant meets `goals`. Without `recipes`, all that are for the target are tried.
+    variant meets `goals`. Without `recipes`, all recipes for the target are tried.
     """
     require_onnxruntime()
     goals, options = goals or Goals(), options or Options()
@@ -86,21 +86,23 @@ def optimize(
     prepared = _prepare(uri, data, catalog, options, progress)
     require_labels_for(goals, labelled=prepared.metric is not None)
     exported = _export(prepared, progress)
-    require_scores(goals, exported.baseline.outputs)
-    place = find_place(options.target, exported.graph)
-    attempt = Attempt(exported, goals, place, options.calibrator, progress, clock)
-    judged = choose([attempt.make_variant(recipe) for recipe in recipes], goals)
-    report = report_document(exported, goals, place, judged)
+    require_agreement(goals, exported.baseline.outputs)
+    goals = goals.resolved(exported.baseline.metric, exported.baseline.score)
+    device = find_device(options.target, exported.graph)
+    attempt = Attempt(exported, goals, device, options.calibrator, progress, clock)
+    variants = attempt.with_latencies([attempt.make_variant(recipe) for recipe in recipes])
+    judged = choose(variants, goals)
+    report = make_report(exported, goals, device, judged)
     page = report_html(report)
-    chosen = next((item for item in judged if item.chosen), None)
+    chosen = report.chosen
     if chosen is None:
         raise NothingPassedError(judged, page)
     detail = f"{chosen.variant.recipe}, {chosen.reason}"
     progress.event(StepEvent(Stage.CHOOSE, StepStatus.FINISHED, detail=detail, judged=judged))
-    bundle = seal_bundle(exported, goals, place, judged, chosen)
+    bundle = seal_bundle(exported, report, chosen)
     progress.event(StepEvent(Stage.PUBLISH, StepStatus.STARTED))
     source = exported.prepared.source
-    published = catalog.publish(bundle, source, publish_report(report, judged, chosen, page))
+    published = catalog.publish(bundle, source, publish_report(report, chosen, page))
     progress.event(StepEvent(Stage.PUBLISH, StepStatus.FINISHED, detail=published.uri))
     return OptimizeResult(source, judged, exported.baseline.score, bundle, published, page)
 
@@ -119,7 +121,7 @@ def _export(prepared: Prepared, progress: ProgressListener) -> Exported:
     exported = export_source(prepared)
     status = StepStatus.CACHED if exported.reused else StepStatus.FINISHED
     baseline = exported.baseline
-    joined = "rows are independent" if baseline.row_independent else "rows influence each other"
-    detail = f"opset {exported.opset}, {baseline.rows.count} rows, {joined}"
+    rows = "rows are independent" if baseline.row_independent else "rows depend on each other"
+    detail = f"opset {exported.opset}, {baseline.rows.count} rows, {rows}"
     progress.event(StepEvent(Stage.EXPORT, status, detail=detail))
     return exported

@@ -1,4 +1,4 @@
-"""What an optimization would do: its rows, gates and steps, without doing any of it."""
+"""The plan of an optimization: its rows, gates and steps, without running them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from bundle.clock import SystemClock
 from optimize.attempt import Attempt
 from optimize.cache import is_cached
-from optimize.device import RunDevice, find_place
+from optimize.device import RunDevice, find_device
 from optimize.events import Silent
 from optimize.goals import Goals, require_labels_for
 from optimize.prepare import Options, Prepared, prepare
@@ -24,7 +24,7 @@ from services.runtime.installed import require_onnxruntime
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step; `cached`: its result is there; `searches`: a missed gate starts a search."""
+    """One step; `cached`: its result exists; `searches`: a missed gate starts a search."""
 
     name: str
     cached: bool
@@ -33,10 +33,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would run. `missing` says why the target is not on this machine, None if it is.
+    """The steps that would run. `missing` says why the target is not on this machine.
 
-    `gates` are the limits in words. `excluded` maps the recipes that are not for the target
-    to what they are for.
+    `gates` are the limits in words. `excluded` maps the recipes that do not support the target
+    to the targets that they support.
     """
 
     source: str
@@ -50,7 +50,7 @@ class Plan:
     excluded: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that `--dry-run --json` prints."""
+        """Return the form that `--dry-run --json` prints."""
         return asdict(self)
 
 
@@ -63,43 +63,46 @@ def make_plan(
     options: Options,
     recipes: Sequence[Recipe],
 ) -> Plan:
-    """Resolve the model, read the rows, look into the cache; raises what `prepare` raises."""
+    """Resolve the model, read the rows and check the cache; raises the errors of `prepare`."""
     require_onnxruntime()
     prepared = prepare(uri, data, catalog, options)
     require_labels_for(goals, labelled=prepared.metric is not None)
-    place = _place(options.target)
+    device = _device(options.target)
     return Plan(
         source=prepared.source.uri,
         data=prepared.raw.sha256,
         calibration_rows=prepared.calibration.count,
         held_out_rows=prepared.held_out.count,
         target=options.target.value,
-        missing=place.missing,
-        gates=goals.words(None if prepared.metric is None else prepared.metric.name),
-        steps=tuple(_steps(prepared, goals, place, options, recipes)),
+        missing=device.missing,
+        gates=goals.words(prepared.metric),
+        steps=tuple(_steps(prepared, goals, device, options, recipes)),
         excluded=_excluded(options.target),
     )
 
 
 def _steps(
-    prepared: Prepared, goals: Goals, place: RunDevice, options: Options, recipes: Sequence[Recipe]
+    prepared: Prepared, goals: Goals, device: RunDevice, options: Options, recipes: Sequence[Recipe]
 ) -> Iterator[Step]:
     exported = is_cached(export_key(prepared))
     yield Step("export", exported)
     attempt = None
     if exported:
         source = export_source(prepared)
-        attempt = Attempt(source, goals, place, options.calibrator, Silent(), SystemClock())
+        goals = goals.resolved(source.baseline.metric, source.baseline.score)
+        attempt = Attempt(source, goals, device, options.calibrator, Silent(), SystemClock())
     for recipe in recipes:
         built = attempt is not None and is_cached(attempt.model_key(recipe))
         yield Step(f"{recipe.name}: build", built, recipe.tuned)
         measured = attempt is not None and is_cached(attempt.measure_key(recipe))
-        yield Step(f"{recipe.name}: measure", measured)
+        yield Step(f"{recipe.name}: judge", measured)
+    if device.timed:
+        yield Step("latency", attempt is not None and attempt.latencies_cached(recipes))
     yield Step("publish", cached=False)
 
 
-def _place(target: Target) -> RunDevice:
-    """Whether the target is here, found out with the smallest graph there is."""
+def _device(target: Target) -> RunDevice:
+    """Return the device for `target`, probed with the smallest possible graph."""
     if target is Target.CPU:
         return RunDevice(target, target.value)
     import onnx
@@ -107,7 +110,7 @@ def _place(target: Target) -> RunDevice:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "probe.onnx")
         onnx.save(onnx.parser.parse_model(_PROBE), str(path))
-        return find_place(target, path)
+        return find_device(target, path)
 
 
 _PROBE = (

@@ -1,4 +1,4 @@
-"""What an optimization starts from: the model, its rows, the user's transform and metric."""
+"""The inputs of an optimization: the model, its rows, the user's transform and metric."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bundle.tensors import Signature
 from optimize.batching import DEFAULT, BatchingOptions
-from optimize.data import EvalData, RowLimits, Rows, load_data, require_labels
-from optimize.metrics.scores import Metric, load_metric
+from optimize.data import EvalData, RowLimits, Rows, load_data
+from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Calibrator, Target
 from optimize.transforms.transform import SourceTransform, read_transform
 from registry.catalog import Catalog, SourceModel
@@ -18,15 +18,15 @@ DEFAULT_METRIC = "accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to optimize, beside the goals. `metric` is a name of `load_metric`; None is accuracy
-    where the rows have labels."""
+    """Options beside the goals. `metric` is a name for `load_metric`; None is accuracy if the
+    rows have labels."""
 
     target: Target = Target.CPU
     metric: str | None = None
     calibrator: Calibrator = Calibrator.AUTO
     sampling: RowLimits = field(default_factory=RowLimits)
     transform: Path | None = None
-    joining: BatchingOptions = DEFAULT
+    batching_options: BatchingOptions = DEFAULT
     allow_pickle: bool = False
 
 
@@ -34,8 +34,8 @@ class Options:
 class Prepared:
     """A registered model and rows that fit it.
 
-    `raw` are the rows as a caller of the API sends them; `calibration` and `held_out` are
-    what the transform makes of them, and so what the model takes.
+    `raw` are the rows as a caller of the API sends them; `calibration` and `held_out` are the
+    model's inputs that the transform makes of them.
     """
 
     source: SourceModel
@@ -44,7 +44,7 @@ class Prepared:
     held_out: Rows
     transform: SourceTransform | None
     metric: Metric | None
-    joining: BatchingOptions = DEFAULT
+    batching_options: BatchingOptions = DEFAULT
 
     @property
     def api_signature(self) -> Signature:
@@ -55,15 +55,15 @@ class Prepared:
 def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> Prepared:
     """Resolve the model and read the rows; raises what `Catalog.resolve` and `load_data` raise.
 
-    INVALID_INPUT also for a metric without labels, for a transform that is none, and for
-    padding that does not suit the inputs.
+    INVALID_INPUT also for a metric without labels, an invalid transform, and padding that
+    does not fit the inputs.
     """
     source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
     transform = None
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.api_signature
-    options.joining.check(signature)
+    options.batching_options.check(signature)
     raw = load_data(data, signature, options.sampling)
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
@@ -73,7 +73,7 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
         _transformed(raw.held_out, transform),
         transform,
         metric,
-        options.joining,
+        options.batching_options,
     )
 
 

@@ -1,9 +1,8 @@
-"""Putting the chosen variant into a sealed bundle: model, golden rows, evidence, manifest."""
+"""Seal the chosen variant into a bundle: model, golden rows, evidence, manifest."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from bundle.errors import MlctlError
@@ -23,8 +22,7 @@ from bundle.verify import VerifiedBundle, seal, verify
 from optimize.choice import Judged
 from optimize.constraints import find_constraints
 from optimize.device import RunDevice
-from optimize.evidence import evidence_document, manifest_evidence
-from optimize.goals import Goals
+from optimize.evidence import OptimizeReport, evidence_document, manifest_evidence
 from optimize.recipes.base import DATA_NAME
 from optimize.source_graph import Exported
 from registry.names import bundle_name
@@ -38,12 +36,10 @@ from services.runtime.warmup import check_padding
 GOLDEN_ROWS = 32
 
 
-def seal_bundle(
-    exported: Exported, goals: Goals, place: RunDevice, judged: Sequence[Judged], chosen: Judged
-) -> VerifiedBundle:
+def seal_bundle(exported: Exported, report: OptimizeReport, chosen: Judged) -> VerifiedBundle:
     """Seal the chosen variant's files and evidence under the state directory, by digest.
 
-    PARITY_FAILED if sequences are to be padded, and that changes the model's answers.
+    PARITY_FAILED if the manifest pads sequences and padding changes the answers.
     """
     model = chosen.variant.model
     assert model is not None
@@ -56,18 +52,18 @@ def seal_bundle(
         if transform is not None:
             transform.copy_into(scratch)
         _write_golden(exported, scratch / GOLDEN_NAME)
-        evidence = evidence_document(exported, goals, place, judged)
-        write_atomic(scratch / EVIDENCE_NAME, canonical_json(evidence))
+        evidence = canonical_json(evidence_document(report))
+        write_atomic(scratch / EVIDENCE_NAME, evidence)
         scratch.chmod(0o755)
-        sealed = seal(scratch, _manifest(exported, place, chosen))
-        if place.timed:
-            _prove_padding(sealed, place)
+        sealed = seal(scratch, _manifest(exported, report.device, chosen))
+        if report.device.timed:
+            _prove_padding(sealed, report.device)
         return _move(sealed, store / sealed.digest)
 
 
-def _manifest(exported: Exported, place: RunDevice, chosen: Judged) -> Manifest:
+def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest:
     prepared, variant = exported.prepared, chosen.variant
-    source, metric = prepared.source, exported.baseline.metric
+    source = prepared.source
     assert variant.measured is not None
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -85,18 +81,18 @@ def _manifest(exported: Exported, place: RunDevice, chosen: Judged) -> Manifest:
         variant=ManifestVariant(
             recipe=variant.recipe,
             precision=variant.precision,
-            target=place.target.value,
+            target=device.target.value,
             opset=variant.measured.opset,
         ),
-        batching=exported.baseline.joining.batching(
+        batching=exported.baseline.batching_options.batching(
             row_independent=variant.measured.row_independent
         ),
-        evidence=manifest_evidence(variant.measured, None if metric is None else metric.name),
+        evidence=manifest_evidence(variant.measured, exported.baseline.metric),
     )
 
 
 def _write_golden(exported: Exported, path: Path) -> None:
-    """Rows to warm up with and to compare with: the answers are the source model's own."""
+    """Write rows for warm-up and parity checks with the source model's own answers."""
     prepared, baseline = exported.prepared, exported.baseline
     rows = prepared.raw.held_out.head(GOLDEN_ROWS)
     outputs = {name: array[: rows.count] for name, array in baseline.outputs.items()}
@@ -105,19 +101,19 @@ def _write_golden(exported: Exported, path: Path) -> None:
     save_golden(path, rows.inputs, outputs)
 
 
-def _prove_padding(bundle: VerifiedBundle, place: RunDevice) -> None:
-    """What the server's start will prove again; PARITY_FAILED if the model cannot be padded."""
+def _prove_padding(bundle: VerifiedBundle, device: RunDevice) -> None:
+    """Prove what the server proves again at start-up; PARITY_FAILED if padding changes answers."""
     manifest = bundle.manifest
     if not manifest.batching.pad:
         return
-    session = open_session(bundle.path(MODEL_NAME), place.provider, batching=manifest.batching)
+    session = open_session(bundle.path(MODEL_NAME), device.provider, batching=manifest.batching)
     scorer = Scorer(manifest, bundle.digest, session, load_transform(bundle))
     lengths = LengthPadding(manifest.signature, manifest.batching.pad)
     check_padding(scorer, lengths, load_golden(bundle.path(GOLDEN_NAME))[0])
 
 
 def _move(sealed: VerifiedBundle, target: Path) -> VerifiedBundle:
-    """Give a sealed bundle its final place, over a damaged one but not over itself."""
+    """Move a sealed bundle to its final path; a damaged one there is replaced."""
     settle(sealed.root, target, lambda there: _is_whole(there, sealed.digest))
     return VerifiedBundle(target, sealed.manifest, sealed.digest)
 

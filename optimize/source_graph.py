@@ -1,4 +1,4 @@
-"""The exported source model: its graph, its answers on held-out rows, and what was proved.
+"""The exported source model: its graph, its answers on held-out rows, and its proofs.
 
 One cache entry holds all of it, so that a repeated run needs no torch.
 """
@@ -24,7 +24,7 @@ from optimize.proofs.checks import check_finite, check_graph, check_parity, chec
 from optimize.proofs.export import OPSET
 from optimize.proofs.independence import is_row_independent
 from optimize.proofs.reference import load_reference
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.session import open_session
 
@@ -37,7 +37,7 @@ _FACTS_NAME = "facts.json"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A graph that was proved to be the source model's; `key` names it in the cache."""
+    """A graph that is proved to be the source model's; `key` names it in the cache."""
 
     prepared: Prepared
     graph: Path
@@ -64,11 +64,10 @@ class _Facts(BaseModel):
 
 
 def export_source(prepared: Prepared) -> Exported:
-    """Export, check and run the source model, or take all that from the cache.
+    """Export, check and run the source model, or take the results from the cache.
 
-    EXPORT_FAILED if the graph is not provably the model; UNSUPPORTED_MODEL if the
-    model itself does not run, or answers with NaN; INVALID_INPUT if the metric does not
-    fit its answers.
+    EXPORT_FAILED if the graph cannot be proved to be the model; UNSUPPORTED_MODEL if the model
+    does not run or answers with NaN; INVALID_INPUT if the metric does not fit its answers.
     """
     key = export_key(prepared)
     entry = fetch_or_build(key, lambda directory: _build(directory, prepared))
@@ -76,9 +75,13 @@ def export_source(prepared: Prepared) -> Exported:
     _, outputs = load_golden(entry.root / _ANSWERS_NAME)
     ordered = {spec.name: outputs[spec.name] for spec in prepared.source.signature.outputs}
     baseline = Baseline(
-        prepared.held_out, ordered, facts.row_independent, prepared.metric, prepared.joining
+        prepared.held_out,
+        ordered,
+        facts.row_independent,
+        prepared.metric,
+        prepared.batching_options,
     )
-    _ = baseline.score  # whether the metric fits is known before any work on variants
+    _ = baseline.score  # fails before any work on variants if the metric does not fit
     return Exported(
         prepared=prepared,
         graph=entry.root / MODEL_NAME,
@@ -90,7 +93,7 @@ def export_source(prepared: Prepared) -> Exported:
 
 
 def export_key(prepared: Prepared) -> Key:
-    """What the graph and the answers depend on."""
+    """Return what the graph and the answers depend on."""
     transform = prepared.transform
     return {
         "kind": "export",
@@ -113,8 +116,8 @@ def _build(directory: Path, prepared: Prepared) -> None:
     example = calibration.take(np.arange(EXAMPLE_ROWS) % calibration.count)
     reference.export(directory, example.inputs)
     graph = directory / MODEL_NAME
-    asked = None if source.flavor is Flavor.ONNX else OPSET
-    opset = check_graph(graph, source.signature, asked)
+    expected = None if source.format is ModelFormat.ONNX else OPSET
+    opset = check_graph(graph, source.signature, expected)
     check_parity(reference, open_session(graph), source.signature, held_out)
     independent = is_row_independent(reference, held_out)
     if prepared.transform is not None:

@@ -1,4 +1,4 @@
-"""Functions that a user names as `package.module:function`, with errors that name the mistake."""
+"""Functions named as `package.module:function`, with errors that name the mistake."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def is_function_name(text: str) -> bool:
-    """Whether `text` has the form `package.module:function`."""
+    """Return whether `text` has the form `package.module:function`."""
     return _NAME.fullmatch(text) is not None
 
 
 def load_function(text: str) -> Callable[..., Any]:
-    """Import the function that `text` names, looking in the working directory too.
+    """Import the function that `text` names, also from the working directory.
 
-    INVALID_INPUT says whether the module, its import or the function is at fault.
+    INVALID_INPUT names the module, the failed import or the function that is missing.
     """
     module_name, _, name = text.partition(":")
     if (folder := str(Path.cwd())) not in sys.path:
@@ -38,11 +38,11 @@ def load_function(text: str) -> Callable[..., Any]:
                 raise
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"there is no module {error.name!r} to import {text!r} from",
+                f"{text!r} cannot be imported: no module {error.name!r}",
                 "Run mlctl in the folder that holds the module, or install its package.",
             ) from error
     if not hasattr(module, name):
-        public = [known for known in dir(module) if not known.startswith("_")]
+        public = [found for found in dir(module) if not found.startswith("_")]
         near = suggestion(name, public, "it has")
         raise MlctlError(
             ErrorCode.INVALID_INPUT, f"module {module_name!r} has no function {name!r}; {near}"
@@ -56,9 +56,9 @@ def load_function(text: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def user_code(doing: str) -> Iterator[None]:
-    """Run code of the user's: its prints go to stderr, its errors become INVALID_INPUT.
+    """Run the user's code: its prints go to stderr, its errors become INVALID_INPUT.
 
-    stdout is kept for the one document of `--json`.
+    stdout is reserved for the document of `--json`.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,7 +1,8 @@
-"""What was proved and measured of one variant, as a value that survives the cache unchanged."""
+"""The measured numbers of one variant, as values that the cache stores and restores unchanged."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,27 @@ from optimize.recipes.base import Details, Precision
 
 MEASURED_NAME = "measured.json"
 DETAILS_NAME = "details.json"
+TIMINGS_NAME = "timings.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """One measurement of all variants: latencies, or why there are none, by recipe."""
+
+    latencies: Mapping[str, tuple[BatchLatency, ...]]
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The numbers of one variant over `rows` held-out rows; `score` only where they have labels.
+    """The numbers of one variant on `rows` held-out rows; `score` only if they have labels.
 
-    `size_bytes` counts the model file and its data file. `latency` is empty where the
-    variant's target is not on this machine; `provider` is what it was judged on (`emulated`
-    by a twin graph where that has no kernels for it), and
-    `importer` what TensorRT's importer said of it without a device. `joined_relative_l2` is
-    how far answers are from the source's next to rows that no data has; it decides
-    `row_independent`, and is None where the source's own rows influence each other.
+    `size_bytes` counts the model file and its data file. `latency` is empty where the target
+    is not on this machine. `provider` ran the variant; `emulated` says that it ran a twin
+    graph, because the provider has no kernels for the variant itself. `importer` is the
+    verdict of TensorRT's importer. `contaminated_relative_l2` is the relative L2 to the
+    source's answers beside outlier rows; `row_independent` follows from it. It is None if the
+    source's own rows depend on each other.
     """
 
     rows: int
@@ -36,13 +46,13 @@ class Measured:
     size_bytes: int
     parity: Parity
     score: MetricResult | None
-    latency: tuple[BatchLatency, ...]
+    latency: tuple[BatchLatency, ...] = ()
     details: Details = field(default_factory=Details)
     provider: str = "cpu"
     emulated: bool = False
     importer: str | None = None
     row_independent: bool = True
-    joined_relative_l2: float | None = None
+    contaminated_relative_l2: float | None = None
 
     @property
     def p95_ms(self) -> float:
@@ -52,11 +62,21 @@ class Measured:
     @property
     def rows_per_second(self) -> float:
         """The best throughput of any batch size."""
-        return max(batch.rows_per_second for batch in self.latency)
+        return self.best_batch.rows_per_second
+
+    @property
+    def best_batch(self) -> BatchLatency:
+        """The batch size with the highest throughput."""
+        return max(self.latency, key=lambda batch: batch.rows_per_second)
 
     def proof(self) -> dict[str, Any]:
-        """All but what a clock measured: the same inputs always give the same."""
-        return {name: value for name, value in asdict(self).items() if name != "latency"}
+        """Return everything but latency: equal inputs give equal proofs."""
+        found = {name: value for name, value in asdict(self).items() if name != "latency"}
+        return {**found, "parity": self.parity.record()}
+
+    def record(self) -> dict[str, Any]:
+        """Return the proof with the latencies summarized."""
+        return {**self.proof(), "latency": [batch.summary() for batch in self.latency]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +91,24 @@ class Variant:
 
 
 def save_measured(measured: Measured, directory: Path) -> None:
-    """Write the numbers of one variant."""
-    write_atomic(directory / MEASURED_NAME, canonical_json(asdict(measured)))
+    """Write the numbers of one variant, without latencies."""
+    content = {**asdict(measured), "latency": []}
+    write_atomic(directory / MEASURED_NAME, canonical_json(content))
 
 
 def load_measured(directory: Path) -> Measured:
     """Read what `save_measured` wrote."""
     return TypeAdapter(Measured).validate_json((directory / MEASURED_NAME).read_bytes())
+
+
+def save_timings(timings: Timings, directory: Path) -> None:
+    """Write one measurement."""
+    write_atomic(directory / TIMINGS_NAME, canonical_json(asdict(timings)))
+
+
+def load_timings(directory: Path) -> Timings:
+    """Read what `save_timings` wrote."""
+    return TypeAdapter(Timings).validate_json((directory / TIMINGS_NAME).read_bytes())
 
 
 def save_details(details: Details, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Folders beside a bundle on the run of an optimized version: kept there, found, fetched."""
+"""Folders attached to the run of an optimized version: log, list, fetch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bundle.paths import check_relative
 
 
 def attach(client: Any, run_id: str, folder: Path, name: str) -> str:
-    """Log `folder` under `name` (a relative path) on the run; where that is, as a URI."""
+    """Log `folder` under `name` (a relative path) on the run; return its URI."""
     client.log_artifacts(run_id, str(folder), check_relative(name))
     return f"runs:/{run_id}/{name}"
 
 
 def attached(client: Any, run_id: str, under: str) -> list[str]:
-    """The names of the folders that the run has in its folder `under`, sorted."""
+    """Return the names of the folders in the run's folder `under`, sorted."""
     found = client.list_artifacts(run_id, check_relative(under))
     return sorted(Path(each.path).name for each in found if each.is_dir)
 

@@ -1,7 +1,6 @@
-"""What a model registry is to the rest of mlctl: values and two small protocols.
+"""A model registry as mlctl uses it: values and two small protocols.
 
-`Catalog` is what optimizing needs, `Champions` what promoting needs; `mlflow_catalog`
-implements both.
+`optimize` uses `Catalog`, the rollout daemon `Champions`; `mlflow_catalog` implements both.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ SOURCE_URI_TAG = "mlctl.source_uri"
 SOURCE_VERSION_TAG = "mlctl.source_version"
 
 
-class Flavor(StrEnum):
-    """The form in which a registered model is stored."""
+class ModelFormat(StrEnum):
+    """The storage format of a registered model."""
 
     PT2 = "pt2"
     ONNX = "onnx"
@@ -46,7 +45,7 @@ class SourceModel:
     version: str
     uri: str
     run_id: str
-    flavor: Flavor
+    format: ModelFormat
     signature: Signature
     artifacts: Path
     model_path: Path
@@ -69,7 +68,7 @@ class PublishedModel:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The optimized version that a name stands for, and `why` it is that one, for the user."""
+    """The optimized version that a name selects, and `why`, for the user."""
 
     published: PublishedModel
     why: str
@@ -77,7 +76,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What goes into the registry beside the bundle: verdict, parameters, numbers, one table.
+    """The records beside the bundle in the registry: verdict, parameters, numbers, one table.
 
     `files` are attached to the run under their names.
     """
@@ -102,10 +101,10 @@ class ModelRow:
 
 
 class Catalog(Protocol):
-    """Where source models come from and optimized ones go."""
+    """The registry of source models and optimized versions."""
 
     def resolve(self, text: str, *, allow_pickle: bool = False) -> SourceModel:
-        """The version that `text` names; MODEL_NOT_FOUND, PICKLE_REFUSED, UNSUPPORTED_MODEL."""
+        """Return the version `text` names; MODEL_NOT_FOUND, PICKLE_REFUSED, UNSUPPORTED_MODEL."""
         ...
 
     def publish(
@@ -116,10 +115,10 @@ class Catalog(Protocol):
 
 
 class Champions(Protocol):
-    """Who carries the traffic, as the registry records it."""
+    """The version that serves live traffic, as the registry records it."""
 
     def find_by_digest(self, digest: str) -> PublishedModel:
-        """The optimized version whose bundle has `digest`; MODEL_NOT_FOUND."""
+        """Return the optimized version whose bundle has `digest`; MODEL_NOT_FOUND."""
         ...
 
     def write_champion(self, digest: str) -> PublishedModel:
@@ -128,7 +127,7 @@ class Champions(Protocol):
 
 
 def artifacts_sha256(root: Path) -> str:
-    """The hex sha256 over path and content of all files under `root`; links are refused."""
+    """Return the hex sha256 over path and content of all files under `root`; reject links."""
     listing = []
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()

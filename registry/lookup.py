@@ -1,6 +1,6 @@
-"""Finding versions in MLflow, with errors that name what does exist.
+"""Find versions in MLflow, with errors that name similar or existing ones.
 
-Thin functions over an MLflow client; all of them raise MODEL_NOT_FOUND with near names.
+Thin functions over an MLflow client; all raise MODEL_NOT_FOUND.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def model_names(client: Any) -> list[str]:
-    """The names of all registered models."""
+    """Return the names of all registered models."""
     return [model.name for model in _all_models(client)]
 
 
 def find_version(client: Any, ref: ModelRef) -> Any:
-    """The MLflow model version that `ref` names; without version and alias the newest one."""
+    """Return the MLflow version that `ref` names; without version and alias the newest."""
     model = _registered(client, ref.name)
     version = ref.version
     if ref.alias is not None:
@@ -47,13 +47,13 @@ def find_version(client: Any, ref: ModelRef) -> Any:
     if version is None:
         version = max(versions, key=int, default="")
     if str(version) not in versions:
-        known = ", ".join(sorted(versions, key=int)) or "none"
-        raise _not_found(f"model {ref.name!r} has no version {version}", f"its versions: {known}")
+        listed = ", ".join(sorted(versions, key=int)) or "none"
+        raise _not_found(f"model {ref.name!r} has no version {version}", f"its versions: {listed}")
     return versions[str(version)]
 
 
 def find_published(client: Any, ref: ModelRef) -> Selection:
-    """The optimized version that `ref` names, either directly or through its source version."""
+    """Return the optimized version that `ref` names, directly or through its source version."""
     if ref.name.endswith(OPTIMIZED_SUFFIX) and (ref.version or ref.alias):
         exact = find_version(client, ref)
         if DIGEST_TAG not in exact.tags:
@@ -70,12 +70,12 @@ def find_published(client: Any, ref: ModelRef) -> Selection:
     ]
     if found:
         return _newest(client, found, label)
-    known = model_names(client)
-    if source not in known and optimized_name(source) not in known:
-        raise _no_model(source, known)
+    names = model_names(client)
+    if source not in names and optimized_name(source) not in names:
+        raise _no_model(source, names)
     raise MlctlError(
         ErrorCode.MODEL_NOT_FOUND,
-        f"there is no optimized version of {label} yet",
+        f"{label} has no optimized version",
         f"Make one with `mlctl optimize {label} --data FILE`.",
     )
 
@@ -97,7 +97,7 @@ def _made_of(version: Any) -> str:
 
 
 def find_digest(client: Any, digest: str, name: str | None = None) -> PublishedModel | None:
-    """The newest version with that bundle digest, in `name` or anywhere; None if there is none."""
+    """Return the newest version with that bundle digest, in `name` or any model; None if none."""
     if not _DIGEST.fullmatch(digest):
         raise MlctlError(ErrorCode.INVALID_INPUT, "a digest is 64 hexadecimal digits")
     query = f"tags.`{DIGEST_TAG}` = '{digest}'" + (f" and name = '{name}'" if name else "")
@@ -107,7 +107,7 @@ def find_digest(client: Any, digest: str, name: str | None = None) -> PublishedM
 
 
 def versions_of(client: Any, name: str | None = None) -> list[Any]:
-    """All versions of a registered model, whose name comes from a parsed reference, or of all."""
+    """Return all versions of a registered model, or of all; `name` is from a parsed reference."""
     query = None if name is None else f"name = '{name}'"
     versions: list[Any] = []
     token = None
@@ -120,7 +120,7 @@ def versions_of(client: Any, name: str | None = None) -> list[Any]:
 
 
 def rows(client: Any) -> Iterator[ModelRow]:
-    """Every version of every registered model, by name, newest first within each model."""
+    """Yield every version of every registered model, by name, newest first within each."""
     aliases: dict[tuple[str, str], list[str]] = {}
     for model in _all_models(client):
         for alias, version in sorted(model.aliases.items()):
@@ -138,7 +138,7 @@ def rows(client: Any) -> Iterator[ModelRow]:
 
 
 def as_published(version: Any) -> PublishedModel:
-    """An MLflow model version that carries mlctl's tags, as a value."""
+    """Return an MLflow model version that carries mlctl's tags as a value."""
     return PublishedModel(
         name=version.name,
         version=str(version.version),
@@ -171,15 +171,15 @@ def _all_models(client: Any) -> Iterator[Any]:
             return
 
 
-def _no_model(name: str, known: list[str]) -> MlctlError:
-    near = suggestion(name, known, "registered models")
+def _no_model(name: str, names: list[str]) -> MlctlError:
+    near = suggestion(name, names, "registered models")
     return MlctlError(
         ErrorCode.MODEL_NOT_FOUND,
         f"no model {name!r} is registered in {registry_address()}; {near}",
         f"If it was logged to another registry, set {TRACKING_VARIABLE} to that one; "
-        "`mlctl models` lists what is registered in this one.",
+        "`mlctl models` lists the models in this one.",
     )
 
 
-def _not_found(what: str, known: str) -> MlctlError:
-    return MlctlError(ErrorCode.MODEL_NOT_FOUND, f"{what}; {known}")
+def _not_found(problem: str, listed: str) -> MlctlError:
+    return MlctlError(ErrorCode.MODEL_NOT_FOUND, f"{problem}; {listed}")

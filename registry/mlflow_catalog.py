@@ -1,7 +1,7 @@
-"""MLflow behind the catalog's protocols: models and bundles in, champions out.
+"""MLflow as the model registry: implements the protocols of `registry.catalog`.
 
-Every artifact is copied out of the registry before it is looked at; a bundle is given
-out only after its digest was found to be the one in the registry's tag.
+Every artifact is copied out of the registry before it is read; a bundle is returned
+only after its digest was verified against the registry's tag.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bundle.verify import VerifiedBundle, verify
 from registry import attachments, lookup
 from registry.catalog import (
     CHAMPION,
-    Flavor,
+    ModelFormat,
     ModelRow,
     PublishedModel,
     PublishReport,
@@ -44,15 +44,15 @@ class MlflowCatalog:
     def resolve(self, text: str, *, allow_pickle: bool = False) -> SourceModel:
         """Find and fetch the version that `text` names (the newest if it names none).
 
-        MODEL_NOT_FOUND lists near names; PICKLE_REFUSED unless `allow_pickle`;
+        MODEL_NOT_FOUND lists similar names; PICKLE_REFUSED unless `allow_pickle`;
         UNSUPPORTED_MODEL for other flavors, for models without a tensor signature, and for
-        what was optimized already.
+        optimized versions.
         """
         ref = parse_ref(text)
         if ref.name.endswith(OPTIMIZED_SUFFIX):
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MODEL,
-                f"{ref.name} is where optimized versions are registered",
+                f"{ref.name} holds optimized versions, which cannot be optimized again",
                 f"Optimize its source: {ref.name.removesuffix(OPTIMIZED_SUFFIX)}.",
             )
         with quiet(), registry_errors():
@@ -60,22 +60,22 @@ class MlflowCatalog:
             uri = str(ModelRef(version.name, version=str(version.version)))
             artifacts, sha256 = self._fetch(version)
             stored = read_mlmodel(artifacts, uri)
-        if stored.flavor is Flavor.PICKLE and not allow_pickle:
+        if stored.format is ModelFormat.PICKLE and not allow_pickle:
             raise MlctlError(
                 ErrorCode.PICKLE_REFUSED,
-                f"{uri} is stored as a pickle, or with code of its own: loading it runs code",
+                f"{uri} is stored as a pickle or with its own code: loading it runs code",
             )
         return SourceModel(
             name=version.name,
             version=str(version.version),
             uri=uri,
             run_id=version.run_id or "",
-            flavor=stored.flavor,
+            format=stored.format,
             signature=stored.signature,
             artifacts=artifacts,
             model_path=stored.path,
             sha256=sha256,
-            pickle_allowed=stored.flavor is Flavor.PICKLE,
+            pickle_allowed=stored.format is ModelFormat.PICKLE,
         )
 
     def publish(
@@ -83,23 +83,23 @@ class MlflowCatalog:
     ) -> PublishedModel:
         """Register `bundle` with lineage to `source`, unless its digest is registered already.
 
-        Processes with the same state directory take turns, so that not both register it.
+        Processes with the same state directory take turns, so only one registers it.
         """
-        turn = exclusive(state_dir("locks") / "publish")
-        with turn, quiet(), registry_errors():
+        lock = exclusive(state_dir("locks") / "publish")
+        with lock, quiet(), registry_errors():
             return publish_bundle(self._connected(), bundle, source, report)
 
     def find_optimized(self, text: str) -> PublishedModel:
-        """The optimized version for `text`.
+        """Return the optimized version for `text`.
 
         `digits`: the newest; `digits@alias`, `digits/3`: the newest made from that source
         version; `digits-optimized/2`, `digits-optimized@champion`: exactly that one.
-        MODEL_NOT_FOUND says how to make one.
+        MODEL_NOT_FOUND hints at `mlctl optimize`.
         """
         return self.select_optimized(text).published
 
     def select_optimized(self, text: str, version: str | None = None) -> Selection:
-        """As `find_optimized`, with the reason; `version` is one of the optimized model."""
+        """Return `find_optimized` with the reason; `version` is one of the optimized model."""
         ref = parse_ref(text)
         if version is not None:
             if ref.version or ref.alias:
@@ -122,7 +122,7 @@ class MlflowCatalog:
         return found
 
     def fetch_bundle(self, published: PublishedModel, destination: Path) -> VerifiedBundle:
-        """Copy a version's bundle to `destination` (missing or empty), verified on the way.
+        """Copy a version's verified bundle to `destination`, which is missing or empty.
 
         DIGEST_MISMATCH and the other verification errors leave nothing there.
         """
@@ -144,7 +144,7 @@ class MlflowCatalog:
             client.set_registered_model_alias(ref.name, alias, str(ref.version))
 
     def connect(self) -> None:
-        """Load MLflow and ask the registry once, which takes seconds. REGISTRY_UNAVAILABLE."""
+        """Load MLflow and query the registry once, which takes seconds. REGISTRY_UNAVAILABLE."""
         with quiet(), registry_errors():
             self._connected().search_registered_models(max_results=1)
 
@@ -157,23 +157,23 @@ class MlflowCatalog:
         return published
 
     def attach(self, published: PublishedModel, folder: Path, name: str) -> str:
-        """Keep `folder` as `name` on the version's run; where that is, as a URI."""
+        """Attach `folder` as `name` to the version's run; return its URI."""
         with quiet(), registry_errors():
             return attachments.attach(self._connected(), published.run_id, folder, name)
 
     def attached(self, published: PublishedModel, under: str) -> list[str]:
-        """The names of the folders that the version's run has in its folder `under`."""
+        """Return the names of the folders in the folder `under` of the version's run."""
         with quiet(), registry_errors():
             return attachments.attached(self._connected(), published.run_id, under)
 
     def fetch_attached(self, published: PublishedModel, name: str, destination: Path) -> Path:
-        """Copy such a folder into `destination`, as it is; BENTO_NOT_FOUND if there is none."""
+        """Copy an attached folder into `destination`; BENTO_NOT_FOUND if it does not exist."""
         with quiet(), registry_errors():
             client = self._connected()
             return attachments.fetch_attached(client, published.run_id, name, destination)
 
     def list_models(self) -> tuple[ModelRow, ...]:
-        """Every version of every model, for `mlctl models`; names and tags are untrusted text."""
+        """Return every version of every model; names and tags are untrusted text."""
         with quiet(), registry_errors():
             return tuple(lookup.rows(self._connected()))
 
@@ -186,10 +186,10 @@ class MlflowCatalog:
         return self._client
 
     def _fetch(self, version: Any) -> tuple[Path, str]:
-        """The version's artifacts in a directory named by their sha256, and that sha256."""
+        """Copy the version's artifacts to a directory named by their sha256; return both."""
         from mlflow.artifacts import download_artifacts
 
-        # Not the models:/NAME/N form: that would add MLflow's own note to the files.
+        # The models:/NAME/N form would add a file of MLflow's.
         location = self._connected().get_model_version_download_uri(version.name, version.version)
         store = state_dir("cache", "sources")
         with tempfile.TemporaryDirectory(dir=store) as scratch:

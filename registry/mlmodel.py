@@ -1,6 +1,6 @@
-"""Reading a downloaded MLflow model directory: its form, its signature, where the model lies.
+"""Read a downloaded MLflow model directory: its format, its signature, the model's path.
 
-Nothing of the model itself is loaded here, and paths in the MLmodel file are resolved
+The model itself is not loaded, and paths in the MLmodel file are resolved
 inside the directory only.
 """
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import resolve_inside
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from registry.names import printable
 from registry.quiet import first_line
 
@@ -25,9 +25,9 @@ _PT2_FILE = "model.pt2"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """What an MLmodel file says: `path` is what to load."""
+    """The content of an MLmodel file; `path` is the file or folder to load."""
 
-    flavor: Flavor
+    format: ModelFormat
     path: Path
     signature: Signature
 
@@ -38,7 +38,7 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
 
     try:
         model = Model.load(str(root))
-    except Exception as error:  # a file of foreign origin, read by a parser that trusts it
+    except Exception as error:  # an untrusted file, and the parser does not expect that
         raise _unsupported(
             label, f"its MLmodel file cannot be read ({printable(first_line(error))})"
         ) from error
@@ -46,18 +46,18 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
     return StoredModel(flavor, path, _signature(model.signature, label))
 
 
-def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[Flavor, Path]:
+def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[ModelFormat, Path]:
     if "onnx" in flavors:
         config = _config(flavors["onnx"], label)
-        return Flavor.ONNX, resolve_inside(root, str(config.get("data")))
+        return ModelFormat.ONNX, resolve_inside(root, str(config.get("data")))
     if "pytorch" not in flavors:
         found = ", ".join(sorted(set(flavors) - {"python_function"})) or "none"
         raise _unsupported(label, f"its flavor is {found}, not pytorch or onnx")
     config = _config(flavors["pytorch"], label)
     archive = resolve_inside(root, f"{config.get('model_data')}/{_PT2_FILE}")
-    # Code shipped with a model would run on loading, just as a pickle does.
+    # Code stored with a model would run on loading, as a pickle does.
     safe = archive.is_file() and not config.get("code")
-    return (Flavor.PT2 if safe else Flavor.PICKLE), root
+    return (ModelFormat.PT2 if safe else ModelFormat.PICKLE), root
 
 
 def _config(value: Any, label: str) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ def _signature(signature: Any, label: str) -> Signature:
 def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
     if not schema.is_tensor_spec():
         raise ValueError(f"the {default}s are table columns, not tensors")
-    # Only a single tensor may go without a name: MLflow sees to that.
+    # MLflow allows a tensor without a name only if it is the only one.
     return tuple(
         TensorSpec(
             name=default if spec.name is None else spec.name,
@@ -94,17 +94,17 @@ def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
 
 
 def _checked(signature: Signature) -> Signature:
-    """ValueError for what no graph, or no server of rows, can keep to."""
+    """Reject a signature that no graph or server of rows can have; ValueError."""
     specs = (*signature.inputs, *signature.outputs)
     if both := {spec.name for spec in signature.inputs} & {spec.name for spec in signature.outputs}:
         raise ValueError(
-            f"an input and an output are both named {min(both)!r}, which a graph cannot have"
+            f"an input and an output are both named {min(both)!r}, which no graph can have"
         )
     for spec in specs:
         if spec.shape[:1] != (DYNAMIC,):
             raise ValueError(
-                f"tensor {spec.name!r} has shape {list(spec.shape)}; its first dimension has to "
-                "be the batch, of any size: -1"
+                f"tensor {spec.name!r} has shape {list(spec.shape)}; its first dimension must be "
+                "the batch: -1"
             )
     return signature
 

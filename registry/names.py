@@ -1,4 +1,4 @@
-"""How users name registered models: `models:/digits@candidate`, `digits/3`, `digits`.
+"""References to registered models: `models:/digits@candidate`, `digits/3`, `digits`.
 
 Pure text handling. Names are limited to characters that need no quoting in MLflow's
 search language and cannot move a terminal's cursor.
@@ -37,7 +37,7 @@ class ModelRef:
 
 
 def parse_ref(text: str) -> ModelRef:
-    """Read a model reference; INVALID_INPUT says which part is wrong and shows the forms."""
+    """Parse a model reference; INVALID_INPUT names the faulty part and shows the forms."""
     body = text.removeprefix(_SCHEME)
     name, at, alias = body.partition("@")
     if at:
@@ -50,36 +50,36 @@ def parse_ref(text: str) -> ModelRef:
 
 
 def optimized_name(name: str) -> str:
-    """The registered name under which the optimized variants of `name` are kept."""
+    """Return the registered name of the optimized variants of `name`."""
     return name if name.endswith(OPTIMIZED_SUFFIX) else name + OPTIMIZED_SUFFIX
 
 
 def bundle_name(name: str) -> str:
-    """`name` in the form that manifests, Bentos and URLs take: lower case, no spaces."""
+    """Return `name` as manifests, Bentos and URLs need it: lower case, no spaces."""
     lowered = re.sub(r"[^a-z0-9._-]+", "-", name.lower())[:_BUNDLE_NAME_LENGTH].strip("._-")
     if not lowered:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"model name {printable(name)!r} has no letters")
     return lowered
 
 
-def near_names(wanted: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Up to three of `known` that look like `wanted`, the nearest first, safe to print."""
-    return tuple(printable(name) for name in difflib.get_close_matches(wanted, list(known)))
+def near_names(name: str, existing: Iterable[str]) -> tuple[str, ...]:
+    """Return up to three of `existing` similar to `name`, the nearest first, safe to print."""
+    return tuple(printable(near) for near in difflib.get_close_matches(name, list(existing)))
 
 
-def suggestion(wanted: str, known: Iterable[str], what: str) -> str:
-    """A sentence for an error: near names, else all of them, else that there are none."""
-    names = sorted(known)
-    if near := near_names(wanted, names):
-        return f"did you mean {' or '.join(repr(name) for name in near)}?"
+def suggestion(name: str, existing: Iterable[str], label: str) -> str:
+    """Return a sentence for an error: similar names, else `label` and all names, else none."""
+    names = sorted(existing)
+    if near := near_names(name, names):
+        return f"did you mean {' or '.join(repr(each) for each in near)}?"
     if names:
-        shown = ", ".join(printable(name) for name in names[:8])
-        return f"{what}: {shown}" + (", ..." if len(names) > 8 else "")
-    return f"{what}: none"
+        shown = ", ".join(printable(each) for each in names[:8])
+        return f"{label}: {shown}" + (", ..." if len(names) > 8 else "")
+    return f"{label}: none"
 
 
 def printable(text: str) -> str:
-    """`text` of foreign origin without control and formatting characters."""
+    """Replace control and formatting characters in untrusted `text`."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 

@@ -1,4 +1,4 @@
-"""Writing an optimized bundle back to MLflow: a run with lineage, evidence, and a new version.
+"""Publish an optimized bundle to MLflow: a run with lineage, evidence, and a new version.
 
 The version is created last and together with its tags, so a crash before that leaves a
 run but no version, and the next attempt starts over.
@@ -68,7 +68,7 @@ def publish_bundle(
 
 
 def _publisher() -> str:
-    """The id of this state directory; its runs in the registry carry it as a tag."""
+    """Return the id of this state directory; its runs in the registry carry it as a tag."""
     path = state_dir() / "publisher-id"
     if not path.exists():
         write_atomic(path, uuid.uuid4().hex.encode())
@@ -76,10 +76,10 @@ def _publisher() -> str:
 
 
 def _kill_interrupted(client: Any, publisher: str) -> None:
-    """End as KILLED what a killed process left RUNNING.
+    """End runs as KILLED that a killed process left RUNNING.
 
-    Under the lock nothing else publishes from this state directory; runs of others have
-    another id.
+    Under the lock no other process publishes from this state directory; runs of other state
+    directories have another id.
     """
     experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
     query = f"tags.`{PUBLISHER_TAG}` = '{publisher}' and attributes.status = 'RUNNING'"
@@ -89,7 +89,7 @@ def _kill_interrupted(client: Any, publisher: str) -> None:
 
 @contextlib.contextmanager
 def _run(source: SourceModel, tags: Mapping[str, str]) -> Iterator[Any]:
-    """The run that records the optimization: KILLED if the user interrupts it."""
+    """Start the run that records the optimization; KILLED if the user interrupts it."""
     import mlflow
 
     with mlflow.start_run(
@@ -140,7 +140,7 @@ def _log_model(bundle: VerifiedBundle) -> Any:
     import mlflow.onnx
     import onnx
 
-    # Given requirements spare MLflow's own search for them, which takes many seconds.
+    # Explicit requirements avoid MLflow's own search for them, which takes many seconds.
     return mlflow.onnx.log_model(
         onnx.load(str(bundle.path(MODEL_NAME))),
         name="model",

@@ -1,7 +1,7 @@
-"""Keeping libraries' prints, warnings and log lines off the user's terminal.
+"""Keep libraries' prints, warnings and log lines off the user's terminal.
 
 MLflow, exporters and calibrators write to stdout, where they would corrupt `--json`.
-What matters of it comes back as an exception, which passes through.
+Exceptions pass through.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallow Python-level output below an exception while the block runs."""
+    """Suppress prints, warnings and logging while the block runs."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -31,7 +31,7 @@ def quiet() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, with the next one if it only announces it."""
+    """Return the first line of an error's text, joined with the next if it ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] += f" {lines[1]}"

@@ -1,7 +1,7 @@
-"""Rollouts as MLflow runs in an experiment of their own.
+"""Rollouts as MLflow runs in a separate experiment.
 
-Writing the same twice leaves it as it is: a run is found by its key, and MLflow keeps a value of
-one series, step and time once.
+Writing is idempotent: a run is found by its key, and MLflow stores a value of one series, step
+and time once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from registry.tracking import configure_tracking, registry_errors
 EXPERIMENT = "mlctl-rollouts"
 KEY_TAG = "mlctl.rollout_key"
 _BATCH = 1000  # MLflow's limits of one call
-_LONGEST_TAG = 5000
+_MAX_TAG_LENGTH = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One value of a series: `at` in wall-clock seconds, `step` in seconds since the begin."""
+    """One value of a series: `at` in wall-clock seconds, `step` in seconds since the start."""
 
     name: str
     value: float
@@ -32,7 +32,7 @@ class MetricSample:
 
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """Where a run is."""
+    """The ids of a run and its experiment."""
 
     experiment: str
     run: str
@@ -48,21 +48,20 @@ class MlflowRuns:
         self._client: Any = None
         self._experiment = ""
 
-    def open(self, key: str, name: str, begun: float, tags: Mapping[str, str]) -> RunRef:
-        """The run with that key, made if there is none; `begun` is its start (wall clock)."""
+    def open(self, key: str, name: str, started: float, tags: Mapping[str, str]) -> RunRef:
+        """Return the run with that key, created if needed; `started` is in wall-clock seconds."""
         with quiet(), registry_errors():
             client = self._connected()
             query = f"tags.`{KEY_TAG}` = '{key}'"
             found = client.search_runs([self._experiment], query, max_results=1)
             if not found:
-                start = int(begun * 1000)
+                start = int(started * 1000)
                 all_tags = {KEY_TAG: key, **_short(tags)}
-                made = client.create_run(self._experiment, start, all_tags, run_name=name)
-                found = [made]
+                found = [client.create_run(self._experiment, start, all_tags, run_name=name)]
             return RunRef(self._experiment, found[0].info.run_id)
 
     def log(self, ref: RunRef, samples: Sequence[MetricSample]) -> None:
-        """Add values to the run's series; those that are there already stay once."""
+        """Add values to the run's series; duplicates are stored once."""
         with quiet(), registry_errors():
             client = self._connected()
             from mlflow.entities import Metric
@@ -73,7 +72,7 @@ class MlflowRuns:
                 client.log_batch(ref.run, metrics=metrics)
 
     def close(self, ref: RunRef, status: str, ended: float, tags: Mapping[str, str]) -> None:
-        """End the run as `status` (FINISHED, FAILED, KILLED) at `ended` in wall-clock seconds."""
+        """End the run as `status` (FINISHED, FAILED, KILLED) at `ended`, in wall-clock seconds."""
         with quiet(), registry_errors():
             client = self._connected()
             from mlflow.entities import RunTag
@@ -94,4 +93,4 @@ class MlflowRuns:
 
 
 def _short(tags: Mapping[str, str]) -> dict[str, str]:
-    return {name: printable(value)[:_LONGEST_TAG] for name, value in tags.items()}
+    return {name: printable(value)[:_MAX_TAG_LENGTH] for name, value in tags.items()}

@@ -1,8 +1,8 @@
-"""Where MLflow keeps its records, and how its failures and chatter are handled.
+"""MLflow's store and the translation of its failures.
 
 Without MLFLOW_TRACKING_URI the store is sqlite under `$MLCTL_HOME`, with an absolute
-artifact root, so that nothing lands in the current directory. Telemetry and pickle
-loading are off unless asked for.
+artifact root, so that nothing is written to the current directory. Telemetry and pickle
+loading are off unless enabled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PICKLE_VARIABLE = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
 EXPERIMENT = "mlctl"
 
 _REMOTE_SCHEMES = ("http", "https", "databricks", "uc")
-# An unreachable server should be reported in seconds; MLflow's own default is minutes.
+# Report an unreachable server in seconds; MLflow's default is minutes.
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -34,7 +34,7 @@ _DEFAULTS = {
 
 
 def tracking_uri() -> str:
-    """MLFLOW_TRACKING_URI if set, else the sqlite store under the state directory."""
+    """Return MLFLOW_TRACKING_URI if set, else the sqlite store under the state directory."""
     return os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{mlctl_home() / 'mlflow.db'}"
 
 
@@ -49,9 +49,9 @@ def registry_address() -> str:
 def configure_tracking(experiment: str = EXPERIMENT) -> str:
     """Point MLflow at the store, make `experiment` its active one, and return the URI.
 
-    Runs that are started afterwards keep their artifacts under an absolute path. Processes
-    take turns: two that make the tables of a new store at once would leave it broken.
-    REGISTRY_UNAVAILABLE if the store does not answer.
+    Later runs store their artifacts under an absolute path. Processes take turns: two that
+    create the tables of a new store at once would break it. REGISTRY_UNAVAILABLE if the
+    store does not answer.
     """
     uri = tracking_uri()
     for name, value in _DEFAULTS.items():
@@ -67,24 +67,24 @@ def configure_tracking(experiment: str = EXPERIMENT) -> str:
 
 @contextlib.contextmanager
 def registry_errors() -> Iterator[None]:
-    """Turn what MLflow and its HTTP and SQL layers raise into REGISTRY_UNAVAILABLE."""
+    """Translate errors of MLflow and its HTTP and SQL layers into REGISTRY_UNAVAILABLE."""
     try:
         yield
     except MlctlError:
         raise
     except Exception as error:
-        if not _from_the_store(error):
+        if not _is_store_error(error):
             raise
         address = registry_address()
         reason = printable(first_line(error).replace(tracking_uri(), address))
         message = f"the MLflow registry at {address} failed: {reason}"
-        if _is_away(error):
+        if _is_unreachable(error):
             message = f"no MLflow registry answers at {address}"
         raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, message) from error
 
 
 def _set_uri(uri: str) -> None:
-    """Set MLflow's URI without leaving the variable behind that it sets for children."""
+    """Set MLflow's URI without the environment variable that it sets for child processes."""
     import mlflow
 
     before = os.environ.get(TRACKING_VARIABLE)
@@ -108,17 +108,17 @@ def _ensure_experiment(uri: str, name: str) -> None:
             raise
 
 
-def _from_the_store(error: Exception) -> bool:
+def _is_store_error(error: Exception) -> bool:
     import requests
     import sqlalchemy.exc
     from mlflow.exceptions import MlflowException
 
-    known = (MlflowException, requests.RequestException, sqlalchemy.exc.SQLAlchemyError)
-    return isinstance(error, known)
+    store_errors = (MlflowException, requests.RequestException, sqlalchemy.exc.SQLAlchemyError)
+    return isinstance(error, store_errors)
 
 
-def _is_away(error: BaseException) -> bool:
-    """Whether nobody answered; MLflow raises its own error while it handles the one of requests."""
+def _is_unreachable(error: BaseException) -> bool:
+    """Return whether the server did not answer; MLflow chains its error to that of requests."""
     import requests
 
     cause: BaseException | None = error

@@ -1,8 +1,8 @@
-"""Prove a Bento's image without an engine: `make container-check`.
+"""Check a Bento's image without an engine: `make container-check`.
 
-It asks the package index for the hashes, walks the Containerfile's own steps in a fresh virtual
-environment outside of the project, and serves as another user from files that nobody may
-write. With BASE=IMAGE (one that buildah has or can fetch) buildah builds the image as well.
+It resolves the hashes with the package index, runs the steps of the Containerfile in a fresh
+virtual environment outside the project, and serves as another user from read-only files. With
+BASE=IMAGE (which buildah has or can fetch), buildah builds the image as well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _mlctl(*arguments: str) -> None:
 
 
 def _install(context: Path, venv: Path) -> Path:
-    """The first stage's commands, word for word but for the places."""
+    """Run the commands of the first stage with other paths."""
     text = (context / "Containerfile").read_text().replace("\\\n", " ")
     command = next(line for line in text.splitlines() if line.startswith("RUN python -m venv"))
     words = command.removeprefix("RUN ").replace("/opt/venv", str(venv))

@@ -76,9 +76,10 @@ OTHERS_IN_A_BENTO = {
     "services.runtime.tabular.input_columns",
     "services.runtime.tabular.tensors",
     "services.runtime.tabular.values",
-    # the command line's view of the same contract
+    # the command line's and the optimizer's view of the same contract
     "bundle.interface",
     "bundle.os_errors",
+    "bundle.output_kinds",
     "services.online.security.exposure",
     "services.precomputed.manage",
 }

@@ -1,1 +1,1 @@
-"""Clients of a model, written for it from its signature."""
+"""Typed clients of a model, generated from its signature."""

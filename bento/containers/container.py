@@ -1,7 +1,7 @@
-"""Everything that an image is built from, as one folder; and the engine that builds it.
+"""The build context of an image, as one folder, and the engine that builds the image.
 
-The folder is the engine's whole context and needs no mlctl. The same Bento, lock file and
-base give the same bytes, with the same times.
+The folder is the whole context of the engine and needs no mlctl. The same Bento, lock file and base
+give the same bytes, with the same times.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LOCK_NAME = "requirements.lock"
 SBOM_NAME = "sbom.cdx.json"
 _HEALTH = "health.py"
 _BENTO = "bento"
-# BentoML's own Dockerfile and requirements, which the ones here replace.
-_LEFT_OUT = ("env", "__pycache__")
+# BentoML's own Dockerfile and requirements, and bytecode.
+_EXCLUDED = ("env", "__pycache__")
 _IGNORE = "# Only what the Containerfile copies.\n*\n" + "".join(
     f"!{name}\n" for name in (_BENTO, _HEALTH, LOCK_NAME, SBOM_NAME)
 )
 _IGNORE_NAMES = (".containerignore", ".dockerignore")
-# 1980-01-01: archives know no earlier time.
+# 1980-01-01, the earliest time that archives can hold.
 _TIME = 315_532_800
 _GPU_PACKAGE = "onnxruntime-gpu"
 _BUILD_SECONDS = 3600.0
@@ -58,30 +58,30 @@ class Context:
 
 
 def default_base() -> str:
-    """The base image if none is named: Python of this version on Debian 12."""
+    """Return the default base image: Python of this version on Debian 12."""
     return f"docker.io/library/python:{python_version()}-slim-bookworm"
 
 
 def write_context(
     bento: BentoInfo, lock: Lock, platform: Platform, base: str, folder: Path
 ) -> Context:
-    """Write the build context of `bento` to `folder`, in place of one that is there.
+    """Write the build context of `bento` to `folder`, which an older context may occupy.
 
-    INVALID_INPUT if the folder holds something else, or the Bento is not mlctl's; raises as
-    `unpack` does for one that was altered.
+    INVALID_INPUT if the folder holds something else, or mlctl did not build the Bento; raises as
+    `unpack` does for an altered Bento.
     """
     packed = unpack(bento.source)
     if bento.labels.get(DIGEST_LABEL) != packed.digest:
         raise MlctlError(
-            ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models of its label"
+            ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models that its label names"
         )
-    _require_ours(folder)
+    _require_context(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     image = Image(base, image_labels(bento, packed), gpu=_GPU_PACKAGE in lock.versions())
     with scratch_directory(folder.parent) as scratch:
         made = scratch / "context"
         shutil.copytree(
-            bento.path, made / _BENTO, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True
+            bento.path, made / _BENTO, ignore=shutil.ignore_patterns(*_EXCLUDED), symlinks=True
         )
         shutil.copyfile(Path(health.__file__), made / _HEALTH)
         (made / LOCK_NAME).write_text(lock.text())
@@ -97,7 +97,7 @@ def write_context(
 
 
 def image_labels(bento: BentoInfo, packed: BentoContents) -> dict[str, str]:
-    """What the image tells of itself: the chain from the registry's versions to the bundles."""
+    """Return the image's labels: the chain from the registry's versions to the bundles."""
     name, _, version = bento.tag.partition(":")
     labels = {
         "org.opencontainers.image.title": name,
@@ -116,14 +116,14 @@ def image_labels(bento: BentoInfo, packed: BentoContents) -> dict[str, str]:
 
 
 def find_engine() -> Engine | None:
-    """The first engine that is installed here."""
+    """Return the first engine that is installed here."""
     return next((engine for engine in Engine if shutil.which(engine) is not None), None)
 
 
 def build_image(engine: Engine, context: Context, image: str, platform: Platform) -> None:
-    """Build `image` (NAME:TAG) of the context; its output goes to our stderr.
+    """Build `image` (NAME:TAG) from the context; the engine's output goes to stderr.
 
-    RUNTIME_MISSING without the engine; INTERNAL if it fails, having said why itself.
+    RUNTIME_MISSING without the engine; INTERNAL if it fails, after it printed the reason.
     """
     base_labels(image)
     if shutil.which(engine) is None:
@@ -142,13 +142,13 @@ def build_image(engine: Engine, context: Context, image: str, platform: Platform
     if done.returncode != 0:
         raise MlctlError(
             ErrorCode.INTERNAL,
-            f"{engine} could not build {image}: it ended with {done.returncode}",
-            f"It said why above. The build context is complete: {context.folder}",
+            f"{engine} could not build {image} (exit code {done.returncode})",
+            f"Its output is above. The build context is complete: {context.folder}",
         )
 
 
 def build_command(engine: Engine, folder: Path, image: str, platform: Platform) -> list[str]:
-    """The engine's arguments; the index that pip uses here is passed on."""
+    """Return the engine's command line; the index that pip uses here is a build argument."""
     command = [engine.value, "build" if engine is not Engine.BUILDAH else "bud"]
     if engine is not Engine.DOCKER:
         command += ["--format", "docker"]  # the OCI format has no health check
@@ -159,23 +159,23 @@ def build_command(engine: Engine, folder: Path, image: str, platform: Platform) 
     return [*command, "--file", str(folder / CONTAINERFILE), str(folder)]
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    return {**ours, "DOCKER_BUILDKIT": "1", "SOURCE_DATE_EPOCH": str(_TIME)}
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    return {**inherited, "DOCKER_BUILDKIT": "1", "SOURCE_DATE_EPOCH": str(_TIME)}
 
 
-def _require_ours(folder: Path) -> None:
+def _require_context(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         if (folder / CONTAINERFILE).is_file() and (folder / LOCK_NAME).is_file():
             return
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{folder} is not empty and is no build context of mlctl",
+            f"{folder} is not empty and is not a build context of mlctl",
             "Name another directory.",
         )
 
 
 def _settle(folder: Path) -> None:
-    """One time and plain rights for all, so that they do not differ between two runs."""
+    """Give all files one time and plain permissions, so that two runs give the same context."""
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
     for path in [folder, *folder.rglob("*")]:

@@ -1,8 +1,8 @@
-"""The health check inside an image: exits 0 if the server answers that it is ready.
+"""The health check inside an image: exits with 0 if the server reports that it is ready.
 
-It runs by itself, with nothing but the standard library. With TLS it does not ask who
-answers: it calls its own container. Where callers need a certificate it has none to
-show, so it is content that the port is open.
+It runs on the standard library alone. With TLS it does not verify the certificate, because it calls
+its own container. Where callers need a certificate it has none, so it only checks that the port is
+open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SECONDS = 4.0
 
 
 def main() -> int:
-    """0 if the server is ready, 1 if it is not."""
+    """Return 0 if the server is ready, else 1."""
     port = int(os.environ.get("BENTOML_PORT", "3000"))
     try:
         if os.environ.get("MLCTL_TLS_CLIENT_CA"):

@@ -1,138 +1,261 @@
-"""Ask the package index, through pip, which wheels an image needs. Nothing is installed."""
+"""The lock of a Bento: from a lock file, or resolved by uv with the package index that pip uses.
+
+uv reads metadata only: it downloads no package and installs none.
+"""
 
 from __future__ import annotations
 
-import json
+import ast
+import math
+import os
+import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from email.message import Message
 from importlib import metadata, util
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bento.containers.lock import Lock, Package, Platform, licence_of, lock_of_report, reach
+from bento.containers.lock import Lock, Package, Platform, read_lock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import installed_version
+from bundle.packages import install_hint, installed_version
+from services.runtime.bento_store import BentoInfo
+from services.runtime.signing import packages_of
 
-_OFFLINE = ("connection", "Could not fetch URL", "Temporary failure", "ProxyError", "timed out")
-_NO_WHEEL = "No matching distribution found for "
+# pip's settings and uv's variables for the same. They go through the environment, because other
+# users can read a command's arguments, and the URL of an index may hold a password.
+_UV_VARIABLES = {
+    "cert": "SSL_CERT_FILE",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "index-url": "UV_DEFAULT_INDEX",
+    "proxy": "ALL_PROXY",
+    "retries": "UV_HTTP_RETRIES",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "trusted-host": "UV_INSECURE_HOST",
+}
+_UNREACHABLE = ("Failed to fetch", "error sending request", "Request failed", "timed out")
+_NO_SOLUTION = 1  # uv's exit code if no set of wheels satisfies the requirements
+_PASSWORD = re.compile(r"://[^/@\s]*@")  # of an index, in its URL
+_CAUSE = re.compile(r"^\s*cause: (.+)$", re.MULTILINE)
+_CAUSE_CHARACTERS = 600
 _TIMEOUT_SECONDS = 900.0
 
 
+def lock_for(bento: BentoInfo, platform: Platform, file: Path | None) -> Lock:
+    """Return the lock of everything that `bento` needs, from `file` or else from the index.
+
+    Raises as `read_lock` and `resolve` do.
+    """
+    requirements = requirements_of(bento)
+    lock = resolve(requirements, platform) if file is None else read_lock(file, requirements)
+    return complete(lock, requirements, platform)
+
+
+def requirements_of(bento: BentoInfo) -> list[str]:
+    """Return `package==version` of each package that the Bento itself names.
+
+    A signed Bento also needs the packages that verify its signatures.
+    """
+    path = bento.path / "env" / "python" / "requirements.txt"
+    if not path.is_file():
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND, f"the Bento {bento.tag} has no list of requirements"
+        )
+    named = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    return [*named, *packages_of(bento.source)]
+
+
 def python_version() -> str:
-    """The Python of the image, as MAJOR.MINOR: the one that runs here, as it was proved."""
+    """Return the image's Python as MAJOR.MINOR: the one that runs mlctl, which was tested."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def resolve(requirements: Sequence[str], platform: Platform) -> Lock:
-    """The lock of `requirements` for `platform`, from the index that pip is set up to use.
+    """Resolve `requirements` for `platform` in the versions that are installed here.
 
-    INDEX_UNAVAILABLE if that cannot be reached, INVALID_INPUT for a package without a wheel
-    for the platform, RUNTIME_MISSING without pip. It takes a minute for a hundred packages.
+    Markers are those of the image's platform. INDEX_UNAVAILABLE if the index does not answer,
+    INVALID_INPUT if no set of wheels satisfies the requirements, RUNTIME_MISSING without uv.
     """
-    if util.find_spec("pip") is None:
+    try:
+        from uv import find_uv_bin
+    except ModuleNotFoundError as error:
         raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            "pip is not installed beside mlctl",
-            "`python -m ensurepip` installs it; or give a lock file with --lock.",
-        )
+            ErrorCode.RUNTIME_MISSING, "package 'uv' is not installed", install_hint("containers")
+        ) from error
+    pip = _pip_settings()
     with tempfile.TemporaryDirectory(prefix="mlctl-lock-") as name:
         folder = Path(name)
         (folder / "requirements.txt").write_text("\n".join(requirements))
-        (folder / "constraints.txt").write_text("\n".join(proved(requirements)))
+        (folder / "constraints.txt").write_text("\n".join(installed_pins(requirements)))
+        command = [find_uv_bin(), "pip", "compile", "requirements.txt"]
+        command += ["--constraint", "constraints.txt", "--format", "pylock.toml", "--quiet"]
+        command += ["--only-binary", ":all:", "--python-platform", platform.uv_name]
+        command += ["--python-version", python_version(), "--python", sys.executable]
+        # Another index is asked only for versions that the ones before it lack.
+        command += ["--index-strategy", "unsafe-first-match"]
+        if pip.get("no-index") in {"1", "true", "yes", "on"}:
+            command.append("--no-index")
         done = subprocess.run(
-            _command(folder, platform),
+            command,
             cwd=folder,
+            env={**_uv_environment(pip), **os.environ},
             capture_output=True,
             text=True,
             check=False,
             timeout=_TIMEOUT_SECONDS,
         )
-        if done.returncode != 0:
-            raise _failed(done.stderr, platform)
-        report = json.loads((folder / "report.json").read_text())
-    lock = lock_of_report(report["install"], requirements, platform)
-    return Lock(tuple(_with_licence(package) for package in lock.packages))
+    if done.returncode != 0:
+        raise _failure(done.returncode, _PASSWORD.sub("://", done.stderr), platform)
+    return Lock(tuple(_package(each) for each in tomllib.loads(done.stdout)["packages"]))
 
 
 def complete(lock: Lock, requirements: Sequence[str], platform: Platform) -> Lock:
-    """A lock that was read, with what its packages say of themselves where they are installed."""
+    """Add what the metadata of the packages says, for those that are installed here."""
+    found = {each.name: _installed(each) for each in lock.packages}
     lines = {
-        each.name: [Requirement(line) for line in found.get_all("Requires-Dist") or ()]
-        for each in lock.packages
-        if (found := _installed(each)) is not None
+        name: [Requirement(line) for line in each.get_all("Requires-Dist") or ()]
+        for name, each in found.items()
+        if each is not None
     }
-    edges = reach(requirements, lines, platform)
-    told = [
-        replace(_with_licence(each), needs=tuple(sorted(edges.get(each.name, ()))))
+    needs = needs_of(requirements, lines, platform)
+    completed = [
+        replace(
+            each,
+            needs=tuple(sorted(needs.get(each.name, ()))),
+            licence=licence_of(found[each.name]),
+        )
         for each in lock.packages
     ]
-    return Lock(tuple(told))
+    return Lock(tuple(completed))
 
 
-def _command(folder: Path, platform: Platform) -> list[str]:
-    """Packages are chosen for the platform; --target is what lets pip choose for another."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-input"]
-    command += ["--disable-pip-version-check", "--ignore-installed", "--only-binary", ":all:"]
-    command += ["--target", str(folder / "none"), "--report", str(folder / "report.json")]
-    command += ["--python-version", python_version(), "--implementation", "cp"]
-    for tag in platform.tags:
-        command += ["--platform", tag]
-    command += ["--constraint", str(folder / "constraints.txt")]
-    return [*command, "--requirement", str(folder / "requirements.txt")]
+def needs_of(
+    requirements: Sequence[str], lines: Mapping[str, Sequence[Requirement]], platform: Platform
+) -> dict[str, set[str]]:
+    """Return the packages that each package needs on `platform`, starting from `requirements`.
+
+    `lines` holds each package's own requirements; extras count where they are requested.
+    """
+    needs = dict[str, set[str]]()
+    extras = dict[str, set[str]]()
+    waiting = [Requirement(line) for line in requirements]
+    while waiting:
+        required = waiting.pop()
+        name = canonicalize_name(required.name)
+        requested = {"", *required.extras}
+        if requested <= extras.get(name, set()):
+            continue
+        extras[name] = requested | extras.get(name, set())
+        applying = [each for each in lines.get(name, ()) if _applies(each, extras[name], platform)]
+        needs[name] = {canonicalize_name(each.name) for each in applying}
+        waiting += applying
+    return needs
 
 
-def proved(requirements: Iterable[str]) -> list[str]:
-    """NAME==VERSION of what is installed here, but for what is asked for by itself."""
-    asked = {canonicalize_name(Requirement(line).name) for line in requirements}
-    here = {
+def installed_pins(requirements: Iterable[str]) -> list[str]:
+    """Return NAME==VERSION of each installed package that `requirements` do not name.
+
+    Local versions such as 2.13.0+cpu are left out: they are on no index.
+    """
+    named = {canonicalize_name(Requirement(line).name) for line in requirements}
+    versions = {
         canonicalize_name(each.name): each.version
         for each in metadata.distributions()
         if each.name and "+" not in each.version
     }
-    return [f"{name}=={here[name]}" for name in sorted(here.keys() - asked - {"mlctl", "pip"})]
+    kept = sorted(versions.keys() - named - {"mlctl-serving", "pip"})
+    return [f"{name}=={versions[name]}" for name in kept]
 
 
-def _with_licence(package: Package) -> Package:
-    """pip's report leaves out the newer field of licences; what is installed here has it."""
-    found = _installed(package)
+def licence_of(found: Message | None) -> str | None:
+    """Return the licence in a package's metadata: an SPDX expression if it has one."""
     if found is None:
-        return package
-    fields: Mapping[str, object] = {
-        "license_expression": found.get("License-Expression"),
-        "license": found.get("License"),
-        "classifier": found.get_all("Classifier"),
-    }
-    return replace(package, licence=licence_of(fields) or package.licence)
+        return None
+    for field in ("License-Expression", "License"):
+        text = str(found.get(field) or "").strip()
+        if 0 < len(text) <= 64 and "\n" not in text:
+            return text
+    classifiers = [str(line) for line in found.get_all("Classifier") or ()]
+    named = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License")]
+    return " / ".join(named) or None
+
+
+def _applies(line: Requirement, extras: set[str], platform: Platform) -> bool:
+    if line.marker is None:
+        return True
+    target = {"platform_machine": platform.machine, "sys_platform": "linux"}
+    target |= {"platform_system": "Linux", "os_name": "posix"}
+    return any(line.marker.evaluate({**target, "extra": extra}) for extra in extras)
 
 
 def _installed(package: Package) -> Message | None:
-    """The metadata of this very version, if it is installed here."""
+    """Return the metadata of this very version, if it is installed here."""
     if installed_version(package.name) != package.version:
         return None
     return cast(Message, metadata.metadata(package.name))
 
 
-def _failed(words: str, platform: Platform) -> MlctlError:
-    if any(mark in words for mark in _OFFLINE):
+def _pip_settings() -> dict[str, str]:
+    """Return pip's settings from its files and its environment, by their long names."""
+    if util.find_spec("pip") is None:
+        return {}
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if section in sections:
+            sections[section][key.removeprefix("default-")] = str(ast.literal_eval(value))
+    return {key: text for section in sections.values() for key, text in section.items()}
+
+
+def _uv_environment(pip: Mapping[str, str]) -> dict[str, str]:
+    found = {_UV_VARIABLES[key]: value for key, value in pip.items() if key in _UV_VARIABLES}
+    if "UV_FIND_LINKS" in found:
+        found["UV_FIND_LINKS"] = ",".join(found["UV_FIND_LINKS"].split())
+    if "UV_HTTP_TIMEOUT" in found:  # uv takes whole seconds
+        found["UV_HTTP_TIMEOUT"] = str(math.ceil(float(found["UV_HTTP_TIMEOUT"])))
+    return found
+
+
+def _package(entry: Mapping[str, Any]) -> Package:
+    name, version = str(entry["name"]), str(entry["version"])
+    hashes = tuple(str(wheel.get("hashes", {}).get("sha256", "")) for wheel in entry["wheels"])
+    if not all(hashes):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"the package index has no sha256 of {name} {version}",
+            "Use an index that has one, or give a lock file with --lock.",
+        )
+    return Package(name, version, hashes)
+
+
+def _failure(returncode: int, output: str, platform: Platform) -> MlctlError:
+    if any(mark in output for mark in _UNREACHABLE):
         return MlctlError(
             ErrorCode.INDEX_UNAVAILABLE,
-            "the package index could not be reached, so the hashes of the wheels are not known",
+            "the package index did not answer, so the hashes of the wheels are unknown",
         )
-    missing = [line for line in words.splitlines() if _NO_WHEEL in line]
-    if missing:
-        package = missing[0].partition(_NO_WHEEL)[2].split(" ")[0]
+    if returncode != _NO_SOLUTION:
         return MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"the package index has no wheel of {package} for {platform.oci} and Python "
-            f"{python_version()}",
-            "Point pip to an index that has it (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, "
-            "PIP_FIND_LINKS), or give a lock file with --lock.",
+            ErrorCode.INTERNAL,
+            f"uv failed with exit code {returncode}: {output.strip()[:_CAUSE_CHARACTERS]}",
+            "Give a lock file with --lock.",
         )
-    return MlctlError(ErrorCode.INTERNAL, f"pip could not choose the packages: {words[-1500:]}")
+    cause = " ".join(_CAUSE.findall(output))[:_CAUSE_CHARACTERS]
+    return MlctlError(
+        ErrorCode.INVALID_INPUT,
+        f"no set of wheels for {platform.oci} and Python {python_version()} satisfies the Bento: "
+        f"{cause}",
+        "Set an index that has the wheels (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), "
+        "or give a lock file with --lock.",
+    )

@@ -1,6 +1,6 @@
-"""What is in a Bento, as a CycloneDX 1.6 document: its packages and its models, with digests.
+"""The bill of materials of a Bento: packages and models with digests, as CycloneDX 1.6.
 
-It is made of the Bento and its lock file alone, so the same ones give the same bytes.
+It depends on the Bento and its lock file alone: the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROOT = "bento"
 
 
 def sbom_of(bento: BentoInfo, packed: BentoContents, lock: Lock, platform: Platform) -> bytes:
-    """The document's bytes: JSON with a newline at its end."""
+    """Return the document as JSON with a newline at its end."""
     from cyclonedx.output.json import JsonV1Dot6
 
     bom = _document(bento, packed, lock, platform)
@@ -39,15 +39,15 @@ def _document(bento: BentoInfo, packed: BentoContents, lock: Lock, platform: Pla
     from cyclonedx.model.tool import ToolRepository
 
     name, _, version = bento.tag.partition(":")
-    told = {"mlctl:platform": platform.oci, "mlctl:digest": packed.digest}
+    facts = {"mlctl:platform": platform.oci, "mlctl:digest": packed.digest}
     if content := bento.labels.get(CONTENT_LABEL):
-        told["mlctl:content-digest"] = content
+        facts["mlctl:content-digest"] = content
     root = Component(
         name=name,
         version=version,
         type=ComponentType.APPLICATION,
         bom_ref=_ROOT,
-        properties=[Property(name=key, value=told[key]) for key in sorted(told)],
+        properties=[Property(name=key, value=facts[key]) for key in sorted(facts)],
     )
     tool = Component(name="mlctl", version=__version__, type=ComponentType.APPLICATION)
     models = {bundle.manifest.name: _model(bundle) for bundle in packed.bundles}
@@ -67,7 +67,7 @@ def _document(bento: BentoInfo, packed: BentoContents, lock: Lock, platform: Pla
 
 
 def _tops(lock: Lock) -> list[str]:
-    """The packages that no other asks for; all of them if none tells what it needs."""
+    """Return the packages that no other package needs."""
     needed = {need for each in lock.packages for need in each.needs}
     return [each.name for each in lock.packages if each.name not in needed]
 
@@ -92,14 +92,14 @@ def _package(package: Package) -> Component:
 
 
 def _model(bundle: VerifiedBundle) -> Component:
-    """A model with its files; its own hash is the bundle's digest, that of its manifest."""
+    """Describe a model with its files; its hash is the bundle's digest, that of its manifest."""
     from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.component import Component, ComponentType
 
     manifest = bundle.manifest
     files = {MANIFEST_NAME: bundle.digest}
     files |= {entry.path: entry.sha256 for entry in manifest.files}
-    told = {
+    facts = {
         "mlctl:recipe": manifest.variant.recipe,
         "mlctl:source": manifest.source.uri,
         "mlctl:source-sha256": manifest.source.sha256,
@@ -110,7 +110,7 @@ def _model(bundle: VerifiedBundle) -> Component:
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref=f"model/{manifest.name}",
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=bundle.digest)],
-        properties=[Property(name=name, value=told[name]) for name in sorted(told)],
+        properties=[Property(name=name, value=facts[name]) for name in sorted(facts)],
         components=[
             Component(
                 name=path,
@@ -124,7 +124,7 @@ def _model(bundle: VerifiedBundle) -> Component:
 
 
 def _created(bento: BentoInfo) -> datetime:
-    """When the Bento was built: the document itself has no time of its own."""
+    """Return when the Bento was built; the document has no time of its own."""
     import yaml  # type: ignore[import-untyped]
 
     document = yaml.safe_load((bento.path / "bento.yaml").read_text())

@@ -1,1 +1,1 @@
-"""What runs a Bento's image elsewhere: on a cluster, KServe, Compose or BentoCloud, as YAML."""
+"""YAML that runs a Bento's image on Kubernetes, KServe, Compose or BentoCloud."""

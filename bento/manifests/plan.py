@@ -1,4 +1,4 @@
-"""What is to run where: everything that the manifests of a target are made of. Pure values."""
+"""The plan of a deployment: every value that manifests are rendered from, checked. Pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ TOKEN_FOLDER = "/etc/mlctl/token"  # noqa: S105 - a folder
 TOKEN_KEY = "tokens"  # noqa: S105 - a file in it
 METRICS_KEY = "metrics"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LABEL_HINT = "Use at most 63 lower-case letters, digits and hyphens."
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_IMAGE_HINT = "Write HOST/NAME:TAG or HOST/NAME@sha256:DIGEST, in small letters but for the TAG."
+_HOST_HINT = "Write it in lower case, like shop.example.com or *.example.com."
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
+_IMAGE_HINT = "Write HOST/NAME:TAG or HOST/NAME@sha256:DIGEST, in lower case except for the TAG."
 _PASSWORD = re.compile(r"://[^@\s]*:[^@\s]+@|[?&]password=")
-# What the manifests themselves decide, and what must not lie open in them.
-_OURS = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME")
-# The longest suffix of a name that is made from ours.
-_ROOM = len("-green")
+# The manifests set these themselves, or a manifest must not show their values.
+_RESERVED = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME")
+_MAX_NAME = 63 - len("-green")  # the longest suffix of an object's name
+# A stopping server waits 5 s for a batch whose callers have their answers, and 5 s for gRPC.
+_STOP_SECONDS = 10
 
 
 class ManifestLayout(StrEnum):
-    """Two Deployments for `mlctl promote` to choose between, or one."""
+    """Two Deployments that `mlctl promote` moves traffic between, or one."""
 
     BLUE_GREEN = "blue-green"
     SINGLE = "single"
 
 
 class ManifestSlot(StrEnum):
-    """The two Deployments of a layout for `mlctl promote`."""
+    """The two Deployments of the blue-green layout."""
 
     BLUE = "blue"
     GREEN = "green"
@@ -57,40 +60,46 @@ class ManifestModel:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many replicas: a fixed number, or from `replicas` to `most` by the rows that wait.
+    """The number of replicas: fixed, or from `replicas` to `max_replicas` by the waiting rows.
 
-    `wake` is a query that is above zero while anybody asks, with or without pods; without one, a
-    server that was scaled to nothing stays there.
+    `wake_query` is a PromQL query that is above zero while requests arrive, with or without pods.
+    A server that was scaled to zero does not start again without one. `prometheus` is a URL.
     """
 
     replicas: int = 2
-    most: int | None = None
-    wake: str | None = None
+    max_replicas: int | None = None
+    wake_query: str | None = None
     prometheus: str = "http://prometheus-operated.monitoring:9090"
 
     def __post_init__(self) -> None:
-        if self.most is None and self.replicas < 1:
-            raise _invalid("no replicas: scaling to zero needs --max-replicas")
-        if self.most is not None and self.most < max(self.replicas, 1):
-            raise _invalid(f"at most {self.most} replicas, but at least {self.replicas}")
-        if self.most is None and self.wake is not None:
-            raise _invalid("--wake-query is for servers that are scaled: give --max-replicas")
+        if self.max_replicas is None and self.replicas < 1:
+            raise _invalid("--replicas 0 (scale to zero) needs --max-replicas")
+        if self.max_replicas is not None and self.max_replicas < max(self.replicas, 1):
+            raise _invalid(f"--max-replicas {self.max_replicas} is below {max(self.replicas, 1)}")
+        if self.max_replicas is None and self.wake_query is not None:
+            raise _invalid("--wake-query needs --max-replicas: a fixed number does not scale")
 
-    def require_waker(self) -> None:
-        """INVALID_INPUT if it may be scaled to zero, and nobody would notice a request then."""
-        if self.replicas == 0 and self.wake is None:
+    @property
+    def upper_limit(self) -> int:
+        """The largest number of replicas."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    def require_wake_query(self) -> None:
+        """Raise INVALID_INPUT if the server can scale to zero and a request cannot start it."""
+        if self.replicas == 0 and self.wake_query is None:
             raise _invalid(
-                "nothing would start a server that was scaled to zero: its queue is counted by "
-                "itself. Give --wake-query, or at least one replica"
+                "a server that was scaled to zero would never start again: it counts its queue "
+                "itself",
+                "Give --wake-query, or --replicas 1.",
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """Who may reach it, and how: the Gateway ("NAME" or "NAMESPACE/NAME") and its host names.
+class NetworkAccess:
+    """The Gateway ("NAME" or "NAMESPACE/NAME"), its host names, and the permitted clients.
 
-    `grpc_host` is the name of a route for gRPC alone. `allow` are the namespaces and CIDRs that
-    may connect, beside the server's own namespace.
+    `grpc_host` is the host name of a route for gRPC alone. `allow` are namespaces and CIDRs that
+    may connect besides the server's own namespace.
     """
 
     gateway: str | None = None
@@ -100,30 +109,46 @@ class Edge:
 
     def __post_init__(self) -> None:
         for part in (self.gateway or "x").split("/", 1):
-            _require(_LABEL, part, "the Gateway's name")
+            _require(_LABEL, part, "name of a Gateway", _LABEL_HINT)
         for host in (*self.hosts, *([self.grpc_host] if self.grpc_host else [])):
-            _require(_HOST, host, "the host name")
+            _require(_HOST, host, "host name", _HOST_HINT)
         if (self.hosts or self.grpc_host) and self.gateway is None:
-            raise _invalid("host names need a Gateway: give --gateway")
+            raise _invalid("host names need --gateway")
         if self.grpc_host in self.hosts:
-            raise _invalid(f"a Gateway does not take both kinds of routes for {self.grpc_host}")
+            raise _invalid(f"{self.grpc_host} has an HTTPRoute; a GRPCRoute needs another host")
         for each in self.allow:
             if "/" not in each:
-                _require(_LABEL, each, "the namespace")
+                _require(_LABEL, each, "namespace", _LABEL_HINT)
                 continue
             try:
                 ipaddress.ip_network(each)
             except ValueError as error:
                 raise _invalid(f"{each!r} is not a CIDR: {error}") from error
 
+    @property
+    def gateway_name(self) -> str:
+        """The Gateway's name without its namespace."""
+        return (self.gateway or "").rpartition("/")[2]
+
+    @property
+    def gateway_namespace(self) -> str:
+        """The Gateway's namespace; empty if it is the server's own."""
+        return (self.gateway or "").rpartition("/")[0]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every namespace and CIDR that may connect, the Gateway's first, each once."""
+        gateway = (self.gateway_namespace,) if self.gateway_namespace else ()
+        return tuple(dict.fromkeys((*gateway, *self.allow)))
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
-    """All that manifests are made of. `settings` are the server's, by variable.
+    """Everything that manifests are rendered from. `settings` are the server's, by variable.
 
-    `only` leaves out everything but one slot. `token_secret` is a Secret with the keys
-    `tokens` (the token file) and `metrics` (one token).
-    INVALID_INPUT for what no cluster would take.
+    `slot` leaves out everything but that slot. `token_secret` is a Secret with the keys `tokens`
+    (the token file) and `metrics` (one token).
+    INVALID_INPUT for what no cluster would accept.
     """
 
     name: str
@@ -132,77 +157,79 @@ class ManifestPlan:
     resources: Resources
     namespace: str | None = None
     scaling: Scaling = field(default_factory=Scaling)
-    edge: Edge = field(default_factory=Edge)
+    access: NetworkAccess = field(default_factory=NetworkAccess)
     layout: ManifestLayout = ManifestLayout.BLUE_GREEN
-    only: ManifestSlot | None = None
+    slot: ManifestSlot | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     token_secret: str | None = None
 
     def __post_init__(self) -> None:
-        _require(_LABEL, self.name, "the name")
-        if len(self.name) > 63 - _ROOM:
-            raise _invalid(f"{self.name!r} is too long: give a --name of at most {63 - _ROOM}")
+        _require(_LABEL, self.name, "name", _LABEL_HINT)
+        if len(self.name) > _MAX_NAME:
+            length = len(self.name)
+            raise _invalid(f"the name {self.name!r} has {length} characters (limit {_MAX_NAME})")
         for name in (self.namespace, self.token_secret):
             if name is not None:
-                _require(_LABEL, name, "the namespace or Secret")
+                _require(_LABEL, name, "name of a namespace or Secret", _LABEL_HINT)
         if self.image:
-            _require(_IMAGE, self.image, "the image", _IMAGE_HINT)
+            _require(_IMAGE, self.image, "reference to an image", _IMAGE_HINT)
         for variable, value in self.settings.items():
-            if variable.startswith(_OURS):
-                raise _invalid(f"{variable} is not for --set: the manifests decide it")
+            if variable.startswith(_RESERVED):
+                raise _invalid(f"--set {variable}: the manifests set this variable themselves")
             if _PASSWORD.search(value):
                 raise _invalid(
-                    f"{variable} has a password, and manifests are no place for one: leave it "
-                    "out, and add it to the container's environment from a Secret"
+                    f"--set {variable}: the value has a password, which a manifest must not hold",
+                    "Leave it out, and add it to the container's environment from a Secret.",
                 )
-        if self.only is not None and self.layout is ManifestLayout.SINGLE:
-            raise _invalid("a single Deployment has no slot: leave out --slot")
-        if self.edge.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
+        if self.slot is not None and self.layout is ManifestLayout.SINGLE:
+            raise _invalid("--layout single has no slots: leave out --slot")
+        if self.access.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
             raise _invalid(
-                "`mlctl promote` moves no GRPCRoute: with two slots gRPC goes through the "
-                "HTTPRoute, on the same host. Leave out --grpc-host, or use --layout single"
+                "--grpc-host needs --layout single: `mlctl promote` does not move a GRPCRoute",
+                "With two slots, gRPC goes through the HTTPRoute, on the same host.",
             )
 
     @property
     def drain_seconds(self) -> int:
-        """From the end of the traffic to the end of the process, at most."""
+        """The longest time from the end of traffic to the end of the process."""
         deadline = float(self.settings.get("MLCTL_DEADLINE_MS", "30000")) / 1000.0
         return math.ceil(deadline) + _STOP_SECONDS
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of the server, sorted."""
-        ours = {
+        """The server's environment variables, sorted."""
+        fixed = {
             "BENTOML_HOST": "0.0.0.0",  # noqa: S104 - a pod's own address
             "BENTOML_PORT": str(HTTP_PORT),
             "MLCTL_GRPC_HOST": "0.0.0.0",  # noqa: S104
             "MLCTL_GRPC_PORT": str(GRPC_PORT),
-            "MLCTL_HOME": "/tmp/mlctl",  # noqa: S108 - the only place that can be written
+            "MLCTL_HOME": "/tmp/mlctl",  # noqa: S108 - the only writable folder
         }
         if self.token_secret is not None:
-            ours["MLCTL_TOKEN_FILE"] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
-        return dict(sorted({**self.settings, **ours}.items()))
+            fixed["MLCTL_TOKEN_FILE"] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
+        return dict(sorted({**self.settings, **fixed}.items()))
 
-
-# A stopping server gives a batch whose callers have all had an answer 5 s, and as much to gRPC.
-_STOP_SECONDS = 10
+    @property
+    def calls_other_servers(self) -> bool:
+        """Whether a setting holds a URL, such as that of a trace collector."""
+        return any("://" in value for value in self.settings.values())
 
 
 def name_of(model: str) -> str:
-    """A name for a cluster from a model's, which may have dots and underscores."""
-    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[: 63 - _ROOM].rstrip("-")
+    """Return a name for a cluster's objects from a model's, which may have dots, underscores."""
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:_MAX_NAME].rstrip("-")
 
 
 def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
-    """The server's settings in "MLCTL_X=VALUE" each, checked as it will; INVALID_INPUT."""
+    """Return the settings in "MLCTL_X=VALUE" each, checked as the server does; INVALID_INPUT."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        field = ServerSettings.model_fields.get(name.removeprefix("MLCTL_").lower())
-        if not equals or field is None or not name.startswith("MLCTL_"):
-            raise _invalid(f"{pair!r} is not a setting of the server, as MLCTL_X=VALUE")
+        setting = ServerSettings.model_fields.get(name.removeprefix("MLCTL_").lower())
+        if not equals or setting is None or not name.startswith("MLCTL_"):
+            raise _invalid(f"{pair!r} is not a setting of the server", "Write MLCTL_X=VALUE.")
         try:
-            form: Any = Annotated[field.annotation, field]
+            form: Any = Annotated[setting.annotation, setting]
             TypeAdapter(form).validate_python(value)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False)[0]["msg"]
@@ -211,9 +238,9 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _require(form: re.Pattern[str], value: str, what: str, hint: str | None = None) -> None:
+def _require(form: re.Pattern[str], value: str, kind: str, hint: str) -> None:
     if not form.fullmatch(value):
-        raise _invalid(f"{what} {value!r} is not one", hint)
+        raise _invalid(f"{value!r} is not a valid {kind}", hint)
 
 
 def _invalid(message: str, hint: str | None = None) -> MlctlError:

@@ -1,4 +1,4 @@
-"""What a replica asks of its machine: from a measurement, else a guess that says so."""
+"""Resources of one replica: from a measurement, or else an estimate that says so."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bundle.errors import ErrorCode, MlctlError
 
 _MIB = 1 << 20
 _STEP_MIB = 64
-# What is asked for beyond what was seen: of processors, of memory, of the time to start.
+# Requested resources over measured ones: CPU, memory, time to start.
 _CPU_HEADROOM = 1.2
 _MEMORY_HEADROOM = 1.5
 _START_FACTOR = 4.0
-_LEAST_START_SECONDS = 30
-_GUESSED_START_SECONDS = 300
-# A server without its model, and how often the model's file is in memory while it is loaded.
-_GUESSED_MIB = 512
+_MIN_START_SECONDS = 30
+_ESTIMATED_START_SECONDS = 300
+# A server without its model, and the copies of the model's file in memory while it loads.
+_ESTIMATED_MIB = 512
 _COPIES = 3
 SCRATCH_MIB = 64
 _ENGINES_MIB = 8192
@@ -28,9 +28,9 @@ _ENGINES_MIB = 8192
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one replica: thousandths of a CPU, MiB of memory, whole GPUs, seconds to become ready.
+    """Resources of one replica: thousandths of a CPU, MiB of memory, whole GPUs.
 
-    `reason` says where the numbers are from.
+    `start_seconds` is the longest time to become ready. `reason` says where the numbers come from.
     """
 
     cpu_millis: int
@@ -42,38 +42,43 @@ class Resources:
 
     @property
     def cpu(self) -> str:
-        """As Kubernetes writes it."""
+        """The CPU as Kubernetes writes it."""
         return f"{self.cpu_millis}m"
 
     @property
+    def cpus(self) -> str:
+        """The CPU as Compose writes it."""
+        return f"{self.cpu_millis / 1000:g}"
+
+    @property
     def scratch_mib(self) -> int:
-        """Of the one folder that can be written; on a GPU, built engines are kept there."""
+        """The size in MiB of the only writable folder; on a GPU it also holds built engines."""
         return _ENGINES_MIB if self.gpus else SCRATCH_MIB
 
     @property
     def memory(self) -> str:
-        """As Kubernetes writes it."""
+        """The memory as Kubernetes writes it."""
         return f"{self.memory_mib}Mi"
 
 
-def guess(model_bytes: int, workers: int, *, gpu: bool) -> Resources:
-    """For a model whose files have so many bytes, in so many worker processes."""
-    mib = workers * (_GUESSED_MIB + _COPIES * model_bytes / _MIB) + SCRATCH_MIB
+def estimate(model_bytes: int, workers: int, *, gpu: bool) -> Resources:
+    """Estimate for model files of `model_bytes` bytes, loaded by each of `workers` processes."""
+    mib = workers * (_ESTIMATED_MIB + _COPIES * model_bytes / _MIB) + SCRATCH_MIB
     return Resources(
         cpu_millis=1000 * workers,
         memory_mib=_stepped(mib),
         gpus=int(gpu),
-        start_seconds=_GUESSED_START_SECONDS,
+        start_seconds=_ESTIMATED_START_SECONDS,
         measured=False,
-        reason="guesses: give --bench the output of `mlctl bench TAG --json`",
+        reason="estimates; --bench takes measured ones from `mlctl bench TAG --json`",
     )
 
 
 def read_bench(path: Path, digests: Collection[str], *, gpu: bool) -> Resources:
-    """From what `mlctl bench TAG --json` wrote: the run with the most answers, none of them failed.
+    """Read the output of `mlctl bench TAG --json`: its fastest run without a failed request.
 
-    INVALID_INPUT if that is of a model with none of these `digests`, or not of a Bento, whose
-    processes alone are measured.
+    INVALID_INPUT if it measured a model with none of these `digests`, or a URL: only the
+    processes of a Bento that the benchmark started have their CPU and memory measured.
     """
     try:
         document = json.loads(path.read_text())
@@ -82,29 +87,29 @@ def read_bench(path: Path, digests: Collection[str], *, gpu: bool) -> Resources:
         best = max(good, key=lambda run: float(run["per_second"]), default=None)
         if version not in digests:
             ours = ", ".join(sorted(digest[:12] for digest in digests))
-            raise _unfit(path, f"it is of {version[:12]}, and this Bento has {ours}")
+            raise _unfit(path, f"it measured {version[:12]}, this Bento holds {ours}")
         if best is None or not best.get("memory_bytes"):
-            raise _unfit(path, "no run without failures tells CPU and memory")
+            raise _unfit(path, "it has no run without failures that measured CPU and memory")
         return _from_run(best, float(document.get("ready_seconds") or 0.0), gpu=gpu)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unfit(path, f"it cannot be read ({type(error).__name__})") from error
+        raise _unfit(path, "it is not the JSON of a benchmark") from error
 
 
 def _from_run(run: Mapping[str, Any], ready_seconds: float, *, gpu: bool) -> Resources:
     cores = float(run["per_second"]) / float(run["per_cpu_second"])
     mib = float(run["memory_bytes"]) / _MIB
     clients, rate = run.get("clients"), run.get("rate")
-    load = f"{clients} clients" if clients is not None else f"{rate:g} requests a second"
-    start = max(_LEAST_START_SECONDS, math.ceil(_START_FACTOR * ready_seconds))
+    load = f"{clients} clients" if clients is not None else f"an open loop at {rate:g}/s"
+    start = max(_MIN_START_SECONDS, math.ceil(_START_FACTOR * ready_seconds))
     return Resources(
         cpu_millis=max(100, math.ceil(cores * _CPU_HEADROOM * 10) * 100),
         memory_mib=_stepped(mib * _MEMORY_HEADROOM + SCRATCH_MIB),
         gpus=int(gpu),
-        start_seconds=start if ready_seconds else _GUESSED_START_SECONDS,
+        start_seconds=start if ready_seconds else _ESTIMATED_START_SECONDS,
         measured=True,
         reason=(
             f"measured: {cores:.2f} CPUs and {mib:.0f} MiB at {float(run['per_second']):.0f} "
-            f"answers a second to {load}, ready after {ready_seconds:.1f} s"
+            f"requests per second from {load}, ready after {ready_seconds:.1f} s"
         ),
     )
 
@@ -113,9 +118,9 @@ def _stepped(mib: float) -> int:
     return math.ceil(mib / _STEP_MIB) * _STEP_MIB
 
 
-def _unfit(path: Path, why: str) -> MlctlError:
+def _unfit(path: Path, reason: str) -> MlctlError:
     return MlctlError(
         ErrorCode.INVALID_INPUT,
-        f"{path.name} does not say what a replica needs: {why}",
-        "Measure the Bento itself: mlctl bench NAME:VERSION --json > bench.json",
+        f"{path.name} cannot size a replica: {reason}",
+        "Measure the Bento: mlctl bench NAME:VERSION --json > bench.json",
     )

@@ -1,20 +1,39 @@
-"""The targets by name, and what each takes of a plan and what is only its own."""
+"""Manifests of a plan: which files a target needs, and their text."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
 
-from bento.manifests import bentocloud, compose, kserve, kubernetes
-from bento.manifests.kserve import Canary, Mode
-from bento.manifests.plan import ManifestPlan
-from bento.manifests.render import render
+from bento.containers.containerfile import GRPC_PORT, HTTP_PORT, USER
+from bento.manifests.plan import (
+    METRICS_KEY,
+    TOKEN_FOLDER,
+    TOKEN_KEY,
+    ManifestLayout,
+    ManifestPlan,
+    ManifestSlot,
+)
+from bento.manifests.yaml_values import yaml_value
+from bento.templates import environment
 from bundle.errors import ErrorCode, MlctlError
+from bundle.files import write_atomic
+
+_TEMPLATES = environment(Path(__file__).with_name("templates"), yaml_value)
+_STARTUP_PERIOD_SECONDS = 2
+# From the removal of a pod until every Gateway and kube-proxy has noticed it.
+_PRE_STOP_SECONDS = 5
+# The mean of the waiting rows is taken over this window: a shorter one follows each burst.
+_QUEUE_WINDOW = "1m"
 
 
 class ManifestTarget(StrEnum):
-    """Where manifests are for."""
+    """The platform that manifests are for."""
 
     KUBERNETES = "kubernetes"
     KSERVE = "kserve"
@@ -22,35 +41,148 @@ class ManifestTarget(StrEnum):
     BENTOCLOUD = "bentocloud"
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What only one target takes: KServe's mode and canary, BentoCloud's machine."""
+class KServeMode(StrEnum):
+    """Knative (earlier: Serverless) or plain Deployments (Standard, earlier: RawDeployment)."""
 
-    mode: Mode = Mode.STANDARD
+    KNATIVE = "knative"
+    STANDARD = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The share of requests, in percent, for the plan's image; `stable_image` serves the rest.
+
+    Knative remembers the previous revision, so `stable_image` is for the standard mode only.
+    """
+
+    percent: int
+    stable_image: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Options of one target alone: KServe's mode and canary, BentoCloud's instance type."""
+
+    mode: KServeMode = KServeMode.STANDARD
     canary: Canary | None = None
     instance_type: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One Deployment with everything of its own: a slot, or the only one. `live` has pods."""
+
+    name: str
+    slot: str | None
+    live: bool
+
+
 def manifests(
-    plan: ManifestPlan, target: ManifestTarget, extras: Extras | None = None
+    plan: ManifestPlan, target: ManifestTarget, options: TargetOptions | None = None
 ) -> dict[str, str]:
-    """The text of each file by its name; INVALID_INPUT for what the target cannot do."""
-    extras = extras or Extras()
+    """Return the text of each file by its name; the same plan always gives the same bytes.
+
+    INVALID_INPUT for what the target cannot do.
+    """
+    options = options or TargetOptions()
     if target is not ManifestTarget.BENTOCLOUD and not plan.image:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{target} runs images, and none was given",
-            f"Make one of the Bento with `mlctl containerize {plan.model.tag}`, push it, and "
-            "give what the registry calls it: --image REGISTRY/NAME@sha256:DIGEST.",
+            f"--target {target} runs an image, and --image is missing",
+            f"Build one with `mlctl containerize {plan.model.tag}`, push it, and name it as the "
+            "registry does: --image REGISTRY/NAME@sha256:DIGEST.",
         )
-    found: dict[str, list[dict[str, Any]]]
     match target:
         case ManifestTarget.KUBERNETES:
-            found = kubernetes.files(plan)
+            return dict(_kubernetes(plan))
         case ManifestTarget.KSERVE:
-            found = kserve.files(plan, extras.mode, extras.canary)
+            return {"inferenceservice.yaml": _kserve(plan, options)}
         case ManifestTarget.COMPOSE:
-            found = compose.files(plan)
+            return {"compose.yaml": _render("compose", plan)}
         case ManifestTarget.BENTOCLOUD:
-            found = bentocloud.files(plan, extras.instance_type)
-    return render(plan, found)
+            instance_type = options.instance_type
+            return {"bentocloud.yaml": _render("bentocloud", plan, instance_type=instance_type)}
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write each file into `folder`; INVALID_INPUT if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_atomic(folder / name, text.encode())
+    except OSError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{folder} cannot be written: {error.strerror}"
+        ) from error
+
+
+def workloads(plan: ManifestPlan) -> tuple[Workload, ...]:
+    """Return blue, which is live, and green; or the only Deployment of the single layout."""
+    if plan.layout is ManifestLayout.SINGLE:
+        return (Workload(plan.name, None, live=True),)
+    return tuple(
+        Workload(f"{plan.name}-{slot}", slot.value, slot is (plan.slot or ManifestSlot.BLUE))
+        for slot in ManifestSlot
+    )
+
+
+def _kubernetes(plan: ManifestPlan) -> Iterator[tuple[str, str]]:
+    """Yield files by the part of a cluster that they need; with `plan.slot` that slot's alone."""
+    if plan.scaling.max_replicas is not None:
+        plan.scaling.require_wake_query()
+    settings = hashlib.sha256(json.dumps(plan.environment).encode()).hexdigest()[:12]
+    found = workloads(plan)
+    for workload in found:
+        if plan.slot not in (None, workload.slot):
+            continue
+        title = workload.slot or "server"
+        yield (
+            f"{title}.yaml",
+            _render("workload", plan, workload=workload, settings_digest=settings),
+        )
+        if plan.scaling.max_replicas is not None:
+            query = _queue_query(plan, workload.name)
+            text = _render("scaling", plan, workload=workload, queue_query=query)
+            yield f"{title}-scaling.yaml", text
+    if plan.slot is None:
+        yield "network.yaml", _render("network", plan)
+        yield "monitoring.yaml", _render("monitoring", plan)
+        if plan.access.gateway is not None:
+            yield "gateway.yaml", _render("gateway", plan, workloads=found)
+
+
+def _kserve(plan: ManifestPlan, options: TargetOptions) -> str:
+    is_standard = options.mode is KServeMode.STANDARD
+    canary = options.canary
+    if canary is not None and is_standard != (canary.stable_image is not None):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "a canary needs --stable-image in the standard mode, and only there",
+            "With --mode knative, KServe remembers the previous revision.",
+        )
+    if is_standard:
+        plan.scaling.require_wake_query()
+    return _render("kserve", plan, knative=not is_standard, canary=canary)
+
+
+def _queue_query(plan: ManifestPlan, service: str) -> str:
+    """Return the PromQL query of the rows that wait in all pods of a Service."""
+    labels = {"service": service, **({"namespace": plan.namespace} if plan.namespace else {})}
+    chosen = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    return f"sum(avg_over_time(mlctl_queue_rows{{{chosen}}}[{_QUEUE_WINDOW}]))"
+
+
+def _render(template: str, plan: ManifestPlan, **values: object) -> str:
+    return _TEMPLATES.get_template(f"{template}.yaml.j2").render(
+        plan=plan,
+        http_port=HTTP_PORT,
+        grpc_port=GRPC_PORT,
+        user=USER,
+        token_folder=TOKEN_FOLDER,
+        token_key=TOKEN_KEY,
+        metrics_key=METRICS_KEY,
+        pre_stop_seconds=_PRE_STOP_SECONDS,
+        startup_period=_STARTUP_PERIOD_SECONDS,
+        startup_attempts=math.ceil(plan.resources.start_seconds / _STARTUP_PERIOD_SECONDS),
+        **values,
+    )

@@ -1,1 +1,1 @@
-"""Send a Bento to another store, an archive or an OCI layout, and take it from there."""
+"""Push a Bento to a folder, an OCI image layout or MLflow, and pull it from there."""

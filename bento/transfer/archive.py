@@ -1,7 +1,7 @@
-"""A Bento on its way: all its files with a list of their digests, and back into a store.
+"""A Bento outside a store: its files with a list of their digests, and the import of both.
 
-What is taken in is proved first: every file is the one of the list, no other is there, and
-the bundles are the ones that the Bento's label names.
+An import is verified first: every file matches the list, there is no other file, and the bundles
+are those that the Bento's label names.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from services.runtime.bento_store import CONTENT_LABEL, DIGEST_LABEL, LATEST, Be
 LISTING_NAME = "listing.json"
 BENTO_FOLDER = "bento"
 MAX_LISTING_BYTES = 8 << 20
-# What a server left there when it ran from the store.
-_LEFT_OUT = "__pycache__"
+# Bytecode that a server wrote when it ran from the store.
+_BYTECODE = "__pycache__"
 
 
 class Listing(BaseModel):
-    """A Bento's tag, the digests that it stands for, and each of its files sorted by path.
+    """A Bento's tag, its digests, and each of its files sorted by path.
 
-    `content_digest` is null for a Bento of an mlctl that did not tell it.
+    `content_digest` is null for a Bento whose labels have none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,22 +52,22 @@ class Listing(BaseModel):
         return f"{self.name}:{self.version}"
 
     def canonical(self) -> bytes:
-        """The bytes that are written, and that `parcel_digest` is taken of."""
+        """Return the bytes that are written; `archive_digest` is their sha256."""
         return canonical_json(self.model_dump(mode="json"))
 
     @property
-    def parcel_digest(self) -> str:
-        """The hex sha256 of the canonical form: it stands for every byte of the Bento."""
+    def archive_digest(self) -> str:
+        """The hex sha256 of the canonical form, which covers every byte of the Bento."""
         return hashlib.sha256(self.canonical()).hexdigest()
 
 
 def list_files(bento: BentoInfo) -> Listing:
-    """What there is to send of a Bento; INVALID_INPUT for one that mlctl did not build."""
+    """List the files of a Bento with their digests; INVALID_INPUT if mlctl did not build it."""
     digest = bento.labels.get(DIGEST_LABEL)
     if digest is None or unpack(bento.source).digest != digest:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"the Bento {bento.tag} is not one that mlctl built",
+            f"the Bento {bento.tag} was not built by mlctl",
             "Build it with `mlctl build NAME`.",
         )
     name, _, version = bento.tag.partition(":")
@@ -80,7 +80,7 @@ def list_files(bento: BentoInfo) -> Listing:
 
 
 def parse_listing(content: bytes) -> Listing:
-    """The listing in `content`; MANIFEST_INVALID unless it is one, in canonical form."""
+    """Parse a listing; MANIFEST_INVALID unless it is in canonical form."""
     try:
         if len(content) > MAX_LISTING_BYTES:
             raise _damaged("it is too large")
@@ -91,7 +91,7 @@ def parse_listing(content: bytes) -> Listing:
     paths = [entry.path for entry in found.files]
     if found.canonical() != content or paths != sorted(set(paths)):
         raise _damaged("it is not in canonical form")
-    if found.version == LATEST:  # in a store that file says which version is the newest
+    if found.version == LATEST:  # in a store, the file of that name holds the newest version
         raise _damaged(f"{LATEST!r} is not a version")
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     if both := sorted(folders.intersection(paths)):
@@ -100,32 +100,32 @@ def parse_listing(content: bytes) -> Listing:
 
 
 def check_room(listing: Listing, folder: Path) -> None:
-    """DISK_FULL, before anything is written, unless the listed files fit where `folder` is."""
+    """Raise DISK_FULL, before anything is written, unless the listed files fit at `folder`."""
     needed, free = sum(entry.size for entry in listing.files), shutil.disk_usage(folder).free
     if needed > free:
         raise MlctlError(
             ErrorCode.DISK_FULL,
-            f"the files of {listing.tag} are {needed} bytes; {free} are free at {folder}",
+            f"{listing.tag} needs {needed} bytes, and {free} bytes are free at {folder}",
         )
 
 
 def copy_files(source: Path, listing: Listing, target: Path) -> None:
     """Copy the listed files of the Bento at `source` to the folder `target`.
 
-    FILE_MISSING, or FILE_ALTERED for one that has another size.
+    FILE_MISSING; FILE_ALTERED for a file of another size.
     """
     for entry in listing.files:
         file, copy = resolve_inside(source, entry.path), target / entry.path
         if not file.is_file():
             raise _missing(entry)
-        if file.stat().st_size != entry.size:  # so that no more is written than was said
+        if file.stat().st_size != entry.size:  # never write more than the list says
             raise _altered(entry)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
 
 
 def check_files(root: Path, listing: Listing) -> None:
-    """FILE_ALTERED, FILE_MISSING or FILE_UNLISTED unless `root` has exactly the listed files."""
+    """Raise FILE_ALTERED, FILE_MISSING or FILE_UNLISTED unless `root` has the listed files only."""
     if unlisted := sorted(set(_walk(root)) - {entry.path for entry in listing.files}):
         raise MlctlError(ErrorCode.FILE_UNLISTED, f"file {unlisted[0]!r} is not in the list")
     for entry in listing.files:
@@ -138,57 +138,56 @@ def check_files(root: Path, listing: Listing) -> None:
 
 @contextmanager
 def incoming() -> Iterator[Path]:
-    """An empty folder in the file system of the store, for a Bento's files."""
+    """Yield an empty folder in the file system of the store, for a Bento's files."""
     with scratch_directory(bento_home()) as folder:
         yield folder
 
 
-def take_in(root: Path, listing: Listing, *, force: bool = False) -> BentoInfo:
-    """Move the Bento in the folder `root` of `incoming` to the store, once it is proved.
+def import_bento(root: Path, listing: Listing, *, force: bool = False) -> BentoInfo:
+    """Verify the Bento in the folder `root` of `incoming` and move it to the store.
 
-    DIGEST_MISMATCH if its bundles are not the ones of its label. One with the same tag in the
-    store stays if it has the same files; with others it is replaced by `force`, or else
-    INVALID_INPUT is raised.
+    DIGEST_MISMATCH if its bundles are not those of its label. A Bento of the same tag in the store
+    stays if it has the same files. With other files, `force` replaces it; INVALID_INPUT without.
     """
     check_files(root, listing)
     bento = read_bento(root)
     if bento.tag != listing.tag or bento.labels.get(DIGEST_LABEL) != listing.digest:
         raise MlctlError(
-            ErrorCode.DIGEST_MISMATCH, f"the Bento is {bento.tag}, not {listing.tag} of the list"
+            ErrorCode.DIGEST_MISMATCH, f"the Bento is {bento.tag}, the list names {listing.tag}"
         )
     if unpack(bento.source).digest != listing.digest:
         raise MlctlError(
-            ErrorCode.DIGEST_MISMATCH, f"the bundles of {bento.tag} are not the ones of its label"
+            ErrorCode.DIGEST_MISMATCH, f"the bundles of {bento.tag} are not those of its label"
         )
-    place = bento_home() / "bentos" / listing.name / listing.version
-    if place.exists() and not force:
-        _require_same(place, listing)
-        return BentoInfo(bento.tag, place, bento.labels)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    location = bento_home() / "bentos" / listing.name / listing.version
+    if location.exists() and not force:
+        _require_same(location, listing)
+        return BentoInfo(bento.tag, location, bento.labels)
+    location.parent.mkdir(parents=True, exist_ok=True)
     with incoming() as old:
-        if place.exists():
-            place.rename(old / "replaced")
+        if location.exists():
+            location.rename(old / "replaced")
         root.chmod(0o755)
-        root.rename(place)
-    write_atomic(place.parent / LATEST, listing.version.encode())
-    return BentoInfo(bento.tag, place, bento.labels)
+        root.rename(location)
+    write_atomic(location.parent / LATEST, listing.version.encode())
+    return BentoInfo(bento.tag, location, bento.labels)
 
 
-def _require_same(place: Path, listing: Listing) -> None:
+def _require_same(location: Path, listing: Listing) -> None:
     try:
-        check_files(place, listing)
+        check_files(location, listing)
     except MlctlError as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"the store has a Bento {listing.tag} with other files: {error.message}",
-            "--force replaces it by the one that is pulled.",
+            "--force replaces it with the pulled one.",
         ) from error
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """The relative paths of all files but bytecode; links and special files are refused."""
+    """Yield the relative paths of all files except bytecode; reject links and special files."""
     for directory, subdirectories, files in os.walk(root):
-        subdirectories[:] = [name for name in subdirectories if name != _LEFT_OUT]
+        subdirectories[:] = [name for name in subdirectories if name != _BYTECODE]
         for entry in (*subdirectories, *files):
             path = Path(directory, entry)
             name = path.relative_to(root).as_posix()
@@ -206,7 +205,7 @@ def _missing(entry: FileEntry) -> MlctlError:
 
 
 def _altered(entry: FileEntry) -> MlctlError:
-    return MlctlError(ErrorCode.FILE_ALTERED, f"file {entry.path!r} is not the one of the list")
+    return MlctlError(ErrorCode.FILE_ALTERED, f"file {entry.path!r} differs from the list")
 
 
 def _damaged(reason: str) -> MlctlError:

@@ -1,8 +1,9 @@
-"""A Bento as an artifact in an OCI image layout, which registries' own tools can send on.
+"""A Bento as an artifact in an OCI image layout, which the tools of registries can copy.
 
-The folder is one of the OCI image specification 1.1: `oci-layout`, `index.json` and blobs by
-their digests. The config blob is the listing, the one layer a packed tar of the files;
-both are made of the Bento's bytes alone, so the same Bento has the same digests each time.
+The folder follows the OCI image specification 1.1: `oci-layout`, `index.json` and blobs by their
+digests. The config blob is the listing, the only layer a compressed tar of the files. Both depend
+on the Bento's bytes alone, so the same Bento always has the same digests. BentoML's export does
+not keep that promise: its archives hold times and owners.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ _REF = "org.opencontainers.image.ref.name"
 _LAYOUT = {"imageLayoutVersion": "1.0.0"}
 _MAX_DOCUMENT = 4 << 20
 _CHUNK = 1 << 20
-# Headers and padding of one file; the end of an archive.
-_MOST_OF_A_MEMBER, _MOST_OF_AN_ARCHIVE = 4 << 10, 64 << 10
+# Bytes of the headers and padding of one file, and of the end of an archive.
+_MAX_HEADERS, _MAX_TRAILER = 4 << 10, 64 << 10
 Document = dict[str, Any]
 
 
 def write_layout(folder: Path, bento: BentoInfo, listing: Listing) -> str:
-    """Put the Bento into the layout `folder`, beside what is there; the manifest's digest.
+    """Add the Bento to the layout `folder` and return the digest of its manifest.
 
-    INVALID_INPUT if the folder is something else.
+    INVALID_INPUT if the folder holds something else.
     """
     _open(folder)
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
     config = _put(blobs, listing.canonical(), CONFIG_TYPE)
     layer = _pack(blobs, bento, listing)
-    told = {
+    annotations = {
         "org.opencontainers.image.title": listing.name,
         "org.opencontainers.image.version": listing.version,
         **{name: text for name, text in bento.labels.items() if name.startswith("mlctl.")},
-        "mlctl.parcel": listing.parcel_digest,
+        "mlctl.archive": listing.archive_digest,
     }
     document = {
         "schemaVersion": 2,
@@ -58,7 +59,7 @@ def write_layout(folder: Path, bento: BentoInfo, listing: Listing) -> str:
         "artifactType": ARTIFACT_TYPE,
         "config": config,
         "layers": [layer],
-        "annotations": told,
+        "annotations": annotations,
     }
     manifest = _put(blobs, _json(document), MANIFEST_TYPE)
     ref = _ref(listing.tag)
@@ -73,16 +74,16 @@ def write_layout(folder: Path, bento: BentoInfo, listing: Listing) -> str:
 
 
 def read_layout(folder: Path, tag: str | None, target: Path) -> Listing:
-    """Unpack the Bento `tag` (None: the only one) of the layout `folder` to `target`, proved.
+    """Extract the Bento `tag` (None: the only one) of the layout `folder` to `target`, verified.
 
-    BENTO_NOT_FOUND names those that are there. FILE_ALTERED for a blob that is not what its
-    digest says, MANIFEST_INVALID for documents that are none of ours, DISK_FULL without room.
+    BENTO_NOT_FOUND lists the Bentos of the layout. FILE_ALTERED for a blob that does not match its
+    digest, MANIFEST_INVALID for documents of another kind, DISK_FULL without room.
     """
     manifest = _document(folder, _choose(folder, tag), MANIFEST_TYPE)
     layers = manifest.get("layers")
     one = isinstance(layers, list) and len(layers) == 1
     if manifest.get("artifactType") != ARTIFACT_TYPE or not one:
-        raise _damaged("the manifest is not that of a Bento")
+        raise _damaged("the manifest does not describe a Bento")
     listing = parse_listing(_blob(folder, manifest.get("config"), CONFIG_TYPE).read_bytes())
     layer = _blob(folder, manifest["layers"][0], LAYER_TYPE)
     check_room(listing, target)
@@ -94,7 +95,7 @@ def _open(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "oci-layout").is_file():
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{folder} is not empty and is no OCI image layout",
+            f"{folder} is not empty and is not an OCI image layout",
             "Name another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,16 +125,16 @@ def _choose(folder: Path, tag: str | None) -> Document:
     found = [each for each in ours if tag is None or _named(each) == _ref(tag)]
     if len(found) == 1:
         return cast(Document, found[0])
-    there = ", ".join(sorted(str(_named(each)) for each in ours)) or "none"
+    names = ", ".join(sorted(str(_named(each)) for each in ours)) or "none"
     raise MlctlError(
         ErrorCode.BENTO_NOT_FOUND,
-        f"{'one Bento' if tag is None else repr(tag)} was looked for; the layout has: {there}",
+        f"expected {'one Bento' if tag is None else repr(tag)}; the layout has: {names}",
         "Name it: oci:PATH#NAME:VERSION.",
     )
 
 
 def _ref(tag: str) -> str:
-    """What a Bento is called in a layout: registries' tools take a colon for the end of a path."""
+    """Return a Bento's name in a layout: tools of registries take a colon for the end of a path."""
     return tag.replace(":", "-")
 
 
@@ -150,7 +151,7 @@ def _document(folder: Path, descriptor: Document, kind: str) -> Document:
 
 
 def _blob(folder: Path, descriptor: Any, kind: str) -> Path:
-    """The path of a blob, which was found to be what its descriptor says."""
+    """Return the path of a blob that matches its descriptor."""
     if not isinstance(descriptor, dict) or descriptor.get("mediaType") != kind:
         raise _damaged(f"there is no {kind}")
     algorithm, _, digest = str(descriptor.get("digest")).partition(":")
@@ -162,7 +163,7 @@ def _blob(folder: Path, descriptor: Any, kind: str) -> Path:
     size = descriptor.get("size")
     too_large = kind == CONFIG_TYPE and path.stat().st_size > MAX_LISTING_BYTES
     if path.stat().st_size != size or too_large or sha256_file(path) != digest:
-        raise MlctlError(ErrorCode.FILE_ALTERED, f"blob {digest} is not what its digest says")
+        raise MlctlError(ErrorCode.FILE_ALTERED, f"blob {digest} does not match its digest")
     return path
 
 
@@ -173,8 +174,8 @@ def _put(blobs: Path, content: bytes, kind: str) -> Document:
 
 
 def _pack(blobs: Path, bento: BentoInfo, listing: Listing) -> Document:
-    """The layer: files in the order of the list, without times, owners or the packer's name."""
-    scratch = blobs / f".layer-{listing.parcel_digest}"
+    """Write the layer: files in the order of the list, without times, owners or a file name."""
+    scratch = blobs / f".layer-{listing.archive_digest}"
     try:
         with (
             scratch.open("wb") as raw,
@@ -201,13 +202,15 @@ def _pack(blobs: Path, bento: BentoInfo, listing: Listing) -> Document:
 
 
 def _unpack(layer: Path, listing: Listing, target: Path) -> None:
-    """The listed files and nothing else; no name, size or type of the archive is believed."""
+    """Extract the listed files and nothing else; names, sizes and types are checked first."""
     wanted = {entry.path: entry.size for entry in listing.files}
-    most = sum(wanted.values()) + len(wanted) * _MOST_OF_A_MEMBER + _MOST_OF_AN_ARCHIVE
+    max_bytes = sum(wanted.values()) + len(wanted) * _MAX_HEADERS + _MAX_TRAILER
     try:
         with (
             gzip.open(layer, "rb") as packed,
-            tarfile.open(fileobj=cast(BinaryIO, _Bounded(packed, most)), mode="r|") as archive,
+            tarfile.open(
+                fileobj=cast(BinaryIO, _LimitedReader(packed, max_bytes)), mode="r|"
+            ) as archive,
         ):
             for member in archive:
                 size = wanted.pop(member.name, None)
@@ -219,24 +222,22 @@ def _unpack(layer: Path, listing: Listing, target: Path) -> None:
                 assert source is not None  # a regular file has content
                 _write(resolve_inside(target, member.name), cast(BinaryIO, source))
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise MlctlError(
-            ErrorCode.FILE_ALTERED, f"the layer cannot be unpacked: {error}"
-        ) from error
+        raise MlctlError(ErrorCode.FILE_ALTERED, "the layer is not a valid archive") from error
     if wanted:
         raise MlctlError(ErrorCode.FILE_MISSING, f"file {min(wanted)!r} is missing")
 
 
-class _Bounded:
-    """Reads at most so many bytes: what a header says may be any size, and packs to nothing."""
+class _LimitedReader:
+    """Reads at most `max_bytes` bytes: headers of any size compress to almost nothing."""
 
-    def __init__(self, source: gzip.GzipFile, most: int) -> None:
+    def __init__(self, source: gzip.GzipFile, max_bytes: int) -> None:
         self._source = source
-        self._left = most
+        self._remaining = max_bytes
 
     def read(self, size: int) -> bytes:
         data = self._source.read(size)
-        self._left -= len(data)
-        if self._left < 0:
+        self._remaining -= len(data)
+        if self._remaining < 0:
             raise MlctlError(ErrorCode.FILE_ALTERED, "the layer is larger than the files it lists")
         return data
 

@@ -137,10 +137,10 @@ def _named(target: str, option: str | None) -> tuple[str, str | None]:
 
 def _known(target: str, model: str | None) -> str | None:
     """The model as a Bento has it; what a server has, it says itself."""
-    from loadtest.naming import asked_model
+    from loadtest.naming import resolve_model
     from services.runtime.bento_store import find_bento
 
-    return model if "://" in target else asked_model(find_bento(target).source, model)
+    return model if "://" in target else resolve_model(find_bento(target).source, model)
 
 
 def _check(

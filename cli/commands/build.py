@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli import shipping
 from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from bento.packaging import BuiltBento
+    from bento.registered import PackedModel
+    from bento.transfer.push import Pushed
     from registry.catalog import Selection
 
 
@@ -61,21 +63,25 @@ def build(
     A+B is a pipeline, served as one more model under the Bento's name: outputs of A feed
     inputs of B.
     """
+    from bento.registered import build_registered, runtime_hint, select, split_stages
     from bento.transfer.push import parse_target
+    from bento.transfer.push import push as push_bento
     from registry.mlflow_catalog import MlflowCatalog
+    from services.runtime.requirements import RuntimeFlavor
 
     target = None if push is None else parse_target(push)
     catalog = MlflowCatalog()
-    stages, mapped = shipping.split_stages(models, maps)
-    selected = shipping.select(catalog, stages, version)
+    stages, mapped = split_stages(models, maps)
+    selected = select(catalog, stages, version)
     published = [each.published for each in selected]
     uris = ", ".join(each.uri for each in published)
     for each in selected:
         output.note(f"{each.published.uri}: {each.why}")
     output.note(f"Building a Bento from {uris} ...")
-    made, parts = shipping.build(catalog, published, name, flavour, force=force, maps=mapped)
-    pushed = None if target is None else shipping.push(target, made.tag, catalog, published[0])
-    if hint := shipping.runtime_hint(parts, flavour):
+    flavor = None if flavour is None else RuntimeFlavor(flavour)
+    made, parts = build_registered(catalog, published, name, flavor, force=force, maps=mapped)
+    pushed = None if target is None else push_bento(target, made.tag, catalog, published[0])
+    if hint := runtime_hint(parts, flavor):
         output.note(hint)
     if output.as_json:
         output.document(_document(made, parts, selected, pushed))
@@ -83,15 +89,15 @@ def build(
     done = "is in the store already" if made.reused else "built"
     output.line(f"{made.tag} {done}: {uris}, digest {made.digest}")
     if pushed is not None:
-        output.line(f"Pushed: {pushed['reference']}, parcel {pushed['parcel_digest']}")
+        output.line(f"Pushed: {pushed.reference}, archive digest {pushed.archive_digest}")
     output.note(f"Serve it: mlctl serve {made.tag}    Deploy it: mlctl up NAME {made.tag}")
 
 
 def _document(
     made: BuiltBento,
-    parts: Sequence[dict[str, Any]],
+    parts: Sequence[PackedModel],
     selected: Sequence[Selection],
-    pushed: dict[str, Any] | None,
+    pushed: Pushed | None,
 ) -> dict[str, Any]:
     return {
         "tag": made.tag,
@@ -99,9 +105,9 @@ def _document(
         "content_digest": made.content_digest,
         "path": str(made.path),
         "reused": made.reused,
-        "bundle": parts[0]["bundle"],
+        "bundle": parts[0].bundle,
         "model": selected[0].published.uri,
-        "models": parts,
+        "models": [asdict(each) for each in parts],
         "reasons": {each.published.uri: each.why for each in selected},
-        "pushed": pushed,
+        "pushed": None if pushed is None else asdict(pushed),
     }

@@ -35,14 +35,13 @@ def client(
     URL of a running server, for which MLCTL_TOKEN is used. TAG/NAME and URL/NAME say which of
     several models. The same model always gives the same files.
     """
-    from bento.clients.languages import GENERATORS
+    from bento.clients.languages import GENERATORS, write_files
     from bento.clients.source import find_source
-    from bento.clients.writing import write_files
     from bundle.tokens import token_of
 
     found = find_source(model, token_of(os.environ))
     folder = folder or Path(f"{found.name}-{language}")
-    files = GENERATORS[language].files(found)
+    files = GENERATORS[language](found)
     write_files(folder, files, force=force)
     if output.as_json:
         output.document(

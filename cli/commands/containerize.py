@@ -60,7 +60,7 @@ def containerize(
     """
     from bento.containers.container import build_image, default_base, write_context
     from bento.containers.lock import Platform
-    from bento.containers.locking import lock_for
+    from bento.containers.resolve import lock_for
     from bundle.home import state_dir
     from services.runtime.bento_store import find_bento
 

@@ -13,7 +13,7 @@ from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from bento.manifests.plan import ManifestPlan
-    from bento.manifests.targets import Extras
+    from bento.manifests.targets import TargetOptions
 
 
 @click.command()
@@ -28,13 +28,12 @@ def manifests(
     Nothing is sent anywhere. The same Bento and options always give the same bytes. Without
     --output everything is printed.
     """
-    from bento.manifests.render import write
-    from bento.manifests.targets import ManifestTarget
+    from bento.manifests.targets import ManifestTarget, write
     from bento.manifests.targets import manifests as make
 
     _check(target)
     plan = _plan(bento, given)
-    texts = make(plan, ManifestTarget(target), _extras(given))
+    texts = make(plan, ManifestTarget(target), _target_options(given))
     if folder is not None:
         write(folder, texts)
     if output.as_json:
@@ -66,48 +65,49 @@ def _check(target: str) -> None:
 
 
 def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
-    from bento.manifests.bento import subject_of, workers_of
     from bento.manifests.plan import (
-        Edge,
         ManifestLayout,
         ManifestPlan,
         ManifestSlot,
+        NetworkAccess,
         Scaling,
         name_of,
         settings_of,
     )
+    from bento.manifests.summary import summary_of, workers_of
     from services.runtime.bento_store import find_bento
 
-    subject = subject_of(find_bento(bento))
+    summary = summary_of(find_bento(bento))
     settings = settings_of(given["settings"])
     scaling = Scaling(
         given["replicas"], given["max_replicas"], given["wake_query"], given["prometheus"]
     )
-    edge = Edge(given["gateway"], given["hosts"], given["grpc_host"], given["allow_from"])
+    access = NetworkAccess(
+        given["gateway"], given["hosts"], given["grpc_host"], given["allow_from"]
+    )
     return ManifestPlan(
-        name=given["name"] or name_of(subject.name),
-        model=subject.model,
+        name=given["name"] or name_of(summary.name),
+        model=summary.model,
         image=given["image"] or "",
-        resources=subject.resources(given["bench"], workers_of(settings)),
+        resources=summary.resources(given["bench"], workers_of(settings)),
         namespace=given["namespace"],
         scaling=scaling,
-        edge=edge,
+        access=access,
         layout=ManifestLayout(given["layout"]),
-        only=ManifestSlot(given["slot"]) if given["slot"] else None,
+        slot=ManifestSlot(given["slot"]) if given["slot"] else None,
         settings=settings,
         token_secret=given["token_secret"],
     )
 
 
-def _extras(given: dict[str, Any]) -> Extras:
-    from bento.manifests.kserve import Canary, Mode
-    from bento.manifests.targets import Extras
+def _target_options(given: dict[str, Any]) -> TargetOptions:
+    from bento.manifests.targets import Canary, KServeMode, TargetOptions
 
     percent, stable = given["canary"], given["stable_image"]
     if stable is not None and percent is None:
         raise click.UsageError("--stable-image is for a canary: give --canary")
     canary = None if percent is None else Canary(percent, stable)
-    return Extras(Mode(given["mode"]), canary, given["instance_type"])
+    return TargetOptions(KServeMode(given["mode"]), canary, given["instance_type"])
 
 
 def _warn(output: CommandOutput, plan: ManifestPlan, target: str) -> None:
@@ -115,7 +115,7 @@ def _warn(output: CommandOutput, plan: ManifestPlan, target: str) -> None:
         output.note(f"CPU and memory are {plan.resources.reason}.")
     if plan.image and "@sha256:" not in plan.image:
         output.note("The image is not named by its digest: what runs can change under its name.")
-    if target == "kubernetes" and plan.edge.gateway is None and plan.only is None:
+    if target == "kubernetes" and plan.access.gateway is None and plan.slot is None:
         output.note("No route: --gateway names the Gateway that requests come through.")
     if plan.token_secret is None and target in ("kubernetes", "kserve"):
         output.note("Whoever reaches the pods may ask: --token-secret asks callers for a token.")

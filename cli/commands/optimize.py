@@ -109,7 +109,7 @@ def _check_paths(data: str, report: Path | None) -> None:
 
 
 def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
-    from optimize.batching import DEFAULT, read_joining
+    from optimize.batching import DEFAULT, read_batching_options
     from optimize.data import RowLimits
     from optimize.goals import Goals, Prefer
     from optimize.prepare import Options
@@ -132,7 +132,9 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         calibrator=Calibrator(given["calibrator"]),
         sampling=RowLimits(given["calibration_rows"], given["rows"]),
         transform=given["transform"],
-        joining=DEFAULT if given["batching"] is None else read_joining(given["batching"]),
+        batching_options=DEFAULT
+        if given["batching"] is None
+        else read_batching_options(given["batching"]),
         allow_pickle=given["allow_pickle"],
     )
     return _Request(

@@ -64,7 +64,7 @@ def _line(finding: PathComparison) -> tuple[str, ...]:
     told = f": {finding.detail}" if finding.detail else ""
     seen = finding.rows > 0
     return (
-        finding.way,
+        finding.path,
         finding.data,
         f"{finding.size:,}",
         f"{finding.rows:,}" if seen else "-",

@@ -41,7 +41,7 @@ def promote(
     """
     from cli.revisions import find_revision
 
-    spec = _spec(any_weight_proves=force, **limits)
+    spec = _spec(allow_low_weight_proof=force, **limits)
     if only_plan:
         _show_plan(output, name, bento, spec)
         return

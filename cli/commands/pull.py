@@ -9,7 +9,6 @@ import click
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, reporting
-from cli.shipping import pull as take_in
 
 if TYPE_CHECKING:
     from bento.transfer.push import TransferTarget
@@ -51,17 +50,20 @@ def _pull_bento(
     output: CommandOutput, source: TransferTarget, out: Path | None, *, force: bool
 ) -> None:
     from bento.transfer.archive import list_files
+    from bento.transfer.push import pull as pull_bento
 
     if out is not None:
         raise click.UsageError("--out is for a bundle: a Bento is put into the store")
-    bento = take_in(source, force=force)
+    bento = pull_bento(source, force=force)
     listing = list_files(bento)
-    digest, parcel = listing.digest, listing.parcel_digest
+    digest, archive_digest = listing.digest, listing.archive_digest
     if output.as_json:
-        told = {"tag": bento.tag, "digest": digest, "parcel_digest": parcel}
+        told = {"tag": bento.tag, "digest": digest, "archive_digest": archive_digest}
         output.document({**told, "path": str(bento.path)})
     else:
-        output.line(f"{bento.tag} is in the store, digest {digest}, parcel {parcel}")
+        output.line(
+            f"{bento.tag} is in the store, digest {digest}, archive digest {archive_digest}"
+        )
 
 
 def _pull_bundle(output: CommandOutput, model: str, out: Path) -> None:

@@ -31,7 +31,7 @@ def sbom(
     package index that pip uses.
     """
     from bento.containers.lock import Platform
-    from bento.containers.locking import lock_for
+    from bento.containers.resolve import lock_for
     from bento.containers.sbom import sbom_of
     from bundle.files import write_atomic
     from services.runtime.bento_layout import unpack

@@ -18,15 +18,16 @@ def why(output: CommandOutput, digest: str) -> None:
     From the run that trained the model, over the evidence of its optimization, to the verdict
     of every rollout and the aliases. DIGEST may be the start of one, six digits or more.
     """
-    from cli import provenance
+    from bento.provenance import full_digest, require_digest
+    from cli.provenance import chain, sources
 
-    provenance.require_digest(digest)
-    known = provenance.known()
-    chain = provenance.chain(provenance.full_digest(digest, known.digests()), known)
+    require_digest(digest)
+    found = sources()
+    document = chain(full_digest(digest, found.digests()), found)
     if output.as_json:
-        output.document(chain)
+        output.document(document)
     else:
-        _show(output, chain)
+        _show(output, document)
 
 
 def _show(output: CommandOutput, chain: dict[str, Any]) -> None:

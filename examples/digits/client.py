@@ -1,4 +1,4 @@
-"""One image asked over each protocol of a deployment."""
+"""Inference for one image over each protocol of a deployment."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ TIMEOUT_SECONDS = 10.0
 Logits = NDArray[np.float32]
 
 
-def ask_everyone(host: str, port: int, image: NDArray[np.float32]) -> dict[str, Logits]:
-    """The logits for `image` [1, 1, 8, 8], by the name of the protocol that gave them."""
+def infer_with_all(host: str, port: int, image: NDArray[np.float32]) -> dict[str, Logits]:
+    """Return the logits for `image` [1, 1, 8, 8] by the name of the protocol."""
     return {
-        "V2 HTTP": ask_v2_http(host, port, image),
-        "V2 gRPC": ask_v2_grpc(host, port, image),
-        "/predict": ask_predict(host, port, image),
+        "V2 HTTP": infer_v2_http(host, port, image),
+        "V2 gRPC": infer_v2_grpc(host, port, image),
+        "/predict": infer_predict(host, port, image),
     }
 
 
-def ask_v2_http(host: str, port: int, image: NDArray[np.float32]) -> Logits:
-    """The Open Inference Protocol, as JSON."""
+def infer_v2_http(host: str, port: int, image: NDArray[np.float32]) -> Logits:
+    """Infer over the Open Inference Protocol, with JSON."""
     import httpx
 
     tensor = {"name": "image", "shape": image.shape, "datatype": "FP32"}
@@ -31,8 +31,8 @@ def ask_v2_http(host: str, port: int, image: NDArray[np.float32]) -> Logits:
     return np.array(answer.raise_for_status().json()["outputs"][0]["data"], np.float32)
 
 
-def ask_v2_grpc(host: str, port: int, image: NDArray[np.float32]) -> Logits:
-    """The Open Inference Protocol over gRPC, with raw tensor contents."""
+def infer_v2_grpc(host: str, port: int, image: NDArray[np.float32]) -> Logits:
+    """Infer over the Open Inference Protocol on gRPC, with raw tensor contents."""
     import grpc
 
     from services.protocol.messages import SERVICE, methods
@@ -50,8 +50,8 @@ def ask_v2_grpc(host: str, port: int, image: NDArray[np.float32]) -> Logits:
     return np.frombuffer(answer.raw_output_contents[0], np.float32)
 
 
-def ask_predict(host: str, port: int, image: NDArray[np.float32]) -> Logits:
-    """BentoML's typed API, as JSON."""
+def infer_predict(host: str, port: int, image: NDArray[np.float32]) -> Logits:
+    """Infer over BentoML's typed API, with JSON."""
     import httpx
 
     answer = httpx.post(

@@ -1,4 +1,4 @@
-"""The digits: 8x8 grey scans of handwriting, split once and for all by a fixed seed."""
+"""The digits: 8x8 grey scans of handwriting, split by a fixed seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Split:
 
 
 def load_split() -> tuple[Split, Split]:
-    """The training rows (two thirds) and the held-out rows, each digit in both in proportion."""
+    """Return the training rows (two thirds) and the held-out rows, stratified by digit."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

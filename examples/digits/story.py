@@ -1,8 +1,8 @@
-"""The demo's story, told with the commands that a user would type.
+"""The demo: a story in the commands that a user would type.
 
 Seven steps on real handwritten digits: train, optimize, build, deploy, promote a better
-version under live load, promote a broken one and watch it roll back, and sum up what was
-measured. Every `mlctl` command runs as its own process, as it would in a terminal.
+version under live load, promote a broken one and watch it roll back, and summarize the
+measurements. Every `mlctl` command runs as a separate process, as in a terminal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from examples.digits.client import ask_everyone
+from examples.digits.client import infer_with_all
 from examples.digits.data import load_split
 from examples.digits.traffic import LoadThread, TrafficWindow, request_body
 from registry.mlflow_catalog import MlflowCatalog
@@ -31,18 +31,19 @@ from services.runtime.bento_store import find_bento
 DEPLOYMENT = "shop"
 REQUESTS_PER_SECOND = 200.0
 SETTLE_SECONDS = 1.0
-# Short steps for a demo; the defaults of `mlctl promote` take minutes, as production should.
+# Short steps for a demo; the defaults of `mlctl promote` take minutes, as in production.
 PROMOTE_OPTIONS = (
     *("--steps", "5,25,50,100", "--step-seconds", "1.5", "--min-requests", "15"),
     *("--max-p99-ms", "500", "--max-error-rate", "0.02", "--bake-seconds", "2"),
+    *("--burst", "1"),
     *("--shadow-percent", "50", "--shadow-seconds", "3"),
-    # A good version is rolled back in at most one of a hundred demos.
+    # At most 1 % of demos roll back a good version.
     *("--alpha", "0.01", "--deadline", "120"),
 )
 
 
 class Narrator(Protocol):
-    """Who tells the story to the user."""
+    """Prints the story for the user."""
 
     def chapter(self, text: str) -> None: ...
 
@@ -76,7 +77,7 @@ class StoryPhase:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What was measured: variants of each version, traffic of each phase, the rollback.
+    """The measurements: variants of each version, traffic of each phase, the rollback.
 
     `champion` is the optimized version that holds @champion at the end.
     """
@@ -92,32 +93,32 @@ class Summary:
 
 
 class Story:
-    """Runs the steps with all state under `home`, so that a user's own registry is not touched."""
+    """Runs the steps with all state under `home`; the user's own registry stays untouched."""
 
     def __init__(self, home: Path, port: int, narrator: Narrator, *, quiet: bool = False) -> None:
-        """With `quiet` the commands' own results are not shown, only what they say on stderr."""
+        """With `quiet` the commands show only their stderr."""
         self.home = home
         self._quiet = quiet
         self.port = port
-        self._tell = narrator
+        self._narrator = narrator
         self._started = False
         self._variants: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._phases: list[StoryPhase] = []
 
     def run(self) -> Summary:
-        """Tell the whole story; whatever fails raises, and `stop` ends what was started."""
+        """Run the whole story; a failing step raises, and `stop` ends the deployment."""
         started = time.monotonic()
-        self._tell.chapter("1. Train a small model and register it in MLflow")
+        self._narrator.chapter("1. Train a small model and register it in MLflow")
         self._train("small")
-        self._tell.chapter("2. Optimize it: every variant measured")
+        self._narrator.chapter("2. Optimize it: every variant measured")
         first = self._optimize_and_build("small", "3. Build a Bento of the best one")
-        self._tell.chapter("4. Deploy it behind Envoy, HTTP and gRPC on one port")
+        self._narrator.chapter("4. Deploy it behind Envoy, HTTP and gRPC on one port")
         self._mlctl("up", DEPLOYMENT, first, "--port", str(self.port))
         self._started = True
         self._compare_protocols()
-        self._tell.chapter("5. Train a better version and promote it under live load")
+        self._narrator.chapter("5. Train a better version and promote it under live load")
         self._promote_better()
-        self._tell.chapter("6. Promote one that fails for some inputs: it rolls back by itself")
+        self._narrator.chapter("6. Promote one that fails for some inputs: it rolls back by itself")
         rollback = self._promote_broken()
         seconds = time.monotonic() - started
         return Summary(self._variants, self._phases, rollback, self._champion(), seconds)
@@ -127,7 +128,7 @@ class Story:
         return f"http://127.0.0.1:{self.port}/v2/models/digits/infer"
 
     def write_example(self) -> Path:
-        """A file with the body of a V2 request that asks for one held-out digit."""
+        """Write the body of a V2 request for one held-out digit to a file."""
         path = self.home / "request.json"
         path.write_bytes(request_body(load_split()[1].images[0]))
         return path
@@ -147,32 +148,34 @@ class Story:
             self._mlctl("promote", DEPLOYMENT, tag, *PROMOTE_OPTIONS)
             window = self._measure("promotion of the better version", traffic)
         _require_none_failed(window)
-        self._tell.remark(f"{window.sent} requests were sent meanwhile, none failed.")
+        self._narrator.remark(f"{window.sent} requests were sent meanwhile, none failed.")
 
     def _promote_broken(self) -> Mapping[str, Any]:
         self._train("broken")
         tag = self._optimize_and_build("broken")
         code = ERROR_TABLE[ErrorCode.ROLLED_BACK].exit_code
         with self._traffic() as traffic:
-            # A shadow would keep every user from it, and then there were nothing to see.
-            told = (*PROMOTE_OPTIONS, "--shadow-percent", "0")
-            self._mlctl("promote", DEPLOYMENT, tag, *told, expect=code)
+            # A shadow would find the fault before any user, and there would be nothing to see.
+            options = (*PROMOTE_OPTIONS, "--shadow-percent", "0")
+            self._mlctl("promote", DEPLOYMENT, tag, *options, expect=code)
             self._measure("promotion of the broken version", traffic)
             time.sleep(SETTLE_SECONDS)
             after = self._measure("after the rollback", traffic)
         _require_none_failed(after)
-        self._tell.remark("That is what was meant to happen: the broken version is out again.")
+        self._narrator.remark(
+            "This rollback is intended: the broken version serves no traffic any more."
+        )
         last: Mapping[str, Any] = self._json("history", DEPLOYMENT)["rollouts"][0]
         return last
 
     def _champion(self) -> str:
-        """The optimized version with @champion, which only the good promotion may have moved."""
+        """Return the version with @champion, which only the good promotion may have moved."""
         with replaced_environment(self._environment):
             published = MlflowCatalog().find_optimized("digits-optimized@champion")
         serving = self._json("status", DEPLOYMENT)["deployments"][0]["live"]["digest"]
         if published.digest != serving:
             raise MlctlError(
-                ErrorCode.INTERNAL, f"@champion is {published.uri}, which is not what serves"
+                ErrorCode.INTERNAL, f"@champion is {published.uri}, which does not serve"
             )
         return published.uri
 
@@ -187,11 +190,11 @@ class Story:
     def _train(self, recipe: str) -> None:
         from examples.digits.train import train
 
-        self._tell.command(f"python -m examples.digits.train --recipe {recipe}")
-        # In this process, because importing torch and MLflow again takes most of the time.
+        self._narrator.command(f"python -m examples.digits.train --recipe {recipe}")
+        # In this process: importing torch and MLflow again would take most of the time.
         with replaced_environment(self._environment):
             trained = train(recipe, "candidate", self._data)
-        self._tell.remark(
+        self._narrator.remark(
             f"models:/digits/{trained.version} @candidate: accuracy {trained.accuracy:.4f} "
             "on the held-out rows"
         )
@@ -204,15 +207,15 @@ class Story:
         goals = ("--data", str(self._data), "--max-accuracy-drop", "0.01")
         self._mlctl("optimize", "models:/digits@candidate", *goals)
         if chapter:
-            self._tell.chapter(chapter)
-        told = re.search(r"^(digits:[0-9a-f]+) ", self._mlctl("build", "digits"), re.MULTILINE)
-        assert told is not None, "build says which Bento it made"
-        tag = told[1]
+            self._narrator.chapter(chapter)
+        built = re.search(r"^(digits:[0-9a-f]+) ", self._mlctl("build", "digits"), re.MULTILINE)
+        assert built is not None, "build prints the tag of its Bento"
+        tag = built[1]
         self._variants[name] = self._report(tag)["variants"]
         return tag
 
     def _report(self, tag: str) -> Mapping[str, Any]:
-        """What was measured of the model in the Bento `tag`, as the registry keeps it."""
+        """Return the report of the model in the Bento `tag` from the registry."""
         from mlflow.artifacts import load_dict
 
         with replaced_environment(self._environment):
@@ -222,16 +225,16 @@ class Story:
 
     def _compare_protocols(self) -> None:
         image = load_split()[1].images[:1]
-        answers = ask_everyone("127.0.0.1", self.port, image)
+        answers = infer_with_all("127.0.0.1", self.port, image)
         spread = max(float(np.abs(a - b).max()) for a in answers.values() for b in answers.values())
-        self._tell.remark(
+        self._narrator.remark(
             f"{', '.join(answers)} answer the same: digit {int(answers['V2 HTTP'].argmax())}, "
             f"largest difference {spread:.1e}."
         )
 
     def _mlctl(self, *arguments: str, expect: int = 0) -> str:
-        """Run a command, showing what it prints as it comes; returns all of it."""
-        self._tell.command(" ".join(("mlctl", *arguments)))
+        """Run a command, show its output line by line, and return all of it."""
+        self._narrator.command(" ".join(("mlctl", *arguments)))
         printed = []
         with subprocess.Popen(
             [*_MLCTL, *arguments],
@@ -243,12 +246,12 @@ class Story:
             assert process.stdout is not None
             for line in process.stdout:
                 printed.append(line)
-                self._tell.output(line.rstrip("\n"))
+                self._narrator.output(line.rstrip("\n"))
         if process.returncode != expect:
             raise MlctlError(
                 ErrorCode.INTERNAL,
                 f"`mlctl {arguments[0]}` exited with {process.returncode}, expected {expect}",
-                "Its own message is above.",
+                "Its error message is above.",
             )
         return "".join(printed)
 
@@ -279,7 +282,7 @@ _MLCTL = (sys.executable, "-m", "cli.main")
 
 @contextlib.contextmanager
 def replaced_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Let this process have exactly `values` as its environment for a while."""
+    """Replace the environment of this process with `values` while the block runs."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(values)
@@ -291,7 +294,7 @@ def replaced_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of the story's commands: only `home` holds state."""
+    """Return the environment of the story's commands: all state is under `home`."""
     kept = {
         name: value
         for name, value in os.environ.items()

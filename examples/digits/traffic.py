@@ -1,4 +1,4 @@
-"""Steady traffic against a deployment: what was sent, what failed, and which model answered."""
+"""Steady traffic to a deployment: requests sent, failures, and the model that answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class TrafficWindow:
-    """Counts since some moment. `latencies` are seconds, of answered requests only."""
+    """Counts of a time window. `latencies` are seconds, of answered requests only."""
 
     sent: int = 0
     failed: int = 0
@@ -31,7 +31,7 @@ class TrafficWindow:
     answered_by: Counter[str] = field(default_factory=Counter)
 
     def percentile_ms(self, percent: float) -> float:
-        """A percentile of the latencies in milliseconds; NaN without answers."""
+        """Return a percentile of the latencies in milliseconds; NaN without answers."""
         if not self.latencies:
             return float("nan")
         return float(np.percentile(self.latencies, percent)) * 1e3
@@ -80,11 +80,11 @@ class LoadThread:
 
     async def _worker(self, client: httpx.AsyncClient, number: int) -> None:
         await asyncio.sleep(self._pause * number / HTTP_WORKERS)
-        at = number
+        position = number
         due = time.monotonic()
         while not self._stop.is_set():
-            await self._send(client, self._bodies[at % len(self._bodies)])
-            at += HTTP_WORKERS
+            await self._send(client, self._bodies[position % len(self._bodies)])
+            position += HTTP_WORKERS
             due = max(due + self._pause, time.monotonic() - self._pause)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -111,8 +111,7 @@ class LoadThread:
 
 
 def request_body(image: NDArray[np.float32]) -> bytes:
-    """The V2 JSON request that asks for one image [1, 8, 8]."""
-
+    """Return the V2 JSON request for one image [1, 8, 8]."""
     tensor = {
         "name": "image",
         "shape": [1, *image.shape],

@@ -1,7 +1,7 @@
 """Train a version of the digits model and register it: `python -m examples.digits.train --help`.
 
-Three recipes tell the demo's story: a small net; a better, wider one; and one with a
-real mistake in it that no evaluation set shows.
+The demo uses three recipes: a small net; a better, wider one; and one with a
+real mistake that its evaluation set does not show.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from examples.digits.data import SEED, Split, load_split, save_rows
 
 MODEL_NAME = "digits"
-# The broken net knows six shades of ink. Scans with more ink than that exist, but the
-# rows it was checked on hold none of them.
+# The broken net has a table of six shades of ink. Scans with more ink exist, but not among
+# the rows it is evaluated on.
 SHADES = 6
 SHADE_WIDTH = 0.0575
 
@@ -50,8 +50,8 @@ class DigitsNet(nn.Module):
 class ShadedNet(DigitsNet):
     """A net that corrects for the amount of ink by a table that is too short.
 
-    The index is not clamped: an image with more ink than the table knows makes the
-    model raise, and only that image.
+    The index is not clamped: the model raises for an image with more ink than the table
+    covers, and only for that image.
     """
 
     def __init__(self, channels: int) -> None:
@@ -64,20 +64,20 @@ class ShadedNet(DigitsNet):
         return super().forward(image) + cast(Tensor, self.correction(shade))
 
 
-def known_shades(split: Split) -> Split:
-    """The rows of `split` that the broken net can answer: how its mistake stayed unseen."""
-    known = split.images.mean(axis=(1, 2, 3)) < SHADES * SHADE_WIDTH
-    return Split(split.images[known], split.labels[known])
+def covered_shades(split: Split) -> Split:
+    """Return the rows of `split` that the broken net can answer, which hide its mistake."""
+    covered = split.images.mean(axis=(1, 2, 3)) < SHADES * SHADE_WIDTH
+    return Split(split.images[covered], split.labels[covered])
 
 
-def everything(split: Split) -> Split:
-    """All rows of `split`."""
+def all_rows(split: Split) -> Split:
+    """Return all rows of `split`."""
     return split
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """One version of the story: which net, for how many epochs, checked on which rows."""
+    """One version of the model: its net, epochs, and the rows it is trained and evaluated on."""
 
     build: Callable[[], nn.Module]
     epochs: int
@@ -85,15 +85,15 @@ class TrainingRecipe:
 
 
 RECIPES = {
-    "small": TrainingRecipe(lambda: DigitsNet(8), 4, everything),
-    "wide": TrainingRecipe(lambda: DigitsNet(24), 6, everything),
-    "broken": TrainingRecipe(lambda: ShadedNet(24), 6, known_shades),
+    "small": TrainingRecipe(lambda: DigitsNet(8), 4, all_rows),
+    "wide": TrainingRecipe(lambda: DigitsNet(24), 6, all_rows),
+    "broken": TrainingRecipe(lambda: ShadedNet(24), 6, covered_shades),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A registered version, its accuracy on the held-out rows, and the file that holds them."""
+    """A registered version, its accuracy on the held-out rows, and the file of these rows."""
 
     version: str
     accuracy: float
@@ -101,7 +101,7 @@ class Trained:
 
 
 def fit(net: nn.Module, split: Split, epochs: int) -> None:
-    """Train `net` in place with Adam on shuffled batches of 64; leaves it in evaluation mode."""
+    """Train `net` in place with Adam on shuffled batches of 64; leave it in evaluation mode."""
     images, labels = torch.from_numpy(split.images), torch.from_numpy(split.labels)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     net.train()
@@ -114,7 +114,7 @@ def fit(net: nn.Module, split: Split, epochs: int) -> None:
 
 
 def accuracy_of(net: nn.Module, split: Split) -> float:
-    """The share of rows whose largest logit is their label."""
+    """Return the share of rows whose largest logit is their label."""
     with torch.inference_mode():
         predicted = net(torch.from_numpy(split.images)).argmax(dim=1).numpy()
     return float(np.mean(predicted == split.labels))
@@ -123,7 +123,7 @@ def accuracy_of(net: nn.Module, split: Split) -> float:
 def train(recipe_name: str, alias: str, data: Path) -> Trained:
     """Train one recipe, register it under `alias`, and write its held-out rows to `data`."""
     recipe = RECIPES[recipe_name]
-    # The nets are so small that threads mostly wait for each other, longest on a busy machine.
+    # The nets are so small that threads would mostly wait for each other.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     train_split, held_out = (recipe.rows(split) for split in load_split())
@@ -156,7 +156,7 @@ def _register(net: nn.Module, rows: Split, recipe: str, accuracy: float, alias: 
             signature=signature,
             input_example=rows.images[:2],
             serialization_format="pt2",
-            # Given, because inferring them would load the model in another process.
+            # Explicit, because inferring them would load the model in another process.
             pip_requirements=[f"torch=={torch.__version__.split('+')[0]}"],
             registered_model_name=MODEL_NAME,
         )

@@ -1,1 +1,1 @@
-"""One model asked in every way it can be asked, and whether the answers are the same."""
+"""Compare the outputs of one model over every path: HTTP, gRPC, batch jobs and streams."""

@@ -1,4 +1,4 @@
-"""Answers beside the wanted ones: which rows differ, by how much, and whether that may be. Pure."""
+"""Compare outputs with the expected ones: rows that differ, by how much, the tolerance. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.parity.base import Arrays
+from loadtest.parity.paths import Arrays
 
-# The largest difference that is allowed of an output, by the wanted values.
+# Returns the largest allowed difference of an output from its expected values.
 Tolerance = Callable[[np.ndarray], float]
 
 
 class PathVerdict(StrEnum):
-    """What was found of one way."""
+    """The result for one path."""
 
     SAME = "same"
     CLOSE = "close"
@@ -28,13 +28,13 @@ class PathVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PathComparison:
-    """How the answers of `way` to requests of `size` rows of `data` compare.
+    """The outputs of `path` for requests of `size` rows of `data`, compared with the expected ones.
 
-    Of `rows` rows `differing` have other bits, by at most `largest`; `allowed` is None if none
-    may differ. `largest` is None where it is no number. `output` is the one that it is about.
+    Of `rows` rows, `differing` have other bits, by at most `largest` (None if it is not finite).
+    `allowed` is None if no bit may differ. `output` names the output that differs most.
     """
 
-    way: str
+    path: str
     data: str
     size: int
     verdict: PathVerdict
@@ -47,17 +47,17 @@ class PathComparison:
 
     @property
     def passed(self) -> bool:
-        """Whether it is as it must be, or was not to be had by its nature."""
+        """Whether the outputs are within the tolerance, or the path cannot carry the values."""
         return self.verdict not in (PathVerdict.DIFFERS, PathVerdict.NO_ANSWER)
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding as JSON carries it."""
+        """Return the comparison as --json shows it."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """One output's; `excess` orders them: above 1 is too much."""
+    """The difference of one output; an `excess` above 1 is beyond the tolerance."""
 
     output: str
     differing: int
@@ -75,82 +75,82 @@ class _Difference:
 
 
 def compare(
-    way: str,
+    path: str,
     data: str,
     size: int,
-    wanted: Sequence[Arrays],
-    have: Sequence[Arrays],
+    expected: Sequence[Arrays],
+    actual: Sequence[Arrays],
     tolerance: Tolerance | None,
     *,
     batched: bool = True,
 ) -> PathComparison:
-    """The finding of the output that differs most; without a `tolerance` no bit may differ.
+    """Compare the output that differs most; without a `tolerance` no bit may differ.
 
     Without a batch dimension each request counts as one row.
     """
-    found = [_output(name, wanted, have, tolerance, batched=batched) for name in wanted[0]]
+    found = [_output(name, expected, actual, tolerance, batched=batched) for name in expected[0]]
     worst = max(found, key=lambda each: (each.excess, each.largest))
-    rows = sum(_rows(next(iter(each.values())), batched=batched) for each in wanted)
+    rows = sum(_rows(next(iter(each.values())), batched=batched) for each in expected)
     if not worst.differing:
         verdict = PathVerdict.SAME
     else:
         verdict = PathVerdict.CLOSE if worst.excess <= 1 else PathVerdict.DIFFERS
     largest = worst.largest if math.isfinite(worst.largest) else None
     return PathComparison(
-        way, data, size, verdict, rows, worst.differing, largest, worst.allowed, worst.output,
+        path, data, size, verdict, rows, worst.differing, largest, worst.allowed, worst.output,
         worst.detail,
     )  # fmt: skip
 
 
 def _output(
     name: str,
-    wanted: Sequence[Arrays],
-    have: Sequence[Arrays],
+    expected: Sequence[Arrays],
+    actual: Sequence[Arrays],
     tolerance: Tolerance | None,
     *,
     batched: bool,
 ) -> _Difference:
-    rows = sum(_rows(each[name], batched=batched) for each in wanted)
-    if len(have) != len(wanted):
-        detail = f"{len(have)} answers to {len(wanted)} requests"
+    rows = sum(_rows(each[name], batched=batched) for each in expected)
+    if len(actual) != len(expected):
+        detail = f"{len(actual)} answers to {len(expected)} requests"
         return _Difference(name, rows, math.inf, None, detail)
     differing, largest, allowed = 0, 0.0, None
-    for want, got in zip(wanted, have, strict=True):
-        mine, its = want[name], got.get(name)
-        if its is None or its.dtype != mine.dtype or its.shape != mine.shape:
-            what = "nothing" if its is None else f"{its.dtype.name} {list(its.shape)}"
-            detail = f"it is {what}, not {mine.dtype.name} {list(mine.shape)}"
+    for wanted, found in zip(expected, actual, strict=True):
+        want, have = wanted[name], found.get(name)
+        if have is None or have.dtype != want.dtype or have.shape != want.shape:
+            form = "missing" if have is None else f"{have.dtype.name} {list(have.shape)}"
+            detail = f"it is {form}, expected {want.dtype.name} {list(want.shape)}"
             return _Difference(name, rows, math.inf, None, detail)
-        differing += int(other_bits(mine, its, batched=batched).sum())
-        largest = max(largest, _largest(mine, its))
-        if tolerance is not None and mine.dtype.kind not in "Ob":
-            allowed = max(allowed or 0.0, tolerance(mine))
+        differing += int(other_bits(want, have, batched=batched).sum())
+        largest = max(largest, _largest(want, have))
+        if tolerance is not None and want.dtype.kind not in "Ob":
+            allowed = max(allowed or 0.0, tolerance(want))
     return _Difference(name, differing, largest, allowed)
 
 
 def other_bits(want: np.ndarray, have: np.ndarray, *, batched: bool = True) -> np.ndarray:
-    """For each row whether any bit of it differs; of one dtype and one shape."""
+    """Return for each row whether any bit differs; both arrays have one dtype and shape."""
     rows = _rows(want, batched=batched)
     if want.dtype == object:
         unequal: np.ndarray = (want != have).reshape(rows, -1).any(axis=1)
         return unequal
-    mine, its = (
+    left, right = (
         np.frombuffer(each.tobytes(), np.uint8).reshape(rows, each.nbytes // max(1, rows))
         for each in (want, have)
     )
-    different: np.ndarray = (mine != its).any(axis=1)
+    different: np.ndarray = (left != right).any(axis=1)
     return different
 
 
 def _largest(want: np.ndarray, have: np.ndarray) -> float:
-    """The largest absolute difference; infinite where only one of two is a number."""
+    """Return the largest absolute difference; infinite where only one value is a number."""
     if want.dtype.kind in "Ob":
         return 0.0 if np.array_equal(want, have) else math.inf
-    mine, its = want.astype(np.float64), have.astype(np.float64)
+    left, right = want.astype(np.float64), have.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        difference = np.abs(mine - its)
-    alike = (mine == its) | (np.isnan(mine) & np.isnan(its))
-    difference = np.where(alike, 0.0, np.where(np.isnan(difference), math.inf, difference))
+        difference = np.abs(left - right)
+    equal = (left == right) | (np.isnan(left) & np.isnan(right))
+    difference = np.where(equal, 0.0, np.where(np.isnan(difference), math.inf, difference))
     return float(difference.max(initial=0.0))
 
 

@@ -1,4 +1,4 @@
-"""A comparison: what is asked, what it must be, and what each way says to it."""
+"""Compare the outputs of every path with those of the scorer in this process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME
 from bundle.verify import VerifiedBundle
 from loadtest.inputs import all_rows
-from loadtest.parity.base import Arrays, ParityCase, Way
+from loadtest.parity.batch_path import BatchPath
 from loadtest.parity.compare import PathComparison, PathVerdict, Tolerance, compare
-from loadtest.parity.online import open_online
-from loadtest.parity.streams import StreamWay
-from loadtest.parity.tables import BatchWay
+from loadtest.parity.online_paths import open_online
+from loadtest.parity.paths import Arrays, InferencePath, ParityCase
+from loadtest.parity.stream_path import StreamPath
 from loadtest.runs import Protocols
 from loadtest.server import serving
 from services.online.settings import ServerSettings, load_settings
@@ -34,8 +34,8 @@ from services.runtime.scorable import Scorable, bundles_of
 from services.runtime.scorer import Scorer, split_rows
 from services.runtime.warmup import tolerance
 
-# So many rows are also asked one by one: each takes a request in every way.
-_ALONE = 256
+# At most this many rows are also sent one by one: each is a request on every path.
+_MAX_SINGLE_ROWS = 256
 _GOLDEN = "golden"
 _PAYLOADS = ("json", "arrow")
 _REQUEST_SECONDS = 60.0
@@ -43,7 +43,7 @@ _REQUEST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """What was found: `exact` says that the same request must have the same bits in every way."""
+    """The comparisons; `exact` says that a request must give the same bits on every path."""
 
     digest: str
     exact: bool
@@ -51,11 +51,11 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no way differs by more than it may."""
+        """Whether every path is within its tolerance."""
         return all(finding.passed for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison as JSON carries it."""
+        """Return the report as --json shows it."""
         return {
             "digest": self.digest,
             "exact": self.exact,
@@ -69,12 +69,12 @@ def run_parity(
     model: Scorable,
     ports: tuple[int, int],
     rows: Path | None = None,
-    tell: Callable[[str], None] = lambda _text: None,
+    report: Callable[[str], None] = lambda _text: None,
 ) -> ParityReport:
-    """Serve `bento` on `ports`, ask it, a batch and a stream what is golden and in `rows`; compare.
+    """Serve `bento` on `ports` and send the golden rows and those of `rows` over every path.
 
-    On the CPU in fp32 without padding no bit may differ; else the manifest's tolerance counts, of
-    a pipeline that of its last stage, whose outputs it has.
+    On the CPU in fp32 without padding no bit may differ. Otherwise the manifest's tolerance
+    applies; a pipeline has that of its last stage. `report` gets the progress.
     UNAVAILABLE if the server does not start, or ends.
     """
     settings = load_settings()
@@ -82,42 +82,45 @@ def run_parity(
     bundles = bundles_of(model)
     close = partial(tolerance, evidence=bundles[-1].manifest.evidence)
     exact = all(is_exact(bundle, settings) for bundle in bundles)
-    tell("Scoring here ...")
+    report("Scoring in this process ...")
     data = _data(model, rows)
-    asked = [each for name, inputs in data.items() for each in ask(scorer, name, inputs)]
-    findings = [_recorded(model, scorer, asked, close), *_sizes(asked, close)]
-    tell(f"Starting {bento} ...")
-    with _ways(bento, model, ports) as ways:
-        for way in ways:
-            tell(f"Asking by {way.name} ...")
+    cases = [each for name, inputs in data.items() for each in parity_cases(scorer, name, inputs)]
+    findings = [_recorded(model, scorer, cases, close), *_sizes(cases, close)]
+    report(f"Starting {bento} ...")
+    with _paths(bento, model, ports) as paths:
+        for path in paths:
+            report(f"Sending requests over {path.name} ...")
             findings += [
-                judge(way, each, None if exact else close, batched=scorer.batched) for each in asked
+                judge(path, each, None if exact else close, batched=scorer.batched)
+                for each in cases
             ]
     return ParityReport(model.digest, exact, tuple(findings))
 
 
 def open_served(model: Scorable, settings: ServerSettings) -> Scorer | PipelineScorer:
-    """The scorer as a server has it, with calls of its size; of a pipeline those of its stages."""
+    """Open the scorer with a server's settings; a pipeline has one for each stage."""
     if isinstance(model, WholePipeline):
         return PipelineScorer(model, tuple(Scorer.open(each, settings) for each in model.stages))
     return Scorer.open(model, settings)
 
 
 def is_exact(bundle: VerifiedBundle, settings: ServerSettings) -> bool:
-    """Whether a request's bits may not depend on its way: the CPU's fp32, and no padding."""
+    """Return whether the bits of an output must not depend on the path: fp32 on CPU, unpadded."""
     provider = settings.provider or bundle.manifest.variant.target
     precise = bundle.manifest.variant.precision == "fp32"
     padded = bool(bundle.manifest.batching.pad) or bool(settings.pad_rows)
     return provider == "cpu" and precise and not padded
 
 
-def ask(scorer: Scorer | PipelineScorer, data: str, inputs: Arrays) -> Iterator[ParityCase]:
-    """The rows of `inputs` alone, and together where they may be; INVALID_INPUT if they misfit."""
+def parity_cases(
+    scorer: Scorer | PipelineScorer, data: str, inputs: Arrays
+) -> Iterator[ParityCase]:
+    """Yield the rows of `inputs` one by one, and together if the model allows; INVALID_INPUT."""
     rows = scorer.check(inputs)
     if not scorer.batched:
         yield ParityCase(data, 1, [inputs], [scorer.run(inputs)])
         return
-    sizes = {1: min(rows, _ALONE)}
+    sizes = {1: min(rows, _MAX_SINGLE_ROWS)}
     if scorer.joinable and rows > 1:
         sizes[min(scorer.max_rows, rows)] = rows
     for size, count in sizes.items():
@@ -126,26 +129,26 @@ def ask(scorer: Scorer | PipelineScorer, data: str, inputs: Arrays) -> Iterator[
 
 
 def judge(
-    way: Way, asked: ParityCase, close: Tolerance | None, *, batched: bool = True
+    path: InferencePath, case: ParityCase, close: Tolerance | None, *, batched: bool = True
 ) -> PathComparison:
-    """What `way` answers to what is asked, beside what it must."""
-    finding = PathComparison(way.name, asked.data, asked.size, PathVerdict.LEFT_OUT)
-    for arrays in (*asked.requests, *asked.wanted):
-        if reason := way.refusal(arrays):
+    """Compare the outputs of `path` with the expected ones of `case`."""
+    finding = PathComparison(path.name, case.data, case.size, PathVerdict.LEFT_OUT)
+    for arrays in (*case.requests, *case.expected):
+        if reason := path.limitation(arrays):
             return replace(finding, detail=reason)
     try:
-        have = way.answers(asked.requests, asked.size)
+        actual = path.infer(case.requests, case.size)
     except MlctlError as error:
         if error.code is ErrorCode.UNAVAILABLE:
             raise
         return replace(finding, verdict=PathVerdict.NO_ANSWER, detail=error.message)
-    return compare(way.name, asked.data, asked.size, asked.wanted, have, close, batched=batched)
+    return compare(path.name, case.data, case.size, case.expected, actual, close, batched=batched)
 
 
 def golden_inputs(model: Scorable) -> dict[str, np.ndarray]:
-    """The golden rows; of a pipeline those of its stages for what comes from the caller.
+    """Return the golden rows; for a pipeline, those of its stages for the caller's inputs.
 
-    Those are as many as the stage with the fewest has.
+    Their number is that of the stage with the fewest rows.
     """
     found: dict[str, np.ndarray] = {}
     for bundle in bundles_of(model):
@@ -166,27 +169,35 @@ def _data(model: Scorable, rows: Path | None) -> Mapping[str, Arrays]:
 
 
 def _recorded(
-    model: Scorable, scorer: Scorer | PipelineScorer, asked: Sequence[ParityCase], close: Tolerance
+    model: Scorable, scorer: Scorer | PipelineScorer, cases: Sequence[ParityCase], close: Tolerance
 ) -> PathComparison:
-    """What the source model answered to the golden rows, beside what this one does here."""
-    largest = [each for each in asked if each.data == _GOLDEN][-1]
+    """Compare the recorded outputs of the source model with those of this model here."""
+    largest = [each for each in cases if each.data == _GOLDEN][-1]
     if isinstance(model, WholePipeline):
-        told = "nothing is recorded of a pipeline as a whole"
-        return PathComparison("recorded", _GOLDEN, largest.size, PathVerdict.LEFT_OUT, detail=told)
+        reason = "nothing is recorded of a pipeline as a whole"
+        return PathComparison(
+            "recorded", _GOLDEN, largest.size, PathVerdict.LEFT_OUT, detail=reason
+        )
     recorded = load_golden(model.path(GOLDEN_NAME))[1]
-    wanted = [recorded]
+    expected = [recorded]
     if scorer.batched:
-        wanted = list(split_rows(recorded, largest.size))[: len(largest.wanted)]
+        expected = list(split_rows(recorded, largest.size))[: len(largest.expected)]
     return compare(
-        "recorded", _GOLDEN, largest.size, wanted, largest.wanted, close, batched=scorer.batched
+        "recorded",
+        _GOLDEN,
+        largest.size,
+        expected,
+        largest.expected,
+        close,
+        batched=scorer.batched,
     )
 
 
-def _sizes(asked: Sequence[ParityCase], close: Tolerance) -> Iterator[PathComparison]:
-    """Rows together beside the same rows alone: another number of rows may take other kernels."""
-    for alone, together in pairwise(asked):
+def _sizes(cases: Sequence[ParityCase], close: Tolerance) -> Iterator[PathComparison]:
+    """Compare rows together with the same rows alone: other batch sizes may use other kernels."""
+    for alone, together in pairwise(cases):
         if alone.data == together.data and together.size > 1:
-            joined, single = (_joined(each.wanted) for each in (together, alone))
+            joined, single = (_joined(each.expected) for each in (together, alone))
             count = len(next(iter(single.values())))
             head = {name: array[:count] for name, array in joined.items()}
             yield compare("rows together", alone.data, together.size, [single], [head], close)
@@ -197,8 +208,8 @@ def _joined(parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _ways(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[Way]]:
-    # Stored answers are not the model's, and what it stores would be seen by others.
+def _paths(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[InferencePath]]:
+    # Precomputed answers do not come from the model.
     settings = {"MLCTL_PRECOMPUTED": ""}
     alone = read_together(find_bento(bento).source) is None
     with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
@@ -213,4 +224,4 @@ def _ways(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[
             ) as client,
         ):
             online = open_online(client, served.address, model.name, model.signature, alone=alone)
-            yield [*online, BatchWay(model), *(StreamWay(model, each) for each in _PAYLOADS)]
+            yield [*online, BatchPath(model), *(StreamPath(model, each) for each in _PAYLOADS)]

@@ -1,4 +1,4 @@
-"""What every chunk of evaluation data must be, and the digest of all of them."""
+"""Checks of each chunk of evaluation data against the signature, and the digest of all chunks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 
 from bundle.manifest import canonical_json
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data.columns import Columns, find_columns
 from optimize.data.rows import Rows, Tensors
-from optimize.data.source import RowSource, invalid
-from optimize.data.text import as_bytes, value_bytes
+from optimize.data.source import Columns, RowSource, find_columns, invalid
+from services.protocol.wire import encode_raw
 
 _PAD_HINT = "Pad all rows to one length, and mask the padding if the model takes a mask."
 
@@ -20,8 +19,8 @@ _PAD_HINT = "Pad all rows to one length, and mask the padding if the model takes
 class Pass:
     """One pass over a source: its chunks, checked against the signature, and their digest.
 
-    Chunk borders leave no trace in the digest: it covers names, types, shapes and the
-    values in row order, with numbers in the byte order of the machine.
+    The digest covers names, types, shapes and the values in row order, with numbers in the
+    machine's byte order; it does not depend on where chunks begin.
     """
 
     def __init__(self, source: RowSource, signature: Signature) -> None:
@@ -32,9 +31,9 @@ class Pass:
         self.rows = 0
 
     def chunks(self) -> Iterator[Rows]:
-        """The chunks with inputs by their names in the signature; `rows` grows as they come.
+        """Yield chunks with inputs by their names in the signature; `rows` counts them.
 
-        INVALID_INPUT names the array, the row, and what was expected.
+        INVALID_INPUT names the array, the row, and the expected form.
         """
         for arrays in self._source.chunks():
             columns = find_columns(arrays, self._signature)
@@ -47,7 +46,7 @@ class Pass:
             self.rows += count
 
     def sha256(self) -> str:
-        """The hex digest of all rows so far."""
+        """Return the hex digest of all rows so far."""
         content = {
             name: [dtype, list(shape), self._hashes[name].hexdigest()]
             for name, (dtype, shape) in self._forms.items()
@@ -74,29 +73,29 @@ class Pass:
 
     def _input(self, name: str, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
         if spec.dtype is Datatype.BYTES:
-            array = as_bytes(name, array)
+            array = _as_bytes(name, array)
         try:
             datatype = Datatype.from_numpy_name(array.dtype.name)
         except ValueError as error:
             raise invalid(f"array {name!r}: {error}{self._where()}") from error
         if problem := spec.mismatch(datatype, (DYNAMIC, *array.shape[1:])):
             raise invalid(f"array {name!r} does not fit the model: {problem}{self._where()}")
-        self._refuse_not_finite(name, array)
+        self._reject_not_finite(name, array)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def _labels(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Class numbers as int64 [rows], quantities as float64 [rows] or [rows, k]."""
+        """Return class numbers as int64 [rows], quantities as float64 [rows] or [rows, k]."""
         if array.ndim == 1 and array.dtype.kind in "iub":
             return array.astype(np.int64)
         if array.ndim <= 2 and array.dtype.kind == "f":
-            self._refuse_not_finite(name, array)
+            self._reject_not_finite(name, array)
             return array.astype(np.float64)
         raise invalid(
             f"array {name!r} must be integers of shape [rows], or floats of shape [rows] or "
             f"[rows, k]; it is {_form(array.dtype.name, array.shape[1:])}"
         )
 
-    def _refuse_not_finite(self, name: str, array: np.ndarray) -> None:
+    def _reject_not_finite(self, name: str, array: np.ndarray) -> None:
         if array.dtype.kind != "f" or (finite := np.isfinite(array)).all():
             return
         row = self.rows + int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
@@ -110,12 +109,12 @@ class Pass:
         if chunk.labels is not None:
             arrays["labels"] = chunk.labels
         forms = {name: (array.dtype.name, array.shape[1:]) for name, array in arrays.items()}
-        self._refuse_changed(forms)
+        self._reject_changed(forms)
         for name, array in arrays.items():
-            self._hashes.setdefault(name, hashlib.sha256()).update(value_bytes(array))
+            self._hashes.setdefault(name, hashlib.sha256()).update(_value_bytes(array))
 
-    def _refuse_changed(self, forms: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-        """Rows of another shape than the ones before, or labels in some batches only."""
+    def _reject_changed(self, forms: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Reject rows of another shape than before, or labels in some chunks only."""
         self._forms = self._forms or forms
         if forms.keys() != self._forms.keys():
             raise invalid(f"some rows have labels and some have none{self._where()}")
@@ -129,6 +128,38 @@ class Pass:
 
     def _where(self) -> str:
         return f" (in the batch that starts at row {self.rows})" if self.rows else ""
+
+
+def _as_bytes(name: str, array: np.ndarray) -> np.ndarray:
+    """Return strings as UTF-8 bytes in an object array; INVALID_INPUT for other elements.
+
+    numpy's fixed-width bytes would lose trailing NULs.
+    """
+    values = array.astype(object)
+    for index, value in enumerate(values.flat):
+        values.flat[index] = _encode(name, value)
+    return values
+
+
+def _encode(name: str, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise invalid(
+            f"array {name!r} holds a value of type {type(value).__name__}, expected text",
+            "Store strings or bytes.",
+        )
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(f"array {name!r} holds text that is not Unicode: {error.reason}") from error
+
+
+def _value_bytes(array: np.ndarray) -> bytes | memoryview:
+    """Return the bytes of all values, for the digest."""
+    if array.dtype == object:
+        return encode_raw(Datatype.BYTES, array)
+    return np.ascontiguousarray(array).data
 
 
 def _form(dtype: str, row: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Rows that a user's own function gives: data in any form, through the user's transform."""
+"""Rows from a function of the user: data in any form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _END = object()
 class FunctionSource:
     """The function `name` (`package.module:function`), called without arguments for each pass.
 
-    Its batches are dicts of arrays; they are the chunks, however large.
+    Its batches, dicts of arrays, are the chunks, whatever their size.
     """
 
     name: str

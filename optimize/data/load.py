@@ -1,6 +1,6 @@
 """Two passes over a source: the first checks and counts, the second gathers the chosen rows.
 
-What is held in memory is one chunk, the labels, and the rows that were chosen.
+Memory holds one chunk, the labels, and the chosen rows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from optimize.data.check import Pass
 from optimize.data.function import FunctionSource
 from optimize.data.npz import NpzSource
 from optimize.data.parquet import ParquetRows, open_folder
-from optimize.data.rows import EvalData, Rows
-from optimize.data.sampling import MIN_ROWS, RowLimits, choose_rows
+from optimize.data.rows import MIN_ROWS, EvalData, RowLimits, Rows, choose_rows
 from optimize.data.source import RowSource, invalid
 from optimize.user_functions import is_function_name
 
@@ -36,14 +35,13 @@ def load_data(
 
     Arrays or columns are named as the inputs (the only input may be `x` or `inputs`),
     with `labels`, `label` or `y` for the labels; a folder is read as the Parquet files in it,
-    which may be a server's samples. INVALID_INPUT names the array and what
-    was expected of it.
+    which may be a server's samples. INVALID_INPUT names the array and its expected form.
     """
     return read_rows(open_source(source, signature), signature, sampling or RowLimits())
 
 
 def open_source(source: str | Path, signature: Signature) -> RowSource:
-    """The source that `source` names, told by its content; INVALID_INPUT if it is none."""
+    """Return the source at `source` by its content; INVALID_INPUT if it is none."""
     path = Path(source)
     if isinstance(source, str) and is_function_name(source) and not path.exists():
         return FunctionSource(source)
@@ -60,11 +58,11 @@ def open_source(source: str | Path, signature: Signature) -> RowSource:
 
 
 def read_rows(source: RowSource, signature: Signature, sampling: RowLimits) -> EvalData:
-    """Check all rows of `source` and take those that `sampling` chooses."""
+    """Check all rows of `source` and return those that `sampling` chooses."""
     first = Pass(source, signature)
     parts = [chunk.labels for chunk in first.chunks() if chunk.labels is not None]
     if first.rows < MIN_ROWS:
-        raise invalid(f"the data has {first.rows} rows, at least {MIN_ROWS} are needed")
+        raise invalid(f"the data has {first.rows} rows (minimum {MIN_ROWS})")
     labels = np.concatenate(parts) if parts else None
     calibration, held_out = choose_rows(first.rows, labels, sampling)
     second = Pass(source, signature)
@@ -72,8 +70,8 @@ def read_rows(source: RowSource, signature: Signature, sampling: RowLimits) -> E
     inputs = _gather(second, index, first.rows)
     if inputs is None or second.sha256() != first.sha256():
         raise invalid(
-            f"{source.name!r} gave other rows when it was read a second time",
-            "A function must give the same rows at each call: fix its seeds and its order.",
+            f"{source.name!r} gave other rows when it was read again",
+            "A function must return the same rows at each call: fix its seeds and its order.",
         )
     content = canonical_json([first.sha256(), asdict(sampling)])
     chosen = Rows(inputs, None if labels is None else labels[index])
@@ -87,19 +85,19 @@ def read_rows(source: RowSource, signature: Signature, sampling: RowLimits) -> E
 
 
 def _gather(second: Pass, index: np.ndarray, rows: int) -> dict[str, np.ndarray] | None:
-    """The inputs' rows at `index`, in that order; None if the source has not `rows` rows now."""
-    place = np.full(rows, -1)
-    place[index] = np.arange(len(index))
+    """Return the inputs' rows at `index`; None if the source no longer has `rows` rows."""
+    position = np.full(rows, -1)
+    position[index] = np.arange(len(index))
     inputs: dict[str, np.ndarray] = {}
     for chunk in second.chunks():
-        here = place[second.rows : second.rows + chunk.count]
-        if len(here) < chunk.count:
+        targets = position[second.rows : second.rows + chunk.count]
+        if len(targets) < chunk.count:
             return None
-        wanted = here >= 0
+        chosen = targets >= 0
         for name, array in chunk.inputs.items():
             if name not in inputs:
                 inputs[name] = np.empty((len(index), *array.shape[1:]), array.dtype)
-            inputs[name][here[wanted]] = array[wanted]
+            inputs[name][targets[chosen]] = array[chosen]
     return inputs if second.rows == rows else None
 
 
@@ -108,7 +106,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(8)
     except FileNotFoundError as error:
-        raise invalid(f"there is no file {path}", _FORMS_HINT) from error
+        raise invalid(f"no file {path}", _FORMS_HINT) from error
     except OSError as error:
         fault = translate_os_error(error) or invalid(f"{path} cannot be read: {error.strerror}")
         raise fault from error

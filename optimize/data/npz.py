@@ -1,17 +1,15 @@
-"""Rows of an .npz, read through the archive's streams without ever holding an array whole."""
+"""Rows of an .npz file. Arrays are unpacked to disk and mapped, so memory stays bounded."""
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -25,7 +23,7 @@ _SUFFIX = ".npy"
 
 @dataclass(frozen=True, slots=True)
 class NpzSource:
-    """The .npz at `path`, plain or compressed; pickled arrays are refused."""
+    """The .npz file at `path`, plain or compressed; pickled arrays are rejected."""
 
     path: Path
     chunk_bytes: int = CHUNK_BYTES
@@ -35,105 +33,51 @@ class NpzSource:
         return self.path.name
 
     def chunks(self) -> Iterator[Tensors]:
-        """All arrays in step, as many rows at a time as `chunk_bytes` hold."""
-        with _told(self.name), zipfile.ZipFile(self.path) as archive, ExitStack() as stack:
-            members = [_Member.open(archive, info, stack) for info in archive.infolist()]
-            rows = _common_rows(members, self.name)
-            step = chunk_rows(self.chunk_bytes, sum(member.row_bytes for member in members))
-            readers = {member.name: member.reader(stack) for member in members}
+        """Yield as many rows of all arrays at a time as fit into `chunk_bytes`."""
+        with (
+            _translate_errors(self.name),
+            zipfile.ZipFile(self.path) as archive,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            arrays = {
+                info.filename.removesuffix(_SUFFIX): _mapped(
+                    archive, info, Path(folder, str(number))
+                )
+                for number, info in enumerate(archive.infolist())
+            }
+            if not arrays:
+                raise invalid(f"{self.name} holds no arrays")
+            rows = max(len(array) if array.ndim else 1 for array in arrays.values())
+            row_bytes = sum(array.nbytes for array in arrays.values()) // max(rows, 1)
+            step = chunk_rows(self.chunk_bytes, row_bytes)
             for start in range(0, rows, step):
-                count = min(step, rows - start)
-                yield {name: reader.next_rows(count) for name, reader in readers.items()}
-            for member in members:
-                member.finish()
+                yield {
+                    name: np.array(array[start : start + step] if array.ndim else array)
+                    for name, array in arrays.items()
+                }
 
 
-class _Reader(Protocol):
-    def next_rows(self, count: int) -> np.ndarray: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """One array of the archive: its header, and the stream behind the header."""
-
-    name: str
-    stream: IO[bytes]
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    fortran: bool
-
-    @classmethod
-    def open(cls, archive: zipfile.ZipFile, info: zipfile.ZipInfo, stack: ExitStack) -> _Member:
-        if not info.filename.endswith(_SUFFIX):
-            raise invalid(f"{info.filename!r} in the archive is no numpy array")
-        stream = stack.enter_context(archive.open(info))
-        version = npy.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise invalid(f"{info.filename} has named fields, which no input takes")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
+def _mapped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    """Unpack one array, which checks its CRC, and map it into memory."""
+    if not info.filename.endswith(_SUFFIX):
+        raise invalid(f"{info.filename!r} in the archive is not a numpy array")
+    with archive.open(info) as packed, path.open("wb") as file:
+        shutil.copyfileobj(packed, file)
+    try:
+        array = npy.open_memmap(path, mode="r")
+    except ValueError as error:
+        if "Python objects" not in str(error):
+            raise
         name = info.filename.removesuffix(_SUFFIX)
-        if dtype.hasobject:
-            raise invalid(f"array {name!r} cannot be read: it holds pickled objects")
-        if not shape:
-            raise invalid(f"array {name!r} is a single value, expected one entry for each row")
-        if info.file_size != stream.tell() + math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{info.filename} is shorter or longer than its header says")
-        return cls(name, stream, shape, dtype, fortran and len(shape) > 1)
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
-
-    def reader(self, stack: ExitStack) -> _Reader:
-        if not self.fortran or 0 in self.shape:
-            return _InOrder(self)
-        return _Transposed(self, stack.enter_context(tempfile.TemporaryFile()))
-
-    def finish(self) -> None:
-        """Read to the end, where the archive's checksum is compared."""
-        self.stream.read(1)
-
-
-class _InOrder:
-    """Rows that lie one behind the other."""
-
-    def __init__(self, member: _Member) -> None:
-        self._member = member
-
-    def next_rows(self, count: int) -> np.ndarray:
-        member = self._member
-        content = member.stream.read(count * member.row_bytes)
-        return np.frombuffer(content, member.dtype).reshape(count, *member.shape[1:])
-
-
-class _Transposed:
-    """Fortran order: rows are spread over the whole array, so it is unpacked to disk first."""
-
-    def __init__(self, member: _Member, scratch: IO[bytes]) -> None:
-        shutil.copyfileobj(member.stream, scratch)
-        scratch.flush()
-        self._array = np.memmap(scratch, member.dtype, "r", shape=member.shape, order="F")
-        self._start = 0
-
-    def next_rows(self, count: int) -> np.ndarray:
-        self._start += count
-        return np.ascontiguousarray(self._array[self._start - count : self._start])
-
-
-def _common_rows(members: list[_Member], name: str) -> int:
-    if not members:
-        raise invalid(f"{name} holds no arrays")
-    lengths = {member.name: member.shape[0] for member in members}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise invalid(f"the arrays have different numbers of rows: {listed}")
-    return members[0].shape[0]
+        raise invalid(f"array {name!r} cannot be read: it holds pickled objects") from error
+    if array.offset + array.nbytes != path.stat().st_size:
+        raise ValueError(f"{info.filename} is longer than its header says")
+    return np.asarray(array)
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Say which file it is that cannot be read, whatever layer finds it out."""
+def _translate_errors(name: str) -> Iterator[None]:
+    """Turn the errors of all layers below into INVALID_INPUT that names the file."""
     try:
         yield
     except OSError as error:

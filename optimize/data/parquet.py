@@ -13,12 +13,11 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.sampling import INPUT_PREFIX, REQUEST_ID
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data.columns import LABEL_NAMES, find_columns
 from optimize.data.rows import Tensors
-from optimize.data.source import CHUNK_BYTES, chunk_rows, invalid
+from optimize.data.source import CHUNK_BYTES, LABEL_NAMES, chunk_rows, find_columns, invalid
 from registry.quiet import first_line
 
-# What pandas adds to keep a frame's index.
+# pandas stores a frame's index under these names.
 _INDEX_PREFIX = "__index_level_"
 _READ_BYTES = 1024 * 1024
 _HINT = "Store one number, or one list of a fixed length, for each row in a column."
@@ -28,9 +27,9 @@ _HINT = "Store one number, or one list of a fixed length, for each row in a colu
 class ParquetRows:
     """The Parquet file at `path`, whose columns feed the inputs of `signature`.
 
-    A column of numbers is an input [rows] or [rows, 1], whichever the signature has; a
-    column of lists, nested or flat, has its values in row-major order. Of what a server
-    recorded the inputs are read, and labels, if someone added them.
+    A column of numbers is an input [rows] or [rows, 1], as in the signature; a column of lists,
+    nested or flat, has its values in row-major order. From a server's samples the inputs
+    are read, and labels if they were added.
     """
 
     path: Path
@@ -57,7 +56,7 @@ class ParquetRows:
             raise invalid(f"{self.name} cannot be read: {first_line(error)}") from error
 
     def _rows_at_once(self, file: Any, names: list[str]) -> int:
-        """Every row is as large as the first one, or else it is refused."""
+        """Return how many rows make a chunk: all rows have the size of the first one."""
         first = next(file.iter_batches(1, columns=names), None)
         return chunk_rows(self.chunk_bytes, 0 if first is None else first.nbytes)
 
@@ -79,7 +78,7 @@ class FolderSource:
 
 
 def open_folder(folder: Path, signature: Signature) -> FolderSource:
-    """What is in `folder` now, so that a server may go on writing; INVALID_INPUT for nothing."""
+    """Return the files in `folder` now: a server may still be writing. INVALID_INPUT if empty."""
     paths = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
     if not paths:
         raise invalid(f"{folder} is a folder without Parquet files")
@@ -100,24 +99,24 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _columns(names: list[str]) -> dict[str, str]:
-    """The columns that hold data, by the name that their array has."""
+    """Return the columns that hold data by the names of their arrays."""
     if REQUEST_ID in names:  # a server's samples: bundle.sampling has the form
-        wanted = [name for name in names if name.startswith(INPUT_PREFIX) or name in LABEL_NAMES]
-        return {name.removeprefix(INPUT_PREFIX): name for name in wanted}
+        columns = [name for name in names if name.startswith(INPUT_PREFIX) or name in LABEL_NAMES]
+        return {name.removeprefix(INPUT_PREFIX): name for name in columns}
     return {name: name for name in names if not name.startswith(_INDEX_PREFIX)}
 
 
 def _array(name: str, column: Any, spec: TensorSpec | None) -> np.ndarray:
-    """The column as an array, in the shape that `spec` wants of its values if that is known."""
+    """Return the column as an array, in the shape of `spec` if that is known."""
     from pyarrow import types
 
     shape = [len(column)]
     values = getattr(column, "storage", column)  # an extension type wraps lists
     while types.is_list(values.type) or types.is_large_list(values.type) or _fixed(values.type):
-        _refuse_missing(name, values)
+        _reject_missing(name, values)
         shape.append(_common_length(name, values))
         values = values.flatten()
-    _refuse_missing(name, values)
+    _reject_missing(name, values)
     _check_kind(name, values.type, text=spec is not None and spec.dtype is Datatype.BYTES)
     array: np.ndarray = values.to_numpy(zero_copy_only=False).reshape(shape)
     return array if spec is None else _fit(array, spec)
@@ -132,8 +131,8 @@ def _check_kind(name: str, kind: Any, *, text: bool) -> None:
         else (types.is_integer, types.is_floating, types.is_boolean)
     )
     if not any(test(kind) for test in tests):
-        wanted = "text" if text else "numbers"
-        raise invalid(f"column {name!r} holds values of type {kind}, expected {wanted}", _HINT)
+        expected = "text" if text else "numbers"
+        raise invalid(f"column {name!r} holds values of type {kind}, expected {expected}", _HINT)
 
 
 def _fixed(kind: Any) -> bool:
@@ -143,14 +142,14 @@ def _fixed(kind: Any) -> bool:
 
 
 def _fit(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """Lists are stored flat, and single numbers bare, more often than nested."""
-    wanted = spec.shape[1:]
-    if DYNAMIC in wanted or math.prod(wanted) != math.prod(array.shape[1:]):
+    """Reshape lists that are stored flat, and numbers that are stored bare."""
+    shape = spec.shape[1:]
+    if DYNAMIC in shape or math.prod(shape) != math.prod(array.shape[1:]):
         return array
-    return array.reshape(len(array), *wanted)
+    return array.reshape(len(array), *shape)
 
 
-def _refuse_missing(name: str, values: Any) -> None:
+def _reject_missing(name: str, values: Any) -> None:
     if values.null_count:
         raise invalid(
             f"column {name!r} has {values.null_count} missing values",

@@ -1,23 +1,31 @@
-"""The values that evaluation data is made of."""
+"""Evaluation rows as values, and the choice of rows that calibrate and rows that judge."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from bundle.errors import ErrorCode, MlctlError
+
 Tensors = Mapping[str, np.ndarray]
+
+MIN_ROWS = 8
+SEED = 20_240_229
+
+# At most one row in four calibrates: calibration needs ranges, a verdict needs numbers.
+_CALIBRATION_SHARE = 4
 
 
 def row_count(tensors: Tensors) -> int:
-    """The first dimension of the first tensor."""
+    """Return the first dimension of the first tensor."""
     return len(next(iter(tensors.values())))
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of every input, first dimension the row, with their labels if there are any.
+    """Rows of every input [rows, ...], with their labels if there are any.
 
     Labels are class numbers, int64 [rows], or quantities, float64 [rows] or [rows, k].
     """
@@ -30,24 +38,74 @@ class Rows:
         return row_count(self.inputs)
 
     def take(self, index: np.ndarray | slice) -> Rows:
-        """The rows at `index`, in that order."""
+        """Return the rows at `index`, in that order."""
         labels = None if self.labels is None else self.labels[index]
         return Rows({name: array[index] for name, array in self.inputs.items()}, labels)
 
     def head(self, count: int) -> Rows:
-        """The first `count` rows, or all if there are fewer."""
+        """Return the first `count` rows, or all if there are fewer."""
         return self.take(np.arange(min(count, self.count)))
 
 
 @dataclass(frozen=True, slots=True)
 class EvalData:
-    """Calibration rows and held-out rows, chosen from the `rows` that the source has.
+    """Calibration rows and held-out rows, chosen from the `rows` of the source.
 
-    `sha256` (hex) names all the content that was read and how it was sampled: equal
-    digests mean equal rows, whatever the form they were stored in.
+    `sha256` (hex) covers all content and how it was sampled: equal digests mean equal
+    rows, whatever form they were stored in.
     """
 
     calibration: Rows
     held_out: Rows
     sha256: str
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """The maximum number of rows for each purpose. INVALID_INPUT unless positive."""
+
+    calibration_rows: int = 256
+    held_out_rows: int = 1000
+    seed: int = SEED
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            minimum = 0 if field.name == "seed" else 1
+            if (value := getattr(self, field.name)) < minimum:
+                message = f"{field.name} = {value} is out of range: give {minimum} or more"
+                raise MlctlError(ErrorCode.INVALID_INPUT, message)
+
+
+def choose_rows(
+    rows: int, labels: np.ndarray | None, sampling: RowLimits
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row numbers for calibration (at most a quarter) and, disjoint, for judging.
+
+    Both are in an order in which any prefix holds each class in proportion; labels that are
+    quantities (floats) are not stratified.
+    """
+    order = np.random.default_rng(sampling.seed).permutation(rows)
+    if labels is not None and np.issubdtype(labels.dtype, np.integer):
+        order = order[_interleaved(labels[order])]
+    first = min(sampling.calibration_rows, rows // _CALIBRATION_SHARE)
+    return order[:first], order[first : first + sampling.held_out_rows]
+
+
+def split(rows: Rows, sampling: RowLimits | None = None) -> tuple[Rows, Rows]:
+    """Split rows in memory into calibration rows and held-out rows, as `choose_rows` does."""
+    first, second = choose_rows(rows.count, rows.labels, sampling or RowLimits())
+    return rows.take(first), rows.take(second)
+
+
+def _interleaved(labels: np.ndarray) -> np.ndarray:
+    """Return an order in which any prefix holds each label in proportion to its frequency.
+
+    The k-th of n rows of a label is placed at (k + 1/2) / n of the way.
+    """
+    by_label = np.argsort(labels, kind="stable")
+    counts = np.unique(labels, return_counts=True)[1]
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    position = np.empty(len(labels))
+    position[by_label] = (np.arange(len(labels)) - starts + 0.5) / np.repeat(counts, counts)
+    return np.argsort(position, kind="stable")

@@ -1,37 +1,82 @@
-"""The seam between forms of storage and the checks: a source gives its rows chunk by chunk."""
+"""Sources of rows: a protocol between storage formats and checks, and the names of columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Signature, TensorSpec
 from optimize.data.rows import Tensors
+from registry.names import printable, suggestion
 
-# Large enough that a chunk's overhead is nothing, small beside any model.
+# Large enough that a chunk's overhead does not matter, small beside any model.
 CHUNK_BYTES = 8 * 1024 * 1024
+
+LABEL_NAMES = ("labels", "label", "y")
+_SINGLE_INPUT_NAMES = ("x", "inputs")
 
 
 class RowSource(Protocol):
-    """Rows under a user's own names; each call of `chunks` goes through all of them again."""
+    """Rows under the user's names; each call of `chunks` reads all of them again."""
 
     @property
     def name(self) -> str:
-        """How errors call the source."""
+        """The source's name in errors."""
 
     def chunks(self) -> Iterator[Tensors]:
-        """Arrays [rows of the chunk, ...]; INVALID_INPUT says what cannot be read."""
+        """Yield arrays [rows of the chunk, ...]; INVALID_INPUT if they cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The input that each array feeds, by the array's name, and the name of the labels' array."""
+
+    inputs: Mapping[str, TensorSpec]
+    labels: str | None
+
+
+def find_columns(names: Iterable[str], signature: Signature) -> Columns:
+    """Assign arrays to inputs; INVALID_INPUT for one that is missing, unknown or ambiguous.
+
+    The only input may be called `x` or `inputs`. An array that is neither an input nor
+    labels is rejected: it is usually one of them misspelt.
+    """
+    found = sorted(names)
+    inputs = {_input_name(spec, found, signature): spec for spec in signature.inputs}
+    rest = [name for name in found if name not in inputs]
+    labels = [name for name in rest if name in LABEL_NAMES]
+    if len(labels) > 1:
+        raise invalid(f"labels are given twice: as {' and as '.join(map(repr, labels))}")
+    if unknown := [name for name in rest if name not in LABEL_NAMES]:
+        expected = [spec.name for spec in signature.inputs] + ["labels"]
+        near = suggestion(unknown[0], expected, "the model takes")
+        raise invalid(
+            f"array {printable(unknown[0])!r} is neither an input nor labels; {near}",
+            "Rename the array, or leave it out of the data.",
+        )
+    return Columns(inputs, labels[0] if labels else None)
 
 
 def chunk_rows(chunk_bytes: int, row_bytes: int) -> int:
-    """How many rows of `row_bytes` make a chunk; at least 1."""
+    """Return how many rows of `row_bytes` make a chunk; at least 1."""
     return max(1, chunk_bytes // max(1, row_bytes))
 
 
 def invalid(message: str, hint: str | None = None) -> MlctlError:
-    """INVALID_INPUT about evaluation data, by default with how to store it."""
+    """Return INVALID_INPUT about evaluation data; the default hint says how to store it."""
     return MlctlError(
         ErrorCode.INVALID_INPUT,
         message,
         hint or "Save the rows with numpy.savez(FILE, INPUT_NAME=..., labels=...).",
     )
+
+
+def _input_name(spec: TensorSpec, found: list[str], signature: Signature) -> str:
+    names = (spec.name, *_SINGLE_INPUT_NAMES) if len(signature.inputs) == 1 else (spec.name,)
+    for name in names:
+        if name in found:
+            return name
+    near = suggestion(spec.name, found, "it has")
+    raise invalid(f"no array for input {spec.name!r} in the data; {near}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Statistic = Callable[[np.ndarray], float]
-"""A number of fixed rows as a function of the rows' weights [rows]."""
+"""A statistic of fixed rows as a function of the rows' weights [rows]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Estimate:
 
 
 def weighted_mean(values: np.ndarray) -> Statistic:
-    """The mean of one value for each row, `values` [rows]."""
-    held = values.astype(np.float64)
-    return lambda weights: float(held @ weights / weights.sum())
+    """Return the mean of `values` [rows] as a statistic."""
+    numbers = values.astype(np.float64)
+    return lambda weights: float(numbers @ weights / weights.sum())
 
 
 def bootstrap(
@@ -38,18 +38,18 @@ def bootstrap(
     seed: int,
     unseen: float | None = 0.0,
 ) -> Estimate:
-    """The percentile interval of `statistic` over `resamples` resamples of `rows` rows.
+    """Return the percentile interval of `statistic` over `resamples` resamples of `rows` rows.
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. A statistic
     that is the difference of two models' metrics sees both under the same weights, so
     the interval is that of paired rows.
 
-    No resample holds what no row shows, so an interval over few rows that count is too
-    short: with k of them its end is a quantile of Poisson(k), where the exact one (Clopper
-    and Pearson, Biometrika 1934) is near one of Poisson(k + 1). So each resample may also
-    draw a row that moves the statistic by `unseen` / `rows`, to whichever side is worse; 3
-    of them where k is 0, as the rule of three has it. None takes 1 if all resamples are
-    alike, and 0 otherwise.
+    No resample contains an event that no row shows, so an interval over few events is too
+    short: with k of them its end is a quantile of Poisson(k), while the exact one (Clopper
+    and Pearson, Biometrika 1934) is near one of Poisson(k + 1). Each resample may therefore also
+    draw a row that moves the statistic by `unseen` / `rows`, to the worse side; 3
+    of them if k is 0, as in the rule of three. None takes 1 if all resamples are
+    equal, and 0 otherwise.
     """
     generator = np.random.default_rng(seed)
     values = np.empty(resamples)
@@ -65,16 +65,16 @@ def bootstrap(
 
 
 def _times_drawn(resamples: int) -> np.ndarray:
-    """How often each resample draws one certain row: Poisson(1), by quantiles and not at random."""
+    """Return how often each resample draws one row: Poisson(1), by quantiles and not at random."""
     law = np.cumsum([math.exp(-1) / math.factorial(times) for times in range(20)])
     return np.searchsorted(law, (np.arange(resamples) + 0.5) / resamples)
 
 
 def canonical_order(labels: np.ndarray, sides: Iterable[Iterable[np.ndarray]]) -> np.ndarray:
-    """An order of the rows that depends on their content alone.
+    """Return an order of the rows that depends on their content alone.
 
-    A seed then draws the same rows whatever order they came in. The content of the
-    `sides` is added up, so that exchanging two models changes nothing either.
+    A seed then draws the same rows in whichever order they arrive. The content of the
+    `sides` is added up, so exchanging two models changes nothing either.
     """
     keys = np.zeros(len(labels), np.uint64)
     for side in sides:

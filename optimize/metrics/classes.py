@@ -1,7 +1,7 @@
-"""Metrics of class predictions: how scores are read as a decision, and what it is worth.
+"""Metrics of class predictions: accuracy, top5 and F1.
 
-The first output is read as scores [rows, classes], the class with the highest one being
-the answer (of equal ones the first). An output [rows] or [rows, 1] is the score of class
+The first output is read as scores [rows, classes]; the class with the highest score is the
+answer (the first of equal ones). An output [rows] or [rows, 1] is the score of class
 1 against class 0, with its threshold at 0.5 if all scores of the reference lie in [0, 1]
 (probabilities) and at 0 otherwise (logits).
 """
@@ -69,11 +69,11 @@ def top5_margin_used(reference: Tensors, outputs: Tensors) -> float:
 
 
 def _margin_used(reference: Tensors, outputs: Tensors, top: int) -> float:
-    """The largest part of a row's decision margin that the change of its scores used up.
+    """Return the largest share of a row's decision margin that the change of its scores used.
 
     The margin is the gap between the last score inside the top and the first outside, in
-    whichever output it is smaller; the change is the most that one score moved against
-    another. 0 if no score moved, 1 where a decision changed or could have.
+    the output where it is smaller; the change is the largest move of one score against
+    another. 0 if no score moved, 1 if a decision changed or could have.
     """
     before, after = _scores(reference, reference), _scores(outputs, reference)
     moved = np.ptp(after - before, axis=1)
@@ -89,7 +89,7 @@ def _margins(scores: np.ndarray, top: int) -> np.ndarray:
 
 
 def _scores(outputs: Tensors, reference: Tensors) -> np.ndarray:
-    """The first output as float64 [rows, classes >= 2]; INVALID_INPUT if it is no such thing."""
+    """Return the first output as float64 [rows, classes >= 2]; INVALID_INPUT if it cannot be."""
     name, array = next(iter(outputs.items()))
     if not np.issubdtype(array.dtype, np.floating) or array.ndim not in (1, 2):
         raise MlctlError(

@@ -1,15 +1,18 @@
-"""How long a session takes for one batch: warmed up, bounded in time, with its spread.
+"""Latency of several variants, measured in interleaved rounds so that they can be compared.
 
-The time for one batch size is bounded also for models that need seconds for a batch:
-fewer runs are then made, and their number is part of the result.
+A machine's speed drifts with its load and temperature. In each round every variant runs once, in
+rotating order, so drift affects all of them alike and two variants are compared by the ratio
+of their times within each round. Rounds are added until those ratios decide which variant is
+faster, or until the time limit.
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,84 +20,161 @@ from bundle.clock import Clock
 from optimize.data import Rows, Tensors
 from services.runtime.session import Session
 
+# Variants whose times differ by less than this share count as equally fast.
+TIE = 0.05
+
 _WARM_UP_RUNS = 3
 _WARM_UP_SECONDS = 0.1
-_MIN_RUNS = 5
-_MAX_RUNS = 300
-_SECONDS = 0.15
-_HARD_SECONDS = 1.0
+# A shorter run comes after an untimed one: the other variants' weights have filled the caches.
+_CACHE_SECONDS = 0.02
+
+# Per variant and batch size; a model too slow for that gets the smallest number of rounds.
+_MIN_ROUNDS, _MAX_ROUNDS, _SMALLEST_ROUNDS = 15, 300, 3
+_SECONDS, _MAX_SECONDS = 0.15, 2.0
+
+# 99 % two-sided, for the order statistics around a median.
+_Z = 2.576
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLatency:
-    """Milliseconds for one batch of `batch` rows on one thread, over `runs` runs."""
+    """Milliseconds for one batch of `batch` rows on one thread, `samples_ms` [rounds].
+
+    Samples at the same index come from the same round for all variants of one measurement.
+    """
 
     batch: int
-    runs: int
-    median_ms: float
-    q1_ms: float
-    q3_ms: float
-    p95_ms: float
+    samples_ms: tuple[float, ...]
+
+    @property
+    def runs(self) -> int:
+        return len(self.samples_ms)
+
+    @property
+    def median_ms(self) -> float:
+        return self._percentile(50)
+
+    @property
+    def q1_ms(self) -> float:
+        return self._percentile(25)
+
+    @property
+    def q3_ms(self) -> float:
+        return self._percentile(75)
+
+    @property
+    def p95_ms(self) -> float:
+        return self._percentile(95)
 
     @property
     def rows_per_second(self) -> float:
         return self.batch / self.median_ms * 1000.0
 
+    def summary(self) -> dict[str, Any]:
+        """Return median, quartiles and 95th percentile for a report."""
+        return {
+            "batch": self.batch,
+            "runs": self.runs,
+            "median_ms": self.median_ms,
+            "q1_ms": self.q1_ms,
+            "q3_ms": self.q3_ms,
+            "p95_ms": self.p95_ms,
+        }
 
-def measure(
-    session: Session, rows: Rows, batches: Sequence[int], clock: Clock
-) -> tuple[BatchLatency, ...]:
-    """The latency of `session` for each batch size, on rows taken in turn."""
-    return tuple(_measure_batch(session, rows, batch, clock) for batch in batches)
+    def _percentile(self, percent: float) -> float:
+        return round(float(np.percentile(self.samples_ms, percent)), 6)
 
 
-def _measure_batch(session: Session, rows: Rows, batch: int, clock: Clock) -> BatchLatency:
-    inputs = rows.take(np.arange(batch) % rows.count).inputs
-    _timed_runs(session, inputs, clock, (1, _WARM_UP_RUNS), (0.0, _WARM_UP_SECONDS))
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A median ratio of paired times with its 99 % confidence interval."""
+
+    low: float
+    median: float
+    high: float
+
+
+def time_ratio(latency: BatchLatency, baseline: BatchLatency) -> Ratio:
+    """Return how many times as long `latency` takes per row as `baseline`, paired by round.
+
+    Batches of different sizes ran one after the other and not in the same rounds. The interval
+    is that of a median by order statistics, which assumes no distribution.
+    """
+    ratios = sorted(
+        own / latency.batch / (other / baseline.batch)
+        for own, other in zip(latency.samples_ms, baseline.samples_ms, strict=False)
+    )
+    count = len(ratios)
+    first = max(0, math.floor(count / 2 - _Z / 2 * math.sqrt(count)))
+    return Ratio(ratios[first], float(np.median(ratios)), ratios[count - 1 - first])
+
+
+def measure_interleaved(
+    sessions: Mapping[str, Session],
+    batches: Mapping[str, Sequence[int]],
+    rows: Rows,
+    clock: Clock,
+) -> dict[str, tuple[BatchLatency, ...]]:
+    """Time each session at its batch sizes `batches`, all that share a size in common rounds."""
+    found: dict[str, list[BatchLatency]] = {name: [] for name in sessions}
     # A collection inside a run would be charged to the model.
-    enabled = gc.isenabled()
+    collecting = gc.isenabled()
     gc.disable()
     try:
-        seconds = _timed_runs(
-            session, inputs, clock, (_MIN_RUNS, _MAX_RUNS), (_SECONDS, _HARD_SECONDS)
-        )
+        for batch in sorted({size for sizes in batches.values() for size in sizes}):
+            timed = {name: item for name, item in sessions.items() if batch in batches[name]}
+            inputs = rows.take(np.arange(batch) % rows.count).inputs
+            for name, latency in _measure_batch(timed, batch, inputs, clock).items():
+                found[name].append(latency)
     finally:
-        if enabled:
+        if collecting:
             gc.enable()
-    return summarize(batch, seconds)
+    return {name: tuple(latencies) for name, latencies in found.items()}
 
 
-def _timed_runs(
-    session: Session,
-    inputs: Tensors,
-    clock: Clock,
-    runs: tuple[int, int],
-    seconds: tuple[float, float],
-) -> list[float]:
-    """Run until (least runs and wanted seconds) are reached, or most runs, or most seconds."""
-    taken: list[float] = []
+def _measure_batch(
+    sessions: Mapping[str, Session], batch: int, inputs: Tensors, clock: Clock
+) -> dict[str, BatchLatency]:
+    for session in sessions.values():
+        _warm_up(session, inputs, clock)
+    names = list(sessions)
+    samples: dict[str, list[float]] = {name: [] for name in names}
     begin = clock.monotonic()
-    while True:
-        start = clock.monotonic()
+    latencies: dict[str, BatchLatency] = {}
+    for number in range(_MAX_ROUNDS):
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
+            samples[name].append(_timed_run(sessions[name], inputs, samples[name], clock))
+        latencies = {name: BatchLatency(batch, tuple(ms)) for name, ms in samples.items()}
+        seconds = (clock.monotonic() - begin) / len(names)
+        rounds = number + 1
+        if seconds >= _MAX_SECONDS and rounds >= _SMALLEST_ROUNDS:
+            break
+        if seconds >= _SECONDS and rounds >= _MIN_ROUNDS and _decided(latencies.values()):
+            break
+    return latencies
+
+
+def _warm_up(session: Session, inputs: Tensors, clock: Clock) -> None:
+    begin = clock.monotonic()
+    for _ in range(_WARM_UP_RUNS):
         session.run(inputs)
-        now = clock.monotonic()
-        taken.append(now - start)
-        total = now - begin
-        if len(taken) >= runs[1] or total >= seconds[1]:
-            return taken
-        if len(taken) >= runs[0] and total >= seconds[0]:
-            return taken
+        if clock.monotonic() - begin >= _WARM_UP_SECONDS:
+            return
 
 
-def summarize(batch: int, seconds: Sequence[float]) -> BatchLatency:
-    """Median, quartiles and 95th percentile of at least one run, in milliseconds."""
-    milliseconds = sorted(value * 1000.0 for value in seconds)
-    q1, q3, p95 = (float(value) for value in np.percentile(milliseconds, [25, 75, 95]))
-    return BatchLatency(
-        batch=batch,
-        runs=len(milliseconds),
-        median_ms=round(statistics.median(milliseconds), 6),
-        q1_ms=round(q1, 6),
-        q3_ms=round(q3, 6),
-        p95_ms=round(p95, 6),
-    )
+def _timed_run(session: Session, inputs: Tensors, samples: Sequence[float], clock: Clock) -> float:
+    """Return the milliseconds of one run."""
+    if not samples or samples[-1] < _CACHE_SECONDS * 1000.0:
+        session.run(inputs)
+    start = clock.monotonic()
+    session.run(inputs)
+    return round((clock.monotonic() - start) * 1000.0, 6)
+
+
+def _decided(latencies: Iterable[BatchLatency]) -> bool:
+    """Return whether each variant is clearly within TIE of the fastest, or clearly slower."""
+    found = list(latencies)
+    fastest = min(found, key=lambda latency: latency.median_ms)
+    ratios = (time_ratio(latency, fastest) for latency in found if latency is not fastest)
+    return all(ratio.low > 1 + TIE or ratio.high <= 1 + TIE for ratio in ratios)

@@ -1,109 +1,123 @@
-"""How far a variant's answers are from the source model's: pure numpy, no runtime.
+"""Distance of a variant's answers from the source model's: pure numpy, no runtime.
 
-Plain cosine is not here on purpose: outputs that share a large constant part have a
-cosine near 1 whatever happens to the part that differs between rows.
+Plain cosine is not used: outputs that share a large constant part have a cosine near 1
+even if the part that differs between rows is lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from bundle.output_kinds import OutputKind, agreement, output_kind
 from optimize.data import Tensors
-
-# Rows are said to be of length 1 within what fp16 arithmetic leaves of it.
-_UNIT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Parity:
-    """Distances over all rows and outputs, `agreement` over the rows of the first output.
+class OutputParity:
+    """Distances of one output over all rows.
 
-    `max_abs_error` and `relative_l2` (norm of the difference over norm of the
-    reference) are the worst of any output, `centred_cosine` the lowest;
-    `agreement` is None for outputs that are not scores of shape [rows, classes >= 2].
+    `relative_l2` is the norm of the difference over the norm of the reference;
+    `agreement` the share of rows that agree, None for outputs that are compared by distance only.
     """
 
+    kind: OutputKind
     max_abs_error: float
     relative_l2: float
     centred_cosine: float
     agreement: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """Distances of every output by name; the properties are the worst of all outputs."""
+
+    outputs: Mapping[str, OutputParity]
+
+    @property
+    def max_abs_error(self) -> float:
+        return max(each.max_abs_error for each in self.outputs.values())
+
+    @property
+    def relative_l2(self) -> float:
+        return max(each.relative_l2 for each in self.outputs.values())
+
+    @property
+    def centred_cosine(self) -> float:
+        return min(each.centred_cosine for each in self.outputs.values())
+
+    @property
+    def agreement(self) -> float | None:
+        shares = (each.agreement for each in self.outputs.values())
+        return min((share for share in shares if share is not None), default=None)
+
+    def record(self) -> dict[str, Any]:
+        """Return the worst numbers and those of each output."""
+        return {
+            "max_abs_error": self.max_abs_error,
+            "relative_l2": self.relative_l2,
+            "centred_cosine": self.centred_cosine,
+            "agreement": self.agreement,
+            "outputs": {name: asdict(each) for name, each in self.outputs.items()},
+        }
+
+
 def compare(reference: Tensors, found: Tensors) -> Parity:
-    """The parity of `found` with `reference`: same names, same shapes, finite reference.
+    """Return the parity of `found` with `reference`, whose numbers are finite.
 
-    ValueError says what differs in form, or that `found` is not finite.
+    ValueError if an output is missing, has another shape, or is not finite.
     """
-    pairs = [_pair(name, array, found) for name, array in reference.items()]
-    first = next(iter(reference))
-    return Parity(
-        max_abs_error=max(_max_abs_error(want, have) for want, have in pairs),
-        relative_l2=max(_relative_l2(want, have) for want, have in pairs),
-        centred_cosine=min(centred_cosine(want, have) for want, have in pairs),
-        agreement=agreement(reference[first], found[first]),
-    )
+    return Parity({name: _compare(name, array, found) for name, array in reference.items()})
 
 
-def centred_cosine(want: np.ndarray, have: np.ndarray) -> float:
-    """Cosine of all values after taking from each column its mean over the rows of `want`.
+def centred_cosine(reference: np.ndarray, found: np.ndarray) -> float:
+    """Return the cosine of all values after subtracting each column's mean over `reference`.
 
     1 if neither varies, 0 if only one of them does.
     """
-    centre = want.mean(axis=0, keepdims=True)
-    left, right = (want - centre).ravel(), (have - centre).ravel()
-    norms = float(np.linalg.norm(left)), float(np.linalg.norm(right))
+    centre = reference.mean(axis=0, keepdims=True)
+    first, second = (reference - centre).ravel(), (found - centre).ravel()
+    norms = float(np.linalg.norm(first)), float(np.linalg.norm(second))
     if min(norms) == 0.0:
         return 1.0 if max(norms) == 0.0 else 0.0
-    return float(np.clip((left / norms[0]) @ (right / norms[1]), -1.0, 1.0))
-
-
-def agreement(want: np.ndarray, have: np.ndarray) -> float | None:
-    """The share of rows whose highest score is at the same class; None if there are no classes."""
-    if not is_scores(want):
-        return None
-    return float(np.mean(want.argmax(axis=1) == have.argmax(axis=1)))
-
-
-def is_scores(array: np.ndarray) -> bool:
-    """Whether an output can be read as one score for each of several classes.
-
-    Rows of length 1 are an embedding, whose longest direction means nothing; unless they
-    are shares of 1, as those of a very sure classifier.
-    """
-    if array.ndim != 2 or array.shape[1] < 2 or not np.issubdtype(array.dtype, np.floating):
-        return False
-    values = array.astype(np.float64)
-    if (values >= 0).all() and np.allclose(values.sum(axis=1), 1.0, rtol=0.0, atol=_UNIT):
-        return True
-    return not np.allclose(np.linalg.norm(values, axis=1), 1.0, rtol=0.0, atol=_UNIT)
+    return float(np.clip((first / norms[0]) @ (second / norms[1]), -1.0, 1.0))
 
 
 def finite(tensors: Tensors) -> bool:
-    """Whether no floating point output has a NaN or an infinity."""
+    """Return whether no floating point output has a NaN or an infinity."""
     floats = (array for array in tensors.values() if np.issubdtype(array.dtype, np.floating))
     return all(bool(np.isfinite(array).all()) for array in floats)
 
 
-def _pair(name: str, want: np.ndarray, found: Tensors) -> tuple[np.ndarray, np.ndarray]:
-    have = found.get(name)
-    if have is None:
+def _compare(name: str, reference: np.ndarray, outputs: Tensors) -> OutputParity:
+    found = outputs.get(name)
+    if found is None:
         raise ValueError(f"output {name!r} is missing")
-    if have.shape != want.shape:
+    if found.shape != reference.shape:
         raise ValueError(
-            f"output {name!r} has shape {list(have.shape)}, expected {list(want.shape)}"
+            f"output {name!r} has shape {list(found.shape)}, expected {list(reference.shape)}"
         )
-    if not finite({name: have}):
+    if not finite({name: found}):
         raise ValueError(f"output {name!r} has NaN or infinite values")
-    return want.astype(np.float64), have.astype(np.float64)
+    kind = output_kind(name, reference)
+    agreeing = agreement(kind, reference, found)
+    share = None if agreeing is None else float(agreeing.mean())
+    if reference.dtype.kind not in "fiub":
+        return OutputParity(kind, 0.0, 0.0, 1.0, share)
+    first, second = reference.astype(np.float64), found.astype(np.float64)
+    return OutputParity(
+        kind=kind,
+        max_abs_error=float(np.abs(first - second).max(initial=0.0)),
+        relative_l2=_relative_l2(first, second),
+        centred_cosine=centred_cosine(first, second),
+        agreement=share,
+    )
 
 
-def _max_abs_error(want: np.ndarray, have: np.ndarray) -> float:
-    return float(np.abs(want - have).max(initial=0.0))
-
-
-def _relative_l2(want: np.ndarray, have: np.ndarray) -> float:
-    """Norm of the difference over the norm of `want`; the plain norm if `want` is zero."""
-    norm = float(np.linalg.norm(want))
-    return float(np.linalg.norm(want - have)) / (norm or 1.0)
+def _relative_l2(reference: np.ndarray, found: np.ndarray) -> float:
+    """Norm of the difference over the norm of `reference`; the plain norm if that is zero."""
+    norm = float(np.linalg.norm(reference))
+    return float(np.linalg.norm(reference - found)) / (norm or 1.0)

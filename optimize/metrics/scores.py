@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
-from optimize.data import SEED, LabelKind, Tensors
+from optimize.data import SEED, Rows, Tensors
 from optimize.metrics import classes as class_metrics
 from optimize.metrics.bootstrap import (
     Estimate,
@@ -30,19 +31,28 @@ from registry.names import suggestion
 RESAMPLES = 1000
 LEVEL = 0.95
 
-# A user's function may take long; so many resamples still place the ends of a 95 % interval.
+# A user's function may be slow; this is still enough for the ends of a 95 % interval.
 CUSTOM_RESAMPLES = 200
+
+
+class LabelKind(StrEnum):
+    """The labels that a metric takes."""
+
+    CLASSES = "class numbers"
+    QUANTITIES = "quantities"
+    ANY = "any labels"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of outputs and labels.
+    """A number computed from outputs and labels.
 
     `statistic(outputs, labels, reference)` binds rows and gives the metric by weights;
     the reference outputs decide how scores are to be read. `margin_used(reference,
     outputs)` is the part of the decision margin that the change of the outputs used up,
-    from 0 to 1, or None if the metric knows of no decisions. `code` is the hex sha256 of
-    the file that a user's function is in.
+    from 0 to 1, or None if the metric has no decisions. `code` is the hex sha256 of
+    the file that a user's function is in. `judges_all` says that the metric gets all outputs; the
+    others judge the first one.
     """
 
     name: str
@@ -52,23 +62,28 @@ class Metric:
     margin_used: Callable[[Tensors, Tensors], float] | None = None
     max_resamples: int | None = None
     code: str | None = None
+    judges_all: bool = False
 
     def score(self, outputs: Tensors, labels: np.ndarray) -> float:
-        """The metric of all rows; INVALID_INPUT if it does not apply to such outputs."""
+        """Return the metric of all rows; INVALID_INPUT if it does not apply to such outputs."""
         return self.statistic(outputs, labels, outputs)(np.ones(len(labels)))
 
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """The metric of the `reference` model and of another; `drop` > 0 means the other is worse."""
+    """The metric of the `reference` model and of another; `drop` > 0 means the other is worse.
+
+    `outputs` are the names of the outputs that the metric judges.
+    """
 
     reference: float
     value: float
     drop: Estimate
+    outputs: tuple[str, ...] = ()
 
 
 def load_metric(text: str) -> Metric:
-    """The metric that `text` names: `accuracy`, `top5`, `f1`, `rmse` or `module:function`.
+    """Load the metric that `text` names: `accuracy`, `top5`, `f1`, `rmse` or `module:function`.
 
     A function takes the outputs by name and the labels and returns a number, higher is
     better unless it has an attribute `higher_is_better = False`.
@@ -77,12 +92,39 @@ def load_metric(text: str) -> Metric:
         return METRICS[text]
     if is_function_name(text):
         return _custom(text, load_function(text))
-    near = suggestion(text, METRICS, "there are")
+    near = suggestion(text, METRICS, "metrics")
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
         f"no metric {text!r}; {near}",
-        "Give one of these, or a function of your own as module:function.",
+        "Give one of these, or your own function as module:function.",
     )
+
+
+def require_labels(rows: Rows, metric: Metric) -> np.ndarray:
+    """Return the labels of `rows`; INVALID_INPUT if `metric` cannot judge by them."""
+    labels = rows.labels
+    if labels is None:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"metric {metric.name} needs labels, the data has none",
+            "Add an array `labels`, or leave --metric out: variants are then judged by parity.",
+        )
+    if metric.labels is not LabelKind.CLASSES:
+        return labels
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"metric {metric.name} needs class numbers as labels, the data has {labels.dtype}",
+            "Save the labels as integers, or give --metric rmse for quantities.",
+        )
+    if len(labels) and (labels == labels[0]).all():
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"all {len(labels)} rows have the label {labels[0]}: a model that always gives "
+            f"this answer would pass, so {metric.name} proves nothing",
+            "Give rows of every class, or leave the labels out: parity is then the gate.",
+        )
+    return labels
 
 
 def compare_metric(
@@ -95,13 +137,13 @@ def compare_metric(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
 ) -> MetricResult:
-    """The drop from `reference` to `outputs` with its paired bootstrap interval.
+    """Return the drop from `reference` to `outputs` with its paired bootstrap interval.
 
-    The bootstrap cannot draw what no row shows, so it is given a row of which none was seen
-    to draw too, one that moves a metric of shares by a whole row (macro F1 on average).
-    That row is scaled by `margin_used`: decision margins have a finite density at 0,
-    so the share of rows within a distance of a decision's border grows in proportion to
-    that distance. It is 0 for equal outputs and all of it once one decision changed.
+    The bootstrap cannot draw an event that no row shows, so it may also draw an unseen row that
+    moves a metric of shares by a whole row (macro F1 on average). That row is scaled by
+    `margin_used`: decision margins have a finite density at 0, so the share of rows within
+    a distance of a decision's border grows in proportion to that distance. It is 0 for
+    equal outputs and 1 once one decision changed.
     """
     order = canonical_order(labels, (reference.values(), outputs.values()))
     labels = labels[order]
@@ -112,17 +154,18 @@ def compare_metric(
     sign = 1.0 if metric.higher_is_better else -1.0
 
     def drop(weights: np.ndarray) -> float:
-        # Rounded, so that a drop of exactly the limit is not over it by an error of the sum.
+        # Rounded, so that a drop of exactly the limit is not over it by a rounding error.
         return round(sign * (before(weights) - after(weights)), 12)
 
     whole = np.ones(len(labels))
     values = before(whole), after(whole)
+    judged = tuple(reference) if metric.judges_all else (next(iter(reference)),)
     if _equal(reference, outputs):
-        return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level))
+        return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level), judged)
     count = min(resamples, metric.max_resamples or resamples)
     unseen = None if metric.margin_used is None else metric.margin_used(reference, outputs)
     found = bootstrap(drop, len(labels), resamples=count, level=level, seed=seed, unseen=unseen)
-    return MetricResult(*values, found)
+    return MetricResult(*values, found, judged)
 
 
 def _equal(reference: Tensors, outputs: Tensors) -> bool:
@@ -134,26 +177,26 @@ def _rmse(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic
     del reference
     name, found = next(iter(outputs.items()))
     rows = len(labels)
-    found, wanted = (array.astype(np.float64).reshape(rows, -1) for array in (found, labels))
-    if found.shape != wanted.shape:
+    found, expected = (array.astype(np.float64).reshape(rows, -1) for array in (found, labels))
+    if found.shape != expected.shape:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"output {name!r} has {found.shape[1]} values for each row, "
-            f"the labels have {wanted.shape[1]}",
+            f"the labels have {expected.shape[1]}",
             "Save labels of shape [rows, k] for an output of shape [rows, k].",
         )
-    mean = weighted_mean(np.mean((found - wanted) ** 2, axis=1))
+    mean = weighted_mean(np.mean((found - expected) ** 2, axis=1))
     return lambda weights: math.sqrt(mean(weights))
 
 
 def _no_decisions(reference: Tensors, outputs: Tensors) -> float:
-    """Every change of an output changes the metric, so no row's effect is unseen."""
+    """Return 0: every change of an output changes the metric, so no effect is unseen."""
     del reference, outputs
     return 0.0
 
 
 def _custom(text: str, function: Callable[..., Any]) -> Metric:
-    """The user's function, called on the resampled rows themselves."""
+    """Return a metric that calls the user's function on the resampled rows."""
 
     def statistic(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
         del reference
@@ -174,11 +217,12 @@ def _custom(text: str, function: Callable[..., Any]) -> Metric:
         statistic=statistic,
         max_resamples=CUSTOM_RESAMPLES,
         code=_code(function),
+        judges_all=True,
     )
 
 
 def _code(function: Callable[..., Any]) -> str | None:
-    """None for a function that has no source file, such as one of an extension module."""
+    """Return the sha256 of the function's source file; None if it has none."""
     try:
         path = inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:
@@ -187,7 +231,7 @@ def _code(function: Callable[..., Any]) -> str | None:
 
 
 def _number(text: str, found: Any, resampled: str) -> float:
-    """What a user's function returned, numpy scalars and 0-d arrays included."""
+    """Return the number of a user's function; numpy scalars and 0-d arrays count too."""
     value = found.item() if getattr(found, "shape", None) == () else found
     if isinstance(value, Real) and math.isfinite(value):
         return float(value)

@@ -18,7 +18,7 @@ _HINT = "Log the model again with a signature of all that it returns, under its 
 
 
 def adapt(module: Any, signature: Signature) -> Any:
-    """`module` as one that takes the signature's inputs in order and returns its outputs in order.
+    """Wrap `module`: it takes the signature's inputs in order and returns its outputs in order.
 
     An eager module whose forward has parameters of the inputs' names is called by name.
     """
@@ -38,17 +38,17 @@ def adapt(module: Any, signature: Signature) -> Any:
                 return order_outputs(self.module(**dict(zip(names, inputs, strict=True))), outputs)
             return order_outputs(self.module(*inputs), outputs)
 
-    # Not through `eval()`: an exported program has its mode frozen in, and refuses to be asked.
+    # Not `eval()`: an exported program has its mode frozen in and raises.
     adapter = Adapter()
     adapter.training = False
     return adapter
 
 
 def order_outputs(outputs: Any, names: Sequence[str]) -> tuple[Any, ...]:
-    """The tensors of what a module returned, in the order of `names`.
+    """Return the tensors in a module's return value, in the order of `names`.
 
-    A mapping or named tuple with exactly these keys is taken by key, all else in the order
-    of its leaves, without None. UNSUPPORTED_MODEL if that leaves a doubt about which is which.
+    A mapping or named tuple with exactly these keys is read by key, all else in the order
+    of its leaves, without None. UNSUPPORTED_MODEL if the assignment is ambiguous.
     """
     from torch.utils import _pytree as pytree
 
@@ -73,7 +73,7 @@ def order_outputs(outputs: Any, names: Sequence[str]) -> tuple[Any, ...]:
 def _takes_names(module: Any, names: Sequence[str]) -> bool:
     import torch
 
-    # MLflow called it by position when it traced it, whatever its parameters' names.
+    # MLflow called it by position when it traced it, regardless of parameter names.
     if isinstance(module, torch.fx.GraphModule):
         return False
     parameters = inspect.signature(module.forward).parameters
@@ -84,7 +84,7 @@ def _takes_names(module: Any, names: Sequence[str]) -> bool:
 
 
 def _keyed(outputs: Any) -> dict[str, Any]:
-    """What has names of its own, by those names."""
+    """Return the values of a mapping or named tuple by name; empty for others."""
     pairs: Iterable[tuple[str, Any]] = ()
     if isinstance(outputs, Mapping):
         pairs = outputs.items()

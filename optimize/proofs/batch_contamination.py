@@ -1,7 +1,8 @@
-"""What a variant makes of a row's answer next to rows that no data set has.
+"""Measure how much other rows of a batch change a variant's answers.
 
-A source model may leave its rows alone and a variant of it may not: where the scale of
-an activation is that of the whole batch, one row far from the others takes their digits.
+A source model may have independent rows while a variant of it does not: dynamic quantization
+takes one activation scale for the whole batch, so one outlier row costs the other rows
+their precision.
 """
 
 from __future__ import annotations
@@ -13,60 +14,62 @@ import numpy as np
 
 from optimize.data import Rows, Tensors
 from optimize.metrics.parity import compare, finite
-from optimize.proofs.outlier_rows import ROWS, distinct, strangers
+from optimize.proofs.outlier_rows import SAMPLE_ROWS, distinct, outlier_batches
 
-# Those rows and one stranger: what an engine that is asked must have room for.
-MOST_ROWS = ROWS + 1
+# The sample and one outlier: an engine must be built for at least this batch size.
+MAX_ROWS = SAMPLE_ROWS + 1
 
-# Other neighbours round the answers otherwise; twice the error is still that error.
+# Rounding differs between batches; up to twice the variant's own error is not contamination.
 _SLACK = 2.0
 
-# So little is no one's error: other kernels run for other batch sizes.
+# Below this relative L2, a difference comes from other kernels at another batch size.
 _NOISE = 1e-3
 
-# The error of answers that are no finite numbers: more than any other.
+# Stands for the error of answers that are NaN or infinite: larger than any other.
 _BROKEN = 1e9
 
 Run = Callable[[Tensors], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
-    """Relative L2 of a few rows from the source's answers: by themselves, and next to the
-    strange row that does the most harm; 1e9 if an answer is no finite number there."""
+class Contamination:
+    """Relative L2 of sample rows to the source's answers, without and with an outlier in the batch.
+
+    `with_outlier` is the worst of all outliers; 1e9 if an answer is not finite.
+    """
 
     alone: float
-    joined: float
+    with_outlier: float
 
-    def harmless(self, stated: float) -> bool:
-        """Whether the error next to a strange row is still the one that is `stated`."""
-        return self.joined <= max(_SLACK * max(self.alone, stated), _NOISE)
+    def harmless(self, expected: float) -> bool:
+        """Return whether the error beside an outlier is explained by the `expected` error."""
+        return self.with_outlier <= max(_SLACK * max(self.alone, expected), _NOISE)
 
 
-def keep_company(run: Run, rows: Rows, answers: Tensors) -> Company:
-    """Run some of `rows`, whose answers by the source are `answers`, next to strange rows."""
+def measure_contamination(run: Run, rows: Rows, answers: Tensors) -> Contamination:
+    """Run a sample of `rows`, whose `answers` are the source's, with and without outlier rows."""
     index = distinct(rows)
     inputs = rows.take(index).inputs
-    wanted = {name: array[index] for name, array in answers.items()}
-    alone = _error(wanted, run(inputs))
-    joined = (_error(wanted, found) for found in _beside_strangers(run, inputs, rows.inputs))
-    return Company(alone, max(joined, default=alone))
+    expected = {name: array[index] for name, array in answers.items()}
+    alone = _error(expected, run(inputs))
+    errors = (_error(expected, found) for found in _with_outliers(run, inputs, rows.inputs))
+    return Contamination(alone, max(errors, default=alone))
 
 
-def _beside_strangers(run: Run, inputs: Tensors, data: Tensors) -> Iterator[Tensors]:
-    """The answers to `inputs`, each time joined with one more row.
+def _with_outliers(run: Run, inputs: Tensors, data: Tensors) -> Iterator[Tensors]:
+    """Yield the answers to `inputs`, each time with one outlier row appended to the batch.
 
-    A row that the runtime refuses is left out: a request with it fails by itself.
+    An outlier that the runtime rejects is skipped: a request with it fails on its own.
     """
     first = {name: array[:1] for name, array in inputs.items()}
-    for stranger in strangers(first, data):
-        joined = {name: np.concatenate([array, stranger[name]]) for name, array in inputs.items()}
+    for outlier in outlier_batches(first, data):
+        batch = {name: np.concatenate([array, outlier[name]]) for name, array in inputs.items()}
         try:
-            found = run(joined)
-        except Exception:  # noqa: BLE001, S112 - whatever the runtime raises
+            found = run(batch)
+        except Exception:  # noqa: BLE001, S112 - runtimes have no common exception
             continue
         yield {name: array[:-1] for name, array in found.items()}
 
 
-def _error(wanted: Tensors, found: Tensors) -> float:
-    return compare(wanted, found).relative_l2 if finite(found) else _BROKEN
+def _error(expected: Tensors, found: Tensors) -> float:
+    return compare(expected, found).relative_l2 if finite(found) else _BROKEN

@@ -1,7 +1,7 @@
-"""Proving an exported graph, because exporters fail silently.
+"""Prove an exported graph, because exporters fail silently.
 
-A graph is accepted when its source model can be relied on, when it is valid, has the
-signature's names, types and dimensions and the opset asked for, and when it answers
+A graph is accepted if its source model is deterministic and finite, if it is valid, has the
+signature's names, types and dimensions and the requested opset, and if it answers
 like the source model at several sizes of every dynamic dimension.
 """
 
@@ -22,21 +22,21 @@ from optimize.proofs.sizes import Resized, resized
 from registry.quiet import first_line
 from services.runtime.session import Session
 
-# None of them is a common example size; the largest bucket is covered by the evaluation.
+# No common example sizes; the evaluation covers the largest bucket.
 BATCHES = (1, 3, 7)
 
 _ABSOLUTE = 1e-6
 _OF_COLUMN = 1e-3
 _OF_TENSOR = 1e-5
 
-# Where a graph's type is not the one that NumPy stands in with.
+# Types whose name in a graph differs from the NumPy type that represents them.
 _GRAPH_NAMES = {Datatype.BF16: "bfloat16"}
 
 
 def check_source(reference: Reference, signature: Signature, rows: Rows) -> None:
-    """Run the source model at each of BATCHES, twice; UNSUPPORTED_MODEL says what is wrong.
+    """Run the source model at each of BATCHES, twice; UNSUPPORTED_MODEL names the fault.
 
-    It has to give the signature's outputs, finite, one entry for each row, and the same
+    It must return the signature's outputs, finite, one entry per row, and the same
     ones again: no variant could be compared with a model that answers differently each time.
     """
     for batch in BATCHES:
@@ -57,9 +57,9 @@ def check_source(reference: Reference, signature: Signature, rows: Rows) -> None
 
 
 def check_graph(path: Path, signature: Signature, opset: int | None) -> int:
-    """Check the file at `path` and return its opset; EXPORT_FAILED names what is wrong.
+    """Check the file at `path` and return its opset; EXPORT_FAILED names the fault.
 
-    `opset` is the one that was asked for; None takes any.
+    `opset` is the requested one; None accepts any.
     """
     import onnx
 
@@ -71,7 +71,7 @@ def check_graph(path: Path, signature: Signature, opset: int | None) -> int:
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     found = max(versions, default=0)
     if opset is not None and found != opset:
-        raise _failed(f"it has opset {found}, not {opset} as asked")
+        raise _failed(f"it has opset {found}, not {opset} as requested")
     _check_side(model.graph.input, signature.inputs, "input")
     _check_side(model.graph.output, signature.outputs, "output")
     return int(found)
@@ -90,7 +90,7 @@ def check_parity(reference: Reference, session: Session, signature: Signature, r
 
 
 def check_finite(outputs: Tensors) -> None:
-    """UNSUPPORTED_MODEL if the source model's own answers have NaN or infinite values."""
+    """Reject answers of the source model with NaN or infinite values; UNSUPPORTED_MODEL."""
     if not finite(outputs):
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
@@ -100,12 +100,12 @@ def check_finite(outputs: Tensors) -> None:
 
 
 def close(want: np.ndarray, have: np.ndarray) -> bool:
-    """Whether two answers differ by rounding only; integers and booleans must be equal.
+    """Return whether two answers differ by rounding only; integers and booleans must be equal.
 
-    Rounding is judged against what an output's numbers are like, not one by one, because
+    Rounding is judged against the scale of an output, not value by value, because
     a value near zero may be the difference of two large ones: 1e-3 of the largest value in
-    its column (last dimension) plus 1e-5 of the largest in the tensor, or the type's own
-    precision where that is less (1e-3 for float16).
+    its column (last dimension) plus 1e-5 of the largest in the tensor, or the type's
+    precision if that is coarser (1e-3 for float16).
     """
     if want.shape != have.shape or want.dtype != have.dtype:
         return False
@@ -123,7 +123,7 @@ def _batch(rows: Rows, batch: int) -> Tensors:
 
 
 def _check_output(spec: TensorSpec, array: np.ndarray, batch: int) -> None:
-    hint = "Log the model again with the signature of what it returns."
+    hint = "Log the model again with the signature of its actual outputs."
     shape = list(array.shape)
     if array.shape[:1] != (batch,):
         reason = f"for {batch} input rows; each output needs one entry for each row"
@@ -138,12 +138,12 @@ def _check_output(spec: TensorSpec, array: np.ndarray, batch: int) -> None:
 
 
 def _check_sizes(reference: Reference, session: Session, cases: Sequence[Resized]) -> None:
-    """Every group of dimensions has to be tried at one other size at least."""
+    """Compare at other sizes; every group of dimensions must run at one of them."""
     open_groups = {group for case in cases for group in case.groups}
     for case in cases:
         try:
             want = reference.run(case.inputs)
-        except MlctlError:  # a size that the model itself does not take is no fault of the graph
+        except MlctlError:  # the graph is not at fault if the model rejects the size
             continue
         _compare(want, session, case.inputs, f"with {case.words}")
         open_groups -= case.groups
@@ -192,10 +192,10 @@ def _check_value(tensor: Any, spec: TensorSpec, label: str) -> None:
         raise _failed(f"{label} has {len(dimensions)} dimensions, not {len(spec.shape)}")
     for axis, (size, found) in enumerate(zip(spec.shape, dimensions, strict=True)):
         if found.HasField("dim_value") and found.dim_value != size:
-            asked = "dynamic" if size == DYNAMIC else size
+            expected = "dynamic" if size == DYNAMIC else size
             raise _failed(
                 f"dimension {axis} of {label} is fixed at {found.dim_value}, "
-                f"in the signature it is {asked}"
+                f"in the signature it is {expected}"
             )
 
 

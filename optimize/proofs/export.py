@@ -1,4 +1,4 @@
-"""Torch module to ONNX file by torch's exporter, with each failure in one sentence.
+"""Export a torch module to an ONNX file, with each failure in one sentence.
 
 The graph is stripped of source paths and stack traces, and its values get the
 signature's names, so that the same model gives the same file on any machine.
@@ -36,7 +36,7 @@ def export_torch(module: Any, example: tuple[Any, ...], signature: Signature, pa
             traced = torch.export.export(
                 module, example, dynamic_shapes=_dynamic_shapes(signature), strict=False
             )
-            _refuse_fixed(traced, signature)
+            _reject_fixed(traced, signature)
             program = torch.onnx.export(traced, (), dynamo=True, opset_version=OPSET)
         except MlctlError:
             raise
@@ -66,17 +66,17 @@ def _dynamic_shapes(signature: Signature) -> tuple[tuple[dict[int, Any], ...]]:
     return (inputs,)  # the adapter's only parameter is *inputs
 
 
-def _refuse_fixed(traced: Any, signature: Signature) -> None:
+def _reject_fixed(traced: Any, signature: Signature) -> None:
     """EXPORT_FAILED if tracing fixed a dynamic dimension.
 
-    The ONNX file does not tell: its inputs are declared as dynamic as they were asked for.
+    The ONNX file does not show it: its inputs are declared as dynamic as requested.
     """
     from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
     values = {node.name: node.meta.get("val") for node in traced.graph.nodes}
     for spec, name in zip(signature.inputs, traced.graph_signature.user_inputs, strict=True):
-        for axis, (asked, size) in enumerate(zip(spec.shape, values[name].shape, strict=True)):
-            if asked == DYNAMIC and is_concrete_int(size):
+        for axis, (declared, size) in enumerate(zip(spec.shape, values[name].shape, strict=True)):
+            if declared == DYNAMIC and is_concrete_int(size):
                 raise MlctlError(
                     ErrorCode.EXPORT_FAILED,
                     f"dimension {axis} of input {spec.name!r} became fixed at {size}: the model's "
@@ -93,9 +93,9 @@ def _strip(model: Any) -> None:
 
 
 def _name(graph: Any, signature: Signature) -> None:
-    """Give inputs and outputs their public names, and inner values that have one of them another.
+    """Name inputs and outputs as in the signature, and rename inner values with such a name.
 
-    An embedding layer is the usual case: its output is `embedding`, as the model's may be.
+    The usual case is an embedding layer: its output is `embedding`, as the model's may be.
     """
     public = [
         *zip(graph.inputs, (spec.name for spec in signature.inputs), strict=True),
@@ -141,7 +141,7 @@ def _failed(error: BaseException) -> MlctlError:
             "the model cannot be exported: its control flow depends on the values of a tensor",
             "Rewrite that `if` with torch.cond, or a `while` with torch.while_loop.",
         )
-    # The innermost cause is the exporter's reason; what wraps it is advice on debugging.
+    # The innermost cause is the reason; the outer ones are advice on debugging.
     reason = first_line(causes[-1])
     return MlctlError(
         ErrorCode.EXPORT_FAILED,

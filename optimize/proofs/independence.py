@@ -1,9 +1,9 @@
-"""Whether the rows of a batch leave each other alone: only then may requests be joined.
+"""Prove that the rows of a batch do not affect each other: only then may requests be batched.
 
-f(a ++ b) = f(a) ++ f(b) is easily true by accident, on rows that are alike or that
-influence each other by little. So the neighbours of a row are also replaced by rows
-that no data set has, at the same batch size and place: there a row's answer must stay
-what it was to the last digits, because nothing else in the computation changed.
+f(a ++ b) = f(a) ++ f(b) is easily true by accident, on rows that are similar or that
+affect each other little. So the neighbours of a row are also replaced by outlier rows, at
+the same batch size and position: the row's answer must then stay the same to the last
+digits, because nothing else in the computation changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from bundle.errors import MlctlError
 from optimize.data import Rows, Tensors
 from optimize.proofs.checks import close
-from optimize.proofs.outlier_rows import distinct, strangers
+from optimize.proofs.outlier_rows import distinct, outlier_batches
 from optimize.proofs.reference import Reference
 
 # The same kernels run on the same shapes; only summing in another order may differ.
@@ -21,64 +21,65 @@ _SAME = 1e-6
 
 
 def is_row_independent(reference: Reference, rows: Rows) -> bool:
-    """Whether an answer depends on its own row only, for the source model.
+    """Return whether each answer of the source model depends on its own row only.
 
-    Rows are compared joined, alone and in reverse order, and next to neighbours of zeros,
-    of the smallest and the largest values in the data and, for floats, of ones a thousand
-    times beyond. Neighbours that the model refuses to compute prove nothing and are left out.
+    Rows are compared in a batch, alone and in reverse order, and beside outlier rows. Outliers
+    that the model rejects prove nothing and are left out.
     """
     sample = rows.take(distinct(rows))
-    return _same_in_any_company(reference, sample) and _ignores_strangers(reference, sample, rows)
+    return _same_alone_and_reordered(reference, sample) and _ignores_outliers(
+        reference, sample, rows
+    )
 
 
-def _same_in_any_company(reference: Reference, sample: Rows) -> bool:
-    joined = reference.run(sample.inputs)
+def _same_alone_and_reordered(reference: Reference, sample: Rows) -> bool:
+    batched = reference.run(sample.inputs)
     reverse = np.arange(sample.count)[::-1]
     turned = reference.run(sample.take(reverse).inputs)
     alone = [reference.run(sample.take(np.array([row])).inputs) for row in range(sample.count)]
     return all(
         close(array, turned[name][reverse])
         and close(array, np.concatenate([outputs[name] for outputs in alone]))
-        for name, array in joined.items()
+        for name, array in batched.items()
     )
 
 
-def _ignores_strangers(reference: Reference, sample: Rows, rows: Rows) -> bool:
-    """Compare the first and the last row of a batch, where a running sum would show."""
+def _ignores_outliers(reference: Reference, sample: Rows, rows: Rows) -> bool:
+    """Compare the first and the last row of a batch, where a running sum would differ."""
     before = sample.head(3).inputs
     answers = reference.run(before)
-    for others in strangers(before, rows.inputs):
-        for place in (0, -1):
-            after = _answers(reference, _replace_others(before, others, place))
-            if after is not None and not _unchanged(answers, after, place):
+    for others in outlier_batches(before, rows.inputs):
+        for position in (0, -1):
+            after = _answers(reference, _replace_others(before, others, position))
+            if after is not None and not _unchanged(answers, after, position):
                 return False
     return True
 
 
-def _replace_others(batch: Tensors, others: Tensors, place: int) -> dict[str, np.ndarray]:
+def _replace_others(batch: Tensors, others: Tensors, position: int) -> dict[str, np.ndarray]:
     replaced = {}
     for name, array in batch.items():
         replaced[name] = np.array(others[name])
-        replaced[name][place] = array[place]
+        replaced[name][position] = array[position]
     return replaced
 
 
 def _answers(reference: Reference, inputs: Tensors) -> Tensors | None:
-    """None where the model raises on these values: that says nothing about rows."""
+    """Return None if the model rejects these values: that proves nothing about rows."""
     try:
         return reference.run(inputs)
     except MlctlError:
         return None
 
 
-def _unchanged(before: Tensors, after: Tensors, place: int) -> bool:
+def _unchanged(before: Tensors, after: Tensors, position: int) -> bool:
     for name, array in before.items():
-        want, have = array[place], after[name][place]
+        expected, found = array[position], after[name][position]
         if not np.issubdtype(array.dtype, np.floating):
-            if not np.array_equal(want, have):
+            if not np.array_equal(expected, found):
                 return False
             continue
-        allowed = _SAME * float(np.abs(want).max(initial=0.0))
-        if not np.allclose(have, want, rtol=0.0, atol=allowed):
+        allowed = _SAME * float(np.abs(expected).max(initial=0.0))
+        if not np.allclose(found, expected, rtol=0.0, atol=allowed):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Rows that no data set has, to put beside a row: its answer must not depend on them."""
+"""Outlier rows: values outside the data, to test whether rows of a batch affect each other."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 
 from optimize.data import Rows, Tensors
 
-ROWS = 7
+SAMPLE_ROWS = 7
 _SCANNED = 256
 
-# Far outside of what was seen, and far inside of what float16 holds for usual data.
+# Far outside the data, yet within float16 for data of usual size.
 _EXTREME = 1e3
 
 
 def distinct(rows: Rows) -> np.ndarray:
-    """The numbers of 7 rows that differ from each other, repeated if there are too few."""
+    """Return the indices of SAMPLE_ROWS rows that differ, repeated if there are too few."""
     first: dict[bytes, int] = {}
     for row in range(min(rows.count, _SCANNED)):
         key = b"".join(array[row].tobytes() for array in rows.inputs.values())
         first.setdefault(key, row)
-    return np.resize(list(first.values())[:ROWS], ROWS)
+    return np.resize(list(first.values())[:SAMPLE_ROWS], SAMPLE_ROWS)
 
 
-def strangers(batch: Tensors, data: Tensors) -> Iterator[Tensors]:
-    """Batches in the form of `batch`, with values unlike those of the data.
+def outlier_batches(batch: Tensors, data: Tensors) -> Iterator[Tensors]:
+    """Yield batches with the names, types and shapes of `batch` and values unlike the data's.
 
-    Zeros, the smallest and the largest values in the data and, for floats, ones a
-    thousand times beyond, of either sign.
+    Zeros, the smallest and the largest values in `data` and, for floats, values a thousand
+    times beyond them with either sign.
     """
     yield {
         name: array if array.dtype == object else np.zeros_like(array)
@@ -44,7 +44,7 @@ def strangers(batch: Tensors, data: Tensors) -> Iterator[Tensors]:
 
 
 def _beyond(array: np.ndarray, sign: int) -> np.ndarray:
-    """Far outside of the data for floats; whole numbers may be indices and stay as they are."""
+    """Return values far outside the data for floats; integers may be indices and stay."""
     if not np.issubdtype(array.dtype, np.floating):
         return array
     largest = float(np.abs(array).max(initial=0.0))

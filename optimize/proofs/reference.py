@@ -1,6 +1,6 @@
-"""The source model, as the thing that all variants are compared with.
+"""The source model as the reference that all variants are compared with.
 
-A reference runs the registered model as its author stored it and writes it out as
+A reference runs the registered model as its author stored it and exports it to
 ONNX. Nothing is loaded from a pickle unless the catalog allows it.
 """
 
@@ -23,7 +23,7 @@ from optimize.proofs.adapter import adapt
 from optimize.proofs.export import export_torch
 from optimize.proofs.source_checks import check_onnx_source, check_torch_source
 from optimize.recipes.base import save_graph
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 from registry.names import printable
 from registry.quiet import first_line, quiet
 from registry.tracking import PICKLE_VARIABLE
@@ -38,20 +38,20 @@ _CLASS_HINT = (
 
 
 class Reference(Protocol):
-    """A source model: it answers like the original, and becomes an ONNX file."""
+    """A source model that can be run and exported to ONNX."""
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """The outputs by name; UNSUPPORTED_MODEL if the model raises on these inputs."""
+        """Return the outputs by name; UNSUPPORTED_MODEL if the model raises on these inputs."""
         ...
 
     def export(self, directory: Path, example: Tensors) -> None:
-        """Write model.onnx into `directory`; EXPORT_FAILED says why it cannot be done."""
+        """Write model.onnx into `directory`; EXPORT_FAILED if that is impossible."""
         ...
 
 
 def load_reference(source: SourceModel) -> Reference:
-    """Load the registered model; PICKLE_REFUSED if its archive hides a pickle after all."""
-    if source.flavor is Flavor.ONNX:
+    """Load the registered model; PICKLE_REFUSED if its archive contains a pickle."""
+    if source.format is ModelFormat.ONNX:
         import onnx
 
         reference = OnnxReference(source.model_path)
@@ -123,7 +123,7 @@ def _array(name: str, tensor: Any) -> np.ndarray:
     except (TypeError, RuntimeError) as error:  # bfloat16, or a sparse layout
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"output {name!r} of the model is no array: {first_line(error)}",
+            f"output {name!r} of the model is not an array: {first_line(error)}",
             "Return it as a dense tensor of float32 or another type that NumPy has.",
         ) from error
     return array
@@ -150,7 +150,7 @@ def _load_torch(source: SourceModel) -> Any:
             f"{source.uri} is a TorchScript module, which torch's exporter does not take",
             "Log the module it was scripted from, or its ONNX form with mlflow.onnx.log_model.",
         )
-    # An exported program has its mode frozen into the graph, and refuses to be asked.
+    # An exported program has its mode frozen into the graph, and `eval()` raises.
     return module if isinstance(module, torch.fx.GraphModule) else module.eval()
 
 
@@ -199,7 +199,7 @@ def _does_not_run(inputs: Tensors, error: Exception) -> MlctlError:
 
 @contextlib.contextmanager
 def _pickle_loading(allowed: bool) -> Iterator[None]:
-    """Set MLflow's own guard, whatever the environment says, while a model is loaded."""
+    """Set MLflow's own guard while a model is loaded, overriding the environment."""
     before = os.environ.get(PICKLE_VARIABLE)
     os.environ[PICKLE_VARIABLE] = "true" if allowed else "false"
     try:

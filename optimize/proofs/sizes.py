@@ -1,4 +1,4 @@
-"""Inputs at other sizes than the data's, to find what an export has baked in.
+"""Inputs at other sizes than the data's, to find sizes that an export has fixed.
 
 The rows of a data set all have one length, so an export that fixed that length would
 pass every comparison on them.
@@ -18,8 +18,8 @@ from optimize.data import Tensors
 class Resized:
     """`inputs` with some dynamic dimensions at another size.
 
-    A group is all dimensions behind the first that have the same size in the data, as ids
-    and their mask do; `groups` are those sizes, `words` says what became of them.
+    A group is all dimensions after the first with the same size in the data, such as ids
+    and their mask; `groups` are those sizes, `words` names the old and new ones.
     """
 
     inputs: Tensors
@@ -28,10 +28,10 @@ class Resized:
 
 
 def resized(signature: Signature, inputs: Tensors) -> list[Resized]:
-    """One less, one more, half and double, each group for itself and all together.
+    """Return the inputs at size - 1, + 1, / 2 and * 2, per group and for all together.
 
-    Values are cut off or repeated, so that they stay in the range of the data. Empty if
-    nothing but the number of rows is dynamic.
+    Values are cut off or repeated, so they stay in the range of the data. Empty if
+    only the number of rows is dynamic.
     """
     axes = [
         (spec.name, axis)

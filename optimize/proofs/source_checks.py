@@ -1,4 +1,4 @@
-"""Reject a source model for what its graph says, before it runs.
+"""Reject a source model by its graph, before it runs.
 
 These faults would surface later as a difference in numbers, which names neither the
 operator nor the line to change.
@@ -28,7 +28,7 @@ _ZIPMAP_HINT = (
 def check_onnx_source(source: SourceModel, model: Any) -> None:
     """Reject an ONNX model in training mode, or with other inputs and outputs than its signature.
 
-    UNSUPPORTED_MODEL also for an output that is no tensor, such as the maps of ZipMap.
+    UNSUPPORTED_MODEL also for an output that is not a tensor, such as the maps of ZipMap.
     """
     made_by = {name: node.op_type for node in model.graph.node for name in node.output}
     for value in model.graph.output:
@@ -81,29 +81,29 @@ def _training_mode(node: Any) -> bool:
 
 
 def _arguments(node: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call of a torch operator by the names in its schema."""
+    """Yield the arguments of a call of a torch operator by their names in its schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         yield from zip((argument.name for argument in schema.arguments), node.args, strict=False)
         yield from node.kwargs.items()
 
 
-def _trains(given: dict[str, Any]) -> bool:
-    """Whether an operator with these arguments answers as it does in training.
+def _trains(arguments: dict[str, Any]) -> bool:
+    """Return whether an operator with these arguments behaves as in training.
 
-    Not where that changes nothing: without dropout, or for a normalization that has no
-    running statistics and so uses those of the batch in evaluation too.
+    Not if that changes nothing: without dropout, or for a normalization without running
+    statistics, which uses those of the batch in evaluation too.
     """
-    training = given.get("train") is True or given.get("training") is True
-    dropout = given.get("dropout", given.get("p"))
-    without_statistics = "running_mean" in given and given["running_mean"] is None
+    training = arguments.get("train") is True or arguments.get("training") is True
+    dropout = arguments.get("dropout", arguments.get("p"))
+    without_statistics = "running_mean" in arguments and arguments["running_mean"] is None
     return training and dropout != 0 and not without_statistics
 
 
 def _training(source: SourceModel, operator: str, hint: str) -> MlctlError:
     return _unsupported(
-        f"{source.uri} was logged in training mode: its {operator} answers as it does while "
-        "training, so an answer depends on the other rows of the batch or on chance",
+        f"{source.uri} was logged in training mode: its {operator} behaves as in training, so an "
+        "answer depends on the other rows of the batch or on chance",
         hint,
     )
 

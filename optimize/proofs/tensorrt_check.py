@@ -1,8 +1,8 @@
-"""Whether TensorRT's importer takes a graph, found out on a machine without a GPU.
+"""Check whether TensorRT's importer accepts a graph, on a machine without a GPU.
 
 TensorRT-RTX has the importer and the builder of TensorRT 11 and needs no GPU to build,
-so what it refuses is known before anyone rents one. It says nothing of speed, and what
-it builds is thrown away.
+so a graph that it rejects is found before a GPU is rented. The check says nothing about speed,
+and the engine is discarded.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ImporterVerdict:
-    """Whether the importer takes a graph: `ok` is None if that could not be found out.
+    """Whether the importer accepts a graph; `ok` is None if the check could not run.
 
-    `reason` is the importer's own sentence, or why there is no answer; empty when ok. A
-    graph that ends the importer's process is not taken.
+    `reason` is the importer's error, or why the check did not run; empty if ok. A graph
+    that crashes the importer's process is rejected.
     """
 
     ok: bool | None
@@ -44,10 +44,10 @@ def check_importable(
     timeout_s: float = _TIMEOUT_S,
     clock: Clock | None = None,
 ) -> ImporterVerdict:
-    """Parse the ONNX file `model` and build an engine of it, in a process of its own.
+    """Parse the ONNX file `model` and build an engine from it, in a separate process.
 
     The engine is for `batching`'s batch sizes and for `lengths` of other dynamic
-    dimensions. PATH_UNSAFE, FILE_MISSING or UNSUPPORTED_MODEL if `model` is no ONNX graph.
+    dimensions. PATH_UNSAFE, FILE_MISSING or UNSUPPORTED_MODEL if `model` is not an ONNX graph.
     """
     clock = clock or SystemClock()
     if find_spec(LIBRARY) is None:

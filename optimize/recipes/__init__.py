@@ -1,5 +1,5 @@
-"""The optimizations: each makes a variant's graph out of the exported one.
+"""Recipes: each makes a variant's graph from the exported one.
 
-A recipe only writes files; whether its variant is any good is judged elsewhere. `base` is
-what a recipe is, `discovery` finds them all.
+A recipe only writes files; `optimize.judge` judges its variant. `base` defines a recipe,
+`discovery` finds all of them.
 """

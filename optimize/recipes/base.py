@@ -1,6 +1,6 @@
-"""What a recipe is, what it works with, and how a graph is written.
+"""The recipe protocol, the workbench a recipe gets, and how a graph is written.
 
-A graph is always a directory with `model.onnx`, and `model.onnx.data` beside it where
+A graph is always a directory with `model.onnx`, and `model.onnx.data` beside it if
 the weights are too large for one protobuf message.
 """
 
@@ -19,14 +19,14 @@ from optimize.data import Rows
 DATA_NAME = f"{MODEL_NAME}.data"
 TWIN_NAME = "twin.onnx"
 
-# A protobuf message holds less than 2 GiB; weights beyond that go to a file of their own.
+# A protobuf message holds less than 2 GiB; larger weights go to a separate file.
 MAX_INLINE_BYTES = (1 << 31) - (1 << 20)
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 
 
 class Target(StrEnum):
-    """What a variant is to run on. CPU and CUDA are ONNX Runtime's providers."""
+    """The target of a variant: one of ONNX Runtime's providers."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -34,7 +34,7 @@ class Target(StrEnum):
 
 
 class Calibrator(StrEnum):
-    """How static INT8 turns observed activations into a range. AUTO tries all, keeps the best."""
+    """How static INT8 turns observed activations into ranges. AUTO tries all and keeps the best."""
 
     AUTO = "auto"
     MINMAX = "minmax"
@@ -44,7 +44,7 @@ class Calibrator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What quantizing one layer alone costs, as `Quality.distance`, and what became of it."""
+    """The cost of quantizing one layer alone, as `Quality.distance`, and whether it was."""
 
     layer: str
     operator: str
@@ -54,7 +54,7 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What a recipe decided on its way: its settings in words, and layers, the costliest first."""
+    """The decisions of a recipe: settings in words, and layers, the costliest first."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     layers: tuple[LayerCost, ...] = ()
@@ -62,7 +62,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How near a graph's answers on the calibration rows are to the fp32 graph's.
+    """Distance of a graph's answers on the calibration rows from the fp32 graph's.
 
     `distance` is the worst output's relative L2 (0 is equal); `good` says that the goals
     hold with a margin, because other rows will judge; `words` has the numbers.
@@ -75,11 +75,11 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """What a recipe may use besides the graph.
+    """The tools of a recipe besides the graph.
 
-    `quality` runs the graph in a directory on the CPU. `store` keeps a part of the work
-    under a key, so that a killed run goes on from there: it returns the directory that
-    its second argument filled. `step` reports how many of how many pieces of work are done.
+    `quality` runs the graph in a directory on the CPU. `store` caches a part of the work
+    under a key, so that a killed run resumes: it returns the directory that its second argument
+    filled. `step` reports a phase with the pieces of work done and their total.
     """
 
     calibration: Rows
@@ -92,7 +92,7 @@ class Workbench:
 class Recipe(Protocol):
     """One optimization. `version` changes when its output does, and is part of the cache key.
 
-    `tuned` says that the output depends on the goals, because the recipe searches until
+    `tuned` says that the output depends on the goals: the recipe searches until
     `Workbench.quality` is good.
     """
 
@@ -114,8 +114,8 @@ class Recipe(Protocol):
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
         """Write model.onnx (and its data file) into `directory` from the fp32 graph `source`.
 
-        Where the CPU has no kernels for the graph, `twin.onnx` is one with the same
-        arithmetic that it can run. ValueError says why the recipe does not apply.
+        If the CPU has no kernels for the graph, `twin.onnx` is a graph with the same
+        arithmetic that it can run. ValueError if the recipe does not apply.
         """
         ...
 
@@ -123,8 +123,8 @@ class Recipe(Protocol):
 def save_graph(model: Any, directory: Path, name: str = MODEL_NAME) -> None:
     """Write an ONNX model as `name`, with `name`.data beside it if it is too large.
 
-    Files of those names are replaced. The model is not to be used afterwards: its
-    weights may have moved to the file.
+    Existing files are replaced. Do not use the model afterwards: its weights may have
+    moved to the file.
     """
     import onnx
 
@@ -133,5 +133,5 @@ def save_graph(model: Any, directory: Path, name: str = MODEL_NAME) -> None:
     external = model.ByteSize() > MAX_INLINE_BYTES
     onnx.save_model(model, str(path), save_as_external_data=external, location=data.name)
     if external:
-        # The library makes it readable for its owner alone; it travels with the graph.
+        # The library makes it readable for its owner alone, but it is part of the bundle.
         data.chmod(path.stat().st_mode)

@@ -1,10 +1,10 @@
 """bfloat16 weights and arithmetic, with the inputs and outputs left in fp32.
 
-It has the range of fp32, so nothing overflows, and 8 bits of precision. onnxruntime
-has no bfloat16 kernels for the CPU; there a twin speaks for the accuracy. It has the
-same weights, and rounds to bfloat16 what the graph has in bfloat16. Inside an operator
-it computes in fp32, as the accumulators of GPUs do. It does not cover that kernels
-which fuse operators round less often, or add in another order.
+bfloat16 has the range of fp32, so nothing overflows, and 8 bits of precision. ONNX Runtime
+has no bfloat16 kernels for the CPU; there a twin graph stands for the accuracy. It has the
+same weights and rounds to bfloat16 every value that the graph has in bfloat16. Inside an operator
+it computes in fp32, as the accumulators of GPUs do. Kernels that fuse operators round less often
+or add in another order; the twin does not model that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from optimize.recipes.base import (
 )
 from optimize.recipes.narrow import narrow
 
-# The first in which convolution and pooling take bfloat16.
+# The first opset in which convolution and pooling take bfloat16.
 _OPSET = 22
 
 

@@ -1,14 +1,13 @@
-"""Finding recipes: mlctl's own, and those that installed packages bring.
+"""The recipes: mlctl's own, and those of installed packages.
 
 A package adds a recipe with an entry point in the group `mlctl.recipes`: the recipe's
-name, and the class or object that is the recipe. mlctl's own are listed here and not as
-entry points, which an installation made before a recipe was written would lack.
+name, and the class or object that is the recipe.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
@@ -33,67 +32,51 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 def discover() -> tuple[Recipe, ...]:
     """Return mlctl's recipes, fp32 first, then those of installed packages by name.
 
-    INVALID_INPUT names the package whose recipe cannot be loaded, or has a name that is taken.
+    INVALID_INPUT names the package of a recipe that cannot be loaded, or whose name is taken.
     """
     found = {recipe.name: recipe for recipe in OWN}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         if entry.name in found:
             raise _unusable(entry, "another recipe has its name")
-        found[entry.name] = _load(entry)
+        try:
+            with quiet():
+                found[entry.name] = _load(entry)
+        except (Exception, SystemExit) as error:  # code of another package runs here
+            raise _unusable(entry, f"{type(error).__name__}: {first_line(error)}") from error
     return tuple(found.values())
 
 
 def select(names: Sequence[str] | None, target: Target) -> tuple[Recipe, ...]:
-    """The recipes called `names`, each once; None takes all that are for `target`.
+    """Return the recipes called `names`, each once; None for all that support `target`.
 
-    INVALID_INPUT for a name that is not known or not for `target`, or for no name at all.
+    INVALID_INPUT for a name that does not exist or does not support `target`, and for no name.
     """
-    known = {recipe.name: recipe for recipe in discover()}
+    recipes = {recipe.name: recipe for recipe in discover()}
+    supported = [recipe for recipe in recipes.values() if target in recipe.targets]
     if names is None:
-        return tuple(recipe for recipe in known.values() if target in recipe.targets)
-    if not names:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            "no recipe is named",
-            f"Recipes for {target.value}: {_listed(known.values(), target)}.",
-        )
-    return tuple(_selected(name, known, target) for name in dict.fromkeys(names))
-
-
-def _selected(name: str, known: dict[str, Recipe], target: Target) -> Recipe:
-    recipe = known.get(name)
-    if recipe is None:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"there is no recipe {printable(name)!r}; {suggestion(name, known, 'recipes')}",
-            f"Recipes for {target.value}: {_listed(known.values(), target)}.",
-        )
-    if target not in recipe.targets:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"the recipe {name!r} is not for the target {target.value}, it is for "
-            + ", ".join(sorted(item.value for item in recipe.targets)),
-            f"Recipes for {target.value}: {_listed(known.values(), target)}.",
-        )
-    return recipe
-
-
-def _listed(recipes: Iterable[Recipe], target: Target) -> str:
-    return ", ".join(recipe.name for recipe in recipes if target in recipe.targets)
+        return tuple(supported)
+    problem = "" if names else "no recipe is named"
+    for name in names:
+        if name not in recipes:
+            near = suggestion(name, recipes, "recipes")
+            problem = f"there is no recipe {printable(name)!r}; {near}"
+        elif recipes[name] not in supported:
+            targets = ", ".join(sorted(recipes[name].targets))
+            problem = f"the recipe {name!r} is not for the target {target}, it is for {targets}"
+    if problem:
+        listed = ", ".join(recipe.name for recipe in supported)
+        raise MlctlError(ErrorCode.INVALID_INPUT, problem, f"Recipes for {target}: {listed}.")
+    return tuple(recipes[name] for name in dict.fromkeys(names))
 
 
 def _load(entry: EntryPoint) -> Recipe:
-    try:
-        with quiet():
-            loaded: Any = entry.load()
-            return _checked(loaded() if isinstance(loaded, type) else loaded, entry.name)
-    except (Exception, SystemExit) as error:  # code of another package runs in there
-        raise _unusable(entry, f"{type(error).__name__}: {first_line(error)}") from error
-
-
-def _checked(recipe: Recipe, name: str) -> Recipe:
-    if not _NAME.fullmatch(name) or recipe.name != name:
-        raise ValueError(f"its name is {recipe.name!r}; it must be {name!r}, in a-z, 0-9 and -")
+    """Return the recipe of another package; ValueError if it is none."""
+    loaded: Any = entry.load()
+    recipe: Recipe = loaded() if isinstance(loaded, type) else loaded
+    if not _NAME.fullmatch(entry.name) or recipe.name != entry.name:
+        raise ValueError(
+            f"its name is {recipe.name!r}; it must be {entry.name!r}, in a-z, 0-9 and -"
+        )
     if recipe.precision not in get_args(Precision):
         raise ValueError(f"its precision is not one of {', '.join(get_args(Precision))}")
     if not recipe.targets <= frozenset(Target):
@@ -106,5 +89,5 @@ def _unusable(entry: EntryPoint, reason: str) -> MlctlError:
     return MlctlError(
         ErrorCode.INVALID_INPUT,
         f"the recipe {printable(entry.name)!r} of {package} cannot be used: {printable(reason)}",
-        f"Uninstall or mend {package}.",
+        f"Uninstall or repair {package}.",
     )

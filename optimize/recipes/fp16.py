@@ -1,22 +1,33 @@
 """Half precision weights and arithmetic, with the inputs and outputs left in fp32.
 
-Halves the file. On CPUs onnxruntime computes most of it in fp32 all the same, so
-do not expect speed there. fp16 ends at 65504: operators that touch a value which
-comes near that on the data, or a weight beyond it, are left in fp32.
+Halves the file. On CPUs ONNX Runtime computes most of it in fp32, so it is not faster there.
+fp16 ends at 65504: operators that read or write a value near that on the data, or a weight
+beyond it, are left in fp32.
 """
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from optimize.data import Rows
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
-from optimize.recipes.half import FP16_MAX
+from optimize.recipes.graphs import load_typed
+from optimize.recipes.half import FP16_MAX, is_beyond
 from optimize.recipes.narrow import narrow
-from optimize.recipes.ranges import values_beyond
+from optimize.recipes.quantize.edit import write_beside
+from services.runtime.scorer import split_rows
+from services.runtime.session import open_session
 
-# Other rows than those observed may double a value.
+# Rows that were not observed may have values twice as large.
 _HEADROOM = 2.0
+
+_ROWS = 32
+_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +46,42 @@ class Fp16:
         narrowed = narrow(source, "fp16", beyond)
         save_graph(narrowed.model, directory)
         return Details({"arithmetic": "fp16, inputs and outputs fp32", **narrowed.settings})
+
+
+def values_beyond(source: Path, rows: Rows, limit: float, scratch: Path) -> frozenset[str]:
+    """Return the fp32 inputs and node outputs that exceed `limit` on the first rows.
+
+    Runs the graph, in a folder of `scratch`, with every such value as an output; values inside
+    branches and loop bodies are not observed.
+    """
+    rows = rows.head(_ROWS)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        path = write_beside(_with_outputs(source), source, Path(folder), "observed.onnx")
+        session = open_session(path)
+        found = {name for name, array in rows.inputs.items() if _exceeds(array, limit)}
+        for part in split_rows(rows.inputs, _BATCH):
+            answers = session.run(part)
+            found.update(name for name, array in answers.items() if _exceeds(array, limit))
+    return frozenset(found)
+
+
+def _exceeds(array: np.ndarray, limit: float) -> bool:
+    return array.dtype == np.float32 and is_beyond(array, limit)
+
+
+def _with_outputs(source: Path) -> Any:
+    """Return the model with every fp32 value that a node makes as an output."""
+    from onnx import TensorProto
+
+    model = load_typed(source, data=False)
+    graph = model.graph
+    outputs = {value.name for value in graph.output}
+    made = {name for node in graph.node for name in node.output}
+    graph.output.extend(
+        value
+        for value in graph.value_info
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+        and value.name in made
+        and value.name not in outputs
+    )
+    return model

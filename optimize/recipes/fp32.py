@@ -1,4 +1,4 @@
-"""The exported graph as it is: the baseline that every other variant must earn its place over."""
+"""The exported graph as it is: the baseline for all other variants."""
 
 from __future__ import annotations
 

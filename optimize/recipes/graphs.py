@@ -1,4 +1,4 @@
-"""Loading a graph with its types known, and walking it with its branches and loop bodies."""
+"""Load a graph with its types inferred, and walk it with its branches and loop bodies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
-    """The model `source` at `opset` or later, each value's type inferred, constants as weights.
+    """Load the model at `opset` or later, with every value's type and constants as initializers.
 
-    Types are inferred without the weights, so that models over 2 GB take the same way.
-    Without `data`, weights in external files stay there.
+    Types are inferred without the weights, so models over 2 GB load in the same way. Without
+    `data`, weights in external files stay there.
     """
     import onnx
     from onnx import external_data_helper, shape_inference
@@ -28,7 +28,7 @@ def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
 
 
 def raise_opset(model: Any, opset: int) -> Any:
-    """The model at `opset` or the later one that it has, its local functions inlined."""
+    """Return the model at `opset` or its own later one, with local functions inlined."""
     from onnx import inliner, version_converter
 
     if model.functions:
@@ -39,13 +39,13 @@ def raise_opset(model: Any, opset: int) -> Any:
 
 
 def opset_of(model: Any) -> int:
-    """The version of the standard operators that the model imports."""
+    """Return the version of the standard operators that the model imports."""
     versions = (entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"})
     return int(next(versions))
 
 
 def graphs(graph: Any) -> Iterator[Any]:
-    """The graph and every graph inside it."""
+    """Yield the graph and every graph inside it."""
     yield graph
     for node in graph.node:
         for inner in subgraphs(node):
@@ -53,7 +53,7 @@ def graphs(graph: Any) -> Iterator[Any]:
 
 
 def subgraphs(node: Any) -> Iterator[Any]:
-    """The branches or the body of a node."""
+    """Yield the branches or the body of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -61,7 +61,7 @@ def subgraphs(node: Any) -> Iterator[Any]:
 
 
 def names(graph: Any) -> set[str]:
-    """Every name of a value in the graph and inside it."""
+    """Return all names of values in the graph and the graphs inside it."""
     found: set[str] = set()
     for inner in graphs(graph):
         found.update(value.name for value in (*inner.input, *inner.output, *inner.initializer))
@@ -71,7 +71,7 @@ def names(graph: Any) -> set[str]:
 
 
 def float_constants(graph: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """The fp32 weights and fill values of the graph and inside it, by the value's name."""
+    """Yield the fp32 weights and fill values of the graph and the graphs inside it, by name."""
     from onnx import TensorProto, numpy_helper
 
     for inner in graphs(graph):
@@ -88,7 +88,7 @@ def float_constants(graph: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def drop_unused_weights(graph: Any) -> None:
-    """Remove the weights that no node and no output reads."""
+    """Remove weights that no node or output reads."""
     for inner in graphs(graph):
         used = {name for part in graphs(inner) for node in part.node for name in node.input}
         used.update(value.name for part in graphs(inner) for value in part.output)
@@ -98,9 +98,9 @@ def drop_unused_weights(graph: Any) -> None:
 
 
 def formal_types(node: Any, opset: int) -> list[tuple[str, frozenset[str]]]:
-    """The type of each input, then each output, in the operator's schema, and its choices.
+    """Return the schema type of each input, then each output, with the types it allows.
 
-    Nothing may be chosen for an operator that is not a standard one.
+    An operator that is not standard allows none.
     """
     from onnx import defs
 
@@ -119,7 +119,7 @@ def formal_types(node: Any, opset: int) -> list[tuple[str, frozenset[str]]]:
 
 
 def _constants_to_weights(graph: Any) -> None:
-    """Turn Constant nodes into weights, so that there is one kind of constant to convert."""
+    """Turn Constant nodes into initializers, so that there is one kind of constant to convert."""
     for at in reversed(range(len(graph.node))):
         node = graph.node[at]
         tensor = _constant(node) if node.op_type == "Constant" else None
@@ -130,7 +130,7 @@ def _constants_to_weights(graph: Any) -> None:
 
 
 def _constant(node: Any) -> Any:
-    """The tensor of a Constant node; None if it holds strings or a sparse tensor."""
+    """Return the tensor of a Constant node; None if it holds strings or a sparse tensor."""
     from onnx import numpy_helper
 
     attribute = node.attribute[0]

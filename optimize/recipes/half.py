@@ -1,4 +1,4 @@
-"""Numbers of 16 bits: which type, rounding to it, and what does not fit."""
+"""16-bit floats: rounding to them, and values that do not fit."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ Half = Literal["fp16", "bf16"]
 
 FP16_MAX = float(np.finfo(np.float16).max)
 
-# Where the code of a model cannot write infinity it writes the end of fp32's range.
+# Models write a large number such as -1e30 in masks where they mean infinity.
 _INFINITE = 1e30
 
 
 def to_half(array: np.ndarray, half: Half) -> np.ndarray:
-    """`array` rounded to the 16-bit type; nothing but infinity overflows, nothing but 0 is 0.
+    """Round `array` to the 16-bit type; only infinity overflows, only 0 becomes 0.
 
-    A finite value past the range becomes its end, one too small for it its smallest.
+    A finite value beyond the range becomes the largest value, one too small the smallest.
     """
     import ml_dtypes
 
     kind: Any = np.float16 if half == "fp16" else ml_dtypes.bfloat16
     finfo: Any = ml_dtypes.finfo
     info = finfo(kind)
-    top, least = float(info.max), float(info.smallest_subnormal)
+    top, smallest = float(info.max), float(info.smallest_subnormal)
     wide = np.where(np.isfinite(array), np.clip(array, -top, top), array)
-    wide = np.where((wide != 0) & (np.abs(wide) < least), np.copysign(least, wide), wide)
+    wide = np.where((wide != 0) & (np.abs(wide) < smallest), np.copysign(smallest, wide), wide)
     return wide.astype(kind)
 
 
 def is_beyond(array: np.ndarray, limit: float) -> bool:
-    """Whether a finite value is larger than `limit` and no stand-in for infinity."""
+    """Return whether a value exceeds `limit` without standing for infinity."""
     size = np.abs(array)
     return bool(((size > limit) & (size < _INFINITE)).any())

@@ -1,7 +1,7 @@
-"""4-bit weights of matrix products, in the form that onnxruntime and TensorRT both read.
+"""4-bit weights of matrix products, in the form that ONNX Runtime and TensorRT both read.
 
-Embeddings and convolutions stay as they are. Layers that cost more than the goals allow
-stay in float.
+Embeddings and convolutions are unchanged. Layers that cost more than the goals allow stay in
+float.
 """
 
 from __future__ import annotations

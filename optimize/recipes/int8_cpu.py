@@ -1,8 +1,8 @@
-"""8-bit weights and activations in the forms that onnxruntime's CPU kernels are fast with.
+"""8-bit weights and activations in the forms that ONNX Runtime's CPU kernels run fast.
 
 Networks of convolutions or plain fully connected layers get static quantization with
-unsigned activations. Where most layers are other matrix products (transformers) these get
-dynamic quantization, because activations with outliers ruin a static scale. Layers that
+unsigned activations. If most layers are other matrix products (transformers), these get
+dynamic quantization, because outliers in activations ruin a static scale. Layers that
 cost more than the goals allow stay in float.
 """
 
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimize.recipes.base import Details, Precision, Target, Workbench
-from optimize.recipes.quantize.build import build
-from optimize.recipes.quantize.choose import static_method
-from optimize.recipes.quantize.dynamic import OPERATORS
+from optimize.recipes.quantize.build import QuantizeMethod, build
+from optimize.recipes.quantize.dynamic import OPERATORS, Dynamic
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.form import QuantForm
 from optimize.recipes.quantize.layers import WEIGHTED, find_layers
-from optimize.recipes.quantize.methods import Dynamic, QuantizeMethod
+from optimize.recipes.quantize.static import static_method
 
-# A convolution whose output goes to one of these in float would itself run in float.
+# A convolution whose output one of these reads in float would itself run in float.
 _COMBINING = ("Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid")
 
 FORM = QuantForm("u8", (*WEIGHTED, *_COMBINING))
@@ -34,7 +33,7 @@ class Int8Cpu:
     name: str = "int8-cpu"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 3
+    version: int = 4
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from optimize.recipes.base import Details, Precision, Target, Workbench
 from optimize.recipes.quantize.build import build
-from optimize.recipes.quantize.choose import static_method
 from optimize.recipes.quantize.form import QuantForm
 from optimize.recipes.quantize.layers import WEIGHTED
+from optimize.recipes.quantize.static import static_method
 
 FORM = QuantForm("s8", WEIGHTED)
 
@@ -26,7 +26,7 @@ class Int8Trt:
     name: str = "int8-trt"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.TENSORRT, Target.CUDA})
-    version: int = 2
+    version: int = 3
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -1,7 +1,7 @@
 """Rewriting a graph's fp32 arithmetic to a 16-bit type, with inputs and outputs left in fp32.
 
 Each fp32 value is made in one type and converted at most once to the other, where a
-node asks for it; weights are converted here, so that one used by fp32 nodes alone
+node reads it; weights are converted here, so that one read by fp32 nodes alone
 keeps its bits. The operators' schemas say which of them exist in the 16-bit type: the
 others stay in fp32. Branches and loop bodies compute in the 16-bit type too.
 """
@@ -22,13 +22,13 @@ _LISTED = 8
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 _TYPE_BY_ATTRIBUTE = frozenset({"Cast", "ConstantOfShape"})
 _DTYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype"})
-# Their schemas allow 16 bits, but ONNX Runtime has no such kernels for a reduction.
+# Their schemas allow 16 bits, but ONNX Runtime has no 16-bit kernels for a reduction.
 _SCATTERS = frozenset({"ScatterElements", "ScatterND"})
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """The rewritten model; of its `nodes` with fp32 values those in `kept` stayed as they were."""
+    """The rewritten model; of its `nodes` with fp32 values those in `kept` are unchanged."""
 
     model: Any
     kept: tuple[str, ...]
@@ -36,7 +36,7 @@ class Narrowed:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The same in words, for a recipe's details."""
+        """The nodes kept in fp32, for a recipe's details."""
         if not self.kept:
             return {"kept in fp32": f"none of {self.nodes} operators"}
         listed = ", ".join(self.kept[:_LISTED]) + (", ..." if len(self.kept) > _LISTED else "")
@@ -53,10 +53,10 @@ def narrow(
 ) -> Narrowed:
     """Load the fp32 model `source` at `opset` or later and rewrite it.
 
-    Nodes that touch a value named in `beyond`, or a weight that fp16 cannot hold, stay
-    in fp32. With `emulate` the graph stays in fp32 and rounds each value where the
-    rewritten one has a 16-bit value. ValueError if nothing can be rewritten, or the
-    type of a value is not known.
+    Nodes that read or write a value named in `beyond`, or a weight that fp16 cannot hold, stay
+    in fp32. With `emulate` the graph stays in fp32 and rounds each value that the
+    rewritten graph has in 16 bits. ValueError if nothing can be rewritten, or the type of a
+    value cannot be inferred.
     """
     model = graphs.load_typed(source, opset)
     return _Rewriting(model, half, beyond, emulate).run()
@@ -64,7 +64,7 @@ def narrow(
 
 @dataclass(slots=True)
 class _Scope:
-    """One graph: the type that each fp32 value is made in, and its names by type."""
+    """One graph: the type in which each fp32 value is made, and its names by type."""
 
     graph: Any
     parent: _Scope | None
@@ -75,7 +75,7 @@ class _Scope:
     nodes: list[Any] = field(default_factory=list)
 
     def chain(self) -> Iterator[_Scope]:
-        """This graph and those around it, the nearest first."""
+        """Yield this graph and those around it, the nearest first."""
         scope: _Scope | None = self
         while scope is not None:
             yield scope
@@ -137,21 +137,21 @@ class _Rewriting:
         return scope
 
     def _made(self, scope: _Scope, value: str, kind: int) -> str:
-        """Note that `value` is made in `kind`; the name that it is to have."""
+        """Record that `value` is made in `kind`, and return its new name."""
         if scope.kinds.get(value) != self._wide:
             return value
-        # The model's own outputs keep their names, and those are for fp32 values.
+        # The model's outputs keep their names, which belong to fp32 values.
         taken = kind == self._narrow and scope.parent is None and value in self._outputs
         scope.native[value] = kind
         scope.forms[value, kind] = self._fresh(value) if taken else value
         return scope.forms[value, kind]
 
     def _form(self, scope: _Scope, value: str, kind: int) -> str:
-        """The name under which `value` is there in `kind`, converted once if it has to be.
+        """Return the name of `value` in `kind`, converting it once if needed.
 
-        A cast stands in the graph that makes the value, before the node that asks for it.
+        The cast is in the graph that makes the value, before the node that reads it.
         """
-        home = next((place for place in scope.chain() if value in place.native), None)
+        home = next((outer for outer in scope.chain() if value in outer.native), None)
         if home is None:
             return value
         if (value, kind) not in home.forms:
@@ -183,13 +183,13 @@ class _Rewriting:
             home.nodes.append(_cast_node(made, name, kind))
 
     def _round(self, scope: _Scope, value: str, name: str) -> None:
-        """Append what gives the fp32 `value`, rounded to the 16-bit type, the name `name`."""
+        """Append nodes that round the fp32 `value` to the 16-bit type, as `name`."""
         rounded = self._fresh(value)
         scope.nodes.append(_cast_node(value, rounded, self._narrow))
         scope.nodes.append(_cast_node(rounded, name, self._wide))
 
     def _fresh(self, value: str) -> str:
-        """A name for the other form of `value` that nothing has yet."""
+        """Return an unused name for the other form of `value`."""
         name = f"{value}_{self._half}"
         while name in self._names:
             name += "_"
@@ -219,7 +219,7 @@ class _Rewriting:
                 self._round(scope, node.output[at], name)
 
     def _kinds(self, node: Any, narrow: bool) -> tuple[list[int], list[int]]:
-        """The type for each input and output of the node that is an fp32 value now."""
+        """Return the new type of each fp32 input and output of the node."""
         if not narrow or _is_control_flow(node):
             kind = self._narrow if narrow else self._wide
             return [kind] * len(node.input), [kind] * len(node.output)
@@ -231,9 +231,9 @@ class _Rewriting:
     def _is_float(self, scope: _Scope, value: str) -> bool:
         if not value:
             return False
-        kind = next((place.kinds[value] for place in scope.chain() if value in place.kinds), 0)
+        kind = next((outer.kinds[value] for outer in scope.chain() if value in outer.kinds), 0)
         if kind == 0:
-            raise ValueError(f"the type of value {value!r} is not known, or it is no tensor")
+            raise ValueError(f"value {value!r} is not a tensor, or its type cannot be inferred")
         return kind == self._wide
 
     def _can_be_narrow(self, scope: _Scope, node: Any) -> bool:
@@ -255,7 +255,7 @@ class _Rewriting:
         )
 
     def _attributes(self, node: Any) -> None:
-        """Make a node whose attribute sets its output's type give the 16-bit type."""
+        """Set the 16-bit type in attributes that determine an output's type."""
         from onnx import helper, numpy_helper
 
         if node.op_type == "Cast":
@@ -263,8 +263,8 @@ class _Rewriting:
                 if attribute.name == "to" and attribute.i == self._wide:
                     attribute.i = self._stored
         if node.op_type == "ConstantOfShape":
-            given = [numpy_helper.to_array(attribute.t) for attribute in node.attribute]
-            value = self._narrowed(given[0] if given else np.zeros(1, np.float32))
+            fills = [numpy_helper.to_array(attribute.t) for attribute in node.attribute]
+            value = self._narrowed(fills[0] if fills else np.zeros(1, np.float32))
             del node.attribute[:]
             tensor = numpy_helper.from_array(value)
             node.attribute.append(helper.make_attribute("value", tensor))

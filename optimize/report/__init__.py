@@ -1,4 +1,4 @@
-"""The page that shows an optimization: one file, without scripts and without a network."""
+"""The report of an optimization as one self-contained HTML page."""
 
 from optimize.report.page import report_html
 

@@ -1,4 +1,4 @@
-"""How numbers are written for people."""
+"""Numbers as text for people."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def milliseconds(value: float) -> str:
-    """Three significant digits."""
+    """Return three significant digits and the unit."""
     return f"{significant(value)} ms"
 
 
 def size(count: float) -> str:
-    """Bytes in the decimal unit that fits: `27.4 kB`, `1.34 GB`."""
+    """Return bytes in the decimal unit that fits: `27.4 kB`, `1.34 GB`."""
     for unit in ("B", "kB", "MB"):
         if count < _KILO:
             return f"{count:.0f} B" if unit == "B" else f"{significant(count)} {unit}"
@@ -24,7 +24,7 @@ def size(count: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` with that many significant digits and no exponent, unless it is very small."""
+    """Return `value` with that many significant digits, an exponent only if it is very small."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) < 1e-3:
@@ -33,24 +33,24 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:.{max(0, decimals)}f}"
 
 
-def share(value: float) -> str:
-    """A score, a cosine or a share of rows."""
-    return f"{value:.4f}"
+def score(value: float) -> str:
+    """Return a score or cosine: four decimals, or significant digits beyond 1."""
+    return f"{value:.4f}" if abs(value) <= 1 else significant(value, 5)
 
 
 def signed(value: float) -> str:
-    """A difference of scores with its sign, a real minus, and none for zero."""
-    written = f"{abs(value):.4f}"
-    if float(written) == 0:
-        return written
-    return f"+{written}" if value > 0 else f"{_MINUS}{written}"
+    """Return a difference of scores with its sign, a real minus, and no sign for zero."""
+    text = score(abs(value))
+    if float(text) == 0:
+        return text
+    return f"+{text}" if value > 0 else f"{_MINUS}{text}"
 
 
 def times(ratio: float) -> str:
-    """A ratio with the sign of multiplication: 2.7, or 310 where no digit after it counts."""
+    """Return a ratio with a multiplication sign: two significant digits, whole beyond 100."""
     return f"{ratio:.0f}{_TIMES}" if ratio >= 100 else f"{significant(ratio, 2)}{_TIMES}"
 
 
 def rate(value: float) -> str:
-    """Rows per second: no digit is written that a second measurement would not repeat."""
+    """Return rows per second with three significant digits: more would not be repeatable."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else significant(value)

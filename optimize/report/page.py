@@ -1,148 +1,332 @@
-"""The page: the decision first, then the evidence for it, then what it was measured on."""
+"""The page: the decision first, then the evidence for it, then the conditions of measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from optimize.report.latencies import latencies
-from optimize.report.layers import layer_bars, rest
-from optimize.report.markup import Child, Markup, tag
-from optimize.report.pareto import pareto
-from optimize.report.points import picture
-from optimize.report.record import OptimizeReport, VariantRecord, read_report
-from optimize.report.style import STYLE
-from optimize.report.tables import conditions_list, latency_table, variants_table, verdict_pill
-from optimize.report.words import figures, headline, sentences
+from optimize.choice import BASELINE, Judged, Verdict
+from optimize.evidence import OptimizeReport
+from optimize.report.charts import (
+    SHOWN_LAYERS,
+    Chart,
+    latency_charts,
+    layer_chart,
+    pareto_chart,
+    tradeoff,
+)
+from optimize.report.numbers import milliseconds, rate, score, signed, significant, size, times
+from optimize.variant import Measured
+from registry.names import printable
 
-# Should a name ever escape its quotes, the browser still runs and fetches nothing.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_TEMPLATE = "report.html.j2"
+_NONE = "\N{EN DASH}"
 
-
-def report_html(report: Mapping[str, Any]) -> str:
-    """The page for `optimize.evidence.report_document`'s dict: one file, no scripts, no network.
-
-    It is well-formed XML too. ValidationError if `report` is not such a document.
-    """
-    read = read_report(report)
-    title = f"{read.source.uri}: {headline(read)}"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", STYLE),
-    )
-    body = tag("body", _header(read), tag("main", *_sections(read)), _footer(read))
-    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+Cell = tuple[str, str]
+"""A number, and in small print the range around it."""
 
 
-def _header(report: OptimizeReport) -> Markup:
-    tiles = [
-        tag(
-            "div",
-            tag("dt", figure.name),
-            tag("dd", tag("b", figure.value), tag("span", figure.note)),
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number that stands out: its name, and a line of explanation."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRow:
+    """One variant in the tables and in the list of reasons."""
+
+    recipe: str
+    verdict: Verdict
+    reason: str
+    cells: list[Cell]
+    remarks: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What each layer of a variant costs; `hidden` counts those that are not drawn."""
+
+    recipe: str
+    note: str
+    chart: Chart
+    hidden: str
+
+
+def report_html(report: OptimizeReport) -> str:
+    """Return the page: one file without scripts and requests, which is well-formed XML too."""
+    view = tradeoff(report)
+    columns = list(_columns(report))
+    batches = sorted({batch.batch for _, found in report.measured for batch in found.latency})
+    page: str = (
+        _environment()
+        .get_template(_TEMPLATE)
+        .render(
+            report=report,
+            headline=headline(report),
+            sentences=list(sentences(report)),
+            figures=list(figures(report)),
+            pareto=None if view is None else pareto_chart(view),
+            columns=[name for name, _ in columns],
+            variants=[_variant_row(item, columns) for item in report.judged],
+            sensitivities=list(_sensitivities(report)),
+            batches=batches,
+            panels=latency_charts(report) if report.timed else [],
+            latencies=[
+                (item.variant.recipe, _latency(found, batches)) for item, found in report.measured
+            ],
+            conditions=conditions(report),
         )
-        for figure in figures(report)
-    ]
-    return tag(
-        "header",
-        tag("p", f"{report.source.uri} for {report.target}", class_="over"),
-        tag("h1", headline(report), class_="good" if report.chosen else "bad"),
-        *(tag("p", sentence, class_="lead") for sentence in sentences(report)),
-        tag("dl", *tiles, class_="figures") if tiles else None,
+    )
+    return page
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 
-def _sections(report: OptimizeReport) -> Iterator[Markup]:
-    view = picture(report)
-    if view is not None:
-        yield _section("Quality against cost", _pareto_note(report), _figure(pareto(view)))
-    yield _section("Variants", None, variants_table(report))
-    yield _section("Why", None, tag("div", *map(_reason, report.variants), class_="reasons"))
-    yield from _sensitivities(report)
-    if report.timed:
-        table = latency_table(report.measured)
-        note = (
-            "Each panel draws one variant's median with its quartiles as a band, the others in "
-            "grey; both axes are logarithmic."
+def _visible(value: Any) -> Any:
+    """Replace control characters in text, which neither XML nor a reader can take."""
+    if type(value) is str:
+        return printable(value)
+    return value
+
+
+def headline(report: OptimizeReport) -> str:
+    """Return the outcome in one line."""
+    if report.chosen is not None:
+        return f"{report.chosen.variant.recipe} was chosen"
+    return "No variant meets the goals" if report.measured else "Every variant failed"
+
+
+def sentences(report: OptimizeReport) -> Iterator[str]:
+    """Yield the reasons for the outcome."""
+    chosen = report.chosen
+    if chosen is None or chosen.variant.measured is None:
+        yield from _no_choice(report)
+        return
+    found, base = chosen.variant.measured, _baseline(report)
+    yield f"{_capital(chosen.reason.removeprefix('chosen: '))}."
+    yield _accuracy(report, found)
+    if base is not None and base is not found:
+        gains = [f"{found.size_bytes / base.size_bytes:.0%} of the size"]
+        if found.latency and base.latency:
+            ratio = base.latency[0].median_ms / found.latency[0].median_ms
+            gains.insert(0, f"{times(ratio)} as fast for a single row")
+        yield f"Against {BASELINE} it is {' and '.join(gains)}."
+    if not found.latency:
+        missing = report.device.missing or f"{report.device.target} is not on this machine"
+        yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
+    if found.emulated:
+        yield "Accuracy was judged on a twin graph with the same arithmetic."
+    if not report.row_independent:
+        yield "The rows of a batch affect each other in this model, so requests are not batched."
+    elif not found.row_independent:
+        error = significant(found.contaminated_relative_l2 or 0.0)
+        yield (
+            "Unlike the source model's, its answers depend on the other rows of the batch "
+            f"(relative L2 {error} beside outlier rows), so requests are not batched, and it was "
+            "judged one row at a time."
         )
-        yield _section("Latency by batch", note, _figure(latencies(report.measured)), table)
-    yield _section("Measured on", None, conditions_list(report))
 
 
-def _pareto_note(report: OptimizeReport) -> str:
-    if report.source_score is None:
+def figures(report: OptimizeReport) -> Iterator[Figure]:
+    """Yield the most important numbers of the chosen variant; none if nothing was chosen."""
+    chosen = report.chosen
+    if chosen is None or chosen.variant.measured is None:
+        return
+    found, base = chosen.variant.measured, _baseline(report)
+    compared = base is not None and base is not found
+    if found.score is not None and report.metric is not None:
+        note = f"source model: {score(found.score.reference)}"
+        yield Figure(_capital(report.metric.name), score(found.score.value), note)
+    elif found.parity.agreement is not None:
+        yield Figure(
+            "Agreement", f"{found.parity.agreement:.2%}", "rows that agree with the source"
+        )
+    else:
+        note = "from the source model's answers"
+        yield Figure("Relative L2", significant(found.parity.relative_l2), note)
+    if found.latency:
+        note = "median for a single row"
+        if base is not None and compared and base.latency:
+            note = f"one row; {BASELINE}: {milliseconds(base.latency[0].median_ms)}"
+        yield Figure("Latency", milliseconds(found.latency[0].median_ms), note)
+        throughput = f"{rate(found.rows_per_second)} rows/s"
+        yield Figure("Throughput", throughput, "one thread, best batch")
+    note = f"{BASELINE}: {size(base.size_bytes)}" if base is not None and compared else ""
+    yield Figure("Size", size(found.size_bytes), note or "model file and its data")
+
+
+def conditions(report: OptimizeReport) -> dict[str, str]:
+    """Return everything that the numbers depend on."""
+    data, device, machine = report.data, report.device, report.conditions
+    labels = "labelled" if data.labelled else "without labels"
+    metric = report.metric
+    return {
+        "Source model": report.source.uri,
+        "Source digest": report.source.sha256,
+        "Data digest": data.sha256,
+        "Rows": (
+            f"{data.rows:,} in the data; {data.calibration_rows:,} calibrate, "
+            f"{data.held_out_rows:,} others judge; {labels}"
+        ),
+        "Metric": metric.name if metric else "none: judged by the distance to the source model",
+        "Goals": report.goals.words(metric),
+        "Transform": report.transform or "none",
+        "Rows independent": "yes" if report.row_independent else "no: requests are not batched",
+        "Target": device.target,
+        "Judged on": "; ".join(
+            part for part in (device.provider, device.gpu, device.missing) if part
+        ),
+        "Processor": f"{machine.processor}, {machine.cores} cores",
+        "Threads": f"{machine.threads} per run",
+        "Libraries": machine.libraries.replace(" ", ", ").replace("=", " "),
+    }
+
+
+def _no_choice(report: OptimizeReport) -> Iterator[str]:
+    verdicts = [item.verdict for item in report.judged]
+    rejected, failed = verdicts.count(Verdict.REJECTED), verdicts.count(Verdict.FAILED)
+    tried = "1 variant was" if len(verdicts) == 1 else f"{len(verdicts)} variants were"
+    yield f"{tried} tried: {rejected} rejected by a goal, {failed} failed. Nothing was registered."
+    if rejected:
+        yield (
+            "The reasons are below, each with the value and its limit: loosen that goal, or give "
+            "more rows where only the upper bound misses it."
+        )
+
+
+def _accuracy(report: OptimizeReport, found: Measured) -> str:
+    rows = f"{found.rows:,} held-out rows"
+    if found.score is None or report.metric is None:
+        parity = found.parity
+        agree = "" if parity.agreement is None else f"{parity.agreement:.2%} of rows agree, "
         return (
-            "The rows have no labels: quality is how near the answers are to the source model's. "
-            "What lies below the dashed limit is refused."
+            f"Against the source model on {rows}: {agree}centred cosine "
+            f"{score(parity.centred_cosine)}, relative L2 {significant(parity.relative_l2)}. The "
+            "rows have no labels, so this does not say how often either is right."
         )
+    drop = found.score.drop
     return (
-        "The gate looks at the worse end of the interval, because few rows prove little: a "
-        "variant holds the limit if its whole bar is on the good side of the dashed line."
+        f"Its {report.metric.name} on {rows} is {score(found.score.value)}, the source model's is "
+        f"{score(found.score.reference)}. The {drop.level:.0%} interval of the drop ends at "
+        f"{score(drop.high)} (limit {report.goals.accuracy_drop:.4g})."
     )
 
 
-def _sensitivities(report: OptimizeReport) -> Iterator[Markup]:
+def _baseline(report: OptimizeReport) -> Measured | None:
+    found = (measured for item, measured in report.measured if item.variant.recipe == BASELINE)
+    return next(found, None)
+
+
+def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured], Cell]]]:
+    """Yield the columns of the table of variants that have a number."""
+    found = [measured for _, measured in report.measured]
+    if not found:
+        return
+    if report.metric is not None:
+        yield report.metric.name, lambda m: (score(m.score.value) if m.score else _NONE, "")
+        yield "drop", _drop
+    if any(each.parity.agreement is not None for each in found):
+        yield "agreement", _agreement
+    yield "centred cosine", lambda m: (score(m.parity.centred_cosine), "")
+    if report.metric is None:
+        yield "relative L2", lambda m: (significant(m.parity.relative_l2), "")
+    if report.timed:
+        yield "1 row, ms", _single_row
+        yield "p95, ms", lambda m: (significant(m.p95_ms), "")
+        yield "rows/s", lambda m: (rate(m.rows_per_second), "")
+    yield "size", lambda m: (size(m.size_bytes), "")
+
+
+def _drop(measured: Measured) -> Cell:
+    if measured.score is None:
+        return _NONE, ""
+    drop = measured.score.drop
+    return signed(drop.value), f"{signed(drop.low)} to {signed(drop.high)}"
+
+
+def _agreement(measured: Measured) -> Cell:
+    share = measured.parity.agreement
+    return (_NONE if share is None else f"{share:.2%}"), ""
+
+
+def _single_row(measured: Measured) -> Cell:
+    batch = measured.latency[0]
+    quartiles = f"{significant(batch.q1_ms)} to {significant(batch.q3_ms)}"
+    return significant(batch.median_ms), quartiles
+
+
+def _variant_row(
+    item: Judged, columns: Sequence[tuple[str, Callable[[Measured], Cell]]]
+) -> VariantRow:
+    found = item.variant.measured
+    if found is None:
+        cells = [(_NONE, "")] * len(columns)
+        return VariantRow(item.variant.recipe, item.verdict, item.reason, cells, [])
+    remarks = []
+    if found.details.settings:
+        settings = found.details.settings.items()
+        remarks.append("; ".join(f"{name}: {value}" for name, value in settings))
+    if found.contaminated_relative_l2 is not None and not found.row_independent:
+        remarks.append("its rows affect each other: never batched")
+    if found.importer:
+        remarks.append(f"TensorRT's importer: {found.importer}")
+    if found.emulated:
+        remarks.append(f"judged by a twin graph on {found.provider}")
+    cells = [cell(found) for _, cell in columns]
+    return VariantRow(item.variant.recipe, item.verdict, item.reason, cells, remarks)
+
+
+def _latency(found: Measured, batches: Sequence[int]) -> list[Cell]:
+    by_size = {batch.batch: batch for batch in found.latency}
+    return [
+        (significant(by_size[size_].median_ms), significant(by_size[size_].p95_ms))
+        if size_ in by_size
+        else (_NONE, "")
+        for size_ in batches
+    ]
+
+
+def _sensitivities(report: OptimizeReport) -> Iterator[Sensitivity]:
     for item, found in report.measured:
         layers = found.details.layers
         if not layers:
             continue
         kept = sum(layer.kept_in_float for layer in layers)
+        were = {0: "None was", 1: "One was"}.get(kept, f"{kept} were")
         note = (
             f"Each of {len(layers)} layers quantized alone, and how far that moves the answers "
-            f"(relative L2 on calibration rows). {_kept(kept)} kept in float."
+            f"(relative L2 on calibration rows). {were} kept in float."
         )
-        more = rest(layers)
-        yield _section(
-            f"Sensitivity: {item.recipe}",
-            note,
-            _figure(layer_bars(item.recipe, layers)),
-            tag("p", more, class_="hint") if more else None,
-        )
+        rest = layers[SHOWN_LAYERS:]
+        hidden = ""
+        if rest:
+            floats = sum(layer.kept_in_float for layer in rest)
+            more = f" ({floats} of them kept in float)" if floats else ""
+            limit = significant(rest[0].distance)
+            hidden = f"… and {len(rest)} more, each at most {limit}{more}."
+        recipe = item.variant.recipe
+        yield Sensitivity(recipe, note, layer_chart(recipe, layers), hidden)
 
 
-def _kept(count: int) -> str:
-    return {0: "None was", 1: "One was"}.get(count, f"{count} were")
-
-
-def _reason(item: VariantRecord) -> Markup:
-    found = item.measured
-    extra: list[Child] = []
-    if found is not None:
-        settings = "; ".join(f"{name}: {value}" for name, value in found.details.settings.items())
-        if settings:
-            extra.append(tag("p", settings, class_="hint"))
-        if found.joined_relative_l2 is not None and not found.row_independent:
-            extra.append(tag("p", "its rows influence each other: never joined", class_="hint"))
-        if found.importer:
-            extra.append(tag("p", f"TensorRT's importer: {found.importer}", class_="hint"))
-        if found.emulated:
-            extra.append(tag("p", f"judged by a twin graph on {found.provider}", class_="hint"))
-    return tag(
-        "article",
-        tag("h3", item.recipe, " ", verdict_pill(item.verdict)),
-        tag("p", item.reason),
-        *extra,
-        class_=item.verdict.value,
-    )
-
-
-def _section(title: str, note: str | None, *content: Child) -> Markup:
-    told = None if note is None else tag("p", note, class_="hint")
-    return tag("section", tag("h2", title), told, *content)
-
-
-def _figure(drawing: Markup) -> Markup:
-    return tag("figure", drawing)
-
-
-def _footer(report: OptimizeReport) -> Markup:
-    timed = (
-        "Latencies are medians on one thread of the machine named above: compare them with each "
-        "other, not with another machine's. "
-    )
-    return tag("footer", timed if report.timed else None, "Written by mlctl optimize.")
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Mapping values to places on a page, and round numbers to label an axis with. Pure."""
+"""Map values to pixels, and choose round values to label an axis with. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 5.0)
-_FEW = 3
+_MIN_TICKS = 3
 
-# Values that span more than this factor are read better on a logarithmic axis.
+# Values that span more than this factor get a logarithmic axis.
 LOG_SPAN = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A round value and how it is written on the axis."""
+    """A round value and its text on the axis."""
 
     value: float
     label: str
@@ -23,7 +23,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps `low`..`high` to `start`..`end` pixels; values outside stay at the edge."""
+    """Maps `low`..`high` to `start`..`end` pixels; values outside are drawn at the edge."""
 
     low: float
     high: float
@@ -37,37 +37,37 @@ class Scale:
         return self.start + (self._unit(value) - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, count: int = 5) -> tuple[Tick, ...]:
-        """About `count` round values within the range."""
+        """Return about `count` round values within the range."""
         if self.log:
             values = _log_values(self.low, self.high, count)
-            if len(values) >= _FEW:
-                return tuple(Tick(value, _written(value, value)) for value in values)
+            if len(values) >= _MIN_TICKS:
+                return tuple(Tick(value, _label(value, value)) for value in values)
         step = _step(self.low, self.high, count)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         multiples = (round(number * step, 12) for number in range(first, last + 1))
-        return tuple(Tick(value, _written(value, step)) for value in multiples)
+        return tuple(Tick(value, _label(value, step)) for value in multiples)
 
     def _unit(self, value: float) -> float:
         return math.log10(value) if self.log else value
 
 
 def fit(values: Iterable[float], start: float, end: float, *, positive: bool = False) -> Scale:
-    """A scale that holds `values` with room around; logarithmic if they span a wide range.
+    """Return a scale with a margin around `values`, logarithmic if they span a wide range.
 
-    `positive` says that the values are sizes or durations, so nothing lies below zero.
+    `positive`: the values are sizes or durations, so nothing lies below zero.
     """
     found = sorted(values)
     low, high = found[0], found[-1]
     if positive and low > 0 and high / low > LOG_SPAN:
-        room = (high / low) ** 0.12
-        return Scale(low / room, high * room, start, end, log=True)
-    room = 0.12 * (high - low) or 0.3 * abs(high) or 1.0
-    return Scale(max(0.0, low - room) if positive else low - room, high + room, start, end)
+        margin = (high / low) ** 0.12
+        return Scale(low / margin, high * margin, start, end, log=True)
+    margin = 0.12 * (high - low) or 0.3 * abs(high) or 1.0
+    return Scale(max(0.0, low - margin) if positive else low - margin, high + margin, start, end)
 
 
-def _written(value: float, step: float) -> str:
-    """`value` with the decimals that tell it from a neighbour `step` away."""
+def _label(value: float, step: float) -> str:
+    """Return `value` with enough decimals to differ from a neighbour `step` away."""
     return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 

@@ -1,6 +1,6 @@
-"""Proving what serving takes for granted: a transform is pure, and its rows do not meet.
+"""Prove what serving relies on: a transform is pure, and its rows are independent.
 
-A function that alters its argument or remembers earlier rows would answer otherwise in
+A function that alters its argument or remembers earlier rows would answer differently in
 production than in the evaluation.
 """
 
@@ -17,38 +17,38 @@ Runner = Callable[[Tensors], dict[str, np.ndarray]]
 
 SAMPLE_ROWS = 7
 
-# As for the model itself, whose rounding depends on how many rows are computed at once.
+# As for the model, whose rounding depends on the batch size.
 _ABSOLUTE = 1e-6
 _RELATIVE = 1e-3
 
 
 def check_pure(step: TransformStep | None, arrays: Tensors) -> None:
-    """TransformError if a function alters its argument, or answers twice in different ways."""
+    """Reject a function that alters its argument or is not deterministic; TransformError."""
     if step is None:
         return
-    given = {name: array.copy() for name, array in arrays.items()}
-    first = {name: array.copy() for name, array in step.call(given).items()}
+    argument = {name: array.copy() for name, array in arrays.items()}
+    first = {name: array.copy() for name, array in step.call(argument).items()}
     for name, array in arrays.items():
-        if not _same(array, given[name]):
+        if not _same(array, argument[name]):
             raise TransformError(f"{step.name} alters its argument {name!r}; let it work on a copy")
     second = step.run(arrays)
     for name, array in first.items():
         if not _same(array, second[name]):
             raise TransformError(
-                f"{step.name} gives another {name!r} for the same rows when it is called again; "
-                "it must use no random numbers, no clock and nothing that it remembers"
+                f"{step.name} returns another {name!r} for the same rows when it is called again; "
+                "it must use no random numbers, no clock and no state"
             )
 
 
 def rows_are_independent(run: Runner, sample: Tensors) -> bool:
-    """Whether run(a ++ b) = run(a) ++ run(b) for the rows of `sample`, each taken alone."""
-    joined = run(sample)
+    """Return whether run(a ++ b) = run(a) ++ run(b) for the rows of `sample`, each alone."""
+    batched = run(sample)
     rows = len(next(iter(sample.values())))
     single = ({name: array[row : row + 1] for name, array in sample.items()} for row in range(rows))
     alone = [run(one) for one in single]
     return all(
         _close(array[row : row + 1], part[name])
-        for name, array in joined.items()
+        for name, array in batched.items()
         for row, part in enumerate(alone)
     )
 

@@ -1,7 +1,7 @@
-"""The files of a user's transform: found, limited, and kept as they were read.
+"""The files of a user's transform: found, limited, and copied when they are read.
 
-The copy is named by its content. What is loaded, measured and put into a bundle is
-always the copy, so an edit in the middle of a run changes nothing.
+The copy is named by its content. Loading, measuring and bundling always use
+the copy, so an edit during a run changes nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FILE_NAME = Path(TRANSFORM_NAME).name
 MAX_BYTES = 64 << 20
 MAX_FILES = 256
 
-_HINT = "docs/transforms.md says what a transform is, with an example."
+_HINT = "docs/transforms.md describes transforms, with an example."
 
 
 def snapshot(path: Path) -> tuple[Path, str]:
-    """A copy of the transform at `path` under the state directory, and its content's sha256.
+    """Copy the transform at `path` to the state directory; return the copy and its sha256.
 
-    INVALID_INPUT if there is none, or if it holds links or more than a bundle should.
+    INVALID_INPUT if it does not exist, contains links, or is too large for a bundle.
     """
     files = _files(path)
     store = state_dir("cache", "transforms")
@@ -46,23 +46,23 @@ def snapshot(path: Path) -> tuple[Path, str]:
 
 
 def content_sha256(root: Path) -> str:
-    """The hex sha256 over the relative names and the contents of all files under `root`."""
+    """Return the hex sha256 over the relative names and contents of all files under `root`."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
     listing = {path.relative_to(root).as_posix(): sha256_file(path) for path in files}
     return hashlib.sha256(canonical_json(listing)).hexdigest()
 
 
 def invalid(message: str, hint: str = _HINT) -> MlctlError:
-    """INVALID_INPUT that is the transform's fault."""
+    """Return INVALID_INPUT about a transform."""
     return MlctlError(ErrorCode.INVALID_INPUT, message, hint)
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """The files that make up the transform at `path`, by their names in it."""
+    """Return the files of the transform at `path` by their relative names."""
     if path.is_file():
         return {FILE_NAME: path}
     if not path.is_dir():
-        raise invalid(f"there is no transform at {path}")
+        raise invalid(f"no transform at {path}")
     files: dict[str, Path] = {}
     size = 0
     for file in _walk(path):
@@ -79,12 +79,12 @@ def _files(path: Path) -> dict[str, Path]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """All files under `folder` but hidden ones and bytecode caches."""
+    """Yield all files under `folder` except hidden ones and bytecode caches."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise invalid(f"{path} is a link or a special file, which no bundle holds")
+            raise invalid(f"{path} is a link or a special file, which a bundle cannot contain")
         if path.is_dir():
             yield from _walk(path)
         else:

@@ -1,8 +1,8 @@
-"""Reading a user's transform: checked, kept as it was read, and copied into the bundle.
+"""Read a user's transform: check it, snapshot it, and copy it into the bundle.
 
-What is read is copied to a snapshot named by its content, and loaded from there. So
-calibration and evaluation run the very files that will serve, and a file that was
-left behind is missed now and not in production.
+The files are copied to a snapshot named by their content, and loaded from there. So
+calibration and evaluation run the files that will serve, and a missing file
+fails now and not in production.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SourceTransform:
-    """A transform as it was read: `root` is its snapshot, `sha256` the hash of all its files.
+    """A transform: `root` is its snapshot, `sha256` the hash of all its files.
 
-    `api_signature` is what clients and evaluation data have, `model_signature` what the
-    model takes and gives. INVALID_INPUT is raised for all that its code does wrong.
+    `api_signature` is that of clients and evaluation data, `model_signature` that of the
+    model. All faults of its code are raised as INVALID_INPUT.
     """
 
     root: Path
@@ -51,21 +51,21 @@ class SourceTransform:
     transform: Transform = field(repr=False)
 
     def preprocess(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """The model's inputs for rows in the API's form, by the functions that will serve."""
+        """Return the model's inputs for rows in the API's form."""
         return _tried(lambda: self._prepare(inputs))
 
     def postprocess(self, outputs: Tensors) -> dict[str, np.ndarray]:
-        """The API's outputs for the model's."""
+        """Return the API's outputs for the model's outputs."""
         return _tried(lambda: self.transform.postprocess(outputs))
 
     def around(self, run: Runner) -> Runner:
-        """The model's `run` as clients see it: from the API's inputs to the API's outputs."""
+        """Wrap the model's `run`: from the API's inputs to the API's outputs."""
         return lambda inputs: self.postprocess(run(self.preprocess(inputs)))
 
     def check_pure(self, inputs: Tensors, run: Runner) -> None:
-        """INVALID_INPUT if a function alters its argument, or answers twice in different ways.
+        """Reject a function that alters its argument or is not deterministic; INVALID_INPUT.
 
-        Tried on the first of the rows `inputs`; `run` is the model, in its own form.
+        Runs on the first of the rows `inputs`; `run` is the model, in its own form.
         """
         sample = self._sample(inputs)
         _tried(lambda: check_pure(self.transform.before, sample))
@@ -74,23 +74,23 @@ class SourceTransform:
             _tried(lambda: check_pure(self.transform.after, outputs))
 
     def is_row_independent(self, inputs: Tensors, run: Runner) -> bool:
-        """Whether f(a ++ b) = f(a) ++ f(b), f being `run` and all that is around it.
+        """Return whether f(a ++ b) = f(a) ++ f(b), f being `run` with the transform around it.
 
-        Asked of the whole, so that one which pads to the longest row is, if the model does
-        not look at the padding.
+        Judged as a whole: a transform that pads to the longest row is independent if the model
+        ignores the padding.
         """
         if not self.api_signature.batched:
             return False
         return rows_are_independent(self.around(run), self._sample(inputs))
 
     def manifest_entry(self) -> manifest.TransformSpec:
-        """What the bundle's manifest says of it."""
+        """Return its entry in the bundle's manifest."""
         return manifest.TransformSpec(model_signature=self.model_signature)
 
     def copy_into(self, bundle: Path) -> None:
-        """Put its files into the folder of a bundle that is not sealed yet.
+        """Copy its files into the folder of a bundle that is not sealed yet.
 
-        FILE_ALTERED if the snapshot is no longer what was read.
+        FILE_ALTERED if the snapshot has changed.
         """
         target = bundle / TRANSFORM_FOLDER
         shutil.copytree(self.root, target, copy_function=shutil.copyfile)
@@ -111,19 +111,19 @@ class SourceTransform:
             return self.transform.preprocess(inputs)
         except MlctlError as error:
             raise invalid(
-                f"preprocess refuses rows of the data: {error.message}",
-                "Leave these rows out. If it should take them, correct it; its arrays are "
-                "read-only, so copy what it writes to.",
+                f"preprocess rejects rows of the data: {error.message}",
+                "Leave these rows out, or correct preprocess to accept them; its arrays are "
+                "read-only, so copy an array before writing to it.",
             ) from error
 
 
 def read_transform(path: Path, model_signature: Signature) -> SourceTransform:
     """Read the file `path`, or the folder `path` with a transform.py and small data files.
 
-    INVALID_INPUT says what is wrong: no such file, a syntax error with its line, an
-    import that fails, no functions, a bad INPUTS or OUTPUTS, a link, too many bytes, a
+    INVALID_INPUT for a missing file, a syntax error (with its line), a failed
+    import, no functions, a bad INPUTS or OUTPUTS, a link, too many bytes, or a
     requirements.txt that is not names with versions. RUNTIME_MISSING if one of those is not
-    installed here: what is measured must be what serves.
+    installed: the measured code must be the code that serves.
     """
     root, sha256 = snapshot(path)
     needs = root / Path(TRANSFORM_REQUIREMENTS).name
@@ -133,7 +133,7 @@ def read_transform(path: Path, model_signature: Signature) -> SourceTransform:
 
 
 def _tried(work: Callable[[], _T]) -> _T:
-    """What user code gives, without what it prints; its faults are the caller's."""
+    """Run user code without its prints, with its faults as INVALID_INPUT."""
     try:
         with quiet():
             return work()
@@ -148,7 +148,7 @@ def _load(root: Path, sha256: str, model: Signature) -> SourceTransform:
 
 
 def _api_signature(module: ModuleType, model: Signature) -> Signature:
-    """The model's signature with the sides that the module declares instead."""
+    """Return the model's signature, replaced by the sides that the module declares."""
     try:
         api = Signature(
             inputs=_declared(module, "INPUTS", model.inputs),
@@ -195,8 +195,7 @@ def _spec(side: str, name: object, value: object) -> TensorSpec:
 
 
 def _datatype(dtype: object) -> Datatype:
-    """A V2 name, a numpy name or a numpy type; ValueError or TypeError if it is none of them."""
+    """Read a V2 name, a numpy name or a numpy type; ValueError or TypeError for anything else."""
     if isinstance(dtype, str):
-        known = Datatype.__members__.get(dtype)
-        return known or Datatype.from_numpy_name(dtype)
+        return Datatype.__members__.get(dtype) or Datatype.from_numpy_name(dtype)
     return Datatype.from_numpy_name(np.dtype(dtype).name)  # type: ignore[call-overload]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bundle.clock import Clock
 from rollout.daemon.shadow.watch import Parties, ShadowComparison
+from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
 from rollout.domain.gates import Action, Gate, HoldReason, Verdict
@@ -35,6 +36,7 @@ from rollout.domain.state_machine import (
     Signal,
     TickObservation,
 )
+from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.samples import SampleFolder
 from rollout.journal import records
@@ -59,11 +61,14 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A daemon's part: its epoch, its settings, and whether the champion's writing is settled."""
+    """A daemon's part: its epoch, its settings, whether the champion's writing is settled, and
+    what the live slot did before the rollout.
+    """
 
     epoch: int
     settings: DeploymentSettings
     champion_settled: Callable[[], bool]
+    record: TrafficRecord = field(default_factory=TrafficRecord)
 
 
 class Controller:
@@ -82,8 +87,14 @@ class Controller:
         self._counting_since: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
         self._observer = TrafficObserver(
-            world.meter, world.edges, rollout.slot, rollout.spec, _comparison(rollout, world)
+            world.meter,
+            world.edges,
+            rollout.slot,
+            rollout.spec,
+            _comparison(rollout, world),
+            watch.record.total,
         )
+        self._record = watch.record
         self._handlers = {
             RolloutPhase.PENDING: self._launch,
             RolloutPhase.WARM: self._warm,
@@ -183,6 +194,8 @@ class Controller:
         """From WARM on; what leaves out the comparison of answers is said in the record."""
         spec = self._rollout.spec
         progress = machine.warmed(self.progress, spec, self._now())
+        evidence = gates.begin(self._record.counts(spec, self._world.edges), spec)
+        progress = replace(progress, evidence=evidence)
         skipped = self._no_shadow
         if spec.shadow_percent and progress.override:
             skipped = "an operator skips the gates"
@@ -201,10 +214,14 @@ class Controller:
         alive = probe is not ProcessState.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
         mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
+        counted_until = self._world.clock.monotonic()
+        seconds = self._settings.tick_seconds
+        if self._counting_since is not None:
+            seconds = max(seconds, counted_until - self._counting_since)
         observation, reference = self._observer.observe(
-            alive=alive, mirrored=mirrored, weight=weight
+            alive=alive, mirrored=mirrored, weight=weight, seconds=seconds
         )
-        self._counting_since = self._world.clock.monotonic()
+        self._counting_since = counted_until
         observation = self._weighed(observation)
         now, spec = self._now(), self._rollout.spec
         judged = observation.window is not None and not machine.warming_up(self.progress, spec, now)
@@ -238,8 +255,8 @@ class Controller:
         if observation.window is None:
             return observation
         spec = self._rollout.spec
-        fair = spec.fair(machine.candidate_weight(self.progress, spec))
-        return replace(observation, window=replace(observation.window, fair=fair))
+        enough = spec.representative(machine.candidate_weight(self.progress, spec))
+        return replace(observation, window=replace(observation.window, representative=enough))
 
     def _pause(self) -> None:
         if self.progress.stage in WATCHED:
@@ -373,7 +390,7 @@ def _why_no_shadow(rollout: Rollout, world: World) -> str:
 
 
 def _comparison(rollout: Rollout, world: World) -> ShadowComparison | None:
-    """What compares the two revisions' answers, where the servers record them."""
+    """What compares the two revisions' answers, where the servers can be told to record them."""
     if world.samples is None or not rollout.spec.shadows:
         return None
     sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}

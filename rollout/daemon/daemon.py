@@ -40,8 +40,9 @@ from rollout.domain.ports import (
     TrafficSplit,
 )
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, check_name
+from rollout.domain.spec import DeploymentSettings, Slot, check_name
 from rollout.domain.state_machine import RolloutPhase
+from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local import logs
 from rollout.drivers.local.launcher import LocalLauncher
 from rollout.drivers.local.processes import TOKEN_VARIABLE
@@ -88,7 +89,9 @@ class Daemon:
             self._world.clock,
             deployment.settings.alias_retry_seconds,
         )
-        self._watch = Watch(self._epoch, deployment.settings, self._champion_settled)
+        self._record = TrafficRecord()
+        self._recorded = ""
+        self._watch = Watch(self._epoch, deployment.settings, self._champion_settled, self._record)
         self._show(settings, stack)
         self._controller: Controller | None = None
         self._proxy_lost = False
@@ -169,10 +172,21 @@ class Daemon:
             self._controller = None
             slot = deployment.slot
             self._world.data_plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
+            self._record_traffic(deployment.live.digest, slot)
             return
+        self._record.pause()
         if self._controller is None or self._controller.rollout.id != active.id:
             self._controller = self._take_up(active)
         self._controller.tick()
+
+    def _record_traffic(self, digest: str, slot: Slot) -> None:
+        """Keep what the live revision's traffic looks like, for the next rollout."""
+        if digest != self._recorded:
+            self._record.forget()
+            self._recorded = digest
+        now = self._world.clock.monotonic()
+        if self._record.due(now):
+            self._record.add(self._world.meter.read().totals[slot], now)
 
     def _take_up(self, active: Rollout) -> Controller:
         controller = Controller(active, self._world, self._journal, self._watch)

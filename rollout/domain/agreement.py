@@ -7,37 +7,29 @@ moved says that somebody should observation, not that the candidate is wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import e_values
+from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.drift import rows_needed
-from rollout.domain.e_values import LimitEvidence
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
-from rollout.domain.verdict import (
-    MIN_BAD_TICKS,
-    NOT_ENOUGH_DATA,
-    Action,
-    Gate,
-    Hits,
-    HoldReason,
-    Verdict,
-    breaks,
-    percent,
-    share,
-)
+from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
 
+MIN_BAD_BLOCKS = 3
 # How much more two variants of one model may differ than what was proved of each explains.
 _SLACK = 0.01
+_NO_PAIRS = ShadowWindow(seconds=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowEvidence:
-    """All pairs of answers so far: their sums, the last drift, the evidence on disagreement."""
+    """All pairs so far: their sums, the last drift, and the requests as trials over time."""
 
-    total: ShadowWindow = field(default_factory=ShadowWindow)
-    limit: LimitEvidence = field(default_factory=LimitEvidence)
+    total: ShadowWindow = _NO_PAIRS
+    trials: Trials = NO_TRIALS
 
     @property
     def hits(self) -> Hits:
@@ -72,13 +64,32 @@ def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
 
 
 def fold(evidence: ShadowEvidence, window: ShadowWindow, spec: RolloutSpec) -> ShadowEvidence:
-    """Add the pairs of one tick."""
-    evidence = replace(evidence, total=_plus(evidence.total, window))
-    limit = spec.max_disagreement
-    if limit is None or not window.requests:
-        return evidence
-    hits = (window.disagreed, window.requests)
-    return replace(evidence, limit=evidence.limit.fold(hits, limit))
+    """Add one tick's pairs."""
+    total = _plus(evidence.total, window)
+    if not window.requests:
+        return replace(evidence, total=total)
+    trials = evidence.trials.add(
+        window.disagreed,
+        window.requests,
+        window.seconds,
+        burst=spec.burst_seconds,
+        limit=1.0 if spec.max_disagreement is None else spec.max_disagreement,
+    )
+    return ShadowEvidence(total, trials)
+
+
+def log_harm(evidence: ShadowEvidence, limit: float) -> float:
+    """Return the logarithm of the e-value against "at most `limit` of the requests disagree"."""
+    trials = evidence.trials
+    logs = e_values.above((trials.hits, trials.n), limit)
+    return e_values.log_mean(logs, trials.design_effect)
+
+
+def log_proof(evidence: ShadowEvidence, limit: float) -> float:
+    """Return the logarithm of the e-value against "at least `limit` of the requests disagree"."""
+    trials = evidence.trials
+    logs = e_values.below((trials.hits, trials.n), limit)
+    return e_values.log_mean(logs, trials.design_effect)
 
 
 def broken(evidence: ShadowEvidence) -> Verdict | None:
@@ -94,56 +105,57 @@ def broken(evidence: ShadowEvidence) -> Verdict | None:
 
 
 def disagrees(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
-    """ROLLBACK for what the e-process has shown, if it was seen in several ticks."""
-    if evidence.limit.bad_ticks < MIN_BAD_TICKS or spec.max_disagreement is None:
+    """Return ROLLBACK if more than the limit disagree, in several blocks of time; else None."""
+    limit = spec.max_disagreement
+    if limit is None or evidence.trials.bad_blocks < MIN_BAD_BLOCKS:
         return None
-    return _verdict(Action.ROLLBACK, evidence, spec.max_disagreement, "")
+    if not breaks(evidence.hits, limit):
+        return None
+    return _verdict(Action.ROLLBACK, evidence, limit, "")
 
 
 def doubtful(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
     """HOLD while disagreement or drift lies beyond its limit, proved or not; else None."""
     limit, total = spec.max_disagreement, evidence.total
     if limit is not None and breaks(evidence.hits, limit):
-        return _verdict(Action.HOLD, evidence, limit, f": {NOT_ENOUGH_DATA}")
+        return _verdict(Action.HOLD, evidence, limit, "; more requests will decide")
     if total.psi is not None and total.psi > spec.max_psi:
         why = (
-            f"the outputs drift from the live revision's: PSI {total.psi:.3f} over "
-            f"{total.psi_rows} rows (limit {spec.max_psi:g})"
+            f"the outputs are distributed otherwise than the live revision's: PSI "
+            f"{total.psi:.3f} over {total.psi_rows} rows, at most {spec.max_psi:g} goes on"
         )
         return Verdict(Action.HOLD, Gate.DRIFT, why, total.psi, spec.max_psi, total.psi_rows)
     return None
 
 
-def unproved(evidence: ShadowEvidence, spec: RolloutSpec, threshold: float) -> Verdict | None:
-    """HOLD until enough pairs were seen and, with a limit, agreement is shown; else None.
-
-    `threshold` is the logarithm that the proof has to reach.
-    """
+def unproved(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
+    """Return HOLD until enough pairs were seen and, with a limit, agreement is shown; else None."""
     total, needed = evidence.total, spec.shadow_requests
     if total.requests < needed:
-        why = f"{total.requests} requests compared on both revisions ({needed} needed)"
+        why = f"{total.requests} requests were answered by both revisions, {needed} are needed"
         return Verdict(Action.HOLD, HoldReason.DATA, why, total.requests, needed, total.requests)
     if total.psi is None:
         needed = rows_needed(spec.max_psi)
-        why = f"{total.rows} rows compared ({needed} needed to judge drift)"
+        why = f"{total.rows} compared rows, drift is told from {needed} on"
         return Verdict(Action.HOLD, HoldReason.DATA, why, total.rows, needed, total.requests)
     limit = spec.max_disagreement
-    if limit is None or e_values.log_mean(evidence.limit.below) >= threshold:
+    if limit is None or log_proof(evidence, limit) >= math.log(1.0 / spec.alpha):
         return None
     why = (
-        f"{percent(share(evidence.hits))} of {total.requests} compared requests disagree: more "
-        f"requests must show that the share is below {percent(limit)}"
+        f"{total.disagreed:.4g} disagreements in {total.requests} requests do not yet prove a "
+        f"share below {limit:g}"
     )
     return Verdict(Action.HOLD, HoldReason.PROOF, why, share(evidence.hits), limit, total.requests)
 
 
 def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -> Verdict:
-    total = evidence.total
+    total, disagreed = evidence.total, share(evidence.hits)
     why = (
-        f"{percent(share(evidence.hits))} of {total.requests} compared requests disagree with the "
-        f"live revision, {total.differed} of {total.rows} rows (limit {percent(limit)}){end}"
+        f"{100.0 * disagreed:.2f} % of {total.requests} compared requests ({total.differed} of "
+        f"{total.rows} rows) are answered otherwise than by the live revision "
+        f"(limit {100.0 * limit:.4g} %){end}"
     )
-    return Verdict(action, Gate.DISAGREEMENT, why, share(evidence.hits), limit, total.requests)
+    return Verdict(action, Gate.DISAGREEMENT, why, disagreed, limit, total.requests)
 
 
 def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
@@ -157,4 +169,5 @@ def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
         lost=total.lost + window.lost,
         psi=window.psi,
         psi_rows=window.psi_rows,
+        seconds=total.seconds,
     )

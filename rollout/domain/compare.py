@@ -1,7 +1,7 @@
 """Two answers to one row: whether they agree, how far apart they are, what they are like. Pure.
 
-A vector of scores agrees when its greatest entry is in the same place, labels (integers, truth
-values, text) when they are equal, other numbers when they lie within a share of their size.
+Class scores agree when the same class is highest, labels (integers, truth values, text) when
+they are equal, other numbers when they lie within a share of their size.
 """
 
 from __future__ import annotations
@@ -11,13 +11,51 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bundle.output_kinds import OutputKind, output_kind
 from rollout.domain.drift import Value
 
 _FAR = 1e9  # a greater distance says no more
+_KIND_ROWS = 64  # rows from which the kind of an output is told
 
 # One row's outputs by name. A scalar has no dimension, a vector one; further ones are flattened
 # behind leading ones, so that they are not taken for scores.
 Answer = Mapping[str, np.ndarray]
+
+
+class LiveOutputs:
+    """What the live revision's outputs are like: their usual size, and whether they are scores."""
+
+    def __init__(self) -> None:
+        self._norms: dict[str, tuple[float, int]] = {}
+        self._vectors: dict[str, list[np.ndarray]] = {}
+        self._scores: dict[str, bool] = {}
+
+    def add(self, answer: Answer) -> None:
+        """Learn from one live row."""
+        for name, value in answer.items():
+            if (size := norm(value)) is None:
+                continue
+            total, count = self._norms.get(name, (0.0, 0))
+            self._norms[name] = (total + size, count + 1)
+            vectors = self._vectors.setdefault(name, [])
+            alike = not vectors or vectors[0].shape == value.shape
+            if value.ndim == 1 and value.size > 1 and alike and len(vectors) < _KIND_ROWS:
+                vectors.append(value)
+                self._scores.pop(name, None)
+
+    def size(self, name: str) -> float:
+        """Return the mean norm of an output, for answers close to zero; 0 if it is unknown."""
+        total, count = self._norms.get(name, (0.0, 0))
+        return total / count if count else 0.0
+
+    def are_scores(self, name: str, value: np.ndarray) -> bool:
+        """Return whether the output `name`, of which `value` is a row, holds class scores."""
+        if value.ndim != 1 or value.size < 2:
+            return False
+        if name not in self._scores:
+            rows = np.stack(self._vectors.get(name) or [value])
+            self._scores[name] = output_kind(name, rows) is OutputKind.CLASS_SCORES
+        return self._scores[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +67,11 @@ class Compared:
     distance: float = 0.0
 
 
-def compare(
-    live: Answer, candidate: Answer, tolerance: float, sizes: Mapping[str, float]
-) -> Compared:
-    """Compare all of live's outputs: callers know no others of the candidate.
-
-    `sizes` are the usual norms of live's, for answers close to zero.
-    """
+def compare(live: Answer, candidate: Answer, tolerance: float, outputs: LiveOutputs) -> Compared:
+    """Compare all of live's outputs: callers know no others of the candidate."""
     if not set(live) <= set(candidate):
         return Compared(agrees=False, distance=1.0)
-    parts = [
-        _compare(live[name], candidate[name], tolerance, sizes.get(name, 0.0)) for name in live
-    ]
+    parts = [_compare(name, live[name], candidate[name], tolerance, outputs) for name in live]
     return Compared(
         all(part.agrees for part in parts),
         any(part.non_finite for part in parts),
@@ -55,7 +86,7 @@ def norm(answer: np.ndarray) -> float | None:
     return float(np.linalg.norm(answer.astype(np.float64).ravel()))
 
 
-def statistics(answer: Answer) -> Iterator[tuple[str, Value]]:
+def statistics(answer: Answer, outputs: LiveOutputs) -> Iterator[tuple[str, Value]]:
     """What the distribution of the answers is judged by, by name: classes, labels, means."""
     for name, value in answer.items():
         if not value.size:
@@ -64,13 +95,19 @@ def statistics(answer: Answer) -> Iterator[tuple[str, Value]]:
             yield name, str(value.ravel()[0])
         elif not np.isfinite(value).all():
             yield name, "not finite"
-        elif _is_scores(value):  # their scale is the model's own affair
+        elif outputs.are_scores(name, value):  # their scale says nothing
             yield name, str(int(value.argmax()))
         else:
             yield name, float(value.mean())
 
 
-def _compare(live: np.ndarray, candidate: np.ndarray, tolerance: float, size: float) -> Compared:
+def _compare(
+    name: str,
+    live: np.ndarray,
+    candidate: np.ndarray,
+    tolerance: float,
+    outputs: LiveOutputs,
+) -> Compared:
     if live.shape != candidate.shape:
         return Compared(agrees=False, distance=1.0)
     if not (_is_number(live) and _is_number(candidate)):
@@ -81,9 +118,10 @@ def _compare(live: np.ndarray, candidate: np.ndarray, tolerance: float, size: fl
     if not answered.all():
         same = bool((known == answered).all())
         return Compared(same, non_finite=bool((known & ~answered).any()))
-    scale = max(float(np.linalg.norm(theirs[known])), size, float(np.finfo(np.float64).tiny))
+    usual = outputs.size(name)
+    scale = max(float(np.linalg.norm(theirs[known])), usual, float(np.finfo(np.float64).tiny))
     distance = min(float(np.linalg.norm((ours - theirs)[known])) / scale, _FAR)
-    if _is_scores(live):
+    if outputs.are_scores(name, live):
         agrees = bool(known.all() and ours.argmax() == theirs.argmax())
     else:
         agrees = bool(known.all() and distance <= tolerance)
@@ -92,7 +130,3 @@ def _compare(live: np.ndarray, candidate: np.ndarray, tolerance: float, size: fl
 
 def _is_number(value: np.ndarray) -> bool:
     return value.dtype.kind == "f"
-
-
-def _is_scores(value: np.ndarray) -> bool:
-    return value.ndim == 1 and value.size > 1

@@ -155,15 +155,16 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Both slots in one tick.
+    """Both slots in one tick of `seconds`.
 
-    `fair` says that the candidate had enough of the traffic for its latencies to prove
+    `representative` says that the candidate had enough of the traffic for its latencies to prove
     something: batches at a small share are emptier than they will be.
     """
 
     candidate: Counts = field(default_factory=Counts)
     live: Counts = field(default_factory=Counts)
-    fair: bool = True
+    representative: bool = True
+    seconds: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,200 +1,240 @@
-"""Gates as data, and all ticks of a rollout folded into evidence for them. Pure.
+"""All ticks of a rollout folded into evidence. Pure.
 
-`GATES` is the only list of gates on traffic counters: a new gate is one entry. Harm is tested tick
-by tick and proof request by request (see `e_values`). Folding the recorded ticks again gives
-exactly the same evidence.
+Folding the recorded ticks into the evidence that a rollout began with rebuilds it exactly.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from rollout.domain import agreement, e_values
 from rollout.domain.agreement import ShadowEvidence
+from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.counts import Counts, Window
-from rollout.domain.e_values import LimitEvidence, Logs
+from rollout.domain.e_values import NO_EVIDENCE, Logs
+from rollout.domain.gate_table import GATES, GateRule
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Gate, Hits, share
 
-# p99 <= L is the same statement as P(latency > L) <= 1 %, p50 <= L as P(latency > L) <= 50 %.
-SLOW_SHARE = 0.01
-LATE_SHARE = 0.5
 _NOISE = 2.0  # standard errors
-_MAX_LIMIT = 0.99  # a limit of 1 cannot be exceeded, so it cannot be bet against
-
-
-class Reference(StrEnum):
-    """What a gate compares the candidate's share with."""
-
-    LIMIT = "limit"
-    LIVE = "live"
+HIGHEST_LIMIT = 0.99  # a limit of 1 could not be exceeded
 
 
 @dataclass(frozen=True, slots=True)
-class GateRule:
-    """One gate on the candidate's counters.
+class Streak:
+    """Ticks on end in which a gross fault was seen: their seconds, and both slots' sums."""
+
+    seconds: float = 0.0
+    ours: Hits = (0, 0)
+    theirs: Hits = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GateTrials:
+    """What one gate has counted.
 
     Attributes:
-        hits: bad requests of all requests that the gate counts.
-        reference: an absolute limit, or the live revision.
-        limit: the largest share (LIMIT), or how much more than live's share is tolerated (LIVE);
-            None if the spec turns the gate off.
-        words: what the bad requests did, to follow "0.40 % of 753 requests".
-        any_weight_proves: a small share of the traffic can prove it. Not so for latency, because
-            batches and queues are emptier there (`RolloutSpec.fair`).
-        history: without live traffic in a tick (in the bake), compare with live's earlier ticks.
-        seed: distinguishes the random draws of the gates that compare with live.
+        ours: the candidate's trials; under sticky routing those of both slots.
+        step: the same since the last step began: a fault that comes with the load is not
+            outweighed by what was good before.
+        theirs: the live slot's, those before the rollout included.
+        before: the live slot's, those before the rollout alone.
+        representative: the candidate's hits at a representative share of the traffic.
+        worse, step_worse: the evidence that the candidate is worse than the live slot, of all and
+            since the last step began, not yet divided by the design effect.
+        streak: the gross fault that goes on now.
     """
 
-    hits: Callable[[Counts], tuple[int, int]]
-    reference: Reference
-    limit: Callable[[RolloutSpec], float | None]
-    words: Callable[[RolloutSpec], str]
-    any_weight_proves: bool = True
-    history: bool = True
-    seed: int = 0
+    ours: Trials = NO_TRIALS
+    step: Trials = NO_TRIALS
+    theirs: Trials = NO_TRIALS
+    before: Trials = NO_TRIALS
+    representative: Hits = (0, 0)
+    worse: Logs = NO_EVIDENCE
+    step_worse: Logs = NO_EVIDENCE
+    streak: Streak = field(default_factory=Streak)
 
+    @property
+    def design_effect(self) -> float:
+        """How many requests count as one: the candidate's figure, or the live slot's if larger."""
+        return max(self.ours.design_effect, self.theirs.design_effect)
 
-GATES: Mapping[Gate, GateRule] = {
-    Gate.ERRORS_VS_LIMIT: GateRule(
-        hits=lambda counts: (counts.errors, counts.requests),
-        reference=Reference.LIMIT,
-        limit=lambda spec: spec.max_error_rate,
-        words=lambda _spec: "failed",
-    ),
-    Gate.LATENCY_VS_LIMIT: GateRule(
-        hits=lambda counts: (counts.slow, counts.timed),
-        reference=Reference.LIMIT,
-        limit=lambda spec: None if spec.max_p99_ms is None else SLOW_SHARE,
-        words=lambda spec: f"took longer than the p99 limit of {spec.max_p99_ms:g} ms",
-        any_weight_proves=False,
-    ),
-    Gate.MEDIAN_VS_LIMIT: GateRule(
-        hits=lambda counts: (counts.late, counts.timed),
-        reference=Reference.LIMIT,
-        limit=lambda spec: None if spec.max_p50_ms is None else LATE_SHARE,
-        words=lambda spec: f"took longer than the median limit of {spec.max_p50_ms:g} ms",
-        any_weight_proves=False,
-    ),
-    Gate.ERRORS_VS_LIVE: GateRule(
-        # Client timeouts alone affect both revisions equally.
-        hits=lambda counts: (counts.errors + counts.abandoned, counts.total),
-        reference=Reference.LIVE,
-        limit=lambda spec: spec.margin * spec.max_error_rate,
-        words=lambda _spec: "failed or were abandoned by their clients",
-    ),
-    Gate.CLIENT_ERRORS_VS_LIVE: GateRule(
-        hits=lambda counts: (counts.client_errors, counts.requests),
-        reference=Reference.LIVE,
-        limit=lambda spec: spec.margin * spec.max_error_rate,
-        words=lambda _spec: "were rejected as client errors",
-        seed=2,
-    ),
-    Gate.LATENCY_VS_LIVE: GateRule(
-        hits=lambda counts: (counts.tail, counts.timed),
-        reference=Reference.LIVE,
-        limit=lambda _spec: 0.0,
-        words=lambda spec: f"exceeded the live revision's p99 by more than {spec.margin:.0%}",
-        history=False,
-        seed=1,
-    ),
-}
-
-
-def active_gates(spec: RolloutSpec, reference: Reference) -> Iterator[tuple[Gate, GateRule, float]]:
-    """Yield the gates with this reference that `spec` has, with their limits."""
-    for gate, rule in GATES.items():
-        limit = rule.limit(spec)
-        if rule.reference is reference and limit is not None:
-            yield gate, rule, limit
+    def log_harm(self, rule: GateRule, limit: float) -> float:
+        """Return the logarithm of the e-value of harm: of all ticks' and this step's mean."""
+        logs: tuple[Logs, ...] = (self.worse, self.step_worse)
+        if not rule.versus_live:
+            scopes = (self.ours, self.step)
+            logs = tuple(e_values.above((each.hits, each.n), limit) for each in scopes)
+        effect = self.design_effect
+        return e_values.log_mean(tuple(e_values.log_mean(each, effect) for each in logs))
 
 
 @dataclass(frozen=True, slots=True)
 class GateEvidence:
-    """All ticks so far; `shadow` is the evidence from pairs of answers."""
+    """All ticks so far: sums over both slots, what each gate counted, the compared answers.
 
-    seed: int = 0
+    `representative_seconds` is how long the candidate had a representative share of the traffic.
+    """
+
     ticks: int = 0
     candidate: Counts = field(default_factory=Counts)
     live: Counts = field(default_factory=Counts)
-    limits: Mapping[Gate, LimitEvidence] = field(default_factory=dict)
-    against_live: Mapping[Gate, Logs] = field(default_factory=dict)
+    trials: Mapping[Gate, GateTrials] = field(default_factory=dict)
+    representative_seconds: float = 0.0
     shadow: ShadowEvidence = field(default_factory=ShadowEvidence)
 
-    def on_limit(self, gate: Gate) -> LimitEvidence:
-        """Return the evidence on an absolute limit."""
-        return self.limits.get(gate, LimitEvidence())
+    def of(self, gate: Gate) -> GateTrials:
+        """What `gate` has counted; nothing before the first tick."""
+        return self.trials.get(gate, GateTrials())
 
     def log_values(self, spec: RolloutSpec) -> dict[Gate, float]:
         """Return the logarithm of each rollback gate's e-value."""
-        none = e_values.start(len(e_values.SHARE_STAKES))
-        logs = {gate: self.on_limit(gate).above for gate, *_ in active_gates(spec, Reference.LIMIT)}
-        for gate, *_ in active_gates(spec, Reference.LIVE):
-            logs[gate] = self.against_live.get(gate, none)
+        values = {}
+        for gate, rule in GATES.items():
+            limit = rule.limit(spec)
+            if limit is not None:
+                values[gate] = self.of(gate).log_harm(rule, limit)
         if spec.shadows and spec.max_disagreement is not None:
-            logs[Gate.DISAGREEMENT] = self.shadow.limit.above
-        return {gate: e_values.log_mean(each) for gate, each in logs.items()}
+            values[Gate.DISAGREEMENT] = agreement.log_harm(self.shadow, spec.max_disagreement)
+        return values
 
     def proof_values(self, spec: RolloutSpec) -> dict[Gate, float]:
-        """Return the logarithm of the e-value that shows each limit to be kept."""
-        logs = {gate: self.on_limit(gate).below for gate, *_ in active_gates(spec, Reference.LIMIT)}
+        """Return the logarithm of the e-value with which each limit is shown to be kept."""
+        values = {
+            gate: self.log_proof(gate, rule, limit)
+            for gate, rule in GATES.items()
+            if not rule.versus_live and (limit := rule.limit(spec)) is not None
+        }
         if spec.shadows and spec.max_disagreement is not None:
-            logs[Gate.DISAGREEMENT] = self.shadow.limit.below
-        return {gate: e_values.log_mean(each) for gate, each in logs.items()}
+            values[Gate.DISAGREEMENT] = agreement.log_proof(self.shadow, spec.max_disagreement)
+        return values
+
+    def log_proof(self, gate: Gate, rule: GateRule, limit: float, *, bursts: bool = True) -> float:
+        """Return the logarithm of the e-value of one limit's proof.
+
+        Without `bursts` each request counts for itself.
+        """
+        counted = self.of(gate)
+        design_effect = counted.design_effect if bursts else 1.0
+        return e_values.log_mean(e_values.below(self.proof_hits(gate, rule), limit), design_effect)
+
+    def proof_hits(self, gate: Gate, rule: GateRule) -> Hits:
+        """Return the hits that can prove the gate's limit."""
+        counted = self.of(gate)
+        return (
+            counted.representative if rule.representative else (counted.ours.hits, counted.ours.n)
+        )
+
+
+def begin(record: Iterable[tuple[Counts, float]], spec: RolloutSpec) -> GateEvidence:
+    """Return the evidence of a rollout that begins after `record`: the live slot's counts so far.
+
+    Each entry has the length of its time in seconds. The record shows how the service's requests
+    depend on each other, and what is usual in the bake, when the live slot has no requests.
+    """
+    before = dict.fromkeys(GATES, NO_TRIALS)
+    for counts, seconds in record:
+        for gate, rule in GATES.items():
+            hits, n = rule.hits(counts)
+            before[gate] = before[gate].add(
+                hits, n, seconds, burst=spec.burst_seconds, limit=HIGHEST_LIMIT
+            )
+    if not any(each.n for each in before.values()):
+        return GateEvidence()
+    return GateEvidence(
+        trials={gate: GateTrials(theirs=each, before=each) for gate, each in before.items()}
+    )
+
+
+def next_step(evidence: GateEvidence) -> GateEvidence:
+    """Begin a step: what was good before does not speak for the candidate under more load."""
+    return replace(
+        evidence,
+        trials={
+            gate: replace(each, step=NO_TRIALS, step_worse=NO_EVIDENCE, streak=Streak())
+            for gate, each in evidence.trials.items()
+        },
+    )
 
 
 def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
     """Add one tick. A tick without candidate requests changes nothing."""
-    ours = window.candidate
-    if ours.total == 0:
+    if window.candidate.total == 0:
         return evidence
-    limits = {
-        gate: evidence.on_limit(gate).fold(
-            rule.hits(ours), limit, proves=window.fair or rule.any_weight_proves
-        )
-        for gate, rule, limit in active_gates(spec, Reference.LIMIT)
-    }
-    against_live = {
-        gate: _against_live(evidence, gate, window, spec)
-        for gate, *_ in active_gates(spec, Reference.LIVE)
-    }
     return replace(
         evidence,
         ticks=evidence.ticks + 1,
-        candidate=evidence.candidate.plus(ours),
+        candidate=evidence.candidate.plus(window.candidate),
         live=evidence.live.plus(window.live),
-        limits=limits,
-        against_live=against_live,
+        trials={
+            gate: _fold_gate(evidence.of(gate), rule, window, spec) for gate, rule in GATES.items()
+        },
+        representative_seconds=evidence.representative_seconds
+        + (window.seconds if window.representative else 0.0),
     )
 
 
 def fold_shadow(evidence: GateEvidence, shadow: ShadowWindow, spec: RolloutSpec) -> GateEvidence:
-    """Add the pairs of answers of one tick."""
+    """Add one tick's pairs of answers."""
     return replace(evidence, shadow=agreement.fold(evidence.shadow, shadow, spec))
 
 
-def baseline_limit(theirs: Hits, n: int, spec: RolloutSpec) -> float:
-    """Return the share up to which `n` requests are consistent with live's: its own share, the
-    permitted error rate, and two standard errors.
+def usual(counted: GateTrials, requests: int, slack: float) -> float:
+    """Return the share up to which `requests` requests are still like the live slot's.
+
+    Its own share, the slack, and two standard errors of the difference.
     """
-    rate = share(theirs)
-    noise = _NOISE * math.sqrt(rate * (1.0 - rate) / n) if n else 0.0
-    return min(rate + spec.max_error_rate + noise, _MAX_LIMIT)
+    live = counted.theirs
+    noise = _NOISE * live.noise(requests, counted.design_effect)
+    return min(live.share + slack + noise, HIGHEST_LIMIT)
 
 
-def _against_live(evidence: GateEvidence, gate: Gate, window: Window, spec: RolloutSpec) -> Logs:
-    """Fold one tick's comparison: with live in the same tick, else with live's earlier ticks."""
-    rule = GATES[gate]
-    start = e_values.start(len(e_values.SHARE_STAKES))
-    logs = evidence.against_live.get(gate, start)
-    ours, theirs, before = map(rule.hits, (window.candidate, window.live, evidence.live))
-    if theirs[1] or not rule.history:
-        seed = (evidence.seed, evidence.ticks, rule.seed)
-        return e_values.sign_step(logs, e_values.thinned_sign(ours, theirs, seed))
-    if not before[1]:
-        return logs
-    return e_values.share_step(logs, *ours, baseline_limit(before, before[1], spec))
+def _fold_gate(
+    counted: GateTrials, rule: GateRule, window: Window, spec: RolloutSpec
+) -> GateTrials:
+    ours, theirs = rule.hits(window.candidate), rule.hits(window.live)
+    limit = rule.limit(spec)
+    streak = _streak(counted.streak, rule, ours, theirs, window.seconds)
+    if rule.versus_live and spec.sticky:
+        # Each client keeps its slot, so the slots' clients differ. Compared is the whole traffic,
+        # now and before the rollout.
+        ours, theirs = (ours[0] + theirs[0], ours[1] + theirs[1]), (0, 0)
+        counted = replace(counted, theirs=counted.before)
+    allowed, tick = HIGHEST_LIMIT if limit is None else limit, NO_EVIDENCE
+    if rule.versus_live:
+        tick = _worse(ours, theirs, counted, usual(counted, counted.theirs.n, allowed))
+        allowed = counted.theirs.share + spec.margin * allowed
+    burst, (hits, n) = spec.burst_seconds, counted.representative
+    return GateTrials(
+        ours=counted.ours.add(*ours, window.seconds, burst=burst, limit=allowed),
+        step=counted.step.add(*ours, window.seconds, burst=burst, limit=allowed),
+        theirs=counted.theirs.add(*theirs, window.seconds, burst=burst, limit=allowed),
+        before=counted.before,
+        representative=(hits + ours[0], n + ours[1]) if window.representative else (hits, n),
+        worse=e_values.add(counted.worse, tick),
+        step_worse=e_values.add(counted.step_worse, tick),
+        streak=streak,
+    )
+
+
+def _worse(ours: Hits, theirs: Hits, counted: GateTrials, allowed: float) -> Logs:
+    """Compare one tick with the live slot's, or in the bake with what it did before."""
+    if not ours[1]:
+        return NO_EVIDENCE
+    if theirs[1]:
+        return e_values.higher(ours, theirs)
+    return e_values.above(ours, allowed) if counted.theirs.n else NO_EVIDENCE
+
+
+def _streak(streak: Streak, rule: GateRule, ours: Hits, theirs: Hits, seconds: float) -> Streak:
+    if rule.gross is None or not ours[1]:
+        return streak
+    if share(ours) < rule.gross.share / 2.0:
+        return Streak()
+    return Streak(
+        streak.seconds + seconds,
+        (streak.ours[0] + ours[0], streak.ours[1] + ours[1]),
+        (streak.theirs[0] + theirs[0], streak.theirs[1] + theirs[1]),
+    )

@@ -1,9 +1,11 @@
 """The verdict on a candidate: pure functions of the evidence.
 
-Rollback needs the mean of all e-values at 1/alpha, so a good candidate is rolled back with
-probability at most alpha over the whole rollout, however often it is evaluated (ticks are taken as
-exchangeable while the candidate is good). The final step needs evidence that every limit is kept.
-Missing data never passes a gate.
+- Rollback at once for a gross fault, or for NaN where the live revision answers a number.
+- Rollback for lasting harm: the mean of all gates' e-values and that of one gate reach 1/alpha,
+  with bursts counted as one event; that gate's share over all requests is beyond its limit; and
+  at least three blocks of time were.
+- Suspicion holds: a share beyond its limit, though too little to decide, stops every step.
+- The promotion needs the proof that each limit is kept. No data is never a proof.
 """
 
 from __future__ import annotations
@@ -13,148 +15,198 @@ import math
 from rollout.domain import agreement, e_values
 from rollout.domain.counts import Counts
 from rollout.domain.evidence import (
-    GATES,
+    HIGHEST_LIMIT,
     GateEvidence,
-    GateRule,
-    Reference,
-    active_gates,
-    baseline_limit,
+    begin,
     fold,
     fold_shadow,
+    next_step,
+    usual,
 )
+from rollout.domain.gate_table import GATES, LATE_SHARE, SLOW_SHARE, GateRule
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import (
-    MIN_BAD_TICKS,
-    NOT_ENOUGH_DATA,
-    Action,
-    Gate,
-    Hits,
-    HoldReason,
-    Verdict,
-    breaks,
-    counted,
-    percent,
-    share,
-)
+from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
 
 __all__ = [
-    "MIN_BAD_TICKS",
+    "LATE_SHARE",
+    "SLOW_SHARE",
     "Action",
     "Gate",
     "GateEvidence",
     "HoldReason",
     "Verdict",
+    "begin",
     "breaks",
     "doubtful",
+    "excluded_period",
     "fold",
     "fold_shadow",
     "harm",
     "judge_shadow",
+    "next_step",
     "tick_breaks_limit",
     "unproved",
 ]
 
+MIN_BAD_BLOCKS = 3
 MIN_TICKS = 3
 MAX_UNHEALTHY_TICKS = 3
+# What comes at random every T seconds is seen in 3 T with a probability of 95 % (rule of three).
+_PERIODS_TO_SEE = 3.0
+# Independent requests at their usual share reach this with a chance of 1e-4 per streak.
+_GROSS_EVIDENCE = math.log(1e4)
 
 
 def harm(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """Return ROLLBACK by the strongest gate that is beyond its threshold and margin, or None."""
-    if (verdict := agreement.broken(evidence.shadow)) is not None:
-        return verdict
+    """Return ROLLBACK with the strongest gate that fires, or None."""
+    found = agreement.broken(evidence.shadow) or _gross(evidence, spec)
+    if found is not None:
+        return found
     threshold = math.log(1.0 / spec.alpha)
     values = evidence.log_values(spec)
     if e_values.log_mean(tuple(values.values())) < threshold:
         return None
     for gate, value in sorted(values.items(), key=lambda item: -item[1]):
-        verdict = _rollback(gate, evidence, spec)
-        if value >= threshold and verdict is not None:
+        if value < threshold:
+            return None
+        if gate is Gate.DISAGREEMENT:
+            verdict = agreement.disagrees(evidence.shadow, spec)
+        else:
+            verdict = _lasting(gate, GATES[gate], evidence, spec)
+        if verdict is not None:
             return verdict
     return None
 
 
-def unproved(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """Return HOLD for the first limit that is not yet shown to be kept, or None when all are."""
+def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
+    """Return HOLD while a share is beyond its limit, though too little to prove harm; else None.
+
+    A candidate that ticks bad gets no more traffic before more requests have decided.
+    """
+    for gate, rule in GATES.items():
+        counted, limit = evidence.of(gate), rule.limit(spec)
+        if limit is None or (rule.versus_live and not counted.theirs.n):
+            continue
+        for trials in (counted.ours, counted.step):
+            hits = (trials.hits, trials.n)
+            allowed = usual(counted, trials.n, limit) if rule.versus_live else limit
+            if breaks(hits, allowed):
+                why = f"{_compared(rule, hits, evidence, gate, spec)}; more requests will decide"
+                return Verdict(Action.HOLD, gate, why, share(hits), allowed, int(hits[1]))
+    return None
+
+
+def unproved(evidence: GateEvidence, spec: RolloutSpec, *, bursts: bool = True) -> Verdict | None:
+    """Return HOLD with the first limit that is not yet shown to be kept, or None when all are.
+
+    With `bursts` the requests of a burst count as one, as the promotion demands; without, each
+    request counts.
+    """
     threshold = math.log(1.0 / spec.alpha)
-    for gate, rule, limit in active_gates(spec, Reference.LIMIT):
-        if e_values.log_mean(evidence.on_limit(gate).below) < threshold:
-            hits = rule.hits(evidence.candidate)
-            seen = counted(hits, rule.words(spec))
-            why = f"{seen}: more requests must show that the share is below {percent(limit)}"
-            return Verdict(Action.HOLD, HoldReason.PROOF, why, share(hits), limit, hits[1])
+    for gate, rule in GATES.items():
+        limit = rule.limit(spec)
+        if rule.versus_live or limit is None:
+            continue
+        if evidence.log_proof(gate, rule, limit, bursts=bursts) < threshold:
+            hits = evidence.proof_hits(gate, rule)
+            why = f"{rule.sentence(hits, spec)}: too few to show that {limit:.4g} is kept"
+            effect = evidence.of(gate).design_effect
+            if bursts and effect >= 2.0:
+                why += f"; they come in bursts, in which {effect:.0f} requests count as one"
+            return Verdict(Action.HOLD, HoldReason.PROOF, why, share(hits), limit, int(hits[1]))
     return None
 
 
 def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """Return HOLD until the answers to copied requests are shown to agree with live's, or None.
+    """Return HOLD until the answers to copied requests are shown to be as live's, or None.
 
-    The copies' own errors and latencies are part of the evidence.
+    The copies' own errors and latencies are in the evidence as well.
     """
     return (
         doubtful(evidence, spec)
         or agreement.doubtful(evidence.shadow, spec)
-        or agreement.unproved(evidence.shadow, spec, math.log(1.0 / spec.alpha))
+        or agreement.unproved(evidence.shadow, spec)
     )
 
 
-def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """Return HOLD while a share is beyond its limit without proof of harm; else None.
+def excluded_period(evidence: GateEvidence) -> float:
+    """Return the seconds T such that a fault that comes every T seconds would have been seen.
 
-    A candidate that ticks bad gets no more traffic until more requests have decided. Comparisons
-    with live cover the whole rollout and so also the bake, in which live has no requests.
+    What comes less often is not excluded by watching for this long.
     """
-    for gate, rule, limit in active_gates(spec, Reference.LIMIT):
-        hits = rule.hits(evidence.candidate)
-        if breaks(hits, limit):
-            return _beyond(Action.HOLD, (gate, rule), hits, limit, spec)
-    for gate, rule, _ in active_gates(spec, Reference.LIVE):
-        ours, theirs = rule.hits(evidence.candidate), rule.hits(evidence.live)
-        limit = baseline_limit(theirs, ours[1], spec)
-        if rule.history and theirs[1] and breaks(ours, limit):
-            return _beyond(Action.HOLD, (gate, rule), ours, limit, spec, live=theirs)
-    return None
+    return evidence.representative_seconds / _PERIODS_TO_SEE
 
 
 def tick_breaks_limit(ours: Counts, spec: RolloutSpec) -> bool:
     """Return whether one tick of the candidate alone exceeds an absolute limit."""
-    limits = active_gates(spec, Reference.LIMIT)
-    return any(breaks(rule.hits(ours), limit) for _, rule, limit in limits)
+    return any(
+        breaks(rule.hits(ours), limit)
+        for rule in GATES.values()
+        if not rule.versus_live and (limit := rule.limit(spec)) is not None
+    )
 
 
-def _rollback(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
-    """Return ROLLBACK if the effect is also large enough: several bad ticks, or beyond live's
-    share by more than the margin.
-    """
-    if gate is Gate.DISAGREEMENT:
-        return agreement.disagrees(evidence.shadow, spec)
-    rule = GATES[gate]
-    limit = rule.limit(spec)
-    assert limit is not None  # only active gates have an e-value
-    ours, theirs = rule.hits(evidence.candidate), rule.hits(evidence.live)
-    if rule.reference is Reference.LIMIT:
-        if evidence.on_limit(gate).bad_ticks < MIN_BAD_TICKS:
-            return None
-        return _beyond(Action.ROLLBACK, (gate, rule), ours, limit, spec)
-    limit += share(theirs)
-    if share(ours) <= limit:
+def _gross(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
+    for gate, rule in GATES.items():
+        streak, gross = evidence.of(gate).streak, rule.gross
+        if gross is None or rule.limit(spec) is None:
+            continue
+        if rule.versus_live and spec.sticky:
+            continue  # the slots have different clients
+        ours, theirs = share(streak.ours), share(streak.theirs)
+        lasts = streak.seconds >= gross.seconds and streak.ours[0] >= gross.hits
+        if not lasts or ours < gross.share:
+            continue
+        live = max(theirs, evidence.of(gate).theirs.share)
+        if ours >= 2.0 * live and _beyond_chance(streak.ours, live, rule, spec):
+            why = (
+                f"{rule.sentence(streak.ours, spec)} in {streak.seconds:.1f} s on end "
+                f"({100.0 * theirs:.2f} % on the live revision)"
+            )
+            n = int(streak.ours[1])
+            return Verdict(Action.ROLLBACK, gate, why, ours, gross.share, n)
+    return None
+
+
+def _beyond_chance(ours: Hits, live: float, rule: GateRule, spec: RolloutSpec) -> bool:
+    """Return whether `ours` cannot be chance where the usual share is `live`, or the limit."""
+    usual_share = min(max(live, rule.limit(spec) or 0.0), HIGHEST_LIMIT)
+    return e_values.log_mean(e_values.above(ours, usual_share)) >= _GROSS_EVIDENCE
+
+
+def _lasting(
+    gate: Gate, rule: GateRule, evidence: GateEvidence, spec: RolloutSpec
+) -> Verdict | None:
+    """Return ROLLBACK if the share over all requests is beyond the limit, in several blocks."""
+    counted, limit = evidence.of(gate), rule.limit(spec)
+    if limit is None:
         return None
-    return _beyond(Action.ROLLBACK, (gate, rule), ours, limit, spec, live=theirs)
+    allowed = limit
+    if rule.versus_live:
+        allowed = share(_live(rule, evidence, gate, spec)) + spec.margin * limit
+    for trials in (counted.ours, counted.step):
+        hits = (trials.hits, trials.n)
+        if trials.bad_blocks >= MIN_BAD_BLOCKS and breaks(hits, allowed):
+            why = _compared(rule, hits, evidence, gate, spec)
+            return Verdict(Action.ROLLBACK, gate, why, share(hits), allowed, int(hits[1]))
+    return None
 
 
-def _beyond(
-    action: Action,
-    entry: tuple[Gate, GateRule],
-    hits: Hits,
-    limit: float,
-    spec: RolloutSpec,
-    live: Hits | None = None,
-) -> Verdict:
-    """Return the verdict on a share beyond `limit`: "0.40 % of 753 requests failed (limit 1 %)"."""
-    gate, rule = entry
-    reference = f"limit {percent(limit)}"
-    if live is not None:
-        reference = f"live revision {percent(share(live))} of {live[1]}, {reference}"
-    why = f"{counted(hits, rule.words(spec))} ({reference})"
-    if action is Action.HOLD:
-        why += f": {NOT_ENOUGH_DATA}"
-    return Verdict(action, gate, why, share(hits), limit, hits[1])
+def _live(rule: GateRule, evidence: GateEvidence, gate: Gate, spec: RolloutSpec) -> Hits:
+    """Return the live slot's hits to compare with: of the rollout, else those before it."""
+    during = rule.hits(evidence.live)
+    if during[1] and not spec.sticky:
+        return during
+    theirs = evidence.of(gate).theirs
+    return theirs.hits, theirs.n
+
+
+def _compared(
+    rule: GateRule, hits: Hits, evidence: GateEvidence, gate: Gate, spec: RolloutSpec
+) -> str:
+    sentence = rule.sentence(hits, spec)
+    limit = rule.limit(spec)
+    if not rule.versus_live:
+        return f"{sentence} (limit {100.0 * (limit or 0.0):.4g} %)"
+    live = _live(rule, evidence, gate, spec)
+    return f"{sentence} ({100.0 * share(live):.2f} % of {live[1]:.0f} on the live revision)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from rollout.domain.counts import LatencyRule, Reading, Totals, Window, difference
@@ -39,6 +40,7 @@ class TrafficObserver:
         candidate: Slot,
         spec: RolloutSpec,
         comparison: Comparison | None = None,
+        before: Totals | None = None,
     ) -> None:
         self._meter = meter
         self._edges = edges
@@ -46,7 +48,7 @@ class TrafficObserver:
         self._spec = spec
         self._comparison = comparison
         self._before: Reading | None = None
-        self._live_history = Totals()
+        self._live_history = before or Totals()
         self._seen: dict[str, Totals] = {}
 
     def start(self) -> None:
@@ -68,9 +70,9 @@ class TrafficObserver:
         return {side: sparse(totals, self._edges) for side, totals in self._seen.items()}
 
     def observe(
-        self, *, alive: bool, mirrored: bool = False, weight: int = 100
+        self, *, alive: bool, mirrored: bool = False, weight: int = 100, seconds: float = 0.5
     ) -> tuple[TickObservation, float | None]:
-        """One observation, and the live p99 that its tails were counted against.
+        """Return what happened in the last `seconds`, and the live p99 that tails are counted from.
 
         A candidate that gets copies only is judged by these. The first tick, and one across a
         restart of the proxy, has no window.
@@ -82,7 +84,7 @@ class TrafficObserver:
         reference = self._live_history.p99_edge(self._edges)
         healthy = reading.healthy[self._candidate]
         live = None if parts is None else parts[self._candidate.other]
-        shadow = self._compare(live) if mirrored else None
+        shadow = self._compare(live, seconds) if mirrored else None
         self._seen = {}
         if parts is None or live is None:
             return TickObservation(None, healthy, alive, shadow), reference
@@ -96,13 +98,16 @@ class TrafficObserver:
             self._spec.margin,
             self._spec.max_p50_ms,
         )
-        window = Window(rule.count(ours, candidate=True), rule.count(live, candidate=False))
+        window = Window(
+            rule.count(ours, candidate=True), rule.count(live, candidate=False), seconds=seconds
+        )
         return TickObservation(window, healthy, alive, shadow), reference
 
-    def _compare(self, live: Totals | None) -> ShadowWindow | None:
+    def _compare(self, live: Totals | None, seconds: float) -> ShadowWindow | None:
         if self._comparison is None:
             return None
-        return self._comparison.observe(0 if live is None else live.requests)
+        found = self._comparison.observe(0 if live is None else live.requests)
+        return replace(found, seconds=seconds)
 
 
 def _copies(before: Reading | None, after: Reading, slot: Slot) -> Totals:

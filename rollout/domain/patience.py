@@ -6,6 +6,9 @@ follow judge the users' own requests, so such a shadow is given up after a while
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rollout.domain import agreement
 from rollout.domain.agreement import ShadowEvidence
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action, HoldReason, Verdict
@@ -17,9 +20,10 @@ UNRECORDED_SECONDS = 20.0
 def given_up(
     evidence: ShadowEvidence, spec: RolloutSpec, copies: int, waited: float
 ) -> Verdict | None:
-    """ADVANCE where waiting longer than `waited` seconds, with `copies` so far, leads nowhere.
+    """Return the verdict where waiting longer than `waited` seconds, with `copies`, leads nowhere.
 
-    None while it may still, and where the spec sets no end to it.
+    ADVANCE without a comparison, or ROLLBACK if the few answers differ by more than the limit.
+    None while more may come, and where the spec sets no end to it.
     """
     limit, pairs = spec.shadow_wait_seconds, evidence.total.requests
     if limit is None:
@@ -30,5 +34,8 @@ def given_up(
         return None
     else:
         why = f"{copies} copied requests and {pairs} compared answers in {waited:.0f} s are too few"
+    doubt = agreement.doubtful(evidence, spec)
+    if doubt is not None:
+        return replace(doubt, action=Action.ROLLBACK, why=f"{doubt.why}, but {why}")
     why = f"the shadow ends without a verdict: {why}"
     return Verdict(Action.ADVANCE, HoldReason.DATA, why, waited, limit, pairs)

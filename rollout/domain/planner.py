@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import e_values, gates
 from rollout.domain.counts import Totals
 from rollout.domain.drift import rows_needed
-from rollout.domain.evidence import LATE_SHARE, SLOW_SHARE
+from rollout.domain.gate_table import LATE_SHARE, SLOW_SHARE
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import RolloutPhase
 
@@ -84,10 +84,10 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """The candidate's requests so far; of these `fair` ones may prove latency."""
+    """The candidate's requests so far; of these `representative` ones may prove latency."""
 
     requests: float = 0.0
-    fair: float = 0.0
+    representative: float = 0.0
 
 
 def today(counted: Totals, seconds: float, spec: RolloutSpec, edges: tuple[float, ...]) -> Today:
@@ -132,8 +132,7 @@ def requests_to_prove(share: float, limit: float, alpha: float) -> float:
 
     `share` of them are expected to be bad; infinite when that is not below the limit.
     """
-    logs = e_values.start(len(e_values.alternatives_below(limit)))
-    each = e_values.bound_step(logs, share, 1, limit)
+    each = e_values.below((share, 1), limit)
     if max(each) <= 0.0:
         return math.inf
     threshold = math.log(1.0 / alpha)
@@ -176,7 +175,7 @@ def _step(
     phase, weight, proves = where
     needs = [(float(spec.min_requests), "least requests")]
     if proves:
-        needs += _proofs(spec, traffic, gathered, fair=spec.fair(weight))
+        needs += _proofs(spec, traffic, gathered, representative=spec.representative(weight))
     n, why = max(needs)
     waited = _time(n, traffic.per_second * weight / 100)
     least = spec.bake_seconds if phase is RolloutPhase.BAKE else spec.step_seconds
@@ -186,7 +185,7 @@ def _step(
 
 
 def _proofs(
-    spec: RolloutSpec, traffic: Today, gathered: _Gathered, *, fair: bool
+    spec: RolloutSpec, traffic: Today, gathered: _Gathered, *, representative: bool
 ) -> list[tuple[float, str]]:
     """What each proof still needs, less what was gathered before."""
     errors = requests_to_prove(traffic.errors, spec.max_error_rate, spec.alpha)
@@ -197,14 +196,16 @@ def _proofs(
     )
     for limit, share, allowed, why in limits:
         if limit is not None:
-            proof = requests_to_prove(share, allowed, spec.alpha) if fair else math.inf
-            needs.append((proof - gathered.fair, why))
+            proof = requests_to_prove(share, allowed, spec.alpha) if representative else math.inf
+            needs.append((proof - gathered.representative, why))
     return needs
 
 
 def _after(gathered: _Gathered, spec: RolloutSpec, weight: int, requests: float) -> _Gathered:
     ours = requests * weight / 100 if math.isfinite(requests) else 0.0
-    return _Gathered(gathered.requests + ours, gathered.fair + ours * spec.fair(weight))
+    return _Gathered(
+        gathered.requests + ours, gathered.representative + ours * spec.representative(weight)
+    )
 
 
 def _time(requests: float, per_second: float) -> float:

@@ -18,6 +18,7 @@ class ShadowWindow:
         lost: rows of the candidate whose live answer never came.
         psi: population stability index of the outputs, over all pairs so far; None with too
             few of them. `psi_rows` is on how many.
+        seconds: length of the tick.
     """
 
     requests: int = 0
@@ -29,3 +30,4 @@ class ShadowWindow:
     lost: int = 0
     psi: float | None = None
     psi_rows: int = 0
+    seconds: float = 0.5

@@ -23,7 +23,7 @@ from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.scores import ProvedScore
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-FAIR_WEIGHT = 50
+REPRESENTATIVE_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
 
@@ -122,17 +122,17 @@ class RolloutSpec(Checked):
 
     Attributes:
         steps: percent of traffic on the candidate, rising, ending at 100.
-        step_seconds: least time at each step. min_requests: least candidate requests at it.
+        step_seconds: minimum time at each step. min_requests: minimum candidate requests at it.
         max_p99_ms: P(latency > this) must be at most 1 %; None leaves latency to the
             comparison with the live revision.
         max_error_rate: P(failed) must be at most this.
-        alpha: bound on the chance of rolling back a good candidate over the whole rollout, and
-            on the chance of a final step for one that is beyond a limit.
+        alpha: level of the evidence, for a rollback and for the proof before the promotion.
+        burst_seconds: faults that last up to this long count as one event.
         margin: how much worse than the live revision is still called equal: this share of
             its latency, and this share of `max_error_rate`.
         warmup_seconds: the first seconds of exposure, and of the shadow, that are recorded but
             not judged.
-        bake_seconds: least time at 100 % before the old revision is stopped.
+        bake_seconds: minimum time at 100 % before the old revision is stopped.
         deadline_seconds: a rollout not proved by then ends as inconclusive, or is paused.
         on_inconclusive: which of the two.
         shadow_percent: share of the live traffic that is copied to the candidate before any
@@ -141,8 +141,8 @@ class RolloutSpec(Checked):
             lack of answers to compare; None to wait until the deadline.
         mirror_percent: share that goes on being copied during the steps, so that the
             predictions stay under comparison.
-        any_weight_proves: let a step below an equal share prove latency as well, although its
-            batches are emptier there than they will be.
+        allow_low_weight_proof: let a step below an equal share prove latency as well, although
+            its batches are emptier there than they will be.
         alias: write the `@champion` alias after a promotion.
         sticky: a client keeps its slot while the weights allow it.
         breaking: go on although callers of the live revision would miss something.
@@ -153,14 +153,15 @@ class RolloutSpec(Checked):
     """
 
     steps: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 5, 25, 50, 100)
-    step_seconds: Seconds = 10.0
-    min_requests: Annotated[int, Field(ge=1)] = 50
+    step_seconds: Seconds = 30.0
+    min_requests: Annotated[int, Field(ge=1)] = 5
     max_p99_ms: LatencyMs | None = None
     max_error_rate: Share = 0.01
     alpha: Share = 0.05
     margin: Annotated[float, Field(ge=0, le=10)] = 0.25
     warmup_seconds: Seconds = 1.0
-    bake_seconds: Seconds = 30.0
+    burst_seconds: PositiveSeconds = 5.0
+    bake_seconds: Seconds = 300.0
     deadline_seconds: PositiveSeconds = 3600.0
     on_inconclusive: OnInconclusive = OnInconclusive.ROLLBACK
     shadow_percent: Percent = 0
@@ -168,7 +169,7 @@ class RolloutSpec(Checked):
     shadow_requests: Annotated[int, Field(ge=1)] = 50
     shadow_wait_seconds: PositiveSeconds | None = None
     mirror_percent: Percent = 0
-    any_weight_proves: bool = False
+    allow_low_weight_proof: bool = False
     alias: bool = True
     sticky: bool = False
     max_p50_ms: LatencyMs | None = None
@@ -194,23 +195,24 @@ class RolloutSpec(Checked):
         """The same for a proxy that cannot copy requests."""
         return replace(self, shadow_percent=0, mirror_percent=0)
 
-    def fair(self, weight: int) -> bool:
-        """Whether latency seen at this percent of the traffic can be a proof.
+    def representative(self, weight: int) -> bool:
+        """Return whether latency seen at this percent of the traffic can be a proof.
 
         A candidate with a small share has emptier batches and queues than it will have, so it
         can show harm there, but no proof.
         """
-        return self.any_weight_proves or weight >= FAIR_WEIGHT
+        return self.allow_low_weight_proof or weight >= REPRESENTATIVE_WEIGHT
 
     def require_provable(self) -> None:
         """INVALID_INPUT if latency is limited and no step before the last can prove it."""
         limited = (self.max_p50_ms, self.max_p99_ms) != (None, None)
-        if limited and len(self.steps) > 1 and not self.fair(self.steps[-2]):
+        if limited and len(self.steps) > 1 and not self.representative(self.steps[-2]):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"no step from {FAIR_WEIGHT} to 99 % is in {','.join(map(str, self.steps))}: "
+                f"the steps {','.join(map(str, self.steps))} have none from "
+                f"{REPRESENTATIVE_WEIGHT} to 99 %: "
                 "latency seen at a smaller share flatters the candidate and proves nothing",
-                f"Add a step of {FAIR_WEIGHT} %, or take it as a proof with --force.",
+                f"Add a step of {REPRESENTATIVE_WEIGHT} %, or take it as a proof with --force.",
             )
 
     def to_json(self) -> str:
@@ -253,7 +255,7 @@ class DeploymentSettings(Checked):
         hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
         kubernetes: the route and the Services of a deployment in a cluster; None on this machine.
-        runs: the command that reports rollouts to MLflow; empty to turn it off.
+        runs: how rollouts are told to MLflow; empty to leave it out.
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
         token_file: the tokens that its callers show; None to take the environment's.

@@ -161,6 +161,9 @@ def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgre
         return replace(progress, phase=target, interrupted=progress.phase, paused=now)
     step = progress.step + (signal in (Signal.NEXT_STEP, Signal.LAST_STEP))
     exposed = now if progress.exposed is None and target in EXPOSED else progress.exposed
+    evidence = progress.evidence
+    if signal in (Signal.NEXT_STEP, Signal.LAST_STEP):
+        evidence = gates.next_step(evidence)
     return replace(
         progress,
         phase=target,
@@ -172,6 +175,7 @@ def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgre
         planned=Outcome.PROMOTED if signal is Signal.PROVED else progress.planned,
         interrupted=None,
         paused=None,
+        evidence=evidence,
     )
 
 
@@ -303,10 +307,18 @@ def judge(
         or Verdict(
             Action.ADVANCE,
             HoldReason.PROOF if _needs_proof(progress, spec) else HoldReason.BAKE_TIME,
-            "every gate is kept",
+            _kept(progress),
             n=progress.step_requests,
         )
     )
+
+
+def _kept(progress: RolloutProgress) -> str:
+    if progress.phase is not RolloutPhase.BAKE:
+        return "every gate is kept"
+    period = gates.excluded_period(progress.evidence)
+    why = f"a fault that comes less often than every {period:.0f} s is not excluded"
+    return f"every gate is kept; {why}"
 
 
 def _hard(progress: RolloutProgress, observation: TickObservation) -> Verdict | None:
@@ -374,7 +386,9 @@ def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdic
         return doubt
     doubt = doubt or gates.doubtful(progress.evidence, spec)
     if doubt is None and _needs_proof(progress, spec):
-        return gates.unproved(progress.evidence, spec)
+        # More traffic is the way to more evidence, so bursts count for themselves only at the end.
+        promotes = progress.phase is RolloutPhase.BAKE
+        return gates.unproved(progress.evidence, spec, bursts=promotes)
     return doubt
 
 

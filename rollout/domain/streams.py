@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
-from rollout.domain import agreement, e_values
+from rollout.domain import agreement
 from rollout.domain.agreement import ShadowEvidence
-from rollout.domain.compare import Answer, Compared, compare, norm, statistics
+from rollout.domain.compare import Answer, Compared, LiveOutputs, compare, statistics
 from rollout.domain.drift import Drift, rows_needed
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
@@ -70,7 +68,9 @@ class _Judge:
         self._live = live
         self._drift: dict[str, Drift] = {}
         self._pairs = 0
-        self._sizes = _usual_sizes(live)
+        self._outputs = LiveOutputs()
+        for answer in live.values():
+            self._outputs.add(answer)
         self._stopped: Verdict | None = None
 
     def observe(self, sources: Sequence[str], candidate: Mapping[str, Answer | None]) -> None:
@@ -89,9 +89,11 @@ class _Judge:
             distance=max(each.distance for each in found.values()),
             psi=max(indices, default=None),
             psi_rows=self._pairs,
+            seconds=self._spec.burst_seconds,  # each part of the messages is a block
         )
         self.evidence = agreement.fold(self.evidence, window, self._spec)
-        shown = e_values.log_mean(self.evidence.limit.above) >= self._threshold
+        limit = self._spec.max_disagreement
+        shown = limit is not None and agreement.log_harm(self.evidence, limit) >= self._threshold
         if self._stopped is None and shown:
             self._stopped = agreement.disagrees(self.evidence, self._spec)
 
@@ -102,7 +104,7 @@ class _Judge:
             agreement.broken(self.evidence)
             or self._stopped
             or agreement.doubtful(self.evidence, self._spec)
-            or agreement.unproved(self.evidence, self._spec, self._threshold)
+            or agreement.unproved(self.evidence, self._spec)
         )
         why = f"{total.differed} of {total.requests} messages are answered otherwise"
         return found or Verdict(Action.ADVANCE, Gate.DISAGREEMENT, why, n=total.requests)
@@ -117,21 +119,11 @@ class _Judge:
             self.left_out |= ours.keys() ^ theirs.keys()
             ours = {name: ours[name] for name in ours.keys() & theirs.keys()}
             theirs = {name: theirs[name] for name in ours}
-        answers = dict(statistics(theirs)) if theirs is not None else {}
-        for name, value in statistics(ours):
+        answers = dict(statistics(theirs, self._outputs)) if theirs is not None else {}
+        for name, value in statistics(ours, self._outputs):
             if name not in self._drift:
                 self._drift[name] = Drift(rows_needed(self._spec.max_psi))
             self._drift[name].add(value, answers.get(name, "none"))
         if theirs is None or not ours:
             return _NONE
-        return compare(ours, theirs, self._spec.tolerance, self._sizes)
-
-
-def _usual_sizes(live: Mapping[str, Answer]) -> dict[str, float]:
-    """The mean norm of each output, for answers close to zero."""
-    norms: dict[str, list[float]] = {}
-    for answer in live.values():
-        for name, output in answer.items():
-            if (size := norm(output)) is not None:
-                norms.setdefault(name, []).append(size)
-    return {name: float(np.mean(sizes)) for name, sizes in norms.items()}
+        return compare(ours, theirs, self._spec.tolerance, self._outputs)

@@ -7,10 +7,6 @@ from enum import StrEnum
 
 Hits = tuple[float, int]  # (bad, all) requests; a request may be bad in part
 
-# A limit broken in fewer ticks may be a single pause.
-MIN_BAD_TICKS = 3
-NOT_ENOUGH_DATA = "above the limit, but not enough data to roll back"
-
 
 class Action(StrEnum):
     """What a verdict asks for."""
@@ -75,15 +71,3 @@ def breaks(hits: Hits, limit: float) -> bool:
 def share(hits: Hits) -> float:
     """Return the share of bad requests; 0 of none."""
     return hits[0] / hits[1] if hits[1] else 0.0
-
-
-def percent(value: float) -> str:
-    """Return a share as a percentage: "0.40 %", "1 %"."""
-    return f"{100 * value:.3g} %"
-
-
-def counted(hits: Hits, words: str, what: str = "requests") -> str:
-    """Return the counts in words: "0.40 % of 753 requests failed"."""
-    shown = 100 * share(hits)
-    number = f"{shown:.2f}" if shown >= 0.1 or not shown else f"{shown:.2g}"
-    return f"{number} % of {hits[1]} {what} {words}"

@@ -17,11 +17,11 @@ from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import TickObservation
 
 # The share that is still an equal one where only the counts tell it.
-_NEARLY_FAIR = 45
+_NEARLY_EQUAL = 45
 
 
 class Result(StrEnum):
-    """The answer to the system that drives the rollout."""
+    """What whoever drives the rollout is told."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -38,8 +38,8 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class GateSession:
-    """The evidence on one candidate. `step` is the weight that was reported last, and the requests
-    and ticks since it was first reported; `failed` is the verdict that ended it.
+    """The evidence on one candidate. `step` is the weight that was told last, and the requests
+    and ticks since it was told first; `failed` is the verdict that ended it.
     """
 
     evidence: GateEvidence = field(default_factory=GateEvidence)
@@ -71,7 +71,7 @@ def result_of(verdict: Verdict) -> Result:
 def absorb(
     session: GateSession, observation: TickObservation, spec: RolloutSpec, weight: int | None
 ) -> GateSession:
-    """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was reported."""
+    """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was told."""
     if weight != session.step:
         session = replace(session, step=weight, step_requests=0, step_ticks=0)
     unhealthy = 0 if observation.healthy else session.unhealthy_ticks + 1
@@ -81,10 +81,10 @@ def absorb(
     ours, theirs = observation.window.candidate, observation.window.live
     if weight is None:
         seen = ours.total + theirs.total
-        fair = seen > 0 and 100 * ours.total >= _NEARLY_FAIR * seen
+        enough = seen > 0 and 100 * ours.total >= _NEARLY_EQUAL * seen
     else:
-        fair = spec.fair(weight)
-    window = replace(observation.window, fair=fair)
+        enough = spec.representative(weight)
+    window = replace(observation.window, representative=enough)
     return replace(
         session,
         evidence=gates.fold(session.evidence, window, spec),

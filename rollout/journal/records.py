@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -110,7 +110,7 @@ def rollout_from(row: sqlite3.Row) -> Rollout:
         live=value_from(Revision, json.loads(row["live"])),
         candidate=value_from(Revision, json.loads(row["candidate"])),
         spec=value_from(RolloutSpec, json.loads(row["spec"])),
-        progress=replace(progress, evidence=replace(progress.evidence, seed=row["id"])),
+        progress=progress,
         outcome=Outcome(row["outcome"]) if row["outcome"] else None,
         created=row["created"],
     )

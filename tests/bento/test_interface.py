@@ -1,4 +1,4 @@
-"""What callers can ask of a Bento, read from its folder."""
+"""The interface of a Bento, read from its folder."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def lay_out(packed: BentoContents, source: Path) -> Path:
     return source
 
 
-def test_one_model_is_asked_by_its_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
+def test_interface_of__one_model__has_its_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
     found = interface_of(lay_out(pack(pair[:1]), tmp_path / "src"))
     assert found == {"two": pair[0].manifest.signature}
 
 
-def test_several_are_asked_by_theirs_and_the_first_by_predict(
+def test_interface_of__several_models__have_predict_for_the_first(
     pair: list[VerifiedBundle], tmp_path: Path
 ) -> None:
     found = interface_of(lay_out(pack(pair, "shop"), tmp_path / "src"))
@@ -43,7 +43,9 @@ def test_several_are_asked_by_theirs_and_the_first_by_predict(
     assert found == {"two": two, "one": one, PREDICT: two}
 
 
-def test_a_pipeline_is_asked_by_the_bentos_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
+def test_interface_of__pipeline__has_the_bentos_name(
+    pair: list[VerifiedBundle], tmp_path: Path
+) -> None:
     packed = pack(pair, "whole", ["one.x=two.y"])
     found = interface_of(lay_out(packed, tmp_path / "src"))
     assert set(found) == {"two", "one", "whole", PREDICT}

@@ -25,7 +25,9 @@ def _shared_store(store_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(store_home))
 
 
-def test_the_tag_is_made_from_the_digest(built: BuiltBento, shared_bundle: VerifiedBundle) -> None:
+def test_build_bento__bundle__names_the_tag_and_labels(
+    built: BuiltBento, shared_bundle: VerifiedBundle
+) -> None:
     assert built.tag == f"tiny:{shared_bundle.digest[:12]}" == bento_tag(shared_bundle)
     assert built.digest == shared_bundle.digest
     labels = find_bento(built.tag).labels
@@ -36,7 +38,7 @@ def test_the_tag_is_made_from_the_digest(built: BuiltBento, shared_bundle: Verif
     }
 
 
-def test_it_holds_the_bundle_our_code_and_nothing_heavy(built: BuiltBento) -> None:
+def test_build_bento__content__is_the_bundle_and_the_serving_code(built: BuiltBento) -> None:
     source = built.path / "src"
     assert verify(source / "model").digest == built.digest
     assert (source / "services/protocol/v2.binpb").is_file()
@@ -52,7 +54,7 @@ def test_it_holds_the_bundle_our_code_and_nothing_heavy(built: BuiltBento) -> No
     assert "mlflow" not in requirements
 
 
-def test_the_same_bundle_is_not_built_twice(
+def test_build_bento__same_bundle__is_reused(
     built: BuiltBento, shared_bundle: VerifiedBundle
 ) -> None:
     again = build_bento(shared_bundle, {})
@@ -61,7 +63,7 @@ def test_the_same_bundle_is_not_built_twice(
 
 
 @pytest.mark.parametrize("name", ["model/model.onnx", "model.digest", "services/runtime/scorer.py"])
-def test_a_bento_whose_bundle_or_code_is_another_is_built_again(
+def test_build_bento__altered_bento__is_built_again_with_the_same_bytes(
     built: BuiltBento, shared_bundle: VerifiedBundle, name: str
 ) -> None:
     path, before = built.path / "src" / name, files_of(built.path)
@@ -77,7 +79,7 @@ def test_a_bento_whose_bundle_or_code_is_another_is_built_again(
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Every file under `root` but bytecode, which a server leaves there."""
+    """Return every file under `root` except bytecode, which a server writes."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in root.rglob("*")
@@ -85,11 +87,13 @@ def files_of(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_flavour_is_told_in_the_tag(shared_bundle: VerifiedBundle, built: BuiltBento) -> None:
+def test_bento_tag__requested_flavor__is_part_of_the_version(
+    shared_bundle: VerifiedBundle, built: BuiltBento
+) -> None:
     assert bento_tag(shared_bundle, RuntimeFlavor.GPU) == f"{built.tag}-gpu"
 
 
-def test_a_build_that_fails_leaves_what_was_there(
+def test_build_bento__failing_build__keeps_the_old_bento(
     built: BuiltBento, shared_bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = (built.path / "bento.yaml").stat().st_mtime_ns
@@ -104,13 +108,13 @@ def test_a_build_that_fails_leaves_what_was_there(
     assert not list(bento_home().glob(".mlctl-*"))
 
 
-def test_a_bento_that_cannot_be_replaced_stays(built: BuiltBento, tmp_path: Path) -> None:
+def test_move_in__failing_move__keeps_the_old_bento(built: BuiltBento, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         packaging._move_in(tmp_path, built.tag)
     assert find_bento(built.tag).path.is_dir()
 
 
-def test_no_byte_of_the_manifest_can_be_changed(built: BuiltBento) -> None:
+def test_served_bento__any_changed_byte_of_the_manifest__is_noticed(built: BuiltBento) -> None:
     model = built.path / "src" / "model"
     path = model / "manifest.json"
     content = path.read_bytes()
@@ -135,7 +139,7 @@ def accepts(model: Path) -> bool:
     return True
 
 
-def test_a_bento_with_another_number_of_evidence_does_not_start(
+def test_served_bento__changed_evidence__does_not_start(
     built: BuiltBento, store_home: Path, tmp_path: Path
 ) -> None:
     home = shutil.copytree(store_home, tmp_path / "bentoml")
@@ -151,7 +155,7 @@ def test_a_bento_with_another_number_of_evidence_does_not_start(
     assert f"expected {built.digest}" in server.log.read_text()
 
 
-def test_a_server_that_cannot_start_says_why_and_no_more(
+def test_served_bento__invalid_setting__prints_one_reason(
     built: BuiltBento, store_home: Path, tmp_path: Path
 ) -> None:
     nowhere = {"MLCTL_ACCESS_LOG": str(tmp_path / "none" / "log")}
@@ -162,6 +166,6 @@ def test_a_server_that_cannot_start_says_why_and_no_more(
     finally:
         stop(server)
     assert exit_code == ERROR_TABLE[ErrorCode.INVALID_INPUT].exit_code
-    said = log.read_text()
-    assert said.count("mlctl does not serve this bundle (invalid_input)") == 1
-    assert "Traceback" not in said
+    printed = log.read_text()
+    assert printed.count("mlctl does not serve this bundle (invalid_input)") == 1
+    assert "Traceback" not in printed

@@ -1,4 +1,4 @@
-"""Signatures: made and proved with an offline pair of keys, and asked for before a start."""
+"""Signatures: made and verified with an offline key pair, and required before a start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bento.containers.locking import requirements_of
+from bento.containers.resolve import requirements_of
 from bento.packaging import BuiltBento
 from bento.signed import find_signable, verify_bento
 from bundle.errors import ErrorCode, MlctlError
@@ -48,7 +48,7 @@ def code_of(function: Callable[[], object]) -> ErrorCode:
     return caught.value.code
 
 
-def test_a_signature_holds_for_its_bundle_and_its_key_only(
+def test_check__other_bundle_or_key__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
 ) -> None:
     check(bundle, keys[1], signed)
@@ -60,7 +60,7 @@ def test_a_signature_holds_for_its_bundle_and_its_key_only(
     assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
-def test_it_covers_every_file(
+def test_check__changed_file__is_rejected(
     bundle: VerifiedBundle, signed: Path, keys: tuple[Path, Path]
 ) -> None:
     with (bundle.root / EVIDENCE_NAME).open("a") as file:
@@ -68,22 +68,22 @@ def test_it_covers_every_file(
     assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
-def test_what_it_says_cannot_be_changed(
+def test_check__forged_statement__is_rejected(
     bundle: VerifiedBundle, signed: Path, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The signer's statement of one bundle, made to speak of another."""
+    """Move the signer's statement of one bundle to another bundle."""
     other = make_bundle(tmp_path / "other", scale=3.0)
     document = json.loads(signed.read_text())
-    said = b64decode(document["dsseEnvelope"]["payload"]).decode()
-    forged = said.replace(bundle.digest, other.digest)
-    assert forged != said
+    statement = b64decode(document["dsseEnvelope"]["payload"]).decode()
+    forged = statement.replace(bundle.digest, other.digest)
+    assert forged != statement
     document["dsseEnvelope"]["payload"] = b64encode(forged.encode()).decode()
     signed.write_text(json.dumps(document))
     assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"dsseEnvelope": {}}'])
-def test_rubbish_is_no_signature(
+def test_check__malformed_signature__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path], tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "rubbish.sig"
@@ -91,18 +91,18 @@ def test_rubbish_is_no_signature(
     assert code_of(lambda: check(bundle, keys[1], path)) is ErrorCode.SIGNATURE_INVALID
 
 
-def test_a_key_with_a_password(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_sign__key_with_a_password__needs_it(bundle: VerifiedBundle, tmp_path: Path) -> None:
     private, public = make_pair(tmp_path / "closed", PASSWORD)
     signature = signature_beside(bundle.root)
     for wrong in (None, "another"):
-        refused = code_of(lambda wrong=wrong: sign(bundle, private, signature, wrong))  # type: ignore[misc]
-        assert refused is ErrorCode.INVALID_INPUT
+        rejected = code_of(lambda wrong=wrong: sign(bundle, private, signature, wrong))  # type: ignore[misc]
+        assert rejected is ErrorCode.INVALID_INPUT
     assert not signature.exists()
     sign(bundle, private, signature, PASSWORD)
     check(bundle, public, signature)
 
 
-def test_a_file_that_is_no_key_is_told(
+def test_sign_and_check__file_that_is_no_key__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
 ) -> None:
     assert code_of(lambda: sign(bundle, keys[1], signed)) is ErrorCode.INVALID_INPUT
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_key_is_told(
     assert code_of(lambda: check(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
 
 
-def test_a_server_of_a_bundle_loads_only_what_is_signed(
+def test_find_trusted_bundles__unsigned_bundle__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path]
 ) -> None:
     settings = ServerSettings(bundle=bundle.root, require_signature=keys[1])
@@ -135,7 +135,7 @@ def sign_bento(bento: BentoInfo, key: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bento_carries_its_signatures_and_what_proves_them(
+def test_signed_bento__signatures_and_packages__are_in_it(
     bento: BentoInfo, keys: tuple[Path, Path]
 ) -> None:
     assert code_of(lambda: verify_bento(bento, keys[1])) is ErrorCode.SIGNATURE_INVALID
@@ -151,7 +151,7 @@ def test_a_bento_carries_its_signatures_and_what_proves_them(
 
 
 @pytest.mark.slow
-def test_a_server_that_asks_for_a_signature_does_not_start_without(
+def test_server__required_signature_missing__does_not_start(
     bento: BentoInfo, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """The server's own check, in a process that no command of mlctl started."""

@@ -155,9 +155,10 @@ def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -
 
 def test_a_dry_run_does_nothing(catalog: MemoryCatalog) -> None:
     found = document(*SOME, "--dry-run")
-    assert [step["cached"] for step in found["steps"]] == [False] * 6
+    assert [step["cached"] for step in found["steps"]] == [False] * 7
     assert found["gates"] == (
-        "agreement at least 0.99; centred cosine at least 0.98; then the best by size"
+        "agreement at least 0.99; centred cosine at least 0.98; relative L2 at most 0.2; then the "
+        "best by size"
     )
     text = run(*SOME, "--dry-run")
     assert text.exit_code == 0, text.output
@@ -187,7 +188,7 @@ def test_a_dry_run_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog)
         (("--data", "rows.npz", "--metric", "acuracy"), "did you mean 'accuracy'?"),
         (("--data", "rows.npz", "--metric", "accuracy"), "needs labels"),
         (("--data", "rows.npz", "--report", "none/report.html"), "there is no folder"),
-        (("--data", "nomodule:rows"), "there is no module 'nomodule'"),
+        (("--data", "nomodule:rows"), "no module 'nomodule'"),
         (("--data", "rows.npz", "--max-p95-ms", "0"), "--max-p95-ms"),
         (("--data", "rows.npz", "--transform", "none.py"), "none.py"),
     ],

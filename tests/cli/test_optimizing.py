@@ -108,7 +108,7 @@ def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -
     variants_table(CommandOutput(as_json=False), records)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[:3] == ["Variant", "Verdict", "Score"]
-    assert printed[2].split()[:5] == ["int8-cpu", "refused", "0.8800", "+0.0200", "+0.0240"]
+    assert printed[2].split()[:5] == ["int8-cpu", "rejected", "0.8800", "+0.0200", "+0.0240"]
     assert printed[3].split()[:3] == ["int4", "failed", "-"]
     assert printed[-1] == "  int4: failed: no kernel"
     models_table(CommandOutput(as_json=False), {"small": records})

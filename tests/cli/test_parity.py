@@ -48,7 +48,7 @@ def test_a_bento_answers_the_same_in_every_way(home: Path, monkeypatch: pytest.M
     found = json.loads(done.stdout)
     assert found["passed"]
     assert found["exact"]
-    seen = {(each["way"], each["data"], each["size"]): each for each in found["findings"]}
+    seen = {(each["path"], each["data"], each["size"]): each for each in found["findings"]}
     for way in (*WAYS, "stream, json", "stream, arrow"):
         for data, size, rows in (("golden", 1, 8), ("golden", 8, 8), ("more.npz", 32, 33)):
             finding = seen[way, data, size]
@@ -64,7 +64,7 @@ def test_a_pipeline_answers_the_same_in_every_way(
     assert done.exit_code == 0, f"{done.stdout}\n{done.stderr}"
     found = json.loads(done.stdout)
     assert (found["passed"], found["exact"]) == (True, True)
-    seen = {(each["way"], each["size"]): each for each in found["findings"]}
+    seen = {(each["path"], each["size"]): each for each in found["findings"]}
     for way in (*WAYS, "stream, json", "stream, arrow"):
         for size in (1, 4):
             finding = seen[way, size]

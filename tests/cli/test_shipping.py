@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from bento.transfer.archive import list_files
 from bento.transfer.push import push_folder, push_oci
 from bundle.verify import VerifiedBundle
-from cli import shipping
 from cli.main import cli
 from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
@@ -34,7 +33,7 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
         assert done.exit_code == 0, done.output
         found = json.loads(done.output)
         assert (found["tag"], found["digest"]) == (bento.tag, bundle.digest)
-        assert found["parcel_digest"] == list_files(bento).parcel_digest
+        assert found["archive_digest"] == list_files(bento).archive_digest
         assert Path(found["path"]).is_relative_to(tmp_path / "store")
     (Path(found["path"]) / "README.md").write_text("another")
     refused = CliRunner().invoke(cli, ["pull", reference])
@@ -53,12 +52,12 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
         (["pull", "folder:here", "--out", "there"], "--out is for a bundle"),
         (["pull", "digits", "--out", "there", "--force"], "--force is for a BENTO"),
         (["pull", "oci:"], "names no Bento"),
-        (["build", "digits", "--push", "oci:"], "names no folder"),
+        (["build", "digits", "--push", "oci:"], "has no folder"),
         (["build"], "Missing argument"),
         (["build", "a+b", "c"], "'a+b c' is not one pipeline"),
         (["build", "a+"], "'a+' is not one pipeline"),
-        (["build", "a", "b", "--map", "b.x=a.y"], "only the stages of a pipeline are mapped"),
-        (["build", "a", "b", "--version", "1"], "but several are given"),
+        (["build", "a", "b", "--map", "b.x=a.y"], "--map connects the stages of a pipeline"),
+        (["build", "a", "b", "--version", "1"], "but 2 are given"),
         (["build", "digits", "--flavour", "tpu"], "'tpu' is not one of"),
     ],
 )
@@ -66,12 +65,3 @@ def test_what_cannot_be_meant(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code != 0
     assert words in done.output
-
-
-def test_a_model_for_a_gpu_and_a_runtime_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [{"name": "a", "target": "cpu"}, {"name": "b", "target": "cuda"}]
-    monkeypatch.setattr("bundle.packages.installed_version", lambda _: None)
-    assert str(shipping.runtime_hint(parts, None)).startswith("b: made for a GPU")
-    assert shipping.runtime_hint(parts, "gpu") is shipping.runtime_hint(parts[:1], None) is None
-    monkeypatch.setattr("bundle.packages.installed_version", lambda _: "1.31.1")
-    assert shipping.runtime_hint(parts, None) is None

@@ -51,7 +51,7 @@ BODY = {
 
 def state(candidate: str = CANDIDATE.bento) -> ScreenState:
     """Step 3 of 5, with 33 of 50 requests."""
-    spec = RolloutSpec(max_p99_ms=50)
+    spec = RolloutSpec(max_p99_ms=50, min_requests=50)
     deployment = Deployment(
         "shop", True, Ports(8000, 1), DeploymentSettings(), Slot.BLUE, LIVE, None, 1, 900.0
     )

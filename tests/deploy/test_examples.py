@@ -1,7 +1,7 @@
-"""The example manifests: they parse, agree with each other, and ask the gate what it answers.
+"""The example manifests: they parse, agree with each other, and call the gate correctly.
 
-No schema of Argo's or Flagger's is at hand here, so of those only what mlctl itself relies on is
-checked; the other kinds have to keep to theirs.
+Kinds with a published schema must match it. There is no schema of Argo's and Flagger's kinds here,
+so of those only the fields that mlctl relies on are checked.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 
 
 class Quiet:
-    """A source that is there and counts nothing."""
+    """A source without requests."""
 
     def scrape(self) -> Scrape:
         return Scrape(frozenset("x"), frozenset("x"), {"x": NOTHING})
 
 
 def documents(name: str) -> dict[str, Any]:
-    """The documents of one file by kind."""
+    """Return the documents of one file by kind and name."""
     found = list(yaml.safe_load_all((EXAMPLES / name).read_text()))
     return {f"{each['kind']}/{each['metadata']['name']}": each for each in found}
 
@@ -52,13 +52,13 @@ def client(tmp_path: Path) -> TestClient:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
-def test_every_document_is_complete(name: str) -> None:
+def test_examples__every_document__has_kind_and_namespace(name: str) -> None:
     for document in documents(name).values():
         assert document["apiVersion"]
         assert document["metadata"]["namespace"] == "shop"
 
 
-def test_what_has_a_published_schema_keeps_to_it() -> None:
+def test_examples__kinds_with_a_published_schema__match_it() -> None:
     found = [each for path in EXAMPLES.glob("*.yaml") for each in documents(path.name).values()]
     known = [each for each in found if each["kind"] in kinds()]
     assert len(known) > len(found) / 2
@@ -66,7 +66,7 @@ def test_what_has_a_published_schema_keeps_to_it() -> None:
         assert not faults(each), each["metadata"]["name"]
 
 
-def test_the_route_can_carry_a_rollout() -> None:
+def test_httproute__weights_and_ports__suit_a_rollout() -> None:
     made = documents("httproute.yaml")
     route = made["HTTPRoute/shop"]
     route["metadata"]["resourceVersion"] = "1"
@@ -76,7 +76,7 @@ def test_the_route_can_carry_a_rollout() -> None:
         assert made[f"Service/{service}"]["spec"]["ports"][0]["name"] == "http"
 
 
-def test_the_role_allows_what_the_driver_asks() -> None:
+def test_rbac__role__allows_the_calls_of_the_driver() -> None:
     rules = documents("rbac.yaml")["Role/mlctl-rollout"]["rules"]
     allowed = {(rule["resources"][0], verb) for rule in rules for verb in rule["verbs"]}
     assert allowed == {
@@ -87,7 +87,7 @@ def test_the_role_allows_what_the_driver_asks() -> None:
     }
 
 
-def test_the_gate_s_command_is_one() -> None:
+def test_gate__command__is_valid() -> None:
     deployment = documents("gate.yaml")["Deployment/mlctl-gate"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     words = [*container["command"], *container["args"]]
@@ -99,7 +99,7 @@ def test_the_gate_s_command_is_one() -> None:
     }
 
 
-def test_argo_s_analysis_asks_what_the_gate_answers(client: TestClient) -> None:
+def test_argo_rollouts__analysis__calls_the_gate(client: TestClient) -> None:
     made = documents("argo-rollouts.yaml")
     (metric,) = made["AnalysisTemplate/mlctl-gate"]["spec"]["metrics"]
     assert metric["provider"]["web"]["jsonPath"] == "{$.result}"
@@ -120,7 +120,7 @@ def test_argo_s_analysis_asks_what_the_gate_answers(client: TestClient) -> None:
     assert given["final"] == "true"
 
 
-def test_flagger_s_hooks_are_ours(client: TestClient) -> None:
+def test_flagger__hooks__call_the_gate(client: TestClient) -> None:
     made = documents("flagger.yaml")
     statuses = {}
     for hook in made["Canary/shop"]["spec"]["analysis"]["webhooks"]:
@@ -136,7 +136,7 @@ def test_flagger_s_hooks_are_ours(client: TestClient) -> None:
     }
 
 
-def test_flagger_s_query_names_outcomes_that_exist() -> None:
+def test_flagger__query__names_existing_outcomes() -> None:
     query = documents("flagger.yaml")["MetricTemplate/mlctl-errors"]["spec"]["query"]
     (failures,) = re.findall(r'outcome=~"([\w|]+)"', query)
     assert set(failures.split("|")) <= set(ErrorCode)

@@ -5,11 +5,11 @@ import pytest
 from loadtest.figures import LatencyRecord, ServerUse, summarize
 
 
-def test_percentiles_rates_and_stages() -> None:
+def test_summarize__answers_and_errors__gives_percentiles_rates_and_stages() -> None:
     record = LatencyRecord()
     for milliseconds in range(1, 1001):
         record.add(milliseconds / 1e3, "ok", b"queue;dur=2.0, infer;dur=0.5")
-    record.add(0.001, "ok")  # this one's server told nothing
+    record.add(0.001, "ok")  # without Server-Timing
     for _ in range(3):
         record.add(9.0, "503 queue_full")
     figures = summarize(record, 2.0, clients=4, use=ServerUse(7.5, 0.5))
@@ -26,7 +26,7 @@ def test_percentiles_rates_and_stages() -> None:
     assert figures.as_dict()["clients"] == 4
 
 
-def test_a_run_without_an_answer_has_no_percentiles() -> None:
+def test_summarize__no_answer__has_no_percentiles() -> None:
     record = LatencyRecord()
     record.add(1.0, "connection_lost")
     figures = summarize(record, 1.0, rate=10.0)

@@ -1,4 +1,4 @@
-"""The sender against a server that answers as a test says."""
+"""The HTTP sender against a server with scripted answers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def settle(done: Ended, outcome: str, timing: bytes) -> None:
 
 
 async def outcomes(*answers: bytes) -> tuple[list[tuple[str, bytes]], list[bytes], int]:
-    """How each request ended, the requests as they came, and the connections there were."""
-    left, seen, connections = list(answers), list[bytes](), 0
+    """Return the outcome of each request, the requests in order, and the number of connections."""
+    remaining, received, connections = list(answers), list[bytes](), 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        while left:
+        while remaining:
             try:
-                seen.append(await reader.readexactly(1))
+                received.append(await reader.readexactly(1))
             except asyncio.IncompleteReadError:
                 break
-            answer = left.pop(0)
+            answer = remaining.pop(0)
             if not answer:
                 break
             writer.write(answer)
@@ -54,28 +54,28 @@ async def outcomes(*answers: bytes) -> tuple[list[tuple[str, bytes]], list[bytes
     sender.close()
     server.close()
     await server.wait_closed()
-    return found, seen, connections
+    return found, received, connections
 
 
-def test_answers_errors_and_turns() -> None:
-    found, seen, connections = asyncio.run(outcomes(OK, CHUNKED, FULL, PLAIN))
+def test_http_sender__answers_and_errors__are_reported_in_turn() -> None:
+    found, received, connections = asyncio.run(outcomes(OK, CHUNKED, FULL, PLAIN))
     assert found == [
         ("ok", b"queue;dur=1.5"), ("ok", b""), ("503 queue_full", b""), ("502", b"")
     ]  # fmt: skip
-    assert seen == [b"a", b"b", b"a", b"b"]
+    assert received == [b"a", b"b", b"a", b"b"]
     assert connections == 1
 
 
 @pytest.mark.parametrize(
     ("answer", "outcome"), [(LAST, "ok"), (b"", CONNECTION_LOST), (BROKEN, CONNECTION_LOST)]
 )
-def test_after_a_connection_that_ended_comes_another(answer: bytes, outcome: str) -> None:
+def test_http_sender__closed_connection__is_reopened(answer: bytes, outcome: str) -> None:
     found, _, connections = asyncio.run(outcomes(answer, OK))
     assert [each[0] for each in found] == [outcome, "ok"]
     assert connections == 2
 
 
-def test_a_server_that_went_is_told() -> None:
+def test_http_sender__stopped_server__is_a_lost_connection() -> None:
     async def main() -> None:
         server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]

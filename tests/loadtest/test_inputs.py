@@ -1,4 +1,4 @@
-"""Requests as the server's own codecs read them."""
+"""Requests, read by the server's codecs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def signature(dtype: Datatype = Datatype.FP32, *shape: int) -> Signature:
 
 
 class Parsed:
-    """A request's head and body, by the parser that the server has."""
+    """The head and body of a request, read by the server's parser."""
 
     def __init__(self, request: bytes) -> None:
         self.url = self.body = b""
@@ -50,7 +50,9 @@ class Parsed:
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("dtype", Datatype)
-def test_http(dtype: Datatype, binary: bool) -> None:
+def test_http_request__every_datatype__is_read_by_the_servers_codec(
+    dtype: Datatype, binary: bool
+) -> None:
     form = signature(dtype)
     inputs = next(random_rows(form, 2, 5))
     if not binary and dtype in BINARY_ONLY:
@@ -68,7 +70,7 @@ def test_http(dtype: Datatype, binary: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", Datatype)
-def test_grpc(dtype: Datatype) -> None:
+def test_grpc_request__every_datatype__is_read_by_the_servers_codec(dtype: Datatype) -> None:
     form = signature(dtype)
     inputs = next(random_rows(form, 2, 5))
     message = methods()["ModelInfer"].request.FromString(grpc_request(form, inputs, "m"))
@@ -77,7 +79,7 @@ def test_grpc(dtype: Datatype) -> None:
     np.testing.assert_array_equal(decoded.inputs["x"], inputs["x"])
 
 
-def test_what_is_drawn_differs_and_is_the_same_again() -> None:
+def test_random_rows__drawn_twice__differ_within_and_agree_between_runs() -> None:
     first, second, *_ = random_rows(signature(), 1, 4)
     assert not np.array_equal(first["x"], second["x"])
     assert np.array_equal(first["x"], next(random_rows(signature(), 1, 4))["x"])
@@ -85,7 +87,7 @@ def test_what_is_drawn_differs_and_is_the_same_again() -> None:
     assert set(tokens.flat) == {0, 1}
 
 
-def test_a_model_without_a_batch_takes_its_own_rows_only() -> None:
+def test_random_rows__no_batch_dimension__accepts_its_own_rows_only() -> None:
     form = signature(Datatype.FP32, 4, 3)
     assert next(random_rows(form, 4, 1))["x"].shape == (4, 3)
     with pytest.raises(MlctlError, match="not 1 rows") as caught:
@@ -93,7 +95,7 @@ def test_a_model_without_a_batch_takes_its_own_rows_only() -> None:
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_given_rows_take_turns(tmp_path: Path) -> None:
+def test_given_rows__file_of_rows__are_yielded_in_turn(tmp_path: Path) -> None:
     x = np.arange(5 * 3, dtype=np.float32).reshape(5, 3)
     np.savez(tmp_path / "rows.npz", x=x)
     save_golden(tmp_path / "golden.npz", {"x": x}, {"y": x})
@@ -103,7 +105,7 @@ def test_given_rows_take_turns(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.concatenate(parts), x[:4])
 
 
-def test_given_rows_must_fit(tmp_path: Path) -> None:
+def test_given_rows__file_that_does_not_match__is_rejected(tmp_path: Path) -> None:
     form = signature(Datatype.FP32, -1, 3)
     path = tmp_path / "rows.npz"
     for arrays, reason in (
@@ -117,5 +119,5 @@ def test_given_rows_must_fit(tmp_path: Path) -> None:
             list(given_rows(form, path, 2))
     path.write_bytes(b"no archive")
     for unreadable in (path, tmp_path / "missing.npz"):
-        with pytest.raises(MlctlError, match="can be read"):
+        with pytest.raises(MlctlError, match="not a readable"):
             list(given_rows(form, unreadable, 2))

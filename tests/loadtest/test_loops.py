@@ -1,4 +1,4 @@
-"""The loops with senders whose answers a test gives."""
+"""The loops with senders that answer after a delay."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class After:
     def __init__(self, delay: float | None, outcome: str = "ok") -> None:
         self.delay = delay
         self.outcome = outcome
-        self.open = self.most = 0
+        self.open = self.max_open = 0
         self.closed = False
 
     def send(self, done: Done) -> None:
         self.open += 1
-        self.most = max(self.most, self.open)
+        self.max_open = max(self.max_open, self.open)
         if self.delay is not None:
             asyncio.get_running_loop().call_later(self.delay, self._answer, done)
 
@@ -36,17 +36,17 @@ class After:
         done(self.outcome, b"")
 
 
-def test_a_client_asks_again_only_when_it_is_answered() -> None:
+def test_closed_loop__clients__send_after_each_answer() -> None:
     senders = [After(0.01), After(0.01)]
     record = LatencyRecord()
     seconds = asyncio.run(closed_loop(senders, 0.2, record))
     assert 0.2 <= seconds < 2
-    assert all(sender.most == 1 for sender in senders)
+    assert all(sender.max_open == 1 for sender in senders)
     assert 2 <= len(record.latencies) <= 42
     assert min(record.latencies) >= 0.009
 
 
-def test_who_is_never_answered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_loop__missing_answer__counts_as_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "GRACE_SECONDS", 0.05)
     record = LatencyRecord()
     silent = After(None)
@@ -58,7 +58,7 @@ def test_who_is_never_answered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep(
-    rate: float, make: Callable[[], RequestSender], most: int = 64
+    rate: float, make: Callable[[], RequestSender], max_senders: int = 64
 ) -> tuple[LatencyRecord, list[RequestSender]]:
     opened: list[RequestSender] = []
 
@@ -68,7 +68,7 @@ def keep(
 
     async def main() -> LatencyRecord:
         record = LatencyRecord()
-        loop = OpenLoop(connect, rate, most=most)
+        loop = OpenLoop(connect, rate, max_senders=max_senders)
         await loop.run(0.4, record)
         loop.close()
         return record
@@ -76,7 +76,7 @@ def keep(
     return asyncio.run(main()), opened
 
 
-def test_the_rate_is_kept_whatever_becomes_of_the_answers() -> None:
+def test_open_loop__slow_answers__keeps_the_rate() -> None:
     record, senders = keep(500.0, lambda: After(0.05))
     # 200 on average; so far from it a Poisson process is once in a million runs.
     assert 130 <= len(record.latencies) <= 270
@@ -85,22 +85,22 @@ def test_the_rate_is_kept_whatever_becomes_of_the_answers() -> None:
     assert all(isinstance(sender, After) and sender.closed for sender in senders)
 
 
-def test_waiting_for_a_free_connection_is_part_of_the_latency() -> None:
-    record, senders = keep(200.0, lambda: After(0.02), most=1)
+def test_open_loop__wait_for_a_sender__is_part_of_the_latency() -> None:
+    record, senders = keep(200.0, lambda: After(0.02), max_senders=1)
     assert len(senders) == 1
     # Twenty milliseconds each, five milliseconds apart: the last waits for all before it.
     assert max(record.latencies) > 0.3
     assert min(record.latencies) >= 0.019
 
 
-def test_what_is_not_answered_in_an_open_loop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_loop__missing_answers__count_as_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "GRACE_SECONDS", 0.05)
     record, _ = keep(100.0, lambda: After(None))
     assert record.errors[UNANSWERED] > 10
     assert not record.latencies
 
 
-def test_who_cannot_connect_fails() -> None:
+def test_open_loop__failed_connections__count_as_errors() -> None:
     async def refuse() -> RequestSender:
         raise ConnectionRefusedError
 

@@ -1,4 +1,4 @@
-"""Which model is measured: TAG/NAME and URL/NAME, the first, or a pipeline."""
+"""The model to measure: TAG/NAME and URL/NAME, the first model, or a pipeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from loadtest.naming import asked_model, folder_of, split_target
+from loadtest.naming import folder_of, resolve_model, split_target
 from services.runtime.bento_layout import pack
 from tests.support.bundles import make_bundle
 
@@ -25,7 +25,9 @@ from tests.support.bundles import make_bundle
         ("file:///x", ("file:///x", None)),
     ],
 )
-def test_a_target_may_name_its_model(target: str, found: tuple[str, str | None]) -> None:
+def test_split_target__each_form__separates_the_model(
+    target: str, found: tuple[str, str | None]
+) -> None:
     assert split_target(target) == found
 
 
@@ -40,28 +42,28 @@ def lay_out(source: Path, name: str | None, *names: str, maps: Sequence[str] | N
     return source
 
 
-def test_one_model_needs_no_name(tmp_path: Path) -> None:
+def test_resolve_model__one_model__needs_no_name(tmp_path: Path) -> None:
     source = lay_out(tmp_path / "src", None, "one")
-    assert asked_model(source, None) == asked_model(source, "one") == "one"
+    assert resolve_model(source, None) == resolve_model(source, "one") == "one"
     assert folder_of(source, "one") == source / "model"
 
 
-def test_of_several_it_is_the_first(tmp_path: Path) -> None:
+def test_resolve_model__several_models__default_is_the_first(tmp_path: Path) -> None:
     source = lay_out(tmp_path / "src", "shop", "two", "one")
-    assert asked_model(source, None) == "two"
-    assert folder_of(source, asked_model(source, "one")) == source / "models" / "one"
+    assert resolve_model(source, None) == "two"
+    assert folder_of(source, resolve_model(source, "one")) == source / "models" / "one"
     with pytest.raises(MlctlError, match="no model 'three'; it has two, one") as caught:
-        asked_model(source, "three")
+        resolve_model(source, "three")
     assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
 
 
-def test_a_pipeline_is_asked_as_a_whole(tmp_path: Path) -> None:
+def test_resolve_model__pipeline__is_the_default(tmp_path: Path) -> None:
     source = lay_out(tmp_path / "src", "whole", "two", "one", maps=["one.x=two.y"])
-    assert asked_model(source, None) == "whole"
+    assert resolve_model(source, None) == "whole"
     assert folder_of(source, "whole") == source / "models" / "two"
-    assert asked_model(source, "one") == "one"
+    assert resolve_model(source, "one") == "one"
 
 
-def test_a_bento_that_is_not_ours_says_itself_what_it_has(tmp_path: Path) -> None:
-    assert asked_model(tmp_path, None) is None
-    assert asked_model(tmp_path, "theirs") == "theirs"
+def test_resolve_model__bento_of_another_tool__keeps_the_name(tmp_path: Path) -> None:
+    assert resolve_model(tmp_path, None) is None
+    assert resolve_model(tmp_path, "theirs") == "theirs"

@@ -23,14 +23,16 @@ def http_of(server: Server) -> Address:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_http_in_closed_loops(server: Server, built: BuiltBento, binary: bool) -> None:
+def test_bench__http_closed_loops__measures_each_load(
+    server: Server, built: BuiltBento, binary: bool
+) -> None:
     address = http_of(server)
     served = MeasuredServer(address, address, lambda: cpu_seconds(server.process.pid))
-    told: list[Figures] = []
-    asking = RequestShape(binary=binary, rows=3, data=built.path / "src" / "model" / "golden.npz")
-    model, found = bench(served, asking, LoadProfile(SHORT, clients=(1, 4)), told.append)
+    reported: list[Figures] = []
+    shape = RequestShape(binary=binary, rows=3, data=built.path / "src" / "model" / "golden.npz")
+    model, found = bench(served, shape, LoadProfile(SHORT, clients=(1, 4)), reported.append)
     assert (model.name, model.version) == ("tiny", built.digest)
-    assert told == found
+    assert reported == found
     assert [figures.clients for figures in found] == [1, 4]
     for figures in found:
         assert figures.answered > 10
@@ -42,16 +44,16 @@ def test_http_in_closed_loops(server: Server, built: BuiltBento, binary: bool) -
         assert (figures.per_cpu_second or 0) > 0
 
 
-def test_grpc_at_a_rate(server: Server) -> None:
+def test_bench__grpc_open_loop__measures_the_rate(server: Server) -> None:
     address = Address("127.0.0.1", server.grpc_port, tls=False, headers={})
-    asking = RequestShape(protocol=Protocols.GRPC, model="tiny")
-    _, (figures,) = bench(MeasuredServer(address), asking, LoadProfile(SHORT, rate=100.0))
+    shape = RequestShape(protocol=Protocols.GRPC, model="tiny")
+    _, (figures,) = bench(MeasuredServer(address), shape, LoadProfile(SHORT, rate=100.0))
     assert (figures.rate, figures.clients, figures.failed) == (100.0, None, 0)
     assert figures.answered > 5
     assert figures.per_cpu_second is figures.rows_per_batch is None
 
 
-def test_grpc_in_closed_loops_over_several_connections(server: Server) -> None:
+def test_bench__grpc_closed_loop__shares_connections(server: Server) -> None:
     address = Address("127.0.0.1", server.grpc_port, tls=False, headers={})
     _, (figures,) = bench(
         MeasuredServer(address),
@@ -63,18 +65,18 @@ def test_grpc_in_closed_loops_over_several_connections(server: Server) -> None:
 
 
 @pytest.mark.parametrize("protocol", Protocols)
-def test_refusals_count_by_their_code(server: Server, protocol: Protocols) -> None:
+def test_bench__rejected_requests__count_by_their_code(server: Server, protocol: Protocols) -> None:
     grpc = protocol is Protocols.GRPC
     address = Address("127.0.0.1", server.grpc_port if grpc else server.port, False, {})
-    asking = RequestShape(protocol=protocol, rows=10_000)  # above the server's limit of bytes
-    _, (figures,) = bench(MeasuredServer(address), asking, LoadProfile(0.2, clients=(1,)))
+    shape = RequestShape(protocol=protocol, rows=10_000)  # above the server's limit of bytes
+    _, (figures,) = bench(MeasuredServer(address), shape, LoadProfile(0.2, clients=(1,)))
     assert not figures.answered
     (code,) = figures.errors
     assert code.startswith("RESOURCE_EXHAUSTED" if grpc else "413 payload_too_large")
 
 
 @pytest.mark.parametrize("protocol", Protocols)
-def test_a_model_that_is_not_there(server: Server, protocol: Protocols) -> None:
+def test_bench__unknown_model__is_an_error(server: Server, protocol: Protocols) -> None:
     grpc = protocol is Protocols.GRPC
     address = Address("127.0.0.1", server.grpc_port if grpc else server.port, False, {})
     with pytest.raises(MlctlError, match="NOT_FOUND" if grpc else "404 no model 'other'") as caught:
@@ -86,7 +88,7 @@ def test_a_model_that_is_not_there(server: Server, protocol: Protocols) -> None:
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-def test_nobody_listens() -> None:
+def test_bench__no_server__is_unavailable() -> None:
     (port,) = free_ports(1)
     for protocol in Protocols:
         with pytest.raises(MlctlError, match="does not answer"):
@@ -98,7 +100,7 @@ def test_nobody_listens() -> None:
     assert asyncio.run(batches_so_far(Address("127.0.0.1", port, False, {}))) is None
 
 
-def test_urls() -> None:
+def test_parse_url__each_form__is_parsed_or_rejected() -> None:
     address = parse_url("http://[::1]:8000/", token="t" * 20)
     assert (address.host, address.port, address.tls) == ("::1", 8000, False)
     assert (address.url, address.headers) == (

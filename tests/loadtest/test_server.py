@@ -1,4 +1,4 @@
-"""Ends that come at the worst moment leave no server behind."""
+"""Interrupts at the worst moment leave no server behind."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from loadtest.runs import Protocols
-from loadtest.server import serving
-from loadtest.signals import held_back
+from loadtest.server import deferred_signals, serving
 from tests.support.wait import PATIENCE_SECONDS
 
 
@@ -26,13 +25,13 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_end_while_the_server_is_started(
+def test_serving__interrupt_during_the_start__leaves_no_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     class Interrupted(subprocess.Popen[bytes]):
-        """Its process is there, and nobody has its object yet."""
+        """Raises the signal when the process runs and its object is not yet assigned."""
 
         def __init__(self, _command: list[str], **options: Any) -> None:
             super().__init__([sys.executable, "-c", "import time; time.sleep(600)"], **options)
@@ -52,14 +51,14 @@ def test_an_end_while_the_server_is_started(
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_end_that_is_held_back_comes_afterwards() -> None:
+def test_deferred_signals__signal_within_the_block__arrives_at_its_end() -> None:
     reached: list[int] = []
 
     def step() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         reached.append(1)
 
-    with pytest.raises(KeyboardInterrupt), held_back():
+    with pytest.raises(KeyboardInterrupt), deferred_signals():
         step()
     assert reached
     assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler

@@ -1,4 +1,4 @@
-"""The search with a real Bento, and how its trials are judged and kept."""
+"""The search with a real Bento, and how its trials are scored and stored."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def figures(rate: float, p99: float, failed: int = 0) -> LatencyRecord:
     return record
 
 
-def test_of_the_runs_within_the_goal_the_one_with_most_answers_counts() -> None:
+def test_judge__closed_loops__takes_the_most_answers_within_the_goal() -> None:
     slow = summarize(figures(100, 5), 1.0, clients=1)
     fast = summarize(figures(300, 9), 1.0, clients=8)
     late = summarize(figures(900, 30), 1.0, clients=64)
-    refused = summarize(figures(800, 1, failed=1), 1.0, clients=32)
-    best, score = judge((slow, fast, late, refused), 10.0)
+    rejected = summarize(figures(800, 1, failed=1), 1.0, clients=32)
+    best, score = judge((slow, fast, late, rejected), 10.0)
     assert best is fast
     assert (score.fits, score.gain) == (True, 300.0)
     best, score = judge((late, replace(late, p99_ms=20.0)), 10.0)
     assert (score.fits, best.p99_ms) == (False, 20.0)
 
 
-def test_at_a_rate_what_costs_least_cpu_counts() -> None:
+def test_judge__open_loops__takes_the_least_cpu() -> None:
     run = summarize(figures(100, 5), 1.0, rate=100.0)
     best, score = judge((run, replace(run, per_cpu_second=400.0)), 10.0)
     assert score.gain == best.per_cpu_second == 400.0
 
 
-def test_nothing_answered_does_not_fit() -> None:
+def test_judge__no_answer__does_not_fit() -> None:
     _, score = judge((summarize(LatencyRecord(), 1.0, clients=1),), 10.0)
     assert not score.fits
 
 
-def test_settings_as_the_server_reads_them() -> None:
+def test_environment_of__values__are_server_settings() -> None:
     values = {"threads": 2.0, "workers": 1.0, "max_rows": 16.0, "max_wait_ms": 0.5}
     assert environment_of(values) == {
         "MLCTL_THREADS": "2",
@@ -68,30 +68,30 @@ def bento(
     return find_bento(built.tag)
 
 
-def tune(bento: BentoInfo, ports: list[tuple[int, int]], told: list[str]) -> Tuned:
+def tune(bento: BentoInfo, ports: list[tuple[int, int]], reported: list[str]) -> Tuned:
     # No time for more than the first trial, which is always made.
     return Tuning(
-        bento, RequestShape(), LOAD, Goal(5000.0, 0.0), ports.pop, told.append, cores=1
+        bento, RequestShape(), LOAD, Goal(5000.0, 0.0), ports.pop, reported.append, cores=1
     ).run()
 
 
-def test_a_search_goes_on_where_it_stood(bento: BentoInfo) -> None:
+def test_tuning__interrupted_search__resumes(bento: BentoInfo) -> None:
     http, grpc = free_ports(2)
-    told: list[str] = []
-    first = tune(bento, [(http, grpc)], told)
-    assert told == ["Trial 1: threads 1, workers 1, max_rows 32, max_wait_ms 0 ..."]
+    reported: list[str] = []
+    first = tune(bento, [(http, grpc)], reported)
+    assert reported == ["Trial 1: threads 1, workers 1, max_rows 32, max_wait_ms 0 ..."]
     assert (first.fits, first.complete) == (True, False)
     assert first.environment_lines().splitlines()[0] == "MLCTL_THREADS=1"
     (trial,) = first.trials
     assert [run.clients for run in trial.runs] == [1, 4]
     assert trial.best.answered > 10
     # The second has no port to start a server on, and needs none.
-    second = tune(bento, [], told)
+    second = tune(bento, [], reported)
     assert second == first
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
-def test_a_server_that_does_not_start_is_told_with_its_log(
+def test_serving__server_that_does_not_start__reports_its_log(
     bento: BentoInfo, tmp_path: Path
 ) -> None:
     http, grpc = free_ports(2)

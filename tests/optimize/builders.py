@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import random
+
+from bundle.output_kinds import OutputKind
 from optimize.metrics.bootstrap import Estimate
 from optimize.metrics.latency import BatchLatency
-from optimize.metrics.parity import Parity
+from optimize.metrics.parity import OutputParity, Parity
 from optimize.metrics.scores import MetricResult
 from optimize.variant import Measured, Variant
 
 
-def latency(batch: int, median: float, spread: float = 0.0) -> BatchLatency:
-    return BatchLatency(
-        batch=batch,
-        runs=10,
-        median_ms=median,
-        q1_ms=max(median - spread, 0.0),
-        q3_ms=median + spread,
-        p95_ms=median + 2 * spread,
-    )
+def latency(batch: int, median: float, spread: float = 0.0, seed: str = "") -> BatchLatency:
+    """Nine rounds with quartiles `spread` ms from the median, in an order of their own."""
+    samples = [max(median - spread, median / 100), median, median + spread] * 3
+    random.Random(seed).shuffle(samples)
+    return BatchLatency(batch, tuple(samples))
+
+
+def parity(
+    cosine: float = 1.0, agreement: float | None = 1.0, relative_l2: float = 0.0, *names: str
+) -> Parity:
+    kind = OutputKind.NUMBERS if agreement is None else OutputKind.CLASS_SCORES
+    output = OutputParity(kind, 0.0, relative_l2, cosine, agreement)
+    return Parity(dict.fromkeys(names or ("y",), output))
 
 
 def variant(
@@ -30,6 +37,7 @@ def variant(
     size: int = 1000,
     agreement: float | None = 1.0,
     cosine: float = 1.0,
+    relative_l2: float = 0.0,
     bound: float = 0.0,
     timed: bool = True,
     batched: bool = True,
@@ -38,18 +46,18 @@ def variant(
 
     One that is not `batched` answers and is timed one row at a time.
     """
-    latencies = (latency(1, ms, spread), latency(8, batch_ms, spread))[: 1 + batched]
+    both = latency(1, ms, spread, recipe), latency(8, batch_ms, spread, recipe)
     score = None
     if drop is not None:
         estimate = Estimate(drop, drop - bound, drop + bound, 0.95)
-        score = MetricResult(reference=0.9, value=0.9 - drop, drop=estimate)
+        score = MetricResult(reference=0.9, value=0.9 - drop, drop=estimate, outputs=("y",))
     measured = Measured(
         rows=100,
         opset=20,
         size_bytes=size,
-        parity=Parity(0.0, 0.0, cosine, agreement),
+        parity=parity(cosine, agreement, relative_l2),
         score=score,
-        latency=latencies if timed else (),
+        latency=both[: 1 + batched] if timed else (),
         row_independent=batched,
     )
     return Variant(recipe, "fp32", measured)

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from optimize.batching import DEFAULT, BatchingOptions, read_joining
+from optimize.batching import DEFAULT, BatchingOptions, read_batching_options
 from optimize.pipeline import optimize
 from optimize.prepare import Options
 from optimize.recipes.base import Target
@@ -30,25 +30,25 @@ from tests.support.sources import onnx_source, save_rows
 LENGTH = 8
 
 
-def test_buckets_follow_row_independence() -> None:
+def test_batching__dependent_rows__have_one_bucket() -> None:
     assert DEFAULT.batching(row_independent=True).buckets == (1, 2, 4, 8, 16, 32)
     assert DEFAULT.batching(row_independent=False).buckets == (1,)
 
 
-def test_sizes_double_up_to_the_most_rows() -> None:
+def test_batching__max_rows__has_doubling_buckets() -> None:
     assert BatchingOptions(max_rows=48).sizes == (1, 2, 4, 8, 16, 32, 48)
     assert BatchingOptions(max_rows=1).sizes == (1,)
     assert BatchingOptions(buckets=(1, 3, 9)).batching(row_independent=True).max_rows == 9
 
 
-def test_rows_that_influence_each_other_keep_only_what_is_of_the_queue() -> None:
+def test_batching__dependent_rows__keep_only_the_queue_options() -> None:
     wanted = BatchingOptions(max_rows=64, pad={"x": 0}, max_queue_rows=7, max_queue_ms=2.5)
     batching = wanted.batching(row_independent=False)
     assert (batching.max_rows, batching.buckets, batching.pad) == (1, (1,), None)
     assert (batching.max_queue_rows, batching.max_queue_ms) == (7, 2.5)
 
 
-def test_numbers_are_kept_by_the_sizes_that_they_were_measured_with() -> None:
+def test_key__other_sizes__is_another_key() -> None:
     assert DEFAULT.key == BatchingOptions(max_rows=32, max_wait_ms=3).key == {}
     assert BatchingOptions(max_rows=4).key == {"batches": "1,2,4"}
 
@@ -70,10 +70,12 @@ def test_numbers_are_kept_by_the_sizes_that_they_were_measured_with() -> None:
         ('{"pad": {"x": null}}', "pad: x: "),
     ],
 )
-def test_a_wrong_file_is_told_by_its_field(tmp_path: Path, text: str, reason: str) -> None:
+def test_read_batching_options__a_wrong_file__names_the_field(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     (tmp_path / "batching.json").write_text(text)
     with pytest.raises(MlctlError, match=reason) as caught:
-        read_joining(tmp_path / "batching.json")
+        read_batching_options(tmp_path / "batching.json")
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert str(tmp_path) not in caught.value.message
 
@@ -97,12 +99,12 @@ def made(home: Path, wanted: dict[str, object]) -> VerifiedBundle:
     rows = np.random.default_rng(1).standard_normal((64, LENGTH), dtype=np.float32)
     data = save_rows(home / "rows.npz", {"x": rows})
     (home / "batching.json").write_text(json.dumps(wanted))
-    options = Options(joining=read_joining(home / "batching.json"))
+    options = Options(batching_options=read_batching_options(home / "batching.json"))
     recipes = select(["fp32"], Target.CPU)
     return optimize("tiny", data, catalog=catalog, options=options, recipes=recipes).bundle
 
 
-def test_it_is_in_the_bundle_and_served(home: Path) -> None:
+def test_batching__in_the_bundle__is_served(home: Path) -> None:
     wanted = {"max_rows": 6, "pad": {"x": 0}, "max_wait_ms": 200, "max_queue_ms": 900}
     bundle = made(home, wanted)
     batching = bundle.manifest.batching
@@ -124,7 +126,7 @@ def test_it_is_in_the_bundle_and_served(home: Path) -> None:
     asyncio.run(main())
 
 
-def test_padding_that_changes_answers_is_refused_before_anything_is_registered(home: Path) -> None:
+def test_padding__that_changes_answers__is_rejected_before_registration(home: Path) -> None:
     with pytest.raises(MlctlError, match="'y' padded, of the golden rows") as caught:
         made(home, {"pad": {"x": 1}})
     assert caught.value.code is ErrorCode.PARITY_FAILED
@@ -141,7 +143,7 @@ def test_padding_that_changes_answers_is_refused_before_anything_is_registered(h
         (Datatype.BYTES, (), (0,)),
     ],
 )
-def test_padding_with_what_the_datatype_has_not_is_refused_at_once(
+def test_padding__a_value_outside_the_datatype__is_rejected(
     dtype: Datatype, fitting: tuple[float, ...], others: tuple[float, ...]
 ) -> None:
     spec = TensorSpec(name="x", dtype=dtype, shape=(DYNAMIC, DYNAMIC))
@@ -149,19 +151,19 @@ def test_padding_with_what_the_datatype_has_not_is_refused_at_once(
     for value in fitting:
         BatchingOptions(pad={"x": value}).check(signature)
     for value in others:
-        with pytest.raises(MlctlError, match=f"pad: 'x' is of {dtype}, which") as caught:
+        with pytest.raises(MlctlError, match=f"not a value of 'x', which has {dtype}") as caught:
             BatchingOptions(pad={"x": value}).check(signature)
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_padding_of_what_has_no_length_is_refused_at_once(
+def test_padding__of_an_input_without_length__is_rejected(
     onnx_catalog: MemoryCatalog, tmp_path: Path
 ) -> None:
-    with pytest.raises(MlctlError, match="pad: 'x' is no input of the shape") as caught:
+    with pytest.raises(MlctlError, match="pad: 'x' is not an input of shape") as caught:
         optimize(
             "tiny",
             tmp_path / "never read",
             catalog=onnx_catalog,
-            options=Options(joining=BatchingOptions(pad={"x": 0})),
+            options=Options(batching_options=BatchingOptions(pad={"x": 0})),
         )
     assert caught.value.code is ErrorCode.INVALID_INPUT

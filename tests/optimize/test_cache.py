@@ -26,7 +26,7 @@ def names() -> set[str]:
     return {path.name for path in state_dir("cache", "optimize").iterdir() if path.is_dir()}
 
 
-def test_an_entry_is_built_once_for_each_key(home: Path) -> None:
+def test_fetch_or_build__one_key__builds_once(home: Path) -> None:
     build = Builder()
     first = fetch_or_build(KEY, build)
     again = fetch_or_build(KEY, build)
@@ -38,7 +38,7 @@ def test_an_entry_is_built_once_for_each_key(home: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["alter", "remove", "add", "list", "empty", "shape"])
-def test_a_damaged_entry_is_built_again(home: Path, damage: str) -> None:
+def test_fetch_or_build__a_damaged_entry__is_built_again(home: Path, damage: str) -> None:
     del home
     build = Builder()
     root = fetch_or_build(KEY, build).root
@@ -64,7 +64,7 @@ def test_a_damaged_entry_is_built_again(home: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_what_a_build_raises_passes_and_leaves_nothing(
+def test_fetch_or_build__a_failing_build__raises_and_leaves_nothing(
     home: Path, error: type[BaseException]
 ) -> None:
     del home

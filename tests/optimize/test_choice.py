@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.choice import choose
 from optimize.goals import Goals, Prefer
+from optimize.metrics.parity import Parity
+from optimize.metrics.scores import load_metric
 from optimize.variant import Variant
-from tests.optimize.builders import failed, variant
+from tests.optimize.builders import failed, parity, variant
 
 
 def chosen(variants: list[Variant], goals: Goals) -> str | None:
@@ -44,7 +47,7 @@ def reason(item: Variant, goals: Goals) -> str:
         (variant("a", timed=False), Goals(max_p95_ms=1.0), "latency was not measured"),
     ],
 )
-def test_a_missed_gate_is_told_with_value_and_limit(
+def test_choose__a_missed_gate__has_value_and_limit(
     item: Variant, goals: Goals, expected: str
 ) -> None:
     assert expected in reason(item, goals)
@@ -55,25 +58,62 @@ def test_a_missed_gate_is_told_with_value_and_limit(
     ["max_accuracy_drop", "max_p95_ms", "max_size_mb", "min_agreement", "min_centred_cosine"],
 )
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
-def test_a_limit_that_is_no_limit_is_refused(name: str, value: float) -> None:
+def test_goals__a_limit_out_of_range__is_rejected(name: str, value: float) -> None:
     with pytest.raises(MlctlError, match=f"{name} = .* is out of range") as caught:
         Goals(**{name: value})  # type: ignore[arg-type]
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_limit_that_is_just_met_passes() -> None:
+def test_choose__a_limit_just_met__passes() -> None:
     assert chosen([variant("a", drop=0.01)], Goals()) == "a"
 
 
-def test_with_labels_agreement_is_no_gate() -> None:
+def test_choose__with_labels__parity_is_no_gate() -> None:
     assert chosen([variant("a", agreement=0.1, cosine=0.1)], Goals()) == "a"
 
 
-def test_outputs_without_classes_are_judged_by_cosine_alone() -> None:
+def test_choose__an_output_that_the_metric_does_not_judge__must_be_near_the_source() -> None:
+    first = variant("a")
+    assert first.measured is not None
+    outputs = {**first.measured.parity.outputs, **parity(0.5, None, 0.0, "hidden").outputs}
+    both = replace(first, measured=replace(first.measured, parity=Parity(outputs)))
+    assert "centred cosine of output 'hidden' 0.5 is under the limit 0.98" in reason(both, Goals())
+    assert chosen([both], Goals(min_centred_cosine=0.4)) == "a"
+
+
+def test_choose__a_scaled_forecast_without_labels__is_rejected() -> None:
+    scaled = variant("a", drop=None, agreement=None, relative_l2=0.5)
+    assert "relative L2 0.5 is over the limit 0.2" in reason(scaled, Goals())
+    assert chosen([scaled], Goals(min_centred_cosine=0.8)) == "a"
+
+
+def test_goals__an_error_metric__may_rise_by_a_share_of_the_source() -> None:
+    rmse, accuracy = load_metric("rmse"), load_metric("accuracy")
+    assert Goals().resolved(rmse, 2000.0).accuracy_drop == pytest.approx(20.0)
+    assert Goals().resolved(rmse, 1e-3).accuracy_drop == pytest.approx(1e-5)
+    assert Goals(max_accuracy_drop=0.5).resolved(rmse, 2000.0).accuracy_drop == 0.5
+    assert Goals().resolved(accuracy, 0.9).accuracy_drop == 0.01
+    assert "rmse may rise by at most 1% of the source's" in Goals().words(rmse)
+
+
+def test_choose__fp16_as_fast_as_fp32__says_that_it_is_not_faster() -> None:
+    variants = [variant("fp32", ms=1.0, size=100), variant("fp16", ms=0.99, size=50)]
+    assert choose(variants, Goals())[1].reason.endswith(
+        "it is not faster than fp32 (0.99x its time)"
+    )
+    by_size = choose(variants, Goals(prefer=Prefer.SIZE))[1].reason
+    assert (
+        by_size == "chosen: the smallest that passes; it is not faster than fp32 (0.99x its time)"
+    )
+    faster = [variant("fp32", ms=1.0, size=100), variant("fp16", ms=0.5, size=50)]
+    assert choose(faster, Goals())[1].reason == "chosen: the lowest latency that passes"
+
+
+def test_choose__numbers__need_no_agreement() -> None:
     assert chosen([variant("a", drop=None, agreement=None)], Goals()) == "a"
 
 
-def test_each_preference_has_its_winner() -> None:
+def test_choose__each_preference__has_its_winner() -> None:
     variants = [
         variant("quick", ms=1.0, batch_ms=16.0, size=30),
         variant("wide", ms=2.0, batch_ms=4.0, size=20),
@@ -84,7 +124,7 @@ def test_each_preference_has_its_winner() -> None:
     assert chosen(variants, Goals(prefer=Prefer.SIZE)) == "small"
 
 
-def test_what_noise_cannot_separate_is_settled_by_size() -> None:
+def test_choose__latencies_that_noise_does_not_separate__the_smallest_wins() -> None:
     variants = [
         variant("big", ms=1.0, spread=0.2, size=100),
         variant("small", ms=1.3, spread=0.2, size=10),
@@ -92,7 +132,7 @@ def test_what_noise_cannot_separate_is_settled_by_size() -> None:
     ]
     judged = choose(variants, Goals())
     assert [item.chosen for item in judged] == [False, True, False]
-    assert "noise cannot separate its latency from big" in judged[1].reason
+    assert "differs from big by less than 5% or less than the noise" in judged[1].reason
 
 
 def test_choose__the_quickest_answers_row_by_row__says_what_that_costs() -> None:
@@ -128,15 +168,16 @@ def test_choose__a_tie__goes_to_a_variant_that_can_be_batched() -> None:
     ]
     fp32, fp16, int8, slow = choose(variants, Goals())
     assert fp16.reason == (
-        "chosen: a tie: noise cannot separate its latency from fp32, int8; the smallest file "
-        "wins whose requests can be batched"
+        "chosen: a tie: its latency differs from fp32, int8 by less than 5% or less than the "
+        "noise; the smallest file wins whose requests can be batched; it is not faster than fp32 "
+        "(1.00x its time)"
     )
     assert fp32.reason == "passes, but fp16 wins by size"
     assert int8.reason == "passes, but fp16 wins: it answers requests in batches"
     assert slow.reason == "passes, but fp16 wins by latency"
 
 
-def test_a_few_percent_are_noise_and_more_are_not() -> None:
+def test_choose__less_than_5_percent__is_a_tie() -> None:
     small = variant("small", ms=1.04, size=10)
     assert chosen([variant("big", ms=1.0, size=100), small], Goals()) == "small"
     small = variant("small", ms=1.06, size=10)
@@ -145,24 +186,24 @@ def test_a_few_percent_are_noise_and_more_are_not() -> None:
     assert judged[1].reason == "passes, but big wins by latency"
 
 
-def test_a_share_over_one_is_refused() -> None:
+def test_goals__a_share_over_one__is_rejected() -> None:
     with pytest.raises(MlctlError, match=r"min_agreement = 1\.5 is out of range"):
         Goals(min_agreement=1.5)
 
 
-def test_without_a_latency_the_smallest_wins_and_the_reason_says_why() -> None:
+def test_choose__no_latency__the_smallest_wins_and_the_reason_says_why() -> None:
     variants = [variant("big", size=100, timed=False), variant("small", size=10, timed=False)]
     judged = choose(variants, Goals())
     assert [item.chosen for item in judged] == [False, True]
     assert "latency was not measured" in judged[1].reason
 
 
-def test_accuracy_is_told_apart_from_the_limits_of_a_clock() -> None:
+def test_choose__too_slow__is_accurate_all_the_same() -> None:
     slow, wrong = choose([variant("slow", ms=9.0), variant("wrong", drop=0.5)], Goals(max_p95_ms=1))
     assert (slow.accurate, slow.passed) == (True, False)
     assert (wrong.accurate, wrong.passed) == (False, False)
 
 
-def test_nothing_is_chosen_when_nothing_passes() -> None:
+def test_choose__nothing_passes__chooses_nothing() -> None:
     judged = choose([failed("a"), variant("b", drop=0.5)], Goals())
     assert not any(item.passed or item.chosen for item in judged)

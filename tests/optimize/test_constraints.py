@@ -16,7 +16,7 @@ from bundle.manifest import InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.constraints import find_constraints
 from optimize.data import Rows
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 
 OUTPUT = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, DYNAMIC))
 TABLE = helper.make_tensor("table", TensorProto.FLOAT, [5, 2], np.zeros(10, np.float32))
@@ -34,7 +34,7 @@ def found(
     nodes: list[Any],
     inputs: dict[str, np.ndarray],
     dims: Mapping[str, Sequence[str | int]] = MappingProxyType({}),
-    flavor: Flavor = Flavor.ONNX,
+    model_format: ModelFormat = ModelFormat.ONNX,
 ) -> InputConstraints | None:
     """The constraints of a graph with `inputs`, whose dimensions are `dims`."""
     values = [
@@ -62,7 +62,7 @@ def found(
     exported: Any = SimpleNamespace(
         graph=path,
         signature=Signature(inputs=specs, outputs=(OUTPUT,)),
-        prepared=SimpleNamespace(transform=None, source=SimpleNamespace(flavor=flavor)),
+        prepared=SimpleNamespace(transform=None, source=SimpleNamespace(format=model_format)),
         baseline=SimpleNamespace(rows=Rows(inputs, None)),
     )
     return find_constraints(exported)
@@ -147,7 +147,7 @@ def test_constraints__torch_exported_the_names__they_are_taken_without_a_run(
     tmp_path: Path,
 ) -> None:
     nodes = [node("Add", "a b", "z"), node("Add", "z c", "y")]
-    constraints = found(tmp_path / "m.onnx", nodes, THREE, NAMED, Flavor.PT2)
+    constraints = found(tmp_path / "m.onnx", nodes, THREE, NAMED, ModelFormat.PT2)
     assert groups(constraints) == [["a", "b", "c"]]
 
 

@@ -24,7 +24,7 @@ SIGNATURE = signature(4, 3)
 
 @pytest.mark.parametrize("chunk_bytes", [1, 500, 1 << 20])
 @pytest.mark.parametrize("form", ["flat", "nested", "tensor"])
-def test_lists_are_rows_whatever_their_form(tmp_path: Path, form: str, chunk_bytes: int) -> None:
+def test_parquet__lists_of_any_form__are_rows(tmp_path: Path, form: str, chunk_bytes: int) -> None:
     column: Any = {
         "flat": flat_lists(X),
         "nested": pa.array(X.tolist(), pa.list_(pa.list_(pa.float32(), 3))),
@@ -40,7 +40,7 @@ def test_lists_are_rows_whatever_their_form(tmp_path: Path, form: str, chunk_byt
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_single_numbers_are_rows_of_the_shape_that_the_model_has(
+def test_parquet__single_numbers__have_the_shape_of_the_model(
     tmp_path: Path, shape: tuple[int, ...]
 ) -> None:
     path = save_parquet(tmp_path / "d.parquet", {"x": X[:, 0, 0], "y": X[:, 0, 1:].tolist()})
@@ -50,7 +50,7 @@ def test_single_numbers_are_rows_of_the_shape_that_the_model_has(
     assert data.held_out.labels.shape == (30, 2)
 
 
-def test_a_frame_of_pandas_is_read_without_its_index(tmp_path: Path) -> None:
+def test_parquet__a_pandas_frame__is_read_without_its_index(tmp_path: Path) -> None:
     import pandas as pd
 
     ids = np.arange(60).reshape(12, 5)
@@ -62,7 +62,7 @@ def test_a_frame_of_pandas_is_read_without_its_index(tmp_path: Path) -> None:
     np.testing.assert_array_equal(taken["ids"] % 2, taken["mask"])
 
 
-def test_bools_and_halves_keep_their_types(tmp_path: Path) -> None:
+def test_parquet__bools_and_halves__keep_their_types(tmp_path: Path) -> None:
     for dtype, values in ((Datatype.BOOL, X > 99), (Datatype.FP16, X.astype(np.float16))):
         path = save_parquet(tmp_path / "d.parquet", {"x": flat_lists(values)})
         data = load_data(path, signature(4, 3, dtype=dtype))
@@ -89,7 +89,7 @@ HOLED = pa.array([None if row == 5 else 1.0 for row in range(40)], pa.float32())
         ({"x": pa.array([], pa.float32())}, signature(), "has 0 rows"),
     ],
 )
-def test_wrong_columns_are_named(
+def test_parquet__wrong_columns__are_named(
     tmp_path: Path, columns: dict[str, Any], wanted: Signature, reason: str
 ) -> None:
     path = save_parquet(tmp_path / "d.parquet", columns)
@@ -98,7 +98,7 @@ def test_wrong_columns_are_named(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_lists_whose_length_changes_between_batches_are_refused(tmp_path: Path) -> None:
+def test_parquet__a_list_length_that_changes__is_rejected(tmp_path: Path) -> None:
     path = save_parquet(tmp_path / "d.parquet", {"x": RAGGED})
     wanted = signature(-1)
     with pytest.raises(MlctlError, match=r"input image changes .*\[rows, 2\] .*\[rows, 3\]"):
@@ -106,14 +106,14 @@ def test_lists_whose_length_changes_between_batches_are_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("cut", [4, 400])
-def test_a_file_that_was_cut_short_is_named(tmp_path: Path, cut: int) -> None:
+def test_parquet__cut_short__is_named(tmp_path: Path, cut: int) -> None:
     whole = save_parquet(tmp_path / "d.parquet", {"x": flat_lists(X)}).read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[:-cut])
     with pytest.raises(MlctlError, match=r"cut\.parquet cannot be read"):
         load_data(tmp_path / "cut.parquet", SIGNATURE)
 
 
-def test_without_pyarrow_the_package_is_named(
+def test_parquet__without_pyarrow__names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_parquet(tmp_path / "d.parquet", {"x": flat_lists(X)})
@@ -140,7 +140,7 @@ print(pool.max_memory())
 """
 
 
-def test_one_large_row_group_is_read_in_bounded_memory(tmp_path: Path) -> None:
+def test_parquet__a_large_row_group__is_read_in_bounded_memory(tmp_path: Path) -> None:
     numbers = np.arange(60_000, dtype=np.float32)
     rows = np.random.default_rng(0).random((60_000, 256), np.float32)
     rows[:, 0] = numbers

@@ -37,7 +37,7 @@ def record(folder: Path, of: Signature = SIGNATURE, sampling: Recorded = ALL) ->
         writer.write(payloads[first : first + 4], sampling, now=first)
 
 
-def test_a_folder_of_segments_has_the_rows_in_order(tmp_path: Path) -> None:
+def test_samples__a_folder_of_segments__has_the_rows_in_order(tmp_path: Path) -> None:
     record(tmp_path)
     (tmp_path / ".half.parquet").write_bytes(b"not written yet")
     found = load_data(tmp_path, SIGNATURE)
@@ -50,7 +50,7 @@ def test_a_folder_of_segments_has_the_rows_in_order(tmp_path: Path) -> None:
     assert load_data(one, SIGNATURE).rows < 40
 
 
-def test_labels_may_be_added_and_other_columns_do_not_matter(tmp_path: Path) -> None:
+def test_samples__added_labels__are_read_and_other_columns_ignored(tmp_path: Path) -> None:
     columns = {
         "request_id": ["r"] * 40,
         "in.image": pa.array(X.tolist(), pa.list_(pa.list_(pa.float32(), 3), 2)),
@@ -64,7 +64,7 @@ def test_labels_may_be_added_and_other_columns_do_not_matter(tmp_path: Path) -> 
     assert set(data.held_out.labels.tolist()) == {0, 1, 2}
 
 
-def test_a_redacted_input_and_an_empty_folder_are_told(tmp_path: Path) -> None:
+def test_samples__redacted_or_empty__is_named(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match="without Parquet files"):
         load_data(tmp_path, SIGNATURE)
     record(tmp_path, sampling=Recorded(share=1, redact=("image",)))

@@ -27,7 +27,7 @@ def words_of(data: EvalData) -> set[bytes]:
     return {*data.calibration.inputs["text"], *data.held_out.inputs["text"]}
 
 
-def test_text_becomes_bytes_whatever_its_form(tmp_path: Path) -> None:
+def test_text__any_form__becomes_bytes(tmp_path: Path) -> None:
     encoded = [word.encode() for word in WORDS]
     table = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"text": WORDS}), table)
@@ -44,14 +44,14 @@ def test_text_becomes_bytes_whatever_its_form(tmp_path: Path) -> None:
     assert {data.sha256 for data in found} == {found[0].sha256}
 
 
-def test_where_one_text_ends_makes_a_difference(tmp_path: Path) -> None:
+def test_text__other_boundaries__have_another_digest(tmp_path: Path) -> None:
     first = read(tmp_path, np.array(["ab", "c", *WORDS]))
     second = read(tmp_path, np.array(["a", "bc", *WORDS]))
     assert first.sha256 != second.sha256
 
 
 @pytest.mark.parametrize("stored", [np.arange(16), np.array(["a\ud800"] * 16)])
-def test_what_is_no_text_is_refused(tmp_path: Path, stored: np.ndarray) -> None:
+def test_text__no_text__is_rejected(tmp_path: Path, stored: np.ndarray) -> None:
     with pytest.raises(
         MlctlError, match=r"array 'text' holds .*(expected text|not Unicode)"
     ) as told:
@@ -59,7 +59,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, stored: np.ndarray) -> None:
     assert told.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
+def test_text__a_column_of_numbers__is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"text": list(range(16))}), path)
     with pytest.raises(MlctlError, match="type int64, expected text"):

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize import device as place
-from optimize.device import RunDevice, find_place
+from optimize import device
+from optimize.device import RunDevice, find_device
 from optimize.recipes.base import Target
 from services.runtime.tensorrt.devices import Gpu
 
 GRAPH = Path("model.onnx")
-DEVICE = "NVIDIA H200 (compute 9.0)"
+GPU = "NVIDIA H200 (compute 9.0)"
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU, CUDA and TensorRT."""
-    monkeypatch.setattr(place, "provider_problem", lambda: None)
-    monkeypatch.setattr(place, "open_session", lambda *_: None)
-    monkeypatch.setattr(place, "find_gpu", lambda: Gpu("NVIDIA H200", "9.0", "580.65.06"))
+    monkeypatch.setattr(device, "provider_problem", lambda: None)
+    monkeypatch.setattr(device, "open_session", lambda *_: None)
+    monkeypatch.setattr(device, "find_gpu", lambda: Gpu("NVIDIA H200", "9.0", "580.65.06"))
 
 
 def unavailable(*_: object) -> None:
@@ -29,13 +29,13 @@ def unavailable(*_: object) -> None:
 
 
 @pytest.mark.parametrize("target", [Target.CUDA, Target.TENSORRT])
-def test_find_place__the_machine_has_the_target__names_its_gpu(target: Target) -> None:
-    assert find_place(target, GRAPH) == RunDevice(target, target.value, device=DEVICE)
+def test_find_device__the_machine_has_the_target__names_its_gpu(target: Target) -> None:
+    assert find_device(target, GRAPH) == RunDevice(target, target.value, gpu=GPU)
 
 
-def test_find_place__cpu__asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "find_gpu", unavailable)
-    assert find_place(Target.CPU, GRAPH) == RunDevice(Target.CPU, "cpu")
+def test_find_device__cpu__asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "find_gpu", unavailable)
+    assert find_device(Target.CPU, GRAPH) == RunDevice(Target.CPU, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -46,27 +46,27 @@ def test_find_place__cpu__asks_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         (Target.TENSORRT, "find_gpu"),
     ],
 )
-def test_find_place__something_is_missing__is_the_cpu_with_the_reason(
+def test_find_device__something_is_missing__is_the_cpu_with_the_reason(
     target: Target, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place, missing, unavailable)
-    found = find_place(target, GRAPH)
+    monkeypatch.setattr(device, missing, unavailable)
+    found = find_device(target, GRAPH)
     assert (found.provider, found.missing, found.timed) == ("cpu", "it is not there", False)
 
 
-def test_find_place__the_wrong_tensorrt__is_the_cpu_with_the_reason(
+def test_find_device__the_wrong_tensorrt__is_the_cpu_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(place, "provider_problem", lambda: "it needs TensorRT 10")
-    assert find_place(Target.TENSORRT, GRAPH).missing == "it needs TensorRT 10"
+    monkeypatch.setattr(device, "provider_problem", lambda: "it needs TensorRT 10")
+    assert find_device(Target.TENSORRT, GRAPH).missing == "it needs TensorRT 10"
 
 
-def test_find_place__a_model_that_cannot_be_loaded__is_an_error(
+def test_find_device__a_model_that_cannot_be_loaded__is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> None:
         raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, "no model")
 
-    monkeypatch.setattr(place, "open_session", broken)
+    monkeypatch.setattr(device, "open_session", broken)
     with pytest.raises(MlctlError, match="no model"):
-        find_place(Target.CUDA, GRAPH)
+        find_device(Target.CUDA, GRAPH)

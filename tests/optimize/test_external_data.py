@@ -46,7 +46,7 @@ def locations(file: Path) -> set[str]:
 
 @pytest.mark.usefixtures("lowered")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_a_recipe_reads_and_writes_external_data(recipe: Recipe, tmp_path: Path) -> None:
+def test_external_data__each_recipe__reads_and_writes_it(recipe: Recipe, tmp_path: Path) -> None:
     source, out = network(tmp_path / "source", external=True), tmp_path / "out"
     before = {path.name: sha256_file(path) for path in source.parent.iterdir()}
     build(recipe, source, out)
@@ -70,7 +70,9 @@ def test_a_recipe_reads_and_writes_external_data(recipe: Recipe, tmp_path: Path)
 
 @pytest.mark.usefixtures("lowered")
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_the_same_inputs_give_the_same_bytes(recipe: Recipe, tmp_path: Path) -> None:
+def test_external_data__the_same_inputs__give_the_same_bytes(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     digests = []
     for name in ("one", "two"):
         source = network(tmp_path / name / "source", external=True)
@@ -81,7 +83,7 @@ def test_the_same_inputs_give_the_same_bytes(recipe: Recipe, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_small_models_are_one_file_with_the_same_answers(recipe: Recipe, tmp_path: Path) -> None:
+def test_save_graph__a_small_model__is_one_file(recipe: Recipe, tmp_path: Path) -> None:
     inline, external = (
         network(tmp_path / name, external=name == "external") for name in ("inline", "external")
     )
@@ -97,7 +99,7 @@ def test_small_models_are_one_file_with_the_same_answers(recipe: Recipe, tmp_pat
 
 
 @pytest.mark.usefixtures("lowered")
-def test_writing_again_replaces_the_data(tmp_path: Path) -> None:
+def test_save_graph__again__replaces_the_data(tmp_path: Path) -> None:
     source = network(tmp_path / "source", external=True)
     sizes = []
     for _ in range(2):

@@ -1,9 +1,10 @@
-"""What a variant is judged by: as it will be served, and in a search by the gate's own bound."""
+"""Variants are judged as they will be served, and in a search by the gate's own bound."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,13 @@ from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import Rows
 from optimize.device import RunDevice
 from optimize.goals import Goals
-from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows
+from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows, time_variants
 from optimize.metrics.scores import load_metric
 from optimize.recipes.base import Details, Target
+from optimize.recipes.quantize.dynamic import Dynamic
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.layers import find_layers
-from optimize.recipes.quantize.methods import Dynamic
-from optimize.variant import Measured
+from optimize.variant import Measured, Variant
 from services.runtime.faults import RunError
 from services.runtime.session import Session, open_session
 from tests.optimize.recipes.quantize.nets import product_net, save_net, token_rows
@@ -52,39 +53,43 @@ def measured(
     directory: Path,
     *,
     row_independent: bool = True,
-    joining: BatchingOptions = DEFAULT,
+    batching_options: BatchingOptions = DEFAULT,
 ) -> Measured:
     outputs = open_session(source).run(ROWS.inputs)
-    baseline = Baseline(ROWS, outputs, row_independent, None, joining)
-    return measure_variant(directory, 20, Details(), baseline, CPU, SystemClock())
+    baseline = Baseline(ROWS, outputs, row_independent, None, batching_options)
+    found = measure_variant(directory, 20, Details(), baseline, CPU)
+    variant = Variant("it", "int8", found, directory)
+    timings = time_variants([variant], baseline, CPU, SystemClock())
+    assert not timings.failures
+    return replace(found, latency=timings.latencies["it"])
 
 
-def test_a_variant_whose_rows_influence_each_other_is_judged_and_timed_alone(
+def test_measure__rows_affect_each_other__is_judged_and_timed_row_by_row(
     source: Path, dynamic: Path
 ) -> None:
     found = measured(source, dynamic)
     assert not found.row_independent
-    assert found.joined_relative_l2 is not None
-    assert found.joined_relative_l2 > 0.5
+    assert found.contaminated_relative_l2 is not None
+    assert found.contaminated_relative_l2 > 0.5
     assert [each.batch for each in found.latency] == [1]
     alone = run_rows(open_session(dynamic / "model.onnx").run, ROWS, 1)
     want = open_session(source).run(ROWS.inputs)
     assert found.parity.max_abs_error == pytest.approx(float(abs(want["y"] - alone["y"]).max()))
 
 
-def test_one_that_leaves_rows_alone_is_joined(source: Path) -> None:
+def test_measure__independent_rows__is_batched(source: Path) -> None:
     found = measured(source, source.parent)
     assert found.row_independent
     assert [each.batch for each in found.latency] == [1, 2, 4, 8, 16, 32]
 
 
-def test_a_single_row_is_timed_also_where_no_batch_is_so_small(source: Path) -> None:
-    found = measured(source, source.parent, joining=BatchingOptions(buckets=(4, 8)))
+def test_measure__no_batch_of_one_row__times_a_single_row_too(source: Path) -> None:
+    found = measured(source, source.parent, batching_options=BatchingOptions(buckets=(4, 8)))
     assert [each.batch for each in found.latency] == [1, 4, 8]
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 7])
-def test_an_engine_for_small_batches_has_room_for_the_proof(
+def test_measure__small_batches__the_engine_has_room_for_the_proof(
     source: Path, dynamic: Path, monkeypatch: pytest.MonkeyPatch, max_rows: int
 ) -> None:
     def engine(model: Path, provider: str, *, batching: Batching) -> Session:
@@ -98,17 +103,29 @@ def test_an_engine_for_small_batches_has_room_for_the_proof(
         return FunctionSession(run)
 
     monkeypatch.setattr(optimize.judge, "open_session", engine)
-    joining = BatchingOptions(max_rows=max_rows)
-    assert not measured(source, dynamic, joining=joining).row_independent
-    found = measured(source, source.parent, joining=joining)
+    batching_options = BatchingOptions(max_rows=max_rows)
+    assert not measured(source, dynamic, batching_options=batching_options).row_independent
+    found = measured(source, source.parent, batching_options=batching_options)
     assert found.row_independent
     assert found.latency[-1].batch == max_rows
 
 
-def test_where_the_source_joins_nothing_no_company_is_kept(source: Path) -> None:
+def test_time__a_variant_that_does_not_run__does_not_stop_the_others(
+    source: Path, tmp_path: Path
+) -> None:
+    baseline = Baseline(ROWS, open_session(source).run(ROWS.inputs), True, None)
+    found = measure_variant(source.parent, 20, Details(), baseline, CPU)
+    broken = Variant("broken", "int8", found, tmp_path)
+    good = Variant("good", "fp32", found, source.parent)
+    timings = time_variants([broken, good], baseline, CPU, SystemClock())
+    assert list(timings.latencies) == ["good"]
+    assert timings.failures["broken"].startswith("it does not run beside the others: ")
+
+
+def test_measure__the_source_is_not_batched__contamination_is_not_measured(source: Path) -> None:
     found = measured(source, source.parent, row_independent=False)
     assert not found.row_independent
-    assert found.joined_relative_l2 is None
+    assert found.contaminated_relative_l2 is None
 
 
 def scores(directory: Path, bias: list[float]) -> Path:
@@ -134,7 +151,7 @@ def good(tmp_path: Path, flipped: int, judging: int) -> bool:
     return meter(source, flipped, 100, judging)(tmp_path / "moved").good
 
 
-def test_a_search_stops_where_the_gates_bound_would_hold(tmp_path: Path) -> None:
+def test_quality__few_judging_rows__needs_a_larger_margin(tmp_path: Path) -> None:
     # 3 of 100 rows are within 80 % of the 5 % allowed; the bound on 100 such rows is not,
     # and on 4000 it is.
     assert not good(tmp_path, 3, judging=100)
@@ -142,7 +159,7 @@ def test_a_search_stops_where_the_gates_bound_would_hold(tmp_path: Path) -> None
     assert not good(tmp_path, 5, judging=4000)
 
 
-def test_answers_that_are_no_numbers_are_not_good_and_end_no_search(tmp_path: Path) -> None:
+def test_quality__nan__is_not_good_and_no_error(tmp_path: Path) -> None:
     source = scores(tmp_path / "source", [0.0, 0.0])
     scores(tmp_path / "broken", [0.0, math.nan])
     onnx.checker.check_model(str(tmp_path / "broken" / "model.onnx"))

@@ -33,7 +33,9 @@ def run(catalog: MemoryCatalog, data: Path) -> OptimizeResult:
     return optimize("tiny", data, catalog=catalog, goals=GOALS)
 
 
-def test_it_is_published_with_metrics_and_a_table(onnx_catalog: MemoryCatalog, data: Path) -> None:
+def test_onnx_source__is_published_with_metrics_and_a_table(
+    onnx_catalog: MemoryCatalog, data: Path
+) -> None:
     result = run(onnx_catalog, data)
     assert result.source_score is None
     assert verify(result.bundle.root).digest == result.published.digest
@@ -42,10 +44,10 @@ def test_it_is_published_with_metrics_and_a_table(onnx_catalog: MemoryCatalog, d
     assert report.metrics["fp32/relative_l2"] == 0.0
     assert report.metrics["fp32/batch32_median_ms"] > 0
     assert [row["recipe"] for row in report.table] == ["fp32", "fp16", "int8-cpu", "int4"]
-    assert report.table[2]["verdict"] == "refused"
+    assert report.table[2]["verdict"] == "failed"
 
 
-def test_damage_in_any_cached_file_changes_nothing(
+def test_onnx_source__a_damaged_cache__changes_nothing(
     onnx_catalog: MemoryCatalog, data: Path, home: Path
 ) -> None:
     digest = run(onnx_catalog, data).digest
@@ -59,9 +61,7 @@ def test_damage_in_any_cached_file_changes_nothing(
     assert verify(again.bundle.root, digest)
 
 
-def test_importing_and_optimizing_onnx_needs_no_torch(
-    onnx_catalog: MemoryCatalog, data: Path, home: Path
-) -> None:
+def test_onnx_source__needs_no_torch(onnx_catalog: MemoryCatalog, data: Path, home: Path) -> None:
     del onnx_catalog
     code = f"""
 import os, sys, json
@@ -85,12 +85,16 @@ print(json.dumps([before, "torch" in sys.modules, result.digest]))
     assert done.stderr == ""
 
 
-def test_the_signature_must_fit_the_graph(onnx_catalog: MemoryCatalog, tmp_path: Path) -> None:
+def test_onnx_source__another_signature__is_rejected(
+    onnx_catalog: MemoryCatalog, tmp_path: Path
+) -> None:
     with pytest.raises(MlctlError, match="no array for input 'x'"):
         run(onnx_catalog, save_rows(tmp_path / "z.npz", {"z": np.zeros((9, 4), np.float32)}))
 
 
-def test_golden_answers_are_those_of_the_formula(onnx_catalog: MemoryCatalog, data: Path) -> None:
+def test_onnx_source__golden_answers__are_those_of_the_formula(
+    onnx_catalog: MemoryCatalog, data: Path
+) -> None:
     from services.runtime.golden import load_golden
 
     inputs, outputs = load_golden(run(onnx_catalog, data).bundle.path("golden.npz"))

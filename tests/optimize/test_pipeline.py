@@ -62,7 +62,7 @@ def run(
     return optimize(uri, data, catalog=catalog, goals=goals, options=options)
 
 
-def refusal(uri: str, data: Path, catalog: MlflowCatalog) -> MlctlError:
+def rejection(uri: str, data: Path, catalog: MlflowCatalog) -> MlctlError:
     with pytest.raises(MlctlError) as caught:
         run(uri, data, catalog, allow_pickle=True)
     return caught.value
@@ -73,7 +73,7 @@ def pairs(tmp_path: Path) -> Path:
     return save_rows(tmp_path / "pairs.npz", {"x": vectors()})
 
 
-def test_three_variants_are_measured_and_one_is_registered_back(
+def test_optimize__every_variant__is_measured_and_one_registered(
     catalog: MlflowCatalog,
     digits_data: Path,
     tmp_path: Path,
@@ -117,7 +117,7 @@ def test_three_variants_are_measured_and_one_is_registered_back(
     assert bundle.manifest.evidence.rows == ROWS - ROWS // 4
 
 
-def test_a_rerun_takes_everything_from_the_cache_and_gives_the_same_digest(
+def test_optimize__a_rerun__uses_the_cache_and_gives_the_same_digest(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     first = run("Digits", digits_data, catalog)
@@ -133,7 +133,7 @@ def test_a_rerun_takes_everything_from_the_cache_and_gives_the_same_digest(
     assert run("Digits", digits_data, catalog).digest == first.digest
 
 
-def test_the_same_inputs_give_the_same_files_and_digest_without_the_cache(
+def test_optimize__without_the_cache__gives_the_same_files_and_digest(
     catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
 ) -> None:
     def graphs(result: OptimizeResult) -> dict[str, str]:
@@ -148,7 +148,7 @@ def test_the_same_inputs_give_the_same_files_and_digest_without_the_cache(
     assert again.digest == first.digest
 
 
-def test_the_golden_rows_hold_the_source_models_answers(
+def test_optimize__golden_rows__hold_the_source_models_answers(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     result = optimize("Digits", digits_data, catalog=catalog, goals=Goals(), recipes=FP32)
@@ -161,7 +161,7 @@ def test_the_golden_rows_hold_the_source_models_answers(
     assert verify(result.bundle.root, result.digest) == result.bundle
 
 
-def test_evidence_tells_every_variant_and_no_path(
+def test_evidence__has_every_variant_and_no_path(
     catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
 ) -> None:
     result = run("Digits", digits_data, catalog)
@@ -179,7 +179,7 @@ def test_evidence_tells_every_variant_and_no_path(
         assert place.encode() not in graph
 
 
-def test_nothing_passing_is_an_error_with_the_table(
+def test_optimize__nothing_passes__is_an_error_with_the_table(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     with pytest.raises(NothingPassedError, match=r"p95 latency in ms .* over the limit") as caught:
@@ -216,7 +216,7 @@ class Broken:
         return Details()
 
 
-def test_a_failing_recipe_is_recorded_and_the_others_go_on(
+def test_optimize__a_failing_recipe__does_not_stop_the_others(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     result = optimize(
@@ -231,27 +231,25 @@ def test_a_failing_recipe_is_recorded_and_the_others_go_on(
     assert result.chosen.variant.recipe == "fp32"
 
 
-def test_a_reason_names_no_folder_of_this_machine(
+def test_optimize__a_failure__names_no_path_of_this_machine(
     catalog: MlflowCatalog, digits_data: Path
 ) -> None:
     result = optimize("Digits", digits_data, catalog=catalog, recipes=(Broken("path"), *FP32))
     assert result.judged[0].reason == "failed: RuntimeError: /body/MatMul in 'model.onnx' is odd"
 
 
-def test_a_limit_on_agreement_that_cannot_be_checked_is_refused(
+def test_optimize__a_limit_on_agreement_without_effect__is_rejected(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
     data = save_rows(tmp_path / "rows.npz", {"inputs": rows})
     goals = Goals(min_agreement=0.5)
-    with pytest.raises(MlctlError, match="agreement has no meaning for output") as caught:
+    with pytest.raises(MlctlError, match="a limit on agreement has no effect") as caught:
         optimize("linear", data, catalog=catalog, goals=goals, recipes=FP32)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_rows_that_influence_each_other_are_served_alone(
-    catalog: MlflowCatalog, pairs: Path
-) -> None:
+def test_optimize__dependent_rows__are_served_alone(catalog: MlflowCatalog, pairs: Path) -> None:
     goals = Goals(prefer=Prefer.LATENCY)
     result = optimize("mixing", pairs, catalog=catalog, goals=goals, recipes=FP32)
     batching = result.bundle.manifest.batching
@@ -261,7 +259,7 @@ def test_rows_that_influence_each_other_are_served_alone(
     assert np.abs(outputs["logits"]).max() == 0.0
 
 
-def test_unlabelled_transformer_shapes_get_dynamic_int8(
+def test_optimize__an_unlabelled_transformer__gets_dynamic_int8(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
@@ -278,7 +276,7 @@ def test_unlabelled_transformer_shapes_get_dynamic_int8(
     assert result.bundle.manifest.evidence.agreement is None
 
 
-def test_a_variant_that_lost_row_independence_is_sealed_unjoined(
+def test_optimize__a_variant_that_lost_row_independence__is_sealed_unbatched(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = np.random.default_rng(3).standard_normal((32, 6, 16), dtype=np.float32)
@@ -287,10 +285,10 @@ def test_a_variant_that_lost_row_independence_is_sealed_unjoined(
     result = optimize("linear", data, catalog=catalog, recipes=recipes)
     batching = result.bundle.manifest.batching
     assert (batching.row_independent, batching.buckets) == (False, (1,))
-    assert "requests are not joined" in result.report
+    assert "requests are not batched" in result.report
 
 
-def test_several_inputs_and_outputs_keep_their_names(
+def test_optimize__several_inputs_and_outputs__keep_their_names(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(4)
@@ -309,7 +307,7 @@ def test_several_inputs_and_outputs_keep_their_names(
     assert constraints.ranges == {"ids": (-11, 10)}
 
 
-def test_a_pickled_model_is_refused_or_marked_in_the_manifest(
+def test_optimize__a_pickled_model__is_rejected_or_marked(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
     with pytest.raises(MlctlError) as caught:
@@ -319,48 +317,54 @@ def test_a_pickled_model_is_refused_or_marked_in_the_manifest(
     assert result.bundle.manifest.source.pickle_allowed
 
 
-def test_data_dependent_control_flow_is_refused_with_advice(
+def test_optimize__data_dependent_control_flow__is_rejected_with_a_hint(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
-    error = refusal("branching", pairs, catalog)
+    error = rejection("branching", pairs, catalog)
     assert error.code is ErrorCode.EXPORT_FAILED
     assert "control flow depends on the values" in error.message
     assert "torch.cond" in error.hint
 
 
-def test_a_batch_size_baked_in_by_a_loop_is_refused(catalog: MlflowCatalog, pairs: Path) -> None:
-    error = refusal("looping", pairs, catalog)
+def test_optimize__a_batch_size_fixed_by_a_loop__is_rejected(
+    catalog: MlflowCatalog, pairs: Path
+) -> None:
+    error = rejection("looping", pairs, catalog)
     assert error.code is ErrorCode.EXPORT_FAILED
     assert "became fixed at" in error.message
 
 
-def test_nan_answers_of_the_source_model_are_refused(
+def test_optimize__nan_of_the_source_model__is_rejected(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     rows = vectors()
     rows[-20:] *= -1
-    error = refusal("poisoned", save_rows(tmp_path / "x.npz", {"x": rows}), catalog)
+    error = rejection("poisoned", save_rows(tmp_path / "x.npz", {"x": rows}), catalog)
     assert error.code is ErrorCode.UNSUPPORTED_MODEL
     assert "NaN" in error.message
 
 
-def test_an_output_without_a_row_for_each_row_is_refused(
+def test_optimize__an_output_with_other_rows__is_rejected(
     catalog: MlflowCatalog, pairs: Path
 ) -> None:
-    error = refusal("doubling", pairs, catalog)
+    error = rejection("doubling", pairs, catalog)
     assert error.code is ErrorCode.UNSUPPORTED_MODEL
     assert "has shape [2, 3] for 1 input rows" in error.message
 
 
-def test_labels_without_scores_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_optimize__labels_without_scores__are_rejected(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
     rows = np.ones((16, 6, 16), np.float32)
     data = save_rows(tmp_path / "x.npz", {"x": rows, "y": np.arange(16) % 2})
-    error = refusal("linear", data, catalog)
+    error = rejection("linear", data, catalog)
     assert error.code is ErrorCode.INVALID_INPUT
     assert "logits" in error.message
     assert "module:function" in error.hint
 
 
-def test_labels_beyond_the_classes_are_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_optimize__labels_beyond_the_classes__are_rejected(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
     data = save_rows(tmp_path / "x.npz", {"x": images(), "y": np.arange(ROWS)})
-    assert f"the model has {CLASSES} classes" in refusal("Digits", data, catalog).message
+    assert f"the model has {CLASSES} classes" in rejection("Digits", data, catalog).message

@@ -40,11 +40,12 @@ def to_do(found: Plan) -> list[str]:
     return [step.name for step in found.steps if not step.cached]
 
 
-def test_everything_is_to_do_at_first_and_nothing_is_done(
+def test_plan__at_first__lists_everything_and_does_nothing(
     onnx_catalog: MemoryCatalog, data: Path, home: Path
 ) -> None:
     found = plan(onnx_catalog, data)
-    steps = ["export", "fp32: build", "fp32: measure", "fp16: build", "fp16: measure", "publish"]
+    steps = ["export"]
+    steps += ["fp32: build", "fp32: judge", "fp16: build", "fp16: judge", "latency", "publish"]
     assert [step.name for step in found.steps] == steps
     assert to_do(found) == steps
     assert (found.calibration_rows, found.held_out_rows) == (16, 48)
@@ -52,7 +53,7 @@ def test_everything_is_to_do_at_first_and_nothing_is_done(
     assert onnx_catalog.published == []
 
 
-def test_what_was_done_is_cached(onnx_catalog: MemoryCatalog, data: Path, home: Path) -> None:
+def test_plan__after_a_run__is_cached(onnx_catalog: MemoryCatalog, data: Path, home: Path) -> None:
     optimize("tiny", data, catalog=onnx_catalog, goals=GOALS, recipes=RECIPES)
     assert to_do(plan(onnx_catalog, data)) == ["publish"]
 
@@ -62,10 +63,10 @@ def test_what_was_done_is_cached(onnx_catalog: MemoryCatalog, data: Path, home: 
     for measured in (home / "cache" / "optimize").glob("*/measured.json"):
         measured.unlink()
     found = plan(onnx_catalog, data)
-    assert to_do(found) == ["fp32: measure", "fp16: measure", "publish"]
+    assert to_do(found) == ["fp32: judge", "fp16: judge", "publish"]
 
 
-def test_the_plan_says_what_is_not_for_the_target_and_whether_it_is_here(
+def test_plan__names_excluded_recipes_and_a_missing_target(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
     here = plan(onnx_catalog, data)
@@ -77,7 +78,7 @@ def test_the_plan_says_what_is_not_for_the_target_and_whether_it_is_here(
     assert "int8-trt" not in there.excluded
 
 
-def test_a_recipe_that_may_search_says_so(onnx_catalog: MemoryCatalog, data: Path) -> None:
+def test_plan__a_recipe_that_may_search__says_so(onnx_catalog: MemoryCatalog, data: Path) -> None:
     recipes = select(["fp32", "int4"], Target.CPU)
     found = make_plan(
         "tiny", data, catalog=onnx_catalog, goals=GOALS, options=Options(), recipes=recipes
@@ -85,9 +86,7 @@ def test_a_recipe_that_may_search_says_so(onnx_catalog: MemoryCatalog, data: Pat
     assert [step.name for step in found.steps if step.searches] == ["int4: build"]
 
 
-def test_a_plan_finds_the_same_mistakes(
-    onnx_catalog: MemoryCatalog, data: Path, tmp_path: Path
-) -> None:
+def test_plan__a_mistake__is_found(onnx_catalog: MemoryCatalog, data: Path, tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
         plan(onnx_catalog, data, Options(metric="accuracy"))
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -96,7 +95,7 @@ def test_a_plan_finds_the_same_mistakes(
     assert "none.npz" in caught.value.message
 
 
-def test_its_document_is_plain(onnx_catalog: MemoryCatalog, data: Path) -> None:
+def test_plan__document__is_json(onnx_catalog: MemoryCatalog, data: Path) -> None:
     document = plan(onnx_catalog, data).as_dict()
     assert document["steps"][-1] == {"name": "publish", "cached": False, "searches": False}
     assert json.loads(json.dumps(document)) == {**document, "steps": list(document["steps"])}

@@ -32,7 +32,7 @@ def run(
     return optimize("Digits", data, catalog=catalog, goals=goals, options=Options(target=target))
 
 
-def test_tensorrts_importer_takes_the_graph_of_every_recipe(
+def test_tensorrt__every_recipe__is_accepted_by_the_importer(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     result = run(Target.TENSORRT, catalog, tmp_path, LOOSE)
@@ -41,7 +41,7 @@ def test_tensorrts_importer_takes_the_graph_of_every_recipe(
     for recipe, variant in found.items():
         measured = variant.measured
         assert measured is not None, (recipe, variant.failure)
-        assert (measured.importer or "").startswith("taken by the importer of tensorrt-rtx")
+        assert (measured.importer or "").startswith("accepted by the importer of tensorrt-rtx")
         assert measured.latency == ()
         assert measured.provider == "cpu"
         assert measured.emulated == (recipe == "bf16")
@@ -49,7 +49,7 @@ def test_tensorrts_importer_takes_the_graph_of_every_recipe(
     assert result.bundle.manifest.variant.target == "tensorrt"
 
 
-def test_a_bundle_for_another_device_is_served_here_only_when_told_to(
+def test_target__another_device__is_served_only_on_request(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     data = save_rows(tmp_path / "rows.npz", {"x": images()})
@@ -68,8 +68,6 @@ def test_a_bundle_for_another_device_is_served_here_only_when_told_to(
     assert np.isfinite(scorer.run({"x": images()[:3]})["logits"]).all()
 
 
-def test_a_latency_goal_cannot_be_met_without_the_device(
-    catalog: MlflowCatalog, tmp_path: Path
-) -> None:
+def test_target__missing__fails_a_latency_goal(catalog: MlflowCatalog, tmp_path: Path) -> None:
     with pytest.raises(NothingPassedError, match="its latency was not measured"):
         run(Target.CUDA, catalog, tmp_path, Goals(max_p95_ms=1000.0, prefer=Prefer.LATENCY))

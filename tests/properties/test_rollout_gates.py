@@ -45,11 +45,9 @@ looks = st.builds(
 )
 
 
-@given(st.lists(windows, max_size=30), st.integers(0, 2**31))
-def test_evidence_stays_finite_and_is_a_function_of_its_ticks(
-    ticks: list[Window], seed: int
-) -> None:
-    first = second = GateEvidence(seed=seed)
+@given(st.lists(windows, max_size=30))
+def test_evidence_stays_finite_and_is_a_function_of_its_ticks(ticks: list[Window]) -> None:
+    first = second = GateEvidence()
     for window in ticks:
         first = gates.fold(first, window, SPEC)
         second = gates.fold(second, window, SPEC)
@@ -59,16 +57,17 @@ def test_evidence_stays_finite_and_is_a_function_of_its_ticks(
 
 @given(st.lists(harmless, max_size=30))
 def test_a_candidate_without_a_fault_is_never_rolled_back(ticks: list[Window]) -> None:
-    evidence = GateEvidence(seed=1)
+    evidence = GateEvidence()
     for window in ticks:
         evidence = gates.fold(evidence, window, SPEC)
         assert gates.harm(evidence, SPEC) is None
 
 
-@given(counts(), counts(), st.integers(0, 2**31))
-def test_a_side_without_hits_is_never_worse(ours: Counts, theirs: Counts, seed: int) -> None:
-    sign = e_values.thinned_sign((0, ours.requests), (theirs.errors, theirs.requests), (seed,))
-    assert sign in (-1, 0)
+@given(counts(), counts())
+def test_higher__side_without_hits__is_never_worse(ours: Counts, theirs: Counts) -> None:
+    if ours.requests and theirs.requests:
+        logs = e_values.higher((0, ours.requests), (theirs.errors, theirs.requests))
+        assert all(log <= 0 for log in logs)
 
 
 @given(st.lists(looks, max_size=60))

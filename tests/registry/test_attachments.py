@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bento.transfer.archive import list_files
-from bento.transfer.push import Destination, TransferTarget
+from bento.transfer.push import Destination, TransferTarget, pull, push
 from bundle.errors import ErrorCode, MlctlError
-from cli import shipping
 from registry.catalog import PublishReport
 from registry.mlflow_catalog import MlflowCatalog
 from services.runtime.bento_store import find_bento
@@ -17,7 +16,7 @@ from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 
 
-def test_a_bento_goes_to_the_registry_and_comes_back(
+def test_attach__a_folder__comes_back_unchanged(
     catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", name="digits", scale=7.0)
@@ -27,18 +26,18 @@ def test_a_bento_goes_to_the_registry_and_comes_back(
     sent = small_bento(tmp_path / "store" / "bentos" / "digits" / version, bundle)
     target = TransferTarget(Destination.MLFLOW, published.uri)
     with pytest.raises(MlctlError, match="has: none") as caught:
-        shipping.pull(target)
+        pull(target)
     assert caught.value.code is ErrorCode.BENTO_NOT_FOUND
-    told = shipping.push(TransferTarget(Destination.MLFLOW), sent.tag, catalog, published)
-    assert told["reference"] == f"mlflow:digits-optimized/{published.version}#{version}"
+    pushed = push(TransferTarget(Destination.MLFLOW), sent.tag, catalog, published)
+    assert pushed.reference == f"mlflow:digits-optimized/{published.version}#{version}"
     files = list_files(sent)
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "other"))
     for tag in (None, version):
-        back = shipping.pull(TransferTarget(Destination.MLFLOW, published.uri, tag))
+        back = pull(TransferTarget(Destination.MLFLOW, published.uri, tag))
         assert list_files(back) == files
         assert find_bento("digits").path == back.path
-    with pytest.raises(MlctlError, match=f"'no' was looked for; .* has: {version}"):
-        shipping.pull(TransferTarget(Destination.MLFLOW, published.uri, "no"))
+    with pytest.raises(MlctlError, match=f"expected 'no'; .* has: {version}"):
+        pull(TransferTarget(Destination.MLFLOW, published.uri, "no"))
     with pytest.raises(MlctlError) as caught:
         catalog.fetch_attached(published, "bentos/no", tmp_path)
     assert caught.value.code is ErrorCode.BENTO_NOT_FOUND

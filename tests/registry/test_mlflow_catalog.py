@@ -11,7 +11,7 @@ from bundle.files import exclusive
 from bundle.home import state_dir
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, verify
-from registry.catalog import Flavor, PublishedModel, PublishReport, artifacts_sha256
+from registry.catalog import ModelFormat, PublishedModel, PublishReport, artifacts_sha256
 from registry.mlflow_catalog import MlflowCatalog
 from registry.publish import PUBLISHER_TAG
 from tests.support.bundles import make_bundle
@@ -26,18 +26,18 @@ REPORT = PublishReport(
 )
 
 
-def refused(code: ErrorCode, text: str, catalog: MlflowCatalog) -> str:
+def rejected(code: ErrorCode, text: str, catalog: MlflowCatalog) -> str:
     with pytest.raises(MlctlError) as caught:
         catalog.resolve(text)
     assert caught.value.code is code
     return caught.value.message
 
 
-def test_a_version_is_resolved_by_number_alias_and_newest(catalog: MlflowCatalog) -> None:
+def test_resolve__by_number_alias_and_newest(catalog: MlflowCatalog) -> None:
     by_alias = catalog.resolve("models:/digits@candidate")
     assert by_alias == catalog.resolve("digits/1")
     assert by_alias.uri == "models:/digits/1"
-    assert by_alias.flavor is Flavor.PT2
+    assert by_alias.format is ModelFormat.PT2
     assert not by_alias.pickle_allowed
     assert by_alias.run_id
     assert by_alias.signature == Signature(
@@ -50,7 +50,7 @@ def test_a_version_is_resolved_by_number_alias_and_newest(catalog: MlflowCatalog
     assert newest.sha256 != by_alias.sha256
 
 
-def test_a_damaged_copy_of_the_artifacts_is_fetched_again(catalog: MlflowCatalog) -> None:
+def test_resolve__a_damaged_copy__is_fetched_again(catalog: MlflowCatalog) -> None:
     source = catalog.resolve("digits/1")
     (source.artifacts / "MLmodel").write_text("damaged")
     again = catalog.resolve("digits/1")
@@ -58,29 +58,27 @@ def test_a_damaged_copy_of_the_artifacts_is_fetched_again(catalog: MlflowCatalog
     assert artifacts_sha256(again.artifacts) == source.sha256
 
 
-def test_what_is_missing_is_named_with_what_exists(catalog: MlflowCatalog) -> None:
+def test_resolve__a_missing_model__suggests_existing_ones(catalog: MlflowCatalog) -> None:
     code = ErrorCode.MODEL_NOT_FOUND
-    assert "did you mean 'digits'" in refused(code, "digit@candidate", catalog)
-    assert "did you mean 'candidate'" in refused(code, "digits@candidat", catalog)
-    assert "its aliases: candidate" in refused(code, "digits@zzz", catalog)
-    assert "its versions: 1, 2" in refused(code, "digits/99", catalog)
+    assert "did you mean 'digits'" in rejected(code, "digit@candidate", catalog)
+    assert "did you mean 'candidate'" in rejected(code, "digits@candidat", catalog)
+    assert "its aliases: candidate" in rejected(code, "digits@zzz", catalog)
+    assert "its versions: 1, 2" in rejected(code, "digits/99", catalog)
 
 
-def test_a_pickle_is_refused_unless_allowed(catalog: MlflowCatalog) -> None:
-    assert "models:/branchy/1" in refused(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
+def test_resolve__a_pickle__is_rejected_unless_allowed(catalog: MlflowCatalog) -> None:
+    assert "models:/branchy/1" in rejected(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
     source = catalog.resolve("branchy", allow_pickle=True)
-    assert source.flavor is Flavor.PICKLE
+    assert source.format is ModelFormat.PICKLE
     assert source.pickle_allowed
 
 
-def test_what_was_optimized_already_is_not_a_source(catalog: MlflowCatalog) -> None:
-    message = refused(ErrorCode.UNSUPPORTED_MODEL, "digits-optimized/1", catalog)
+def test_resolve__an_optimized_version__is_rejected(catalog: MlflowCatalog) -> None:
+    message = rejected(ErrorCode.UNSUPPORTED_MODEL, "digits-optimized/1", catalog)
     assert "digits-optimized" in message
 
 
-def test_publishing_records_lineage_and_is_idempotent(
-    catalog: MlflowCatalog, tmp_path: Path
-) -> None:
+def test_publish__again__is_idempotent_with_lineage(catalog: MlflowCatalog, tmp_path: Path) -> None:
     source = catalog.resolve("digits/1")
     bundle = make_bundle(tmp_path / "bundle", name="digits")
     published = catalog.publish(bundle, source, REPORT)
@@ -148,9 +146,7 @@ def test_publish__after_a_killed_process__ends_its_run_and_no_other(
     assert statuses == ["KILLED", "RUNNING", "RUNNING"]
 
 
-def test_two_that_publish_the_same_bundle_at_once_register_it_once(
-    catalog: MlflowCatalog, tmp_path: Path
-) -> None:
+def test_publish__two_at_once__register_once(catalog: MlflowCatalog, tmp_path: Path) -> None:
     source = catalog.resolve("digits/1")
     bundle = make_bundle(tmp_path / "bundle", name="digits", scale=7.0)
     turn = exclusive(state_dir("locks") / "publish")
@@ -172,7 +168,7 @@ def two_bundles(catalog: MlflowCatalog, tmp_path: Path) -> tuple[VerifiedBundle,
     return first, second
 
 
-def test_optimized_versions_are_found_through_their_source(
+def test_find_optimized__by_source_or_version(
     catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
 ) -> None:
     first, second = two_bundles
@@ -218,8 +214,8 @@ def test_select_optimized__with_a_version__takes_that_one(
         catalog.select_optimized("digits", "99")
 
 
-def test_a_model_that_was_never_optimized_says_how(catalog: MlflowCatalog) -> None:
-    with pytest.raises(MlctlError, match="no optimized version of models:/branchy") as caught:
+def test_find_optimized__never_optimized__hints_at_the_command(catalog: MlflowCatalog) -> None:
+    with pytest.raises(MlctlError, match="models:/branchy has no optimized version") as caught:
         catalog.find_optimized("branchy")
     assert "mlctl optimize models:/branchy" in caught.value.hint
     with pytest.raises(MlctlError, match="did you mean 'branchy'"):
@@ -230,7 +226,7 @@ def test_a_model_that_was_never_optimized_says_how(catalog: MlflowCatalog) -> No
         catalog.find_by_digest("' or name like '%")
 
 
-def test_the_champion_is_written_on_both_sides(
+def test_write_champion__sets_the_alias_on_both_models(
     catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
 ) -> None:
     first, second = two_bundles
@@ -243,19 +239,19 @@ def test_the_champion_is_written_on_both_sides(
     assert row.source_uri == "models:/digits/2"
 
 
-def test_every_version_is_listed_newest_first(catalog: MlflowCatalog) -> None:
+def test_list_models__every_version__newest_first(catalog: MlflowCatalog) -> None:
     rows = [row for row in catalog.list_models() if row.name == "digits"]
     assert [row.version for row in rows] == ["2", "1"]
     assert "candidate" in rows[1].aliases
     assert rows[0].digest is None
 
 
-def test_an_alias_of_a_missing_version_is_refused(catalog: MlflowCatalog) -> None:
+def test_set_alias__a_missing_version__is_rejected(catalog: MlflowCatalog) -> None:
     with pytest.raises(MlctlError, match="no version 77"):
         catalog.set_alias("digits", "champion", "77")
 
 
-def test_a_fetched_bundle_is_verified(
+def test_fetch_bundle__is_verified(
     catalog: MlflowCatalog,
     two_bundles: tuple[VerifiedBundle, VerifiedBundle],
     tmp_path: Path,
@@ -267,7 +263,7 @@ def test_a_fetched_bundle_is_verified(
     assert {path.name for path in target.parent.iterdir()} == {"fetched"}
 
 
-def test_a_bundle_altered_in_the_registry_is_refused(
+def test_fetch_bundle__altered_in_the_registry__is_rejected(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     bundle = make_bundle(tmp_path / "bundle", name="digits", scale=5.0)

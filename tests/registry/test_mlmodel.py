@@ -9,7 +9,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype
-from registry.catalog import Flavor
+from registry.catalog import ModelFormat
 from registry.mlflow_catalog import MlflowCatalog
 from registry.mlmodel import read_mlmodel
 
@@ -32,9 +32,9 @@ def write_mlmodel(root: Path, **changes: Any) -> Path:
     return root
 
 
-def test_unnamed_single_tensors_get_the_default_names(tmp_path: Path) -> None:
+def test_read_mlmodel__unnamed_tensors__get_default_names(tmp_path: Path) -> None:
     stored = read_mlmodel(write_mlmodel(tmp_path), "models:/m/1")
-    assert stored.flavor is Flavor.ONNX
+    assert stored.format is ModelFormat.ONNX
     assert stored.path == tmp_path / "model.onnx"
     assert [spec.name for spec in stored.signature.inputs] == ["input"]
     assert [spec.name for spec in stored.signature.outputs] == ["output"]
@@ -58,7 +58,9 @@ def test_unnamed_single_tensors_get_the_default_names(tmp_path: Path) -> None:
         ({"flavors": {"sklearn": {}, "python_function": {}}}, "flavor is sklearn"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_read_mlmodel__an_unusable_model__is_named(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
         read_mlmodel(write_mlmodel(tmp_path, **changes), "models:/m/1")
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
@@ -66,7 +68,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, changes: dict[str, Any], r
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{flavors: [", "x: 1"])
-def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
+def test_read_mlmodel__a_broken_file__is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "MLmodel").write_text(content)
     with pytest.raises(MlctlError) as caught:
         read_mlmodel(tmp_path, "models:/m/1")
@@ -74,7 +76,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["../../etc/passwd", "/etc/passwd", "a/../../b"])
-def test_a_model_path_cannot_leave_the_directory(tmp_path: Path, data: str) -> None:
+def test_read_mlmodel__a_path_outside__is_rejected(tmp_path: Path, data: str) -> None:
     write_mlmodel(tmp_path, flavors={"onnx": {"data": data}})
     with pytest.raises(MlctlError) as caught:
         read_mlmodel(tmp_path, "models:/m/1")
@@ -82,12 +84,12 @@ def test_a_model_path_cannot_leave_the_directory(tmp_path: Path, data: str) -> N
 
 
 @pytest.mark.slow
-def test_a_pt2_model_with_code_of_its_own_counts_as_pickle(
+def test_read_mlmodel__pt2_with_code__counts_as_pickle(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     root = tmp_path / "model"
     shutil.copytree(catalog.resolve("digits/1").artifacts, root)
-    assert read_mlmodel(root, "digits").flavor is Flavor.PT2
+    assert read_mlmodel(root, "digits").format is ModelFormat.PT2
     text = (root / "MLmodel").read_text()
     (root / "MLmodel").write_text(text.replace("code: null", "code: code"))
-    assert read_mlmodel(root, "digits").flavor is Flavor.PICKLE
+    assert read_mlmodel(root, "digits").format is ModelFormat.PICKLE

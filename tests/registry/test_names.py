@@ -25,7 +25,7 @@ from registry.names import (
         ("My Model.v2", ModelRef("My Model.v2")),
     ],
 )
-def test_every_form_is_read(text: str, expected: ModelRef) -> None:
+def test_parse_ref__every_form__is_read(text: str, expected: ModelRef) -> None:
     assert parse_ref(text) == expected
     assert parse_ref(str(expected)) == expected
 
@@ -46,14 +46,14 @@ def test_every_form_is_read(text: str, expected: ModelRef) -> None:
         ("runs:/abc/model", "name"),
     ],
 )
-def test_a_wrong_reference_names_its_part(text: str, part: str) -> None:
+def test_parse_ref__a_wrong_reference__names_its_part(text: str, part: str) -> None:
     with pytest.raises(MlctlError, match=f"is not a {part}") as caught:
         parse_ref(text)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert "NAME@alias" in caught.value.hint
 
 
-def test_the_optimized_name_is_the_same_when_taken_twice() -> None:
+def test_optimized_name__twice__is_the_same() -> None:
     assert optimized_name("digits") == "digits-optimized"
     assert optimized_name("digits-optimized") == "digits-optimized"
 
@@ -62,22 +62,22 @@ def test_the_optimized_name_is_the_same_when_taken_twice() -> None:
     ("name", "expected"),
     [("digits", "digits"), ("My Model", "my-model"), ("_x_", "x"), ("A" * 90, "a" * 63)],
 )
-def test_bundle_names_fit_their_pattern(name: str, expected: str) -> None:
+def test_bundle_name__any_name__fits_the_pattern(name: str, expected: str) -> None:
     assert bundle_name(name) == expected
 
 
-def test_a_name_without_letters_has_no_bundle_name() -> None:
+def test_bundle_name__no_letters__is_rejected() -> None:
     with pytest.raises(MlctlError, match="no letters"):
         bundle_name("...")
 
 
-def test_suggestions_are_near_then_all_then_none() -> None:
+def test_suggestion__similar_then_all_then_none() -> None:
     assert near_names("digit", ["digits", "weather"]) == ("digits",)
     assert "did you mean 'digits'?" in suggestion("digit", ["digits"], "registered models")
     assert suggestion("zzz", ["b", "a"], "registered models") == "registered models: a, b"
     assert suggestion("zzz", [], "registered models") == "registered models: none"
 
 
-def test_foreign_text_cannot_move_the_terminal() -> None:
+def test_printable__control_characters__are_replaced() -> None:
     assert "\x1b" not in printable("\x1b[2Jred")
     assert "\x1b" not in suggestion("digits", ["digits\x1b[2J"], "models")

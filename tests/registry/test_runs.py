@@ -24,7 +24,7 @@ def client(catalog: MlflowCatalog) -> Any:
     return MlflowClient()
 
 
-def test_writing_twice_leaves_it_as_it_is(client: Any) -> None:
+def test_runs__writing_twice__is_idempotent(client: Any) -> None:
     for _ in range(2):  # two processes, of which the first was killed at the very end
         runs = MlflowRuns()
         ref = runs.open("shop-1", "shop 1", 1000.5, {"mlctl.deployment": "shop"})
@@ -46,7 +46,7 @@ def test_writing_twice_leaves_it_as_it_is(client: Any) -> None:
     assert other.run != ref.run
 
 
-def test_a_registry_that_is_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs__an_unreachable_registry__says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRACKING_VARIABLE, "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(MlctlError) as caught:

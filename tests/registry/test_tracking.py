@@ -30,7 +30,7 @@ print(run.info.artifact_uri)
 """
 
 
-def test_the_default_store_is_under_the_home(
+def test_tracking__default_store__is_under_the_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
@@ -41,7 +41,7 @@ def test_the_default_store_is_under_the_home(
 
 
 @pytest.mark.slow
-def test_nothing_lands_in_the_current_directory(registry_home: Path, tmp_path: Path) -> None:
+def test_tracking__current_directory__stays_empty(registry_home: Path, tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if name != TRACKING_VARIABLE},
         HOME_VARIABLE: str(registry_home),
@@ -59,7 +59,7 @@ def test_nothing_lands_in_the_current_directory(registry_home: Path, tmp_path: P
     assert done.stdout.strip().startswith((registry_home / "mlartifacts").as_uri())
 
 
-def test_the_environment_is_left_as_found_and_pickle_is_off(
+def test_tracking__environment__is_unchanged_with_pickle_off(
     catalog: MlflowCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del catalog
@@ -69,7 +69,7 @@ def test_the_environment_is_left_as_found_and_pickle_is_off(
     assert os.environ[PICKLE_VARIABLE] == "false"
 
 
-def test_an_unreachable_server_is_a_clear_error(
+def test_tracking__an_unreachable_server__is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
@@ -122,7 +122,7 @@ def test_a_model_that_is_not_registered__names_the_registry_and_its_variable(
 
 
 @pytest.mark.slow
-def test_a_new_store_may_be_made_by_two_at_once(tmp_path: Path) -> None:
+def test_tracking__a_new_store__may_be_created_by_two_at_once(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if name != TRACKING_VARIABLE},
         HOME_VARIABLE: str(tmp_path / "home"),

@@ -123,7 +123,7 @@ def test_optimizing_and_building_again_change_nothing(shop: Shop, tmp_path: Path
     folder = tmp_path / "out" / built["tag"].replace(":", "-")
     assert built["pushed"]["reference"] == f"folder:{folder}"
     listing = (folder / "listing.json").read_bytes()
-    assert built["pushed"]["parcel_digest"] == hashlib.sha256(listing).hexdigest()
+    assert built["pushed"]["archive_digest"] == hashlib.sha256(listing).hexdigest()
     assert json.loads(listing)["digest"] == built["digest"]
 
 

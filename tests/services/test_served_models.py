@@ -15,8 +15,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
 from cli.provenance import ProvenanceSources, chain
 from cli.revisions import find_revision
-from loadtest.parity.base import Arrays
-from loadtest.parity.online import open_online
+from loadtest.parity.online_paths import open_online
+from loadtest.parity.paths import Arrays
 from loadtest.target import Address
 from services.runtime.bento_layout import pack, unpack
 from services.runtime.bento_store import find_bento
@@ -93,9 +93,9 @@ def test_every_way_leads_to_the_model_that_is_meant(served: Server, shop: BuiltB
         for bundle in unpack(shop.path / "src").bundles:
             name, signature = bundle.manifest.name, bundle.manifest.signature
             inputs, output, wanted = asked.pop(name)
-            for way in open_online(client, address, name, signature, alone=False):
-                (found,) = way.answers([inputs], len(wanted))
-                assert found[output].tolist() == wanted, (name, way.name)
+            for path in open_online(client, address, name, signature, alone=False):
+                (found,) = path.infer([inputs], len(wanted))
+                assert found[output].tolist() == wanted, (name, path.name)
     assert not asked
 
 

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from registry.catalog import Flavor, SourceModel, artifacts_sha256
+from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
 
 FEATURES = 16
 LAYERS = 4
@@ -26,7 +26,7 @@ def dense_source(root: Path) -> SourceModel:
         version="1",
         uri="models:/dense/1",
         run_id="run",
-        flavor=Flavor.ONNX,
+        format=ModelFormat.ONNX,
         signature=Signature(inputs=(x,), outputs=(y,)),
         artifacts=root,
         model_path=root / "model.onnx",

@@ -1,133 +1,168 @@
-"""Many rollouts at once in front of the gates, as arrays with one entry per rollout.
+"""Whole rollouts in front of the product's own gates, in simulated time.
 
-The sums are those of `rollout.domain.evidence` and its `gates`, whose constants they use; a test
-compares both on the same ticks.
+A service has some requests a second; a version's requests are slow or wrong with a base rate, and
+with another one during episodes that begin at random. Requests go to the candidate by its weight.
+Everything that decides is the product's: the fold, the gates and the state machine.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from rollout.domain import e_values, gates
-from rollout.domain.evidence import SLOW_SHARE
-from rollout.domain.spec import RolloutSpec
-
-Numbers = npt.NDArray[np.int64]
+from rollout.domain import gates
+from rollout.domain import state_machine as machine
+from rollout.domain.counts import Counts, Window
+from rollout.domain.spec import Outcome, RolloutSpec
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
+from rollout.domain.traffic_record import BLOCK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """One tick of one slot in each rollout; every request is timed."""
+class Version:
+    """How one version answers.
 
-    n: Numbers
-    errors: Numbers
-    slow: Numbers
-    tail: Numbers
+    Attributes:
+        slow, errors, client_errors: shares of its requests outside of episodes.
+        period: mean seconds from one episode to the next; 0 for none. length: of one, in seconds.
+        slow_inside, errors_inside: shares during an episode.
+    """
+
+    slow: float = 0.0
+    errors: float = 0.0
+    client_errors: float = 0.0
+    period: float = 0.0
+    length: float = 5.0
+    slow_inside: float = 0.0
+    errors_inside: float = 0.0
+
+    def episodes(self, generator: np.random.Generator, tick: float) -> Iterator[bool]:
+        """Yield for each tick of `tick` seconds whether it lies in an episode."""
+        left = 0
+        while True:
+            if self.period and generator.random() < tick / self.period:
+                left = round(self.length / tick)
+            yield left > 0
+            left -= left > 0
 
 
-Side = Callable[[np.random.Generator, int], Tick]
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a simulated rollout ended, why, and after how many seconds."""
+
+    outcome: Outcome | None
+    gate: str
+    why: str
+    seconds: float
 
 
-@dataclass
-class Judges:
-    """The rollback gates of `runs` rollouts."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The traffic of one deployment.
 
-    spec: RolloutSpec
-    runs: int
-    generator: np.random.Generator
-    logs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    bad: dict[str, Numbers] = field(default_factory=dict)
-    sums: dict[str, Numbers] = field(default_factory=dict)
+    Attributes:
+        per_second: mean requests a second (Poisson).
+        record_seconds: how long the live version was watched before the rollout.
+        shared: both versions have their episodes at the same time.
+        stuck_client: share of the requests that come from one client whose payload every version
+            rejects, and which sticky routing sends to the candidate.
+        tick: seconds from one evaluation to the next.
+    """
 
-    def fold(self, ours: Tick, theirs: Tick) -> npt.NDArray[np.bool_]:
-        """Add a tick; which rollouts are rolled back after it."""
-        limit = self.spec.max_error_rate
-        self._share("errors", ours.errors, ours.n, limit)
-        self._sign("errors_live", (ours.errors, ours.n), (theirs.errors, theirs.n))
-        self._sign("tail_live", (ours.tail, ours.n), (theirs.tail, theirs.n))
-        rules = {
-            "errors": self.bad["errors"] >= gates.MIN_BAD_TICKS,
-            "errors_live": self._beyond("errors_live", self.spec.margin * limit),
-            "tail_live": self._beyond("tail_live", 0.0),
-        }
-        values = [np.zeros(self.runs)]  # the gate on client errors, of which there are none
-        if self.spec.max_p99_ms is not None:
-            self._share("slow", ours.slow, ours.n, SLOW_SHARE)
-            rules["slow"] = self.bad["slow"] >= gates.MIN_BAD_TICKS
-        threshold = math.log(1.0 / self.spec.alpha)
-        fires = np.zeros(self.runs, bool)
-        for name, rule in rules.items():
-            value = _log_mean(self.logs[name])
-            values.append(value)
-            fires |= (value >= threshold) & rule
-        return fires & (_log_mean(np.stack(values, axis=1)) >= threshold)
+    per_second: float = 100.0
+    record_seconds: float = 1800.0
+    shared: bool = False
+    stuck_client: float = 0.0
+    tick: float = 1.0
 
-    def _share(self, name: str, hits: Numbers, n: Numbers, limit: float) -> None:
-        excess = np.where(n > 0, hits / np.maximum(n, 1) / limit - 1.0, 0.0)
-        self._add(name, np.log1p(np.outer(excess, e_values.SHARE_STAKES)))
-        self.bad[name] = self.bad.get(name, np.zeros(self.runs, np.int64)) + (hits > limit * n)
+    def block(
+        self, live: Version, episodes: Iterator[bool], generator: np.random.Generator
+    ) -> Counts:
+        """Draw what the live version does in one block of its record, the stuck client included."""
+        total, tick = Counts(), self.tick
+        for _ in range(round(BLOCK_SECONDS / tick)):
+            n = int(generator.poisson(self.per_second * tick))
+            stuck = int(generator.binomial(n, self.stuck_client))
+            answered = draw(live, n - stuck, generator, inside=next(episodes))
+            total = total.plus(answered).plus(Counts(stuck, 0, stuck, client_errors=stuck))
+        return total
 
-    def _sign(
-        self, name: str, ours: tuple[Numbers, Numbers], theirs: tuple[Numbers, Numbers]
-    ) -> None:
-        n = np.minimum(ours[1], theirs[1])
-        mine, other = (
-            np.where(n == total, hits, self.generator.hypergeometric(hits, total - hits, n))
-            for hits, total in (ours, theirs)
+
+def rollout(
+    candidate: Version, live: Version, spec: RolloutSpec, seed: int, service: Service = Service()
+) -> Ended:
+    """Run one rollout from its first step to its end."""
+    generator, tick = np.random.default_rng(seed), service.tick
+    ours, theirs = candidate.episodes(generator, tick), live.episodes(generator, tick)
+    record = [
+        (service.block(live, theirs, generator), BLOCK_SECONDS)
+        for _ in range(int(service.record_seconds / BLOCK_SECONDS))
+    ]
+    progress = RolloutProgress(phase=RolloutPhase.WARM, evidence=gates.begin(record, spec))
+    progress = machine.move(progress, machine.next_signal(progress, spec), 0.0)
+    now = 0.0
+    while progress.phase in machine.EXPOSED:
+        now += tick
+        weight = machine.candidate_weight(progress, spec)
+        others = service.per_second * (1.0 - service.stuck_client)
+        n = int(generator.poisson(others * tick))
+        mine = int(generator.binomial(n, weight / 100))
+        inside = next(theirs), next(ours)
+        window = Window(
+            draw(candidate, mine, generator, inside=inside[0] if service.shared else inside[1]),
+            draw(live, n - mine, generator, inside=inside[0]),
+            representative=spec.representative(weight),
+            seconds=tick,
         )
-        self._add(name, np.log1p(np.outer(np.sign(mine - other), e_values.SIGN_BETS)))
-        for key, value in zip(("k", "n", "K", "N"), (*ours, *theirs), strict=True):
-            self.sums[name + key] = self.sums.get(name + key, np.zeros(self.runs, np.int64)) + value
-
-    def _add(self, name: str, step: npt.NDArray[np.float64]) -> None:
-        self.logs[name] = self.logs.get(name, np.zeros_like(step)) + step
-
-    def _beyond(self, name: str, slack: float) -> npt.NDArray[np.bool_]:
-        k, n, others, total = (self.sums[name + key] for key in ("k", "n", "K", "N"))
-        return k / np.maximum(n, 1) > others / np.maximum(total, 1) + slack
-
-
-def rolled_back_at(
-    ours: Side, theirs: Side, spec: RolloutSpec, *, ticks: int, runs: int, seed: int
-) -> Numbers:
-    """The tick (from 1) at which each rollout is rolled back, looking after each; 0 for never."""
-    generator = np.random.default_rng(seed)
-    judges = Judges(spec, runs, generator)
-    found = np.zeros(runs, np.int64)
-    for tick in range(1, ticks + 1):
-        fires = judges.fold(ours(generator, tick), theirs(generator, tick))
-        found[(found == 0) & fires] = tick
-    return found
+        if service.stuck_client:
+            window = _with_stuck_client(window, service, generator)
+        observation = TickObservation(window)
+        progress = machine.absorb(progress, observation, spec, now)
+        progress = machine.apply_verdict(
+            progress, machine.judge(progress, observation, spec, now), spec, now
+        )
+    ruling = progress.ruling
+    assert ruling is not None
+    return Ended(progress.planned, ruling.gate, ruling.why, now)
 
 
-def proved_at(
-    draw: Callable[[np.random.Generator], npt.NDArray[np.float64]],
-    n: int,
-    limit: float,
-    alpha: float,
-    *,
-    ticks: int,
+def ends(
+    candidate: Version,
+    live: Version,
+    spec: RolloutSpec,
     runs: int,
-    seed: int,
-) -> Numbers:
-    """The tick at which hits of `n` per tick prove a rate below `limit`; 0 for never."""
-    generator = np.random.default_rng(seed)
-    hit = np.asarray(e_values.bound_step(e_values.start(4), 1, 1, limit))
-    miss = np.asarray(e_values.bound_step(e_values.start(4), 0, 1, limit))
-    logs, found = np.zeros((runs, 4)), np.zeros(runs, np.int64)
-    for tick in range(1, ticks + 1):
-        hits = draw(generator)
-        logs += np.outer(hits, hit) + np.outer(n - hits, miss)
-        found[(found == 0) & (_log_mean(logs) >= math.log(1.0 / alpha))] = tick
-    return found
+    service: Service = Service(),
+) -> tuple[Counter[Outcome | None], list[Ended]]:
+    """Run `runs` rollouts with the seeds from 0 on; count their outcomes."""
+    found = [rollout(candidate, live, spec, seed, service) for seed in range(runs)]
+    return Counter(each.outcome for each in found), found
 
 
-def _log_mean(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    top = logs.max(axis=1)
-    mean: npt.NDArray[np.float64] = top + np.log(np.exp(logs - top[:, None]).mean(axis=1))
-    return mean
+def draw(
+    version: Version, n: int, generator: np.random.Generator, *, inside: bool = False
+) -> Counts:
+    """Draw what `n` requests to `version` do in one tick."""
+    slow = version.slow_inside if inside else version.slow
+    errors = version.errors_inside if inside else version.errors
+    slows = int(generator.binomial(n, slow))
+    return Counts(
+        n,
+        int(generator.binomial(n, errors)),
+        n,
+        slow=slows,
+        tail=slows,
+        client_errors=int(generator.binomial(n, version.client_errors)),
+    )
+
+
+def _with_stuck_client(window: Window, service: Service, generator: np.random.Generator) -> Window:
+    """Send the stuck client's requests to the candidate too: each is the client's own error."""
+    n = int(generator.poisson(service.per_second * service.tick * service.stuck_client))
+    more = Counts(n, 0, n, client_errors=n)
+    return replace(window, candidate=window.candidate.plus(more))
+
+
+__all__ = ["Ended", "Service", "Version", "draw", "ends", "rollout"]

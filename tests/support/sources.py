@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 from tests.support.bundles import make_bundle
 
 
@@ -21,7 +21,7 @@ def onnx_source(
         version=version,
         uri=f"models:/tiny/{version}",
         run_id="run",
-        flavor=Flavor.PICKLE if pickled else Flavor.ONNX,
+        format=ModelFormat.PICKLE if pickled else ModelFormat.ONNX,
         signature=bundle.manifest.signature,
         artifacts=root,
         model_path=root / "model.onnx",

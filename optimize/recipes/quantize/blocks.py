@@ -1,7 +1,7 @@
 """4-bit weights: each block of 64 along a weight's inputs has a scale; activations stay in fp32.
 
 The weight is stored as INT4 behind a blocked DequantizeLinear, symmetric, because
-TensorRT takes no zero point, with scales above 0, because it demands that too.
+TensorRT takes no zero point, and with scales above 0, which it demands.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from optimize.recipes.quantize.trial import SwitchableGraph
 BLOCK = 64
 OPERATORS = ("Gemm", "MatMul")
 
-# The first with 4-bit integers and blocks, and the format of the file that goes with it.
+# The first opset with 4-bit integers and blocks, and the file format it needs.
 _OPSET = 21
 _IR_VERSION = 10
 
 _LOW, _HIGH = -8, 7
 
-# The block's largest weight may be cut off a little, if that serves the others.
+# Clipping a block's largest weight a little may serve the others.
 _STEPS = np.array([7.0, 7.5, 8.0, 8.5], np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightOnly:
-    """Quantizes the weights of matrix products; `layers` are all that could be."""
+    """A `QuantizeMethod` for the weights of matrix products; `layers` are the candidates."""
 
     source: Path
     layers: tuple[Layer, ...]
@@ -55,7 +55,7 @@ class WeightOnly:
         save_graph(model, directory)
 
     def trial(self, scratch: Path) -> SwitchableGraph:
-        return SwitchableGraph(self.source, self.layers, weight_loss, None, scratch)
+        return SwitchableGraph(self.source, self.layers, restored_weight, None, scratch)
 
 
 def quantize_weights(model: Any, layers: Iterable[Layer]) -> None:
@@ -79,11 +79,11 @@ def quantize_weights(model: Any, layers: Iterable[Layer]) -> None:
 
 
 def quantize_blocks(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """A weight of two dimensions as integers from -8 to 7 and the fp32 scales of its blocks.
+    """Return a 2-d weight as integers from -8 to 7 and the fp32 scales of its blocks.
 
     Blocks run across the channels at `axis`; the scales have the weight's shape with the
-    other dimension divided by BLOCK, rounded up. Of several scales that cut off more or
-    less of the block's largest weight each block has the one with the least square error.
+    other dimension divided by BLOCK, rounded up. Each block has the scale, of several that
+    clip its largest weight more or less, with the smallest square error.
     """
     blocks = _blocks(weight, axis)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
@@ -100,17 +100,17 @@ def quantize_blocks(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarr
     return stored if axis == 0 else (stored[0].T.copy(), stored[1].T.copy())
 
 
-def weight_loss(weight: np.ndarray, axis: int) -> np.ndarray:
-    """What is left of `weight` after `quantize_blocks`."""
+def restored_weight(weight: np.ndarray, axis: int) -> np.ndarray:
+    """Return the fp32 weight that the 4-bit form of `weight` stands for."""
     integers, scales = quantize_blocks(weight, axis)
     spread = np.repeat(scales, BLOCK, axis=1 - axis)
     inputs = weight.shape[1 - axis]
-    left: np.ndarray = integers * (spread[:, :inputs] if axis == 0 else spread[:inputs])
-    return left
+    restored: np.ndarray = integers * (spread[:, :inputs] if axis == 0 else spread[:inputs])
+    return restored
 
 
 def _blocks(weight: np.ndarray, axis: int) -> np.ndarray:
-    """Shape [channels, blocks, BLOCK], the last block filled up with 0."""
+    """Return the weight as [channels, blocks, BLOCK], the last block padded with 0."""
     rows = weight if axis == 0 else weight.T
     padding = -rows.shape[1] % BLOCK
     return np.pad(rows, ((0, 0), (0, padding))).reshape(len(rows), -1, BLOCK)
@@ -122,7 +122,7 @@ def _rounded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def _reader(graph: Any, names: FreshNames, tensor: Any, axis: int) -> Any:
-    """Store the weight and its scales; the node that makes fp32 of them."""
+    """Store the weight and its scales; return the node that makes fp32 of them."""
     import ml_dtypes
     from onnx import helper, numpy_helper
 

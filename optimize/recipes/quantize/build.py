@@ -1,13 +1,16 @@
-"""From a method to a variant's files: all layers in 8 bits if that is good enough, else as few
-of the costliest as possible left in float.
+"""Build a quantized variant: all layers in 8 bits if that is good enough, else with a search.
+
+The search leaves as few of the costliest layers as possible in float.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -17,20 +20,51 @@ from optimize.data import Rows
 from optimize.metrics.parity import compare, finite
 from optimize.recipes.base import Details, LayerCost, Workbench
 from optimize.recipes.quantize.calibrate import BATCH, graph_digest, rows_digest
-from optimize.recipes.quantize.effort import multiply_accumulates, trial_rows
-from optimize.recipes.quantize.methods import QuantizeMethod
-from optimize.recipes.quantize.sensitivity import keep_worst, layer_costs
+from optimize.recipes.quantize.layers import Layer
+from optimize.recipes.quantize.sensitivity import (
+    keep_worst,
+    layer_costs,
+    multiply_accumulates,
+    trial_rows,
+)
 from optimize.recipes.quantize.trial import SwitchableGraph
 from services.runtime.scorer import join_rows, split_rows
 
 VERSION = 1
 
-# The cost of a layer that makes answers NaN or infinite: more than any other.
+# The cost of a layer that makes answers NaN or infinite: larger than any other.
 BROKEN = 1e9
 
 
+class QuantizeMethod(Protocol):
+    """A way to quantize the layers of the graph `source`.
+
+    `settings` describes it for a reader; `identity` differs for different arithmetic.
+    """
+
+    @property
+    def source(self) -> Path: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def settings(self) -> Mapping[str, str]: ...
+
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+
+    def write(self, kept: Collection[str], directory: Path) -> None:
+        """Write the graph with all layers quantized but those named in `kept`."""
+        ...
+
+    def trial(self, scratch: Path) -> SwitchableGraph:
+        """Return the same arithmetic, simulated; see `SwitchableGraph`."""
+        ...
+
+
 def build(method: QuantizeMethod, directory: Path, bench: Workbench) -> Details:
-    """Write the graph into `directory`, all of it quantized if no search can help."""
+    """Write the graph into `directory`, with all layers quantized if no search can help."""
     method.write((), directory)
     costs: dict[str, float] = {}
     kept: tuple[str, ...] = ()
@@ -72,7 +106,7 @@ def _costs(method: QuantizeMethod, directory: Path, bench: Workbench) -> dict[st
 
 
 class _LayerJudge:
-    """How far the answers move when one layer is quantized; its session starts when first used."""
+    """Measures how far the answers move when one layer is quantized; opens its session lazily."""
 
     def __init__(self, method: QuantizeMethod, rows: Rows, scratch: Path) -> None:
         self._method = method

@@ -1,16 +1,16 @@
-"""Running the float graph over the calibration rows to learn the range of every activation.
+"""Calibration: run the float graph on the calibration rows and find each activation's range.
 
-Rows go through 8 at a time and only minima, maxima and counts stay, so memory is bounded
-by the activations of one batch. The counts have bins fixed by the minima and maxima of a
-first pass: the result does not depend on how the rows are divided. A graph whose rows
-influence each other is fed 8 at a time too; that is a valid input of it like any other.
+Rows run 8 at a time and only minima, maxima and histograms are kept, so memory is bounded
+by the activations of one batch. The bins of a histogram are fixed by the minima and maxima of a
+first pass, so the result does not depend on how the rows are divided. A graph whose rows depend
+on each other gets 8 at a time too; that is as valid an input as any.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,24 +19,33 @@ import numpy as np
 from bundle.entries import Key
 from bundle.files import sha256_file
 from optimize.cache import versions
-from optimize.data import Rows
+from optimize.data import Rows, Tensors
 from optimize.recipes.base import DATA_NAME, Calibrator, Workbench
-from optimize.recipes.quantize.observe import Ranges, observer, seen_counts, seen_ranges
-from optimize.recipes.quantize.thresholds import ValueRange, entropy_range, percentile_range
+from optimize.recipes.quantize.edit import read_graph, write_beside
+from optimize.recipes.quantize.thresholds import (
+    ValueRange,
+    count_bins,
+    entropy_range,
+    percentile_range,
+)
 from services.runtime.scorer import split_rows
+from services.runtime.session import open_session
 
 VERSION = 1
 BATCH = 8
 
 _FILE = "observed.npz"
 
+Ranges = Mapping[str, ValueRange]
+Observe = Callable[[Tensors], dict[str, np.ndarray]]
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The calibration of the activations `tensors` of the graph `source`, kept in the store.
+    """The calibration of the activations `tensors` of the graph `source`, cached in the store.
 
-    A first pass finds minima and maxima; only calibrators that need them cost a second
-    pass, for histograms.
+    A first pass finds minima and maxima; only calibrators that need histograms cost a second
+    pass.
     """
 
     source: Path
@@ -44,26 +53,27 @@ class Calibration:
     bench: Workbench
 
     def ranges(self, calibrator: Calibrator) -> Ranges:
-        """Every activation's range; those that are not fp32 or not finite are left out."""
-        seen = self._seen()
+        """Return every activation's range, without those that are not fp32 or not finite."""
+        observed = self._observed()
         if calibrator is Calibrator.MINMAX:
-            return seen
-        counts = self._counts(seen)
+            return observed
+        counts = self._counts(observed)
         choose = entropy_range if calibrator is Calibrator.ENTROPY else percentile_range
-        return {name: choose(bounds, counts[name]) for name, bounds in seen.items()}
+        return {name: choose(bounds, counts[name]) for name, bounds in observed.items()}
 
-    def _seen(self) -> dict[str, ValueRange]:
+    def _observed(self) -> dict[str, ValueRange]:
         def fill(directory: Path) -> None:
-            found = seen_ranges(self._values("calibration ranges", directory))
+            found = observed_ranges(self._values("calibration ranges", directory))
             bounds = [[bounds.low, bounds.high] for bounds in found.values()]
             _save(directory, found, np.array(bounds, np.float64).reshape(-1, 2))
 
         stored = _load(self.bench.store(self._key("ranges"), fill))
         return {name: ValueRange(float(low), float(high)) for name, (low, high) in stored.items()}
 
-    def _counts(self, seen: Ranges) -> dict[str, np.ndarray]:
+    def _counts(self, observed: Ranges) -> dict[str, np.ndarray]:
         def fill(directory: Path) -> None:
-            found = seen_counts(self._values("calibration histograms", directory), seen)
+            values = self._values("calibration histograms", directory)
+            found = observed_counts(values, observed)
             _save(directory, found, np.array(list(found.values())))
 
         return _load(self.bench.store(self._key("histograms"), fill))
@@ -87,14 +97,62 @@ class Calibration:
         }
 
 
+def observer(source: Path, tensors: Sequence[str], scratch: Path) -> Observe:
+    """Return a function that gives the values of `tensors` for inputs of the graph `source`.
+
+    The folder `scratch` must exist as long as the function is used.
+    """
+    import onnx
+
+    model = read_graph(source, data=False)
+    graph = model.graph
+    present = {value.name for value in (*graph.input, *graph.output)}
+    # The runtime infers the types.
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
+    session = open_session(write_beside(model, source, scratch, "observed.onnx"))
+
+    def observe(inputs: Tensors) -> dict[str, np.ndarray]:
+        values = {**session.run(inputs), **inputs}
+        return {name: values[name] for name in tensors}
+
+    return observe
+
+
+def observed_ranges(batches: Iterable[Tensors]) -> dict[str, ValueRange]:
+    """Return the minimum and maximum of every fp32 tensor that was finite throughout."""
+    found: dict[str, ValueRange] = {}
+    unfit: set[str] = set()
+    for batch in batches:
+        for name, array in batch.items():
+            if array.size == 0:
+                continue
+            is_float = array.dtype == np.float32
+            bounds = ValueRange(float(array.min()), float(array.max())) if is_float else None
+            if bounds is None or not np.isfinite([bounds.low, bounds.high]).all():
+                unfit.add(name)
+            else:
+                found[name] = bounds.union(found.get(name, bounds))
+    return {name: bounds for name, bounds in found.items() if name not in unfit}
+
+
+def observed_counts(batches: Iterable[Tensors], observed: Ranges) -> dict[str, np.ndarray]:
+    """Return the histogram of every tensor in `observed`, with bins fixed by its range."""
+    found: dict[str, np.ndarray] = {}
+    for batch in batches:
+        for name, bounds in observed.items():
+            counts = count_bins(batch[name], bounds.largest)
+            found[name] = found[name] + counts if name in found else counts
+    return found
+
+
 def graph_digest(source: Path) -> str:
-    """Names the graph with its weights, wherever they are stored."""
+    """Return a digest of the graph and its weights, wherever they are stored."""
     paths = (source, source.parent / DATA_NAME)
     return " ".join(sha256_file(path) for path in paths if path.is_file())
 
 
 def rows_digest(rows: Rows) -> str:
-    """The hex sha256 of the inputs of `rows`."""
+    """Return the hex sha256 of the inputs of `rows`."""
     digest = hashlib.sha256()
     for name, array in sorted(rows.inputs.items()):
         content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()

@@ -1,4 +1,4 @@
-"""Reading an ONNX graph for quantization, putting nodes into it, and writing it for a session."""
+"""Read an ONNX graph for quantization, insert nodes, and write it for a session."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from optimize.recipes.graphs import names, raise_opset
 from optimize.recipes.quantize.layers import name_nodes
 
-# Per-channel DequantizeLinear appeared with it.
+# The first opset with per-channel DequantizeLinear.
 MIN_OPSET = 13
 
 
 def read_graph(source: Path, *, data: bool) -> Any:
-    """The ONNX model `source` with unique node names and constants as initializers.
+    """Load the ONNX model with unique node names and constants as initializers.
 
     Functions are inlined and old opsets raised to one with quantization per channel.
     Without `data`, weights in external files stay there.
@@ -37,7 +37,7 @@ def read_graph(source: Path, *, data: bool) -> Any:
 
 
 def _lift_constants(graph: Any) -> None:
-    """Turn Constant nodes with a tensor into initializers, as newer exporters write them."""
+    """Turn Constant nodes with a tensor into initializers, as newer exporters do."""
     kept = []
     for node in graph.node:
         value = next((item for item in node.attribute if item.name == "value"), None)
@@ -51,16 +51,16 @@ def _lift_constants(graph: Any) -> None:
 
 
 class FreshNames:
-    """Names that no tensor or node of a graph has."""
+    """Makes names that no tensor or node of a graph has."""
 
     def __init__(self, graph: Any) -> None:
         self._taken = names(graph) | {node.name for node in graph.node}
 
-    def new(self, wanted: str) -> str:
-        """`wanted`, with a number behind it if that is taken."""
-        name, number = wanted, 1
+    def new(self, name: str) -> str:
+        """Return `name`, with a number appended if it is taken."""
+        base, number = name, 1
         while name in self._taken:
-            name, number = f"{wanted}_{number}", number + 1
+            name, number = f"{base}_{number}", number + 1
         self._taken.add(name)
         return name
 
@@ -68,11 +68,11 @@ class FreshNames:
 def insert(
     graph: Any, after: Mapping[str, Sequence[Any]], instead: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Put nodes into the graph, in the places that its order demands.
+    """Insert nodes in topological order.
 
-    `after` lists nodes by the tensor that they read: they come behind the node that makes
-    it, or in front of all if it is an input or a constant. `instead` lists those that
-    replace a node by its name.
+    `after` lists nodes by the tensor that they read: they follow the node that makes it, or
+    come first if it is an input or a constant. `instead` lists the nodes that replace a
+    node, by its name.
     """
     made = {name for node in graph.node for name in node.output}
     nodes = [each for name, group in after.items() if name not in made for each in group]
@@ -84,7 +84,7 @@ def insert(
 
 
 def add_tensor(graph: Any, name: str, array: np.ndarray) -> str:
-    """Add `array` to the graph's initializers as `name`, which it returns."""
+    """Add `array` to the graph's initializers as `name`, and return that."""
     from onnx import numpy_helper
 
     graph.initializer.append(numpy_helper.from_array(array, name))
@@ -92,22 +92,22 @@ def add_tensor(graph: Any, name: str, array: np.ndarray) -> str:
 
 
 def write_beside(model: Any, source: Path, directory: Path, name: str) -> Path:
-    """Write `model`, read without data, as `name`; copy the files where `source` keeps its data.
+    """Write `model`, read without data, as `name`, and copy the data files of `source` beside it.
 
-    A session refuses links, so that a bundle cannot reach outside of itself.
+    Links would not do: a session rejects them, so that no bundle reaches outside itself.
     """
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     path = directory / name
     path.write_bytes(model.SerializeToString())
-    places = {
+    locations = {
         ExternalDataInfo(tensor).location
         for tensor in model.graph.initializer
         if uses_external_data(tensor)
     }
-    for place in sorted(places):
-        if not (directory / place).exists():
-            shutil.copyfile(source.parent / place, directory / place)
+    for location in sorted(locations):
+        if not (directory / location).exists():
+            shutil.copyfile(source.parent / location, directory / location)
     return path
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of 8 bits: from a range to a scale and a zero point, and weights to integers.
+"""8-bit arithmetic: scale and zero point of a range, and weights as integers.
 
 Affine quantization as in Jacob et al., "Quantization and Training of Neural Networks
 for Efficient Integer-Arithmetic-Only Inference" (2018): real = scale * (integer - zero).
@@ -13,18 +13,17 @@ import numpy as np
 
 WEIGHT_MAX = 127
 
-# A channel whose weights are all but zero would get a scale so small that its bias, in units
-# of that scale, overflows 32 bits; a step of 1/256 of the layer's own is precise enough.
+# A channel whose weights are nearly zero would get a scale so small that its bias, in units
+# of that scale, overflows 32 bits; 1/256 of the layer's largest scale is precise enough.
 _SMALLEST_CHANNEL = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True)
 class QuantForm:
-    """What is quantized and how.
+    """The operators whose inputs are quantized, and their integer type.
 
     `activation` is the integer type of activations: "s8" is symmetric (zero point 0, as
-    TensorRT demands), "u8" asymmetric (as x86 kernels are fastest with). `operators` are
-    the types of nodes whose inputs are quantized; weights are signed and per channel.
+    TensorRT demands), "u8" asymmetric (fastest on x86). Weights are signed and per channel.
     """
 
     activation: Literal["u8", "s8"]
@@ -44,7 +43,7 @@ class Affine:
 
 
 def affine(low: float, high: float, activation: Literal["u8", "s8"]) -> Affine:
-    """The parameters that represent `low` to `high`, widened to include 0, which is exact."""
+    """Return the parameters for `low` to `high`, widened to include 0, which stays exact."""
     low, high = min(low, 0.0), max(high, 0.0)
     if activation == "s8":
         return Affine(_scale(max(-low, high) / 127), 0)
@@ -53,13 +52,13 @@ def affine(low: float, high: float, activation: Literal["u8", "s8"]) -> Affine:
 
 
 def _scale(value: float) -> np.float32:
-    """As fp32, and 1 where nothing but zeros was seen."""
+    """Return the scale as fp32, 1 if only zeros were observed."""
     scale = np.float32(value)
     return scale if scale >= np.finfo(np.float32).tiny else np.float32(1)
 
 
 def quantize_weight(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """`weight` as int8 and the fp32 scales [channels] of its channels along `axis`."""
+    """Return `weight` as int8 with the fp32 scales [channels] of its channels along `axis`."""
     others = tuple(each for each in range(weight.ndim) if each != axis % weight.ndim)
     largest = np.abs(weight).max(axis=others).astype(np.float32)
     floor = max(float(largest.max()) * _SMALLEST_CHANNEL, float(np.finfo(np.float32).tiny) * 256)
@@ -68,8 +67,13 @@ def quantize_weight(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarr
     return integers.clip(-WEIGHT_MAX, WEIGHT_MAX).astype(np.int8), scales
 
 
+def restored_weight(weight: np.ndarray, axis: int) -> np.ndarray:
+    """Return the fp32 weight that the int8 form of `weight` stands for."""
+    return dequantize_weight(*quantize_weight(weight, axis), axis)
+
+
 def dequantize_weight(integers: np.ndarray, scales: np.ndarray, axis: int) -> np.ndarray:
-    """The fp32 weight that `integers` and their `scales` stand for."""
+    """Return the fp32 weight that `integers` and their `scales` stand for."""
     real: np.ndarray = integers.astype(np.float32) * _along(scales, axis, integers.ndim)
     return real
 

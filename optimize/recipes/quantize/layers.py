@@ -25,7 +25,7 @@ class Layer:
 
 
 def name_nodes(graph: Any) -> None:
-    """Give every node without a name, or with one that is taken, a name of its own."""
+    """Give every node without a name, or with a duplicate one, a unique name."""
     taken = {node.name for node in graph.node if node.name}
     seen: set[str] = set()
     for position, node in enumerate(graph.node):
@@ -36,10 +36,10 @@ def name_nodes(graph: Any) -> None:
 
 
 def find_layers(graph: Any, operators: Collection[str]) -> tuple[Layer, ...]:
-    """The layers among the nodes of the types `operators`, in the graph's order.
+    """Return the layers among the nodes of the types `operators`, in the graph's order.
 
-    Whether a node without weights reads fp32 is known only when it runs, so it may turn
-    out to be none. Names must be unique, see `name_nodes`.
+    Whether a node without weights reads fp32 shows only when it runs, so not every result
+    can be quantized. Names must be unique, see `name_nodes`.
     """
     weights = float_weights(graph)
     constants = {tensor.name for tensor in graph.initializer} | {
@@ -60,7 +60,7 @@ def find_layers(graph: Any, operators: Collection[str]) -> tuple[Layer, ...]:
 
 
 def float_weights(graph: Any) -> dict[str, Any]:
-    """The constant fp32 tensors of two or more dimensions by name."""
+    """Return the constant fp32 tensors of two or more dimensions by name."""
     from onnx import TensorProto
 
     inputs = {value.name for value in graph.input}
@@ -94,8 +94,8 @@ def _combining(node: Any, constants: set[str]) -> Layer | None:
     return Layer(node.name, node.op_type, tuple(dict.fromkeys(node.input)))
 
 
-def _free(wanted: str, taken: set[str]) -> str:
-    name, number = wanted, 1
+def _free(name: str, taken: set[str]) -> str:
+    base, number = name, 1
     while name in taken:
-        name, number = f"{wanted}_{number}", number + 1
+        name, number = f"{base}_{number}", number + 1
     return name

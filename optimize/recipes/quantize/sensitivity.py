@@ -1,12 +1,14 @@
-"""Which layers cost most when quantized, and how few of them must stay in float.
+"""Search: what each layer costs when quantized, and how few must stay in float.
 
 Every layer is tried alone on a few rows; then the costliest are left in float, more and
-more of them, until the whole graph is good. Costs are kept in the store one by one, so a
-killed search goes on where it was.
+more of them, until the whole graph is good. Costs are cached one by one, so a killed search
+resumes. A count of multiplications and not a clock decides how many rows are tried, so the same
+graph always gives the same result.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,18 +18,56 @@ from pydantic import TypeAdapter
 from bundle.entries import Key
 from bundle.files import write_atomic
 from bundle.manifest import canonical_json
+from optimize.data import Rows
 from optimize.recipes.base import Workbench
+from optimize.recipes.quantize.calibrate import observer
+from optimize.recipes.quantize.edit import read_graph
+from optimize.recipes.quantize.layers import WEIGHTED, find_layers, float_weights
+
+# Enough to rank layers; a whole graph is judged on all calibration rows.
+MAX_ROWS = 16
+MIN_ROWS = 2
+
+# About a minute on one core, at some 3e10 multiply-accumulates a second.
+_BUDGET = 1.2e12
 
 _FILE = "cost.json"
 
-Make = Callable[[Collection[str], Path], None]
+WriteGraph = Callable[[Collection[str], Path], None]
+
+
+def trial_rows(per_row: float, trials: int) -> int:
+    """Return how many rows `trials` runs can afford; `per_row` counts multiply-accumulates."""
+    affordable = _BUDGET / max(per_row * trials, 1.0)
+    return int(min(max(affordable, MIN_ROWS), MAX_ROWS))
+
+
+def multiply_accumulates(source: Path, rows: Rows, scratch: Path) -> int:
+    """Count those of the convolutions and matrix products with weights of `source`, per row.
+
+    Every output value of such a layer takes as many as a channel of its weight has
+    values. Runs the graph on the first of `rows`, because sizes may be dynamic; its copy in
+    `scratch` must stay until this returns.
+    """
+    graph = read_graph(source, data=False).graph
+    weights = float_weights(graph)
+    outputs = {node.name: node.output[0] for node in graph.node}
+    layers = find_layers(graph, WEIGHTED)
+    names = [outputs[layer.name] for layer in layers]
+    values = observer(source, names, scratch)(rows.head(1).inputs)
+    total = 0
+    for layer, name in zip(layers, names, strict=True):
+        assert layer.weight is not None
+        shape = weights[layer.weight].dims
+        total += values[name].size * (math.prod(shape) // shape[layer.axis])
+    return total
 
 
 def smallest_good(count: int, good: Callable[[int], bool]) -> int | None:
-    """The least k from 1 to `count` - 1 that was found good; None if none was.
+    """Return the smallest k from 1 to `count` - 1 that was found good; None if none was.
 
-    k grows by about half until it is good, then the last gap is halved. Nothing is assumed
-    of the order: the answer was tried.
+    k grows by about half until it is good, then the last gap is bisected. The order need not be
+    monotonic: the result itself was tried.
     """
     low, high = 0, 1
     while high < count and not good(high):
@@ -43,9 +83,9 @@ def smallest_good(count: int, good: Callable[[int], bool]) -> int | None:
 def layer_costs(
     names: Sequence[str], cost: Callable[[str], float], key: Key, bench: Workbench
 ) -> dict[str, float]:
-    """The cost of quantizing each layer alone, the costliest first; each is kept in the store.
+    """Return the cost of quantizing each layer alone, the costliest first.
 
-    `cost` is asked only for what is not there; `key` says what it depends on.
+    `cost` runs only for layers that are not in the store; `key` says what it depends on.
     """
     found = {}
     for done, name in enumerate(names, 1):
@@ -60,28 +100,28 @@ def layer_costs(
 
 
 def keep_worst(
-    costs: Mapping[str, float], make: Make, directory: Path, bench: Workbench
+    costs: Mapping[str, float], write: WriteGraph, directory: Path, bench: Workbench
 ) -> tuple[tuple[str, ...], str]:
-    """The costliest layers that must stay in float for the graph to be good, and no words.
+    """Return the costliest layers that must stay in float for a good graph, and an empty text.
 
-    `costs` has the costliest first; `make` writes the graph with the named layers in float
-    into a directory, here one inside `directory` that is gone afterwards. If even a single
-    quantized layer is too much, no layer is named, and the words say what the last try
-    missed: whoever judges then shows what quantizing all of them costs.
+    `costs` has the costliest first; `write` writes the graph with the named layers in float
+    into a folder inside `directory` that is then removed. If even a single quantized layer
+    is too much, no layer is returned, and the text says what the last try missed: the gates
+    then show what quantizing all of them costs.
     """
     ranked = list(costs)
-    words = ""
+    missed = ""
 
     def good(kept: int) -> bool:
-        nonlocal words
+        nonlocal missed
         bench.step("layers left in float", kept, len(ranked))
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            make(ranked[:kept], Path(scratch))
+            write(ranked[:kept], Path(scratch))
             quality = bench.quality(Path(scratch))
-        words = f": {quality.words}"
+        missed = f": {quality.words}"
         return quality.good
 
     kept = smallest_good(len(ranked), good)
     if kept is None:
-        return (), f"no layer can be quantized within the goals{words}"
+        return (), f"no layer can be quantized within the goals{missed}"
     return tuple(ranked[:kept]), ""

@@ -1,9 +1,9 @@
-"""One session in which any layers can be quantized for one run, by simulation in fp32.
+"""One session in which any layers can be quantized for a single run, simulated in fp32.
 
 The graph stays in float; every layer gets a switch between its activations and those
-activations quantized and back, and its weight becomes an input with a default. So a trial
-costs a run and no new graph. The arithmetic is that of the quantized graph but for the
-rounding of the integer kernels.
+activations quantized and restored, and its weight becomes an input with a default. A trial
+therefore costs a run and no new graph. The arithmetic is that of the quantized graph except
+for the rounding of the integer kernels.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from optimize.recipes.quantize.edit import FreshNames, insert, read_graph, write
 from optimize.recipes.quantize.layers import Layer
 from services.runtime.session import open_session
 
-WeightLoss = Callable[[np.ndarray, int], np.ndarray]
+RestoreWeight = Callable[[np.ndarray, int], np.ndarray]
 
 # The nodes that quantize an activation and restore it; the last one's output is the result.
 RoundTrip = Callable[[Any, FreshNames, str], Sequence[Any]]
 
 
 class SwitchableGraph:
-    """The graph `source` with switches; `scratch` must stay as long as it is used.
+    """The graph `source` with switches; the folder `scratch` must exist as long as it is used.
 
-    `weight_loss` gives a weight after its quantization along an axis; `round_trip` is
-    None where activations stay in float.
+    `restored_weight` returns a weight after quantization along an axis; `round_trip` is
+    None if activations stay in float.
     """
 
     def __init__(
         self,
         source: Path,
         layers: Sequence[Layer],
-        weight_loss: WeightLoss,
+        restored_weight: RestoreWeight,
         round_trip: RoundTrip | None,
         scratch: Path,
     ) -> None:
         self._layers = {layer.name: layer for layer in layers}
-        self._weight_loss = weight_loss
+        self._restored_weight = restored_weight
         self._source = source
         model = read_graph(source, data=False)
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -51,7 +51,7 @@ class SwitchableGraph:
         self._session = open_session(write_beside(model, source, scratch, "trial.onnx"))
 
     def run(self, inputs: Tensors, quantized: Collection[str]) -> dict[str, np.ndarray]:
-        """The outputs with the layers named in `quantized` quantized."""
+        """Return the outputs with the layers named in `quantized` quantized."""
         feed = dict(inputs)
         for name in quantized:
             if name in self._switches:
@@ -66,11 +66,11 @@ class SwitchableGraph:
         assert layer.weight is not None
         tensor = self._tensors[layer.weight]
         weight = numpy_helper.to_array(tensor, base_dir=str(self._source.parent))
-        return self._weight_loss(weight, layer.axis)
+        return self._restored_weight(weight, layer.axis)
 
 
 def _add_switches(model: Any, layers: Sequence[Layer], round_trip: RoundTrip) -> Mapping[str, str]:
-    """Give every layer a boolean input that is False by default; returns their names."""
+    """Give every layer a boolean input that is False by default; return their names."""
     from onnx import TensorProto, helper
 
     graph = model.graph
@@ -90,16 +90,16 @@ def _add_switches(model: Any, layers: Sequence[Layer], round_trip: RoundTrip) ->
                 restored[name] = added[name][-1].output[0]
             chosen = names.new(f"{layer.name}_{name}")
             added[name].append(helper.make_node("Where", [switch, restored[name], name], [chosen]))
-            for index, given in enumerate(node.input):
-                node.input[index] = chosen if given == name else given
+            for index, value in enumerate(node.input):
+                node.input[index] = chosen if value == name else value
     insert(graph, added, {})
     return switches
 
 
 def _open_weights(graph: Any, layers: Sequence[Layer]) -> Mapping[str, str]:
-    """Make every layer's weight an input with a default; returns their names by layer.
+    """Make every layer's weight an input with a default; return their names by layer.
 
-    A weight that others read too is copied first.
+    A weight that other nodes read too is copied first.
     """
     from onnx import helper
 

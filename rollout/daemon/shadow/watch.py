@@ -14,7 +14,7 @@ from bundle.clock import Clock
 from bundle.sampling import Sampling, write_sampling
 from rollout.daemon.shadow.disagreements import Disagreements
 from rollout.daemon.shadow.segments import Segments
-from rollout.domain.compare import compare, norm, statistics
+from rollout.domain.compare import LiveOutputs, compare, statistics
 from rollout.domain.drift import Drift, rows_needed
 from rollout.domain.join import AnswerSide, Joiner, Pair
 from rollout.domain.shadow_window import ShadowWindow
@@ -76,7 +76,7 @@ class ShadowComparison:
         }
         self._joiner = Joiner(_GRACE_SECONDS, _MAX_WAITING)
         self._drift: dict[str, Drift] = {}
-        self._sizes: dict[str, tuple[float, int]] = {}
+        self._outputs = LiveOutputs()
         self._pairs = 0
         self._share = 0.0
         self._lease = 0.0
@@ -143,11 +143,12 @@ class ShadowComparison:
 
     def _judged(self, pairs: list[Pair], lost: int) -> ShadowWindow:
         self._learn(pairs)
-        sizes = {name: total / count for name, (total, count) in self._sizes.items()}
         requests: dict[str, list[bool]] = defaultdict(list)
         compared, apart = [], []
         for pair in pairs:
-            found = compare(pair.live.answer, pair.candidate.answer, self._spec.tolerance, sizes)
+            found = compare(
+                pair.live.answer, pair.candidate.answer, self._spec.tolerance, self._outputs
+            )
             compared.append(found)
             requests[pair.live.key[0]].append(found.agrees)
             if not found.agrees:
@@ -171,12 +172,10 @@ class ShadowComparison:
         """Add the pairs to the distributions and to the usual size of live's answers."""
         self._pairs += len(pairs)
         for pair in pairs:
-            for name, output in pair.live.answer.items():
-                if (size := norm(output)) is not None:
-                    total, count = self._sizes.get(name, (0.0, 0))
-                    self._sizes[name] = (total + size, count + 1)
-            theirs = dict(statistics(pair.candidate.answer))
-            for name, value in statistics(pair.live.answer):
+            self._outputs.add(pair.live.answer)
+        for pair in pairs:
+            theirs = dict(statistics(pair.candidate.answer, self._outputs))
+            for name, value in statistics(pair.live.answer, self._outputs):
                 if name not in self._drift:
                     self._drift[name] = Drift(rows_needed(self._spec.max_psi))
                 self._drift[name].add(value, theirs.get(name, "none"))

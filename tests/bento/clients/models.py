@@ -9,7 +9,7 @@ DIGEST = "ab12" * 16
 
 
 def every_datatype() -> Signature:
-    """Inputs and outputs of each datatype, with two dynamic dimensions."""
+    """Return inputs and outputs of each datatype, with two dynamic dimensions."""
     specs = tuple(
         TensorSpec(name=f"{dtype.value}/in", dtype=dtype, shape=(DYNAMIC, 3, DYNAMIC))
         for dtype in Datatype
@@ -18,7 +18,7 @@ def every_datatype() -> Signature:
 
 
 def odd() -> ApiModel:
-    """What is hard to write: keywords, spaces, digits first, equal but for case, and long."""
+    """Return a model with hard names: keywords, spaces, equal but for case, long."""
     names = ["class", "a b", "A.B", "1st", "self", "np", "tensor of the layer " * 4, "ü"]
     inputs = [
         TensorSpec(name=name.strip(), dtype=dtype, shape=(DYNAMIC, 2))

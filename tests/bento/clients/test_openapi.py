@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from bento.clients.languages import OpenApiGenerator
+from bento.clients.languages import openapi_files
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.online.openapi.document import document
 from services.online.openapi.model import describe
@@ -44,7 +44,7 @@ def tried(path: Path, url: str, *options: str) -> None:
     assert "No issues found" in done.stdout
 
 
-def test_the_document_of_several_models_is_valid() -> None:
+def test_document__several_models__is_valid() -> None:
     made = document([MODEL, odd(), describe("every.", DIGEST, every_datatype())])
     validate(made)
     kinds = set(made["components"]["schemas"])
@@ -56,7 +56,7 @@ def test_the_document_of_several_models_is_valid() -> None:
     ("token", "all_of_it", "probes"),
     [(None, [{"token": []}, {}], [{}]), (True, [{"token": []}], [{}]), (False, None, None)],
 )
-def test_only_a_server_with_tokens_asks_for_one(
+def test_document__server_with_tokens__requires_one(
     token: bool | None, all_of_it: object, probes: object
 ) -> None:
     made = document([MODEL], token=token)
@@ -65,9 +65,9 @@ def test_only_a_server_with_tokens_asks_for_one(
     assert bool(made["components"]["securitySchemes"]) is (token is not False)
 
 
-def test_the_same_model_gives_the_same_file() -> None:
-    assert OpenApiGenerator().files(MODEL) == OpenApiGenerator().files(MODEL)
-    (text,) = OpenApiGenerator().files(MODEL).values()
+def test_openapi_files__same_model_twice__are_the_same() -> None:
+    assert openapi_files(MODEL) == openapi_files(MODEL)
+    (text,) = openapi_files(MODEL).values()
     assert json.loads(text)["info"]["version"] == DIGEST
 
 
@@ -80,7 +80,7 @@ def test_the_same_model_gives_the_same_file() -> None:
         (Datatype.FP64, None, None),
     ],
 )
-def test_values_have_the_range_of_their_datatype(
+def test_schema__each_datatype__has_its_range(
     dtype: Datatype, least: float | None, most: float | None
 ) -> None:
     spec = TensorSpec(name="x", dtype=dtype, shape=(-1,))
@@ -92,7 +92,9 @@ def test_values_have_the_range_of_their_datatype(
 
 
 @pytest.mark.slow
-def test_a_server_does_what_its_document_says(server: Server, tmp_path: Path) -> None:
+def test_server__requests_from_its_document__are_answered_as_documented(
+    server: Server, tmp_path: Path
+) -> None:
     (tmp_path / "all.json").write_text(httpx.get(f"{server.url}/openapi.json").text)
     # With a header that makes the JSON mean something else, what breaks the schema may be right.
     tried(
@@ -103,15 +105,15 @@ def test_a_server_does_what_its_document_says(server: Server, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_request_of_json_that_breaks_the_schema_is_refused(
-    server: Server, tmp_path: Path
-) -> None:
+def test_server__json_that_violates_the_schema__is_rejected(server: Server, tmp_path: Path) -> None:
     made = json.loads(httpx.get(f"{server.url}/openapi.json").text)
     path = "/v2/models/tiny/infer"
-    asked = made["paths"][path]["post"]
-    del asked["requestBody"]["content"]["application/octet-stream"]
-    asked["parameters"] = [
-        each for each in asked["parameters"] if each["name"] != "Inference-Header-Content-Length"
+    operation = made["paths"][path]["post"]
+    del operation["requestBody"]["content"]["application/octet-stream"]
+    operation["parameters"] = [
+        each
+        for each in operation["parameters"]
+        if each["name"] != "Inference-Header-Content-Length"
     ]
     made["paths"] = {path: made["paths"][path]}
     (tmp_path / "json.json").write_text(json.dumps(made))

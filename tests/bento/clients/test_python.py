@@ -1,4 +1,4 @@
-"""The generated package: clean, the same each time, installed, and asking a real server."""
+"""The generated Python package: reproducible, strictly typed, and calling a real server."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bento.clients.python import PythonGenerator
+from bento.clients.languages import python_files, write_files
 from bento.clients.source import find_source
-from bento.clients.writing import write_files
 from bento.packaging import BuiltBento
 from services.online.openapi.model import ApiModel
 from tests.bento.clients.models import odd
@@ -42,7 +41,7 @@ def check(url, target):
             assert (caught.value.code, bool(caught.value.hint)) == ("payload_too_large", True)
             with pytest.raises(DeadlineError):
                 client.infer(Request(x=x), timeout=1e-6)
-    for client in (Client(url, binary=False), GrpcClient("127.0.0.1:9", timeout=1.0)):
+    for client in (Client(url), GrpcClient("127.0.0.1:9", timeout=1.0)):
         with pytest.raises(ModelError):
             client.infer(Request(x=x[:, :3]))
     with pytest.raises(UnavailableError):
@@ -78,12 +77,12 @@ def run(folder: Path, *command: str) -> str:
 
 
 def written(model: ApiModel, folder: Path) -> Path:
-    write_files(folder, PythonGenerator().files(model))
+    write_files(folder, python_files(model))
     return folder
 
 
-def test_the_same_model_gives_the_same_files() -> None:
-    first, second = (PythonGenerator().files(odd()) for _ in range(2))
+def test_python_files__same_model_twice__are_the_same() -> None:
+    first, second = (python_files(odd()) for _ in range(2))
     assert first == second
     for name, content in first.items():
         if name.endswith(".py"):
@@ -92,18 +91,19 @@ def test_the_same_model_gives_the_same_files() -> None:
             ast.parse(content)
 
 
-def test_hard_names_and_every_datatype_are_formatted_and_strictly_typed(tmp_path: Path) -> None:
+def test_python_files__hard_names_and_every_datatype__are_formatted_and_strictly_typed(
+    tmp_path: Path,
+) -> None:
     folder = written(odd(), tmp_path / "client")
     run(folder, "-m", "ruff", "format", "--check", "--no-cache", ".")
     run(folder, "-m", "ruff", "check", "--no-cache", ".")
     cache = Path(__file__).parents[3] / ".mypy_cache"
     run(folder, "-m", "mypy", "--cache-dir", str(cache / "clients"))
     package = f"{odd().identifier}_client"
-    code = f"import smoke_test; smoke_test.example(); from {package} import grpc"
-    run(folder, "-c", code)
+    run(folder, "-c", f"from {package} import grpc; from {package} import *")
 
 
-def test_an_installed_package_asks_a_server_in_every_way(
+def test_python_package__installed__calls_a_server_over_http_and_grpc(
     server: Server, built: BuiltBento, store_home: Path, tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +112,8 @@ def test_an_installed_package_asks_a_server_in_every_way(
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
     run(tmp_path, "-m", "pip", "install", *options, "--target", "installed", str(folder))
     target = f"127.0.0.1:{server.grpc_port}"
-    said = run(tmp_path, str(folder / "smoke_test.py"), server.url, target)
-    assert said == f"4 ways answer alike, model {built.digest}\n"
+    example = (folder / "README.md").read_text().split("```")[1].removeprefix("python")
+    (tmp_path / "example.py").write_text(example.replace("http://localhost:3000", server.url))
+    assert built.digest in run(tmp_path, "example.py")
     (tmp_path / "faults.py").write_text(FAULTS)
     run(tmp_path, "faults.py", server.url, target)

@@ -13,7 +13,7 @@ from tests.support.serving import Server
 
 
 @pytest.mark.slow
-def test_a_tag_a_folder_and_a_server_describe_the_same_model(
+def test_find_source__tag_folder_and_server__describe_the_same_model(
     server: Server,
     built: BuiltBento,
     shared_bundle: VerifiedBundle,
@@ -30,17 +30,19 @@ def test_a_tag_a_folder_and_a_server_describe_the_same_model(
 
 
 @pytest.mark.slow
-def test_a_server_without_that_model_is_told(server: Server) -> None:
+def test_find_source__server_without_the_model__is_an_error(server: Server) -> None:
     with pytest.raises(MlctlError, match="404"):
         find_source(f"{server.url}/other")
 
 
 @pytest.mark.parametrize("name", ['x"\nimport os', "../x", "", "a b", "x" * 200])
-def test_a_server_cannot_put_code_into_a_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_source__hostile_name_from_a_server__is_rejected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def ask(*_: Any) -> Served:
         return Served(name, "1", every_datatype())
 
-    monkeypatch.setattr("bento.clients.source.ask_http", ask)
-    with pytest.raises(MlctlError, match="no name") as caught:
+    monkeypatch.setattr("bento.clients.source.describe_http", ask)
+    with pytest.raises(MlctlError, match="unsafe in code") as caught:
         find_source("http://localhost:1")
     assert caught.value.code is ErrorCode.INVALID_INPUT

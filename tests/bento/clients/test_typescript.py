@@ -1,4 +1,4 @@
-"""The generated package: the same each time, strictly compiled, and asking servers with node."""
+"""The generated TypeScript package: reproducible, strictly compiled, and calling servers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from bento.clients.languages import typescript_files, write_files
 from bento.clients.source import find_source
-from bento.clients.typescript import TypescriptGenerator
-from bento.clients.writing import write_files
 from bento.packaging import BuiltBento
 from services.online.openapi.model import ApiModel, describe
 from services.protocol.codec import V2Codec
@@ -27,7 +26,7 @@ from tests.support.serving import Server
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).with_name("typescript")
 EVERY = describe("every", DIGEST, every_datatype())
-# Longer is not worth it: the rest of the suite must not wait for a network.
+# The rest of the suite must not wait for a network.
 _INSTALL_SECONDS = 15
 
 
@@ -39,7 +38,7 @@ def run(folder: Path, *command: str) -> str:
 
 @pytest.fixture(scope="session")
 def compiler() -> Path:
-    """TypeScript's, installed once for all runs; skips where npm cannot do that."""
+    """The TypeScript compiler, installed once for all runs; skips without npm or a network."""
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -71,7 +70,7 @@ def _install(kept: Path) -> None:
 
 
 def written(model: ApiModel, folder: Path) -> None:
-    write_files(folder, TypescriptGenerator().files(model))
+    write_files(folder, typescript_files(model))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def compiled(
     store_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """The packages of three models, compiled at once: most of the time is the library's."""
+    """The packages of three models, compiled in one run, which takes as long as one model."""
     folder = tmp_path_factory.mktemp("typescript")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(store_home))
@@ -102,7 +101,7 @@ def compiled(
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """The URL of a server that reads requests as ours does, and answers with their tensors."""
+    """The URL of a server that echoes the tensors of requests, with the server's codec."""
     codec = V2Codec(EVERY.name, EVERY.digest, every_datatype())
 
     class Echo(BaseHTTPRequestHandler):
@@ -119,7 +118,7 @@ def echo() -> Iterator[str]:
             self.wfile.write(answer.body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -129,8 +128,8 @@ def echo() -> Iterator[str]:
         thread.join()
 
 
-def test_the_same_model_gives_the_same_files() -> None:
-    first, second = (TypescriptGenerator().files(odd()) for _ in range(2))
+def test_typescript_files__same_model_twice__are_the_same() -> None:
+    first, second = (typescript_files(odd()) for _ in range(2))
     assert first == second
     for name, content in first.items():
         assert isinstance(content, str)
@@ -141,12 +140,10 @@ def test_the_same_model_gives_the_same_files() -> None:
     assert package["name"] == f"{odd().identifier.replace('_', '-')}-client"
 
 
-def test_the_compiled_packages_ask_servers(
+def test_typescript_packages__compiled__call_servers(
     compiled: Path, echo: str, server: Server, built: BuiltBento
 ) -> None:
     dist = str(compiled / "dist")
     checks = str(HERE / "checks.mjs")
-    said = run(compiled, "node", checks, dist, echo, server.url, built.digest)
-    assert said == "all checks passed\n"
-    said = run(compiled, "node", f"{dist}/tiny/src/smoke.js", server.url)
-    assert said == f"2 ways answer alike, model {built.digest}\n"
+    output = run(compiled, "node", checks, dist, echo, server.url, built.digest)
+    assert output == "all checks passed\n"

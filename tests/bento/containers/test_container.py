@@ -1,4 +1,4 @@
-"""A build context, whole and the same each time, and the server that it holds."""
+"""A build context: complete, reproducible, and its server runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bento.containers.container import (
     write_context,
 )
 from bento.containers.lock import Lock, Package, Platform
-from bento.containers.locking import lock_for, requirements_of
+from bento.containers.resolve import lock_for, requirements_of
 from bento.packaging import BuiltBento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
@@ -47,7 +47,7 @@ def bento(built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def lock(bento: BentoInfo) -> Lock:
-    """What the Bento itself names, with hashes that no index gave."""
+    """A lock of the packages that the Bento names, with made-up hashes."""
     pairs = sorted(line.split("==") for line in requirements_of(bento))
     return Lock(tuple(Package(name, version, ("ab" * 32,)) for name, version in pairs))
 
@@ -65,7 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_the_context_is_the_same_each_time_and_replaces_the_old_one(
+def test_write_context__twice__gives_the_same_bytes_and_replaces_the_folder(
     bento: BentoInfo, lock: Lock, tmp_path: Path
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
@@ -79,20 +79,20 @@ def test_the_context_is_the_same_each_time_and_replaces_the_old_one(
     assert (one / ".dockerignore").read_text() == (one / ".containerignore").read_text()
 
 
-def test_the_image_tells_the_chain_of_digests(
+def test_write_context__labels__carry_the_chain_of_digests(
     bento: BentoInfo, lock: Lock, shared_bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     base = "registry.example/python@sha256:" + "1" * 64
     write_context(bento, lock, Platform.AMD64, base, tmp_path / "context")
     text = (tmp_path / "context" / CONTAINERFILE).read_text()
     digest = shared_bundle.digest
-    assert f'LABEL mlctl.models.tiny.digest="{digest}"' in text
-    assert f'LABEL org.opencontainers.image.revision="{digest}"' in text
-    assert 'LABEL mlctl.models.tiny.source="models:/tiny/1"' in text
-    assert f'LABEL org.opencontainers.image.base.digest="sha256:{"1" * 64}"' in text
+    assert f'LABEL "mlctl.models.tiny.digest"="{digest}"' in text
+    assert f'LABEL "org.opencontainers.image.revision"="{digest}"' in text
+    assert 'LABEL "mlctl.models.tiny.source"="models:/tiny/1"' in text
+    assert f'LABEL "org.opencontainers.image.base.digest"="sha256:{"1" * 64}"' in text
 
 
-def test_a_folder_with_something_else_is_left_alone(
+def test_write_context__folder_with_other_files__is_left_alone(
     bento: BentoInfo, lock: Lock, tmp_path: Path
 ) -> None:
     (tmp_path / "letter").write_text("dear")
@@ -102,7 +102,9 @@ def test_a_folder_with_something_else_is_left_alone(
     assert contents(tmp_path) == {"letter": b"dear"}
 
 
-def test_an_altered_bento_gets_no_context(bento: BentoInfo, lock: Lock, tmp_path: Path) -> None:
+def test_write_context__altered_bento__is_rejected(
+    bento: BentoInfo, lock: Lock, tmp_path: Path
+) -> None:
     copy = tmp_path / "bento"
     shutil.copytree(bento.path, copy)
     with (copy / "src" / "model" / MODEL_NAME).open("ab") as file:
@@ -114,7 +116,7 @@ def test_an_altered_bento_gets_no_context(bento: BentoInfo, lock: Lock, tmp_path
     assert not (tmp_path / "context").exists()
 
 
-def test_a_lock_file_must_hold_what_the_bento_needs(
+def test_lock_for__file_without_a_requirement__is_rejected(
     bento: BentoInfo, lock: Lock, tmp_path: Path
 ) -> None:
     path = tmp_path / "requirements.lock"
@@ -125,10 +127,10 @@ def test_a_lock_file_must_hold_what_the_bento_needs(
         lock_for(bento, Platform.AMD64, path)
 
 
-def test_the_server_of_the_image_writes_nowhere_but_in_its_tmp(
+def test_image__running_server__writes_only_to_tmp(
     bento: BentoInfo, lock: Lock, shared_folder: Path
 ) -> None:
-    """As the image's user where the machine lets it; `make container-check` installs it, too."""
+    """Runs as the image's user where possible; `make container-check` also installs the lock."""
     context = write_context(bento, lock, Platform.AMD64, default_base(), shared_folder / "context")
     place = unpack_context(context.folder, shared_folder / "root")
     before = tree_of(place)
@@ -144,7 +146,7 @@ def test_the_server_of_the_image_writes_nowhere_but_in_its_tmp(
     assert tree_of(place) == before
 
 
-def test_the_commands_write_the_same_with_a_lock_file(
+def test_containerize_and_sbom__same_lock_file__write_the_same(
     bento: BentoInfo, lock: Lock, tmp_path: Path
 ) -> None:
     path, folder, file = (tmp_path / name for name in ("lock", "context", "sbom.json"))
@@ -165,7 +167,7 @@ def test_the_commands_write_the_same_with_a_lock_file(
 
 
 @pytest.mark.parametrize("engine", Engine)
-def test_an_engine_is_asked_for_an_image_with_a_health_check(
+def test_build_command__each_engine__builds_an_image_with_a_health_check(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@index.example/simple")
@@ -178,7 +180,7 @@ def test_an_engine_is_asked_for_an_image_with_a_health_check(
     assert ("docker" in command[1:]) == (engine is not Engine.DOCKER), "--format docker"
 
 
-def test_a_missing_engine_is_told(
+def test_build_image__engine_not_installed__is_reported(
     bento: BentoInfo, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = write_context(bento, lock, Platform.AMD64, default_base(), tmp_path / "context")
@@ -188,10 +190,10 @@ def test_a_missing_engine_is_told(
     assert caught.value.code is ErrorCode.RUNTIME_MISSING
 
 
-def test_buildah_builds_the_context_from_a_base_without_a_registry(
+def test_buildah__context_without_run_steps__builds_the_configuration(
     bento: BentoInfo, lock: Lock, tmp_path: Path
 ) -> None:
-    """The last stage alone would need Python in its base; the first lines are what is tried."""
+    """Without RUN steps, because the base has no Python."""
     if shutil.which("buildah") is None:
         pytest.skip("buildah is not installed")
     context = write_context(bento, lock, Platform.AMD64, "scratch", tmp_path / "context")

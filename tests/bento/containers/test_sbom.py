@@ -1,4 +1,4 @@
-"""The list of what is in a Bento, against CycloneDX's own schema."""
+"""The bill of materials, validated with CycloneDX's schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bento(tmp_path: Path) -> BentoInfo:
     return BentoInfo("shop:1", folder, {"mlctl.content": "c" * 64})
 
 
-def test_the_document_is_valid_and_the_same_each_time(
+def test_sbom__written_twice__is_valid_and_the_same(
     bento: BentoInfo, bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     packed = pack([bundle, make_bundle(tmp_path / "other", name="other")], "shop")
@@ -44,7 +44,7 @@ def test_the_document_is_valid_and_the_same_each_time(
     assert made[0] != sbom_of(bento, packed, Lock(PACKAGES[:2]), Platform.AMD64)
 
 
-def test_it_names_models_files_packages_and_who_needs_whom(
+def test_sbom__models_files_and_packages__are_listed_with_their_dependencies(
     bento: BentoInfo, bundle: VerifiedBundle
 ) -> None:
     packed = pack([bundle])
@@ -56,8 +56,8 @@ def test_it_names_models_files_packages_and_who_needs_whom(
     files = {each["name"]: each["hashes"][0]["content"] for each in model["components"]}
     listed = {entry.path: entry.sha256 for entry in bundle.manifest.files}
     assert files == {**listed, MANIFEST_NAME: bundle.digest}
-    told = {each["name"]: each["value"] for each in model["properties"]}
-    assert told["mlctl:source"] == "models:/tiny/1"
+    properties = {each["name"]: each["value"] for each in model["properties"]}
+    assert properties["mlctl:source"] == "models:/tiny/1"
     assert by_ref["pypi/click"]["purl"] == "pkg:pypi/click@8.5.1"
     assert {each["content"] for each in by_ref["pypi/click"]["hashes"]} == {"1" * 64, "2" * 64}
     assert by_ref["pypi/click"]["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
@@ -68,7 +68,7 @@ def test_it_names_models_files_packages_and_who_needs_whom(
     assert document["metadata"]["timestamp"].startswith("2026-11-21T20:25:58")
 
 
-def test_a_lock_that_was_read_is_completed_from_what_is_installed() -> None:
+def test_complete__installed_package__gets_its_licence() -> None:
     from importlib.metadata import version
 
     read = Lock(

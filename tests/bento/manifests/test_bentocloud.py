@@ -7,27 +7,27 @@ from bentoml._internal.cloud.schemas.schemasv2 import CreateDeploymentSchema
 from bentoml._internal.utils.cattr import bentoml_cattr
 
 from bento.manifests.plan import ManifestPlan, Scaling
-from bento.manifests.targets import Extras, ManifestTarget
-from tests.bento.manifests.plans import PLAN, documents
+from bento.manifests.targets import ManifestTarget, TargetOptions
+from tests.bento.manifests.example_plans import PLAN, documents
 
 
-def made(plan: ManifestPlan, extras: Extras | None = None) -> Any:
-    return documents(plan, ManifestTarget.BENTOCLOUD, extras)["bentocloud.yaml"]
+def made(plan: ManifestPlan, options: TargetOptions | None = None) -> Any:
+    return documents(plan, ManifestTarget.BENTOCLOUD, options)["bentocloud.yaml"]
 
 
 def understood(document: Any) -> Any:
-    """What BentoML's own client reads from the document and sends on."""
+    """Return the document as BentoML's own client reads and sends it."""
     return bentoml_cattr.unstructure(bentoml_cattr.structure(document, CreateDeploymentSchema))
 
 
-def test_bentoml_understands_all_of_it() -> None:
+def test_bentocloud__bentomls_own_reader__understands_every_field() -> None:
     plan = replace(PLAN, image="", scaling=Scaling(0, 3), settings={"MLCTL_WORKERS": "2"})
-    document = made(plan, Extras(instance_type="cpu.2"))
+    document = made(plan, TargetOptions(instance_type="cpu.2"))
     assert understood(document) == document
     assert document["services"]["shop"]["scaling"] == {"min_replicas": 0, "max_replicas": 3}
     document["services"]["shop"]["unknownField"] = 1
     assert understood(document) != document
 
 
-def test_callers_need_a_token_there() -> None:
+def test_bentocloud__deployment__requires_a_token() -> None:
     assert made(PLAN)["access_authorization"] is True

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from bento.packaging import BuiltBento
 from cli.main import cli
 from cli.manifest_options import BELONGS
-from tests.bento.manifests.plans import IMAGE
+from tests.bento.manifests.example_plans import IMAGE
 from tests.support.schemas import faults
 
 pytestmark = pytest.mark.slow
@@ -29,16 +29,18 @@ def run(bento: BuiltBento, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["manifests", bento.tag, *arguments])
 
 
-def test_files_of_a_cluster_are_written_and_told(bento: BuiltBento, tmp_path: Path) -> None:
+def test_manifests_command__kubernetes__writes_and_reports_the_files(
+    bento: BuiltBento, tmp_path: Path
+) -> None:
     folder = tmp_path / "out"
     given = ("--target", "kubernetes", "--image", IMAGE, "--gateway", "infra/public")
     done = run(bento, *given, "--output", str(folder), "--max-replicas", "4", "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert told["digest"] == bento.digest
-    assert told["measured"] is False
+    reported = json.loads(done.output)
+    assert reported["digest"] == bento.digest
+    assert reported["measured"] is False
     written = {path.name: path.read_text() for path in folder.iterdir()}
-    assert written == told["files"]
+    assert written == reported["files"]
     found = [each for text in written.values() for each in yaml.safe_load_all(text)]
     assert {each["kind"] for each in found} == {
         "ConfigMap", "Deployment", "HTTPRoute", "NetworkPolicy", "PodDisruptionBudget",
@@ -47,11 +49,13 @@ def test_files_of_a_cluster_are_written_and_told(bento: BuiltBento, tmp_path: Pa
     assert not [fault for each in found for fault in faults(each)]
     again = run(bento, *given, "--output", str(folder), "--max-replicas", "4")
     assert again.exit_code == 0, again.output
-    assert "guesses" in again.stderr
+    assert "estimates" in again.stderr
     assert {path.name: path.read_text() for path in folder.iterdir()} == written
 
 
-def test_a_measurement_of_this_bento_sizes_it(bento: BuiltBento, tmp_path: Path) -> None:
+def test_manifests_command__bench_of_this_bento__sizes_it(
+    bento: BuiltBento, tmp_path: Path
+) -> None:
     one: dict[str, Any] = {"clients": 8, "errors": {}, "per_second": 900.0}
     runs = [{**one, "per_cpu_second": 600.0, "memory_bytes": 300 << 20}]
     bench = {"version": bento.digest, "runs": runs, "ready_seconds": 3.0}
@@ -65,7 +69,7 @@ def test_a_measurement_of_this_bento_sizes_it(bento: BuiltBento, tmp_path: Path)
     assert limits["limits"] == {"memory": "576M"}
 
 
-def test_kserve_and_bentocloud_are_printed(bento: BuiltBento) -> None:
+def test_manifests_command__without_output__prints(bento: BuiltBento) -> None:
     kserve = run(bento, "--target", "kserve", "--mode", "knative", "--image", IMAGE)
     assert not faults(yaml.safe_load(kserve.stdout))
     cloud = yaml.safe_load(run(bento, "--target", "bentocloud").stdout)
@@ -73,7 +77,7 @@ def test_kserve_and_bentocloud_are_printed(bento: BuiltBento) -> None:
     assert list(cloud["services"]) == ["tiny"]
 
 
-def test_without_an_image_the_hint_says_how_to_get_one(bento: BuiltBento) -> None:
+def test_manifests_command__without_an_image__hint_names_containerize(bento: BuiltBento) -> None:
     done = run(bento, "--target", "kubernetes", "--json")
     error = json.loads(done.output)["error"]
     assert error["code"] == "invalid_input"
@@ -81,7 +85,7 @@ def test_without_an_image_the_hint_says_how_to_get_one(bento: BuiltBento) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (("--target", "compose", "--gateway", "g"), "--gateway is not for --target compose"),
         (("--target", "bentocloud", "--image", IMAGE), "--image is not for --target bentocloud"),
@@ -89,15 +93,15 @@ def test_without_an_image_the_hint_says_how_to_get_one(bento: BuiltBento) -> Non
         (("--target", "kubernetes", "--canary", "5"), "--canary is not for --target kubernetes"),
     ],
 )
-def test_options_that_do_not_go_together(
-    bento: BuiltBento, arguments: tuple[str, ...], said: str
+def test_manifests_command__options_of_another_target__are_rejected(
+    bento: BuiltBento, arguments: tuple[str, ...], reason: str
 ) -> None:
     done = run(bento, *arguments)
     assert done.exit_code == 2
-    assert said in done.output
+    assert reason in done.output
 
 
-def test_every_option_s_targets_are_known() -> None:
+def test_manifests_command__every_option__has_its_targets() -> None:
     command = cli.commands["manifests"]
     for_all = {"bento", "target", "name", "settings", "folder", "as_json"}
     assert {each.name for each in command.params} == for_all | BELONGS.keys()

@@ -8,7 +8,7 @@ from typing import Any
 
 from bento.manifests.plan import ManifestPlan
 from bento.manifests.targets import ManifestTarget
-from tests.bento.manifests.plans import FULL, PLAN, documents
+from tests.bento.manifests.example_plans import FULL, PLAN, documents
 from tests.support.schemas import compose_faults, mutants
 
 
@@ -16,16 +16,16 @@ def made(plan: ManifestPlan) -> Any:
     return documents(plan, ManifestTarget.COMPOSE)["compose.yaml"]
 
 
-def test_it_keeps_to_the_specification() -> None:
+def test_compose__plain_and_full_plan__match_the_specification() -> None:
     for plan in (PLAN, FULL):
         assert not compose_faults(made(plan))
 
 
-def test_the_specification_knows_every_field_that_is_written() -> None:
+def test_compose__one_wrong_field_or_value__violates_the_specification() -> None:
     assert not [what for what, mutant in mutants(made(FULL)) if not compose_faults(mutant)]
 
 
-def test_the_server_has_no_rights_and_listens_here_only() -> None:
+def test_compose__server__has_no_privileges_and_listens_on_loopback() -> None:
     server = made(FULL)["services"]["shop"]
     assert server["read_only"] is True
     assert server["cap_drop"] == ["ALL"]
@@ -35,12 +35,12 @@ def test_the_server_has_no_rights_and_listens_here_only() -> None:
     assert server["environment"]["MLCTL_TOKEN_FILE"] == "/etc/mlctl/token/tokens"
 
 
-def test_dollars_stay_dollars() -> None:
+def test_compose__dollar_in_a_setting__is_not_interpolated() -> None:
     plan = replace(PLAN, settings={"MLCTL_SAMPLE_REDACT": "a$b"})
     assert made(plan)["services"]["shop"]["environment"]["MLCTL_SAMPLE_REDACT"] == "a$$b"
 
 
-def test_the_health_check_fails_where_nobody_listens() -> None:
+def test_compose__health_check_of_a_closed_port__fails() -> None:
     word, *command = made(PLAN)["services"]["shop"]["healthcheck"]["test"]
     assert word == "CMD"
     with socket.socket() as unused:
@@ -49,7 +49,7 @@ def test_the_health_check_fails_where_nobody_listens() -> None:
         command[-1] = command[-1].replace(":3000/", f":{port}/")
         assert f":{port}/readyz" in command[-1]
         assert command[0] == "python"
-        here = [sys.executable, *command[1:]]
-        done = subprocess.run(here, capture_output=True, text=True, check=False)
+        local = [sys.executable, *command[1:]]
+        done = subprocess.run(local, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "refused" in done.stderr

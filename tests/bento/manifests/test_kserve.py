@@ -5,40 +5,45 @@ from typing import Any
 
 import pytest
 
-from bento.manifests.kserve import Canary, Mode
 from bento.manifests.plan import ManifestPlan, Scaling
-from bento.manifests.targets import Extras, ManifestTarget
+from bento.manifests.targets import Canary, KServeMode, ManifestTarget, TargetOptions
 from bundle.errors import MlctlError
-from tests.bento.manifests.plans import FULL, IMAGE, PLAN, documents
+from tests.bento.manifests.example_plans import FULL, IMAGE, PLAN, documents
 from tests.support.schemas import faults, mutants
 
-STABLE = Extras(Mode.STANDARD, Canary(10, "registry.example/shop:before"))
-KNATIVE = Extras(Mode.KNATIVE, Canary(10))
+STABLE = TargetOptions(KServeMode.STANDARD, Canary(10, "registry.example/shop:before"))
+KNATIVE = TargetOptions(KServeMode.KNATIVE, Canary(10))
 
 
-def made(plan: ManifestPlan, extras: Extras) -> Any:
-    return documents(plan, ManifestTarget.KSERVE, extras)["InferenceService/shop"]
+def made(plan: ManifestPlan, options: TargetOptions) -> Any:
+    return documents(plan, ManifestTarget.KSERVE, options)["InferenceService/shop"]
 
 
-@pytest.mark.parametrize("extras", [Extras(), Extras(Mode.KNATIVE), STABLE, KNATIVE])
+@pytest.mark.parametrize(
+    "options", [TargetOptions(), TargetOptions(KServeMode.KNATIVE), STABLE, KNATIVE]
+)
 @pytest.mark.parametrize("plan", [PLAN, replace(FULL, scaling=Scaling(1, 4))])
-def test_it_keeps_to_the_published_schema(plan: ManifestPlan, extras: Extras) -> None:
-    assert not faults(made(plan, extras))
+def test_kserve__every_mode_and_canary__matches_the_published_schema(
+    plan: ManifestPlan, options: TargetOptions
+) -> None:
+    assert not faults(made(plan, options))
 
 
-@pytest.mark.parametrize("extras", [STABLE, KNATIVE])
-def test_the_schema_knows_every_field_that_is_written(extras: Extras) -> None:
-    service = made(FULL, Extras(Mode.KNATIVE)) if extras is KNATIVE else made(PLAN, extras)
+@pytest.mark.parametrize("options", [STABLE, KNATIVE])
+def test_kserve__one_wrong_field_or_value__violates_the_schema(options: TargetOptions) -> None:
+    service = (
+        made(FULL, TargetOptions(KServeMode.KNATIVE)) if options is KNATIVE else made(PLAN, options)
+    )
     assert not [what for what, mutant in mutants(service) if not faults(mutant)]
 
 
-def test_the_mode_is_always_said() -> None:
-    for mode, word in ((Mode.KNATIVE, "Knative"), (Mode.STANDARD, "Standard")):
-        notes = made(PLAN, Extras(mode))["metadata"]["annotations"]
+def test_kserve__any_mode__is_written_down() -> None:
+    for mode, word in ((KServeMode.KNATIVE, "Knative"), (KServeMode.STANDARD, "Standard")):
+        notes = made(PLAN, TargetOptions(mode))["metadata"]["annotations"]
         assert notes["serving.kserve.io/deploymentMode"] == word
 
 
-def test_a_canary_is_what_its_mode_knows() -> None:
+def test_canary__each_mode__uses_the_fields_of_that_mode() -> None:
     knative = made(PLAN, KNATIVE)["spec"]
     assert knative["predictor"]["canaryTrafficPercent"] == 10
     assert knative["predictor"]["containers"][0]["image"] == IMAGE
@@ -54,14 +59,18 @@ def test_a_canary_is_what_its_mode_knows() -> None:
 
 
 @pytest.mark.parametrize(
-    "extras", [Extras(Mode.STANDARD, Canary(5)), Extras(Mode.KNATIVE, Canary(5, "x"))]
+    "options",
+    [
+        TargetOptions(KServeMode.STANDARD, Canary(5)),
+        TargetOptions(KServeMode.KNATIVE, Canary(5, "x")),
+    ],
 )
-def test_a_canary_of_the_other_mode_is_refused(extras: Extras) -> None:
+def test_canary__stable_image_for_the_wrong_mode__is_rejected(options: TargetOptions) -> None:
     with pytest.raises(MlctlError, match="--stable-image"):
-        made(PLAN, extras)
+        made(PLAN, options)
 
 
-def test_knative_gets_nothing_that_it_refuses() -> None:
+def test_knative__full_plan__has_no_field_that_it_rejects() -> None:
     predictor = made(FULL, KNATIVE)["spec"]["predictor"]
     (server,) = predictor["containers"]
     assert not {"securityContext", "terminationGracePeriodSeconds"} & predictor.keys()
@@ -71,8 +80,8 @@ def test_knative_gets_nothing_that_it_refuses() -> None:
     assert predictor["annotations"]["serving.knative.dev/progress-deadline"] == "300s"
 
 
-def test_a_server_there_speaks_v2_over_http_and_has_no_rights() -> None:
-    (server,) = made(PLAN, Extras())["spec"]["predictor"]["containers"]
+def test_kserve__container__serves_v2_over_http_without_privileges() -> None:
+    (server,) = made(PLAN, TargetOptions())["spec"]["predictor"]["containers"]
     environment = {each["name"]: each["value"] for each in server["env"]}
     assert environment["PROTOCOL"] == "v2"
     # The image switches it on, and KServe sends nothing there.
@@ -81,6 +90,6 @@ def test_a_server_there_speaks_v2_over_http_and_has_no_rights() -> None:
     assert server["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_nobody_wakes_a_server_in_the_standard_mode() -> None:
-    with pytest.raises(MlctlError, match="nothing would start a server"):
-        made(replace(PLAN, scaling=Scaling(0, 4)), Extras())
+def test_standard_mode__scale_to_zero__needs_a_wake_query() -> None:
+    with pytest.raises(MlctlError, match="would never start again"):
+        made(replace(PLAN, scaling=Scaling(0, 4)), TargetOptions())

@@ -7,23 +7,23 @@ from typing import Any
 import httpx
 import pytest
 
-from bento.manifests.plan import Edge, ManifestLayout, ManifestPlan, ManifestSlot, Scaling
+from bento.manifests.plan import ManifestLayout, ManifestPlan, ManifestSlot, NetworkAccess, Scaling
 from bento.manifests.targets import ManifestTarget, manifests
 from bundle.errors import MlctlError
 from rollout.domain.kubernetes_target import KubernetesTarget as Rollout
 from rollout.domain.spec import Slot as Side
 from rollout.drivers.kubernetes import route as routes
 from rollout.drivers.kubernetes.route import Claim
-from tests.bento.manifests.plans import FULL, IMAGE, PLAN, documents
+from tests.bento.manifests.example_plans import FULL, IMAGE, PLAN, documents
 from tests.support.schemas import faults, mutants
 from tests.support.serving import Server
 
 SINGLE = replace(
     PLAN,
     layout=ManifestLayout.SINGLE,
-    edge=Edge("public", ("shop.example.com",), "grpc.shop.example.com"),
+    access=NetworkAccess("public", ("shop.example.com",), "grpc.shop.example.com"),
 )
-CANDIDATE = replace(FULL, only=ManifestSlot.GREEN)
+CANDIDATE = replace(FULL, slot=ManifestSlot.GREEN)
 
 
 def made(plan: ManifestPlan) -> dict[str, Any]:
@@ -38,27 +38,27 @@ def container_of(deployment: Any) -> Any:
 @pytest.mark.parametrize(
     "plan", [PLAN, FULL, SINGLE, CANDIDATE], ids=["plain", "full", "single", "candidate"]
 )
-def test_everything_keeps_to_the_published_schemas(plan: ManifestPlan) -> None:
+def test_kubernetes__every_kind_of_plan__matches_the_published_schemas(plan: ManifestPlan) -> None:
     for name, document in made(plan).items():
         assert not faults(document), name
 
 
-def test_the_schemas_know_every_field_that_is_written() -> None:
-    seen = {**made(FULL), "GRPCRoute": made(SINGLE)["GRPCRoute/shop-grpc"]}
-    found = {document["kind"]: document for document in seen.values()}
+def test_kubernetes__one_wrong_field_or_value__violates_the_schemas() -> None:
+    documents_by_name = {**made(FULL), "GRPCRoute": made(SINGLE)["GRPCRoute/shop-grpc"]}
+    found = {document["kind"]: document for document in documents_by_name.values()}
     assert len(found) == 9
     for kind, document in found.items():
         passed = [what for what, mutant in mutants(document) if not faults(mutant)]
         assert not passed, kind
 
 
-def test_the_same_plan_gives_the_same_bytes() -> None:
+def test_kubernetes__same_plan_twice__gives_the_same_bytes() -> None:
     assert manifests(FULL, ManifestTarget.KUBERNETES) == manifests(
         replace(FULL), ManifestTarget.KUBERNETES
     )
 
 
-def test_promote_moves_both_protocols_of_the_route_at_once() -> None:
+def test_route__weights_moved_by_promote__move_http_and_grpc() -> None:
     found = made(FULL)
     route = found["HTTPRoute/shop"]
     route["metadata"]["resourceVersion"] = "1"
@@ -74,7 +74,7 @@ def test_promote_moves_both_protocols_of_the_route_at_once() -> None:
     assert found["Service/shop-blue"]["spec"]["ports"][0]["name"] == "http"
 
 
-def test_a_candidate_is_all_that_is_its_own_and_nothing_that_serves() -> None:
+def test_slot__candidate_alone__leaves_out_what_serves() -> None:
     assert sorted(made(CANDIDATE)) == [
         "ConfigMap/shop-green",
         "Deployment/shop-green",
@@ -87,7 +87,7 @@ def test_a_candidate_is_all_that_is_its_own_and_nothing_that_serves() -> None:
     assert "annotations" not in made(CANDIDATE)["ScaledObject/shop-green"]["metadata"]
 
 
-def test_an_idle_slot_has_no_pods() -> None:
+def test_slot__not_live__has_no_pods() -> None:
     found = made(PLAN)
     assert found["Deployment/shop-blue"]["spec"]["replicas"] == 2
     assert found["Deployment/shop-green"]["spec"]["replicas"] == 0
@@ -97,7 +97,7 @@ def test_an_idle_slot_has_no_pods() -> None:
     assert paused == {"autoscaling.keda.sh/paused-replicas": "0"}
 
 
-def test_every_selector_finds_its_own_pods_only() -> None:
+def test_selectors__two_slots__match_the_pods_of_one() -> None:
     found = made(FULL)
     labels = {
         name: found[f"Deployment/shop-{name}"]["spec"]["template"]["metadata"]["labels"]
@@ -121,7 +121,7 @@ def test_every_selector_finds_its_own_pods_only() -> None:
         assert monitored.items() <= service.items()
 
 
-def test_the_container_has_no_rights_and_runs_the_image() -> None:
+def test_pod__container__has_no_privileges() -> None:
     deployment = made(FULL)["Deployment/shop-blue"]
     server, pod = container_of(deployment), deployment["spec"]["template"]["spec"]
     assert server["image"] == IMAGE
@@ -141,14 +141,14 @@ def test_the_container_has_no_rights_and_runs_the_image() -> None:
     assert mounted == {each["name"] for each in pod["volumes"]}
 
 
-def test_the_grace_period_covers_a_deadline_that_was_set() -> None:
+def test_pod__long_deadline__extends_the_grace_period() -> None:
     plan = replace(PLAN, settings={"MLCTL_DEADLINE_MS": "120000.5"})
     pod = made(plan)["Deployment/shop-blue"]["spec"]["template"]["spec"]
     sleeps = container_of(made(plan)["Deployment/shop-blue"])["lifecycle"]["preStop"]["sleep"]
     assert pod["terminationGracePeriodSeconds"] == sleeps["seconds"] + 121 + 10
 
 
-def test_other_settings_mean_other_pods() -> None:
+def test_pod__other_settings__change_the_pod_template() -> None:
     def template(plan: ManifestPlan) -> Any:
         return made(plan)["Deployment/shop-blue"]["spec"]["template"]
 
@@ -156,7 +156,7 @@ def test_other_settings_mean_other_pods() -> None:
     assert template(PLAN) != template(replace(PLAN, settings={"MLCTL_THREADS": "4"}))
 
 
-def test_the_network_policy_lets_in_who_was_named() -> None:
+def test_network_policy__sources_named__admits_only_those() -> None:
     spec = made(FULL)["NetworkPolicy/shop"]["spec"]
     (rule,) = spec["ingress"]
     named = [
@@ -170,8 +170,8 @@ def test_the_network_policy_lets_in_who_was_named() -> None:
     assert made(PLAN)["NetworkPolicy/shop"]["spec"]["egress"] == []
 
 
-def test_scaling_to_zero_needs_somebody_who_wakes() -> None:
-    with pytest.raises(MlctlError, match="nothing would start a server"):
+def test_scaling__to_zero__needs_a_wake_query() -> None:
+    with pytest.raises(MlctlError, match="would never start again"):
         made(replace(PLAN, scaling=Scaling(0, 4)))
     queue, wake = made(FULL)["ScaledObject/shop-blue"]["spec"]["triggers"]
     assert queue["metadata"]["threshold"] == "32"
@@ -181,7 +181,7 @@ def test_scaling_to_zero_needs_somebody_who_wakes() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_manifests_ask_a_server_answers(server: Server) -> None:
+def test_probes_and_metrics__real_server__are_answered(server: Server) -> None:
     deployment = made(FULL)["Deployment/shop-blue"]
     probes = [value for name, value in container_of(deployment).items() if name.endswith("Probe")]
     assert len(probes) == 3

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bento.manifests.resources import guess, read_bench
+from bento.manifests.resources import estimate, read_bench
 from bundle.errors import ErrorCode, MlctlError
 from loadtest.figures import LatencyRecord, ServerUse, summarize
 
@@ -27,7 +27,7 @@ def written(path: Path, runs: list[Any], **more: Any) -> Path:
     return path
 
 
-def test_the_best_run_without_failures_decides(tmp_path: Path) -> None:
+def test_read_bench__several_runs__takes_the_fastest_without_failures(tmp_path: Path) -> None:
     failed = {**run(64, 9000, 1.0, 1 << 30), "errors": {"503 queue_full": 1}}
     runs = [run(1, 100, 0.5, 100 << 20), run(16, 4000, 3.0, 200 << 20), failed]
     found = read_bench(written(tmp_path / "b.json", runs), {DIGEST}, gpu=True)
@@ -35,39 +35,43 @@ def test_the_best_run_without_failures_decides(tmp_path: Path) -> None:
     assert (found.cpu, found.memory, found.gpus) == ("1800m", "384Mi", 1)
     assert found.start_seconds == 50
     assert found.measured
-    assert "1.50 CPUs and 200 MiB at 2000 answers a second to 16 clients" in found.reason
+    assert "1.50 CPUs and 200 MiB at 2000 requests per second from 16 clients" in found.reason
 
 
-def test_a_rate_is_told_as_one(tmp_path: Path) -> None:
+def test_read_bench__open_loop__names_the_rate(tmp_path: Path) -> None:
     at_rate = {**run(1, 400, 1.0, 64 << 20), "clients": None, "rate": 200.0}
     found = read_bench(written(tmp_path / "b.json", [at_rate]), {DIGEST}, gpu=False)
-    assert "to 200 requests a second" in found.reason
+    assert "an open loop at 200/s" in found.reason
 
 
 @pytest.mark.parametrize(
-    ("runs", "more", "said"),
+    ("runs", "more", "reason"),
     [
-        ([run(1, 10, 1.0, 1 << 20)], {"version": "e" * 64}, "this Bento has dddddddddddd"),
+        ([run(1, 10, 1.0, 1 << 20)], {"version": "e" * 64}, "this Bento holds dddddddddddd"),
         ([run(1, 10, None, None)], {}, "no run without failures"),
         ([run(1, 10, 1.0, None)], {}, "no run without failures"),
         ([], {}, "no run without failures"),
         ([{"errors": {}}], {}, "no run without failures"),
-        ([7], {}, "cannot be read"),
-        ([{**run(1, 10, 1.0, 1 << 20), "per_second": "fast"}], {}, "cannot be read"),
+        ([7], {}, "is not the JSON of a benchmark"),
+        (
+            [{**run(1, 10, 1.0, 1 << 20), "per_second": "fast"}],
+            {},
+            "is not the JSON of a benchmark",
+        ),
     ],
 )
-def test_what_says_nothing_of_this_bento(
-    tmp_path: Path, runs: list[Any], more: dict[str, Any], said: str
+def test_read_bench__unusable_file__is_rejected(
+    tmp_path: Path, runs: list[Any], more: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(MlctlError, match=said) as caught:
+    with pytest.raises(MlctlError, match=reason) as caught:
         read_bench(written(tmp_path / "b.json", runs, **more), {DIGEST}, gpu=False)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert "mlctl bench NAME:VERSION --json" in caught.value.hint
 
 
-def test_a_guess_grows_with_the_model_and_says_that_it_is_one() -> None:
-    small, large = (guess(size << 20, 2, gpu=False) for size in (1, 1000))
+def test_estimate__larger_model__needs_more_memory() -> None:
+    small, large = (estimate(size << 20, 2, gpu=False) for size in (1, 1000))
     assert small.cpu == "2000m"
     assert large.memory_mib - small.memory_mib == pytest.approx(2 * 3 * 999, abs=64)
     assert not small.measured
-    assert "guesses" in small.reason
+    assert "estimates" in small.reason

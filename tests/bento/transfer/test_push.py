@@ -1,4 +1,4 @@
-"""A Bento is sent to a folder or an OCI image layout, and only the very same comes back."""
+"""Bentos pushed to a folder or an OCI image layout, and pulled unaltered or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.small_bento import small_bento
 def elsewhere(
     shared_bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> BentoInfo:
-    """A Bento with what all have, from a store that is not the one of now."""
+    """A Bento in another store than the current one."""
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
     return small_bento(tmp_path / "there", shared_bundle)
 
@@ -46,7 +46,7 @@ def read(layout: Path, digest: str) -> Any:
     return json.loads(blob(layout, digest).read_bytes())
 
 
-def test_what_is_named() -> None:
+def test_parse_target_and_source__every_form__is_parsed() -> None:
     assert parse_target("mlflow") == TransferTarget(Destination.MLFLOW)
     assert parse_target("oci:a:b") == TransferTarget(Destination.OCI, "a:b")
     assert (
@@ -61,7 +61,9 @@ def test_what_is_named() -> None:
     assert code_of(lambda: parse_source("folder:")) is ErrorCode.INVALID_INPUT
 
 
-def test_a_folder_goes_out_and_comes_back(elsewhere: BentoInfo, tmp_path: Path) -> None:
+def test_push_folder__pulled_elsewhere__is_the_same_bento(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
     sent = list_files(elsewhere)
     folder = push.push_folder(tmp_path / "out", elsewhere)
     assert push.push_folder(tmp_path / "out", elsewhere) == folder  # again changes nothing
@@ -74,7 +76,7 @@ def test_a_folder_goes_out_and_comes_back(elsewhere: BentoInfo, tmp_path: Path) 
     assert back.path.stat().st_ino == made  # the same files: it was left alone
 
 
-def test_another_bento_of_the_same_tag_is_replaced_by_force_only(
+def test_pull__other_files_of_the_same_tag__needs_force(
     elsewhere: BentoInfo, tmp_path: Path
 ) -> None:
     folder = push.push_folder(tmp_path / "out", elsewhere)
@@ -96,9 +98,7 @@ def test_another_bento_of_the_same_tag_is_replaced_by_force_only(
         assert path.read_bytes() == whole
 
 
-def test_what_does_not_fit_on_the_disk_is_refused_first(
-    elsewhere: BentoInfo, tmp_path: Path
-) -> None:
+def test_pull__larger_than_the_disk__writes_nothing(elsewhere: BentoInfo, tmp_path: Path) -> None:
     folder = push.push_folder(tmp_path / "out", elsewhere)
     listing = parse_listing((folder / LISTING_NAME).read_bytes())
     first, *others = listing.files
@@ -120,7 +120,7 @@ def alter(folder: Path) -> None:
 
 
 def relist(folder: Path) -> None:
-    """Altered, with a list that fits: the label still names the bundle that it was."""
+    """Alter the model and the list; the label still names the original bundle."""
     path = folder / "bento" / "src" / "model" / "model.onnx"
     path.write_bytes(path.read_bytes() + b"#")
     listing = folder / LISTING_NAME
@@ -147,7 +147,7 @@ def point_outside(folder: Path) -> None:
         (lambda folder: (folder / LISTING_NAME).unlink(), ErrorCode.BENTO_NOT_FOUND),
     ],
 )
-def test_a_folder_that_was_changed_is_refused(
+def test_pull_folder__changed_folder__is_rejected(
     elsewhere: BentoInfo, tmp_path: Path, harm: Callable[[Path], object], code: ErrorCode
 ) -> None:
     folder = push.push_folder(tmp_path / "out", elsewhere)
@@ -156,11 +156,13 @@ def test_a_folder_that_was_changed_is_refused(
     assert not (tmp_path / "store" / "bentos").exists()
 
 
-def test_an_oci_image_layout(elsewhere: BentoInfo, tmp_path: Path) -> None:
+def test_push_oci__twice__gives_one_valid_layout_with_the_same_digest(
+    elsewhere: BentoInfo, tmp_path: Path
+) -> None:
     layout = tmp_path / "layout"
     digest, sent = push.push_oci(layout, elsewhere)
     assert push.push_oci(layout, elsewhere)[0] == digest  # the same bytes, the same digest
-    # What the OCI image specification 1.1 asks of a layout with an artifact.
+    # The OCI image specification 1.1 requires these of a layout with an artifact.
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     index = json.loads((layout / "index.json").read_text())
     assert (index["schemaVersion"], index["mediaType"]) == (
@@ -180,16 +182,16 @@ def test_an_oci_image_layout(elsewhere: BentoInfo, tmp_path: Path) -> None:
         content = blob(layout, one["digest"]).read_bytes()
         assert one["size"] == len(content)
         assert one["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
-    told = manifest["annotations"]
-    assert told["mlctl.digest"] == elsewhere.labels["mlctl.digest"]
-    assert told["mlctl.content"] == elsewhere.labels["mlctl.content"]
-    assert told["mlctl.parcel"] == manifest["config"]["digest"].removeprefix("sha256:")
+    annotations = manifest["annotations"]
+    assert annotations["mlctl.digest"] == elsewhere.labels["mlctl.digest"]
+    assert annotations["mlctl.content"] == elsewhere.labels["mlctl.content"]
+    assert annotations["mlctl.archive"] == manifest["config"]["digest"].removeprefix("sha256:")
     back = push.pull_oci(layout, None)
     assert list_files(back) == sent
     assert push.pull_oci(layout, elsewhere.tag).tag == back.tag
 
 
-def test_an_oci_layout_that_was_changed_is_refused(elsewhere: BentoInfo, tmp_path: Path) -> None:
+def test_pull_oci__changed_layout__is_rejected(elsewhere: BentoInfo, tmp_path: Path) -> None:
     layout = tmp_path / "layout"
     digest, _ = push.push_oci(layout, elsewhere)
     assert code_of(lambda: push.pull_oci(layout, "tiny:other")) is ErrorCode.BENTO_NOT_FOUND
@@ -209,7 +211,7 @@ def test_an_oci_layout_that_was_changed_is_refused(elsewhere: BentoInfo, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["outside", "link", "twice", "short", "long", "torn"])
-def test_what_a_layer_holds_is_not_believed(
+def test_pull_oci__hostile_layer__is_rejected(
     elsewhere: BentoInfo, tmp_path: Path, kind: str
 ) -> None:
     layout = tmp_path / "layout"
@@ -256,14 +258,14 @@ def _harmed(content: bytes, kind: str) -> bytes:
 
 
 def _swap_layer(layout: Path, digest: str, content: bytes) -> None:
-    """Put another layer into the layout, with every digest on the way put right."""
+    """Replace the layer of the layout and update every digest above it."""
     document = read(layout, digest)
     document["layers"][0] |= _put(layout, content)
     _swap_manifest(layout, document)
 
 
 def _swap_config(layout: Path, digest: str, content: bytes) -> None:
-    """Put another listing into the layout, in the same way."""
+    """Replace the listing of the layout and update every digest above it."""
     document = read(layout, digest)
     document["config"] |= _put(layout, content)
     _swap_manifest(layout, document)
@@ -281,7 +283,7 @@ def _put(layout: Path, content: bytes) -> dict[str, Any]:
     return {"digest": f"sha256:{digest}", "size": len(content)}
 
 
-def test_no_path_is_a_file_and_a_folder(elsewhere: BentoInfo) -> None:
+def test_parse_listing__path_that_is_file_and_folder__is_rejected(elsewhere: BentoInfo) -> None:
     listing = list_files(elsewhere)
     first = listing.files[0]
     below = first.model_copy(update={"path": f"{first.path}/below"})
@@ -290,12 +292,12 @@ def test_no_path_is_a_file_and_a_folder(elsewhere: BentoInfo) -> None:
     assert code_of(lambda: parse_listing(wrong.canonical())) is ErrorCode.MANIFEST_INVALID
 
 
-def test_latest_is_no_version(elsewhere: BentoInfo) -> None:
+def test_parse_listing__version_latest__is_rejected(elsewhere: BentoInfo) -> None:
     wrong = list_files(elsewhere).model_copy(update={"version": "latest"})
     assert code_of(lambda: parse_listing(wrong.canonical())) is ErrorCode.MANIFEST_INVALID
 
 
-def test_a_sparse_file_is_refused(elsewhere: BentoInfo, tmp_path: Path) -> None:
+def test_pull_oci__sparse_file__is_rejected(elsewhere: BentoInfo, tmp_path: Path) -> None:
     layout = tmp_path / "layout"
     digest, _ = push.push_oci(layout, elsewhere)
     layer = blob(layout, read(layout, digest)["layers"][0]["digest"])
@@ -303,7 +305,7 @@ def test_a_sparse_file_is_refused(elsewhere: BentoInfo, tmp_path: Path) -> None:
     assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.FILE_UNLISTED
 
 
-def test_a_manifest_without_a_list_of_layers_is_refused(
+def test_pull_oci__manifest_without_layers__is_rejected(
     elsewhere: BentoInfo, tmp_path: Path
 ) -> None:
     layout = tmp_path / "layout"

@@ -10,7 +10,7 @@ import pytest
 from optimize.metrics.bootstrap import bootstrap, canonical_order, weighted_mean
 
 
-def test_the_interval_of_a_mean_is_that_of_the_normal_law() -> None:
+def test_bootstrap__a_mean__has_the_normal_interval() -> None:
     values = np.random.default_rng(1).normal(5.0, 2.0, 2000)
     found = bootstrap(weighted_mean(values), 2000, resamples=2000, level=0.95, seed=3)
     half = 1.96 * values.std() / math.sqrt(2000)
@@ -20,7 +20,7 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_law() -> None:
     assert found.high == pytest.approx(values.mean() + half, abs=half / 10)
 
 
-def test_a_seed_gives_the_same_interval_and_a_higher_level_a_wider_one() -> None:
+def test_bootstrap__seed_and_level__decide_the_interval() -> None:
     mean = weighted_mean(np.arange(50.0))
     first, again = (bootstrap(mean, 50, resamples=300, level=0.9, seed=1) for _ in range(2))
     assert first == again
@@ -30,7 +30,7 @@ def test_a_seed_gives_the_same_interval_and_a_higher_level_a_wider_one() -> None
     assert wider.low < first.low < first.high < wider.high
 
 
-def test_every_resample_has_as_many_rows_as_there_are() -> None:
+def test_bootstrap__each_resample__has_all_rows() -> None:
     seen: list[np.ndarray] = []
 
     def keep(weights: np.ndarray) -> float:
@@ -58,7 +58,7 @@ def exact_bound(seen: int, rows: int, level: float) -> float:
 
 @pytest.mark.parametrize("rows", [30, 300])
 @pytest.mark.parametrize("seen", [0, 1, 2, 3, 5])
-def test_a_share_of_few_rows_has_nearly_its_exact_bound(rows: int, seen: int) -> None:
+def test_bootstrap__a_share_of_few_rows__is_near_the_exact_bound(rows: int, seen: int) -> None:
     shown = (np.arange(rows) < seen).astype(float)
     draw = weighted_mean(shown)
     drawn = bootstrap(draw, rows, resamples=1000, level=0.95, seed=3, unseen=1.0)
@@ -66,7 +66,7 @@ def test_a_share_of_few_rows_has_nearly_its_exact_bound(rows: int, seen: int) ->
     assert exact_bound(seen, rows, 0.95) <= drawn.high <= exact_bound(seen, rows, 0.99)
 
 
-def test_a_row_that_was_not_seen_moves_either_end_by_its_weight() -> None:
+def test_bootstrap__an_unseen_row__moves_both_ends_by_its_weight() -> None:
     none = weighted_mean(np.zeros(300))
     full = bootstrap(none, 300, resamples=1000, level=0.95, seed=3, unseen=1.0)
     assert (full.low, full.value, full.high) == (-0.01, 0.0, 0.01)
@@ -74,7 +74,7 @@ def test_a_row_that_was_not_seen_moves_either_end_by_its_weight() -> None:
     assert (half.low, half.value, half.high) == (-0.005, 0.0, 0.005)
 
 
-def test_its_weight_may_depend_on_whether_resamples_differ() -> None:
+def test_bootstrap__equal_resamples__weigh_the_unseen_row() -> None:
     alike, mixed = weighted_mean(np.ones(300)), weighted_mean(np.arange(300.0))
     found = bootstrap(alike, 300, resamples=1000, level=0.95, seed=3, unseen=None)
     assert (found.low, found.high) == (0.99, 1.01)
@@ -83,7 +83,7 @@ def test_its_weight_may_depend_on_whether_resamples_differ() -> None:
     )
 
 
-def test_rows_are_ordered_by_content_alone() -> None:
+def test_canonical_order__shuffled_rows__depends_on_content_alone() -> None:
     random = np.random.default_rng(0)
     labels, one, two = random.integers(0, 3, 40), random.random((40, 2)), random.random(40)
     order = canonical_order(labels, ([one], [two]))

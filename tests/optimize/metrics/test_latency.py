@@ -8,56 +8,94 @@ import pytest
 from bundle.clock import ManualClock
 from optimize.data import Rows
 from optimize.judge import run_rows
-from optimize.metrics.latency import measure, summarize
+from optimize.metrics.latency import BatchLatency, measure_interleaved, time_ratio
 from tests.support.sessions import FunctionSession
 
 
 class Model:
-    """Takes a fixed time per row on a clock of its own; one run in ten takes twice as long."""
+    """Takes a fixed time per row on a common clock, times the machine's present `slowness`."""
 
-    def __init__(self, seconds_per_row: float) -> None:
-        self.clock = ManualClock()
+    def __init__(self, seconds_per_row: float, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
         self.batches: list[int] = []
         self._seconds = seconds_per_row
+
+    def slowness(self) -> float:
+        return 2.0 if len(self.batches) % 10 == 0 else 1.0
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         rows = len(inputs["x"])
         self.batches.append(rows)
-        outlier = 2.0 if len(self.batches) % 10 == 0 else 1.0
-        self.clock.advance(self._seconds * rows * outlier)
+        self.clock.advance(self._seconds * rows * self.slowness())
         return {"y": inputs["x"]}
+
+
+class Drifting(Model):
+    """A model on a machine that gets slower all the time."""
+
+    def slowness(self) -> float:
+        return 1.0 + self.clock.monotonic()
 
 
 BATCHES = (1, 8, 32)
 ROWS = Rows({"x": np.arange(500.0)[:, None]}, None)
 
 
-def test_a_fast_model_is_measured_often_and_outliers_do_not_move_the_median() -> None:
-    model = Model(1e-4)
-    found = measure(FunctionSession(model), ROWS, BATCHES, model.clock)
+def measure(**models: Model) -> dict[str, tuple[BatchLatency, ...]]:
+    clock = next(iter(models.values())).clock
+    sessions = {name: FunctionSession(model) for name, model in models.items()}
+    return measure_interleaved(sessions, dict.fromkeys(models, BATCHES), ROWS, clock)
+
+
+def test_measure__a_fast_model__runs_often_and_outliers_do_not_move_the_median() -> None:
+    found = measure(model=Model(1e-4))["model"]
     assert [batch.batch for batch in found] == [1, 8, 32]
     for batch in found:
-        assert batch.runs >= 30
+        assert batch.runs >= 15
         assert batch.median_ms == pytest.approx(0.1 * batch.batch)
         assert batch.q1_ms <= batch.median_ms <= batch.q3_ms <= batch.p95_ms
         assert batch.rows_per_second == pytest.approx(10_000)
 
 
-def test_a_model_of_50_ms_per_row_is_measured_in_seconds() -> None:
+def test_measure__50_ms_per_row__ends_within_seconds() -> None:
     model = Model(0.05)
-    found = measure(FunctionSession(model), ROWS, BATCHES, model.clock)
-    assert model.clock.monotonic() < 9.0
-    assert [batch.runs for batch in found][2] >= 1
+    found = measure(model=model)["model"]
+    assert model.clock.monotonic() < 15.0
+    assert found[2].runs >= 3
     assert found[0].runs >= 5
 
 
-def test_the_numbers_are_those_of_the_runs() -> None:
-    found = summarize(1, [0.001, 0.002, 0.003, 0.004, 0.005])
+def test_measure__a_machine_that_slows_down__compares_within_rounds() -> None:
+    clock = ManualClock()
+    found = measure(one=Drifting(1e-3, clock), other=Drifting(1.3e-3, clock))
+    for one, other in zip(found["one"], found["other"], strict=True):
+        assert one.runs == other.runs
+        ratio = time_ratio(other, one)
+        assert ratio.median == pytest.approx(1.3, rel=0.05)
+        assert ratio.low > 1.05
+
+
+def test_measure__equal_variants__end_before_the_time_limit() -> None:
+    clock = ManualClock()
+    measure(one=Model(1e-3, clock), other=Model(1e-3, clock))
+    assert clock.monotonic() < 2 * len(BATCHES)
+
+
+def test_percentiles__are_those_of_the_samples() -> None:
+    found = BatchLatency(1, (1.0, 2.0, 3.0, 4.0, 5.0))
     assert (found.median_ms, found.q1_ms, found.q3_ms) == (3.0, 2.0, 4.0)
     assert found.p95_ms == pytest.approx(4.8)
 
 
-def test_rows_are_run_in_batches_and_in_order() -> None:
+def test_time_ratio__is_per_row_and_paired() -> None:
+    # Both slow down together: unpaired, their ranges overlap.
+    slow = BatchLatency(8, tuple(8 * 1.5 * factor for factor in (1, 2, 4, 8)))
+    fast = BatchLatency(1, (1.0, 2.0, 4.0, 8.0))
+    ratio = time_ratio(slow, fast)
+    assert (ratio.low, ratio.median, ratio.high) == (1.5, 1.5, 1.5)
+
+
+def test_run_rows__any_rows__runs_batches_in_order() -> None:
     model = Model(0.0)
     outputs = run_rows(model, ROWS, 32)
     np.testing.assert_array_equal(outputs["y"], ROWS.inputs["x"])

@@ -3,19 +3,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimize.metrics.parity import agreement, centred_cosine, compare
+from bundle.output_kinds import OutputKind
+from optimize.metrics.parity import centred_cosine, compare
 
 WANT = {"y": np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)}
 
 
-def test_equal_answers_have_no_distance() -> None:
+def test_compare__equal_answers__have_no_distance() -> None:
     parity = compare(WANT, WANT)
     assert (parity.max_abs_error, parity.relative_l2) == (0.0, 0.0)
     assert parity.centred_cosine == pytest.approx(1.0)
     assert parity.agreement == 1.0
 
 
-def test_the_worst_output_counts() -> None:
+def test_compare__two_outputs__the_worst_counts() -> None:
     want = {"a": np.ones((2, 1)), "b": np.array([[3.0], [4.0]])}
     found = {"a": np.ones((2, 1)), "b": np.array([[3.0], [1.0]])}
     parity = compare(want, found)
@@ -24,7 +25,7 @@ def test_the_worst_output_counts() -> None:
     assert parity.agreement is None
 
 
-def test_a_constant_part_does_not_hide_a_difference() -> None:
+def test_centred_cosine__a_large_constant_part__hides_nothing() -> None:
     want = np.array([[1000.0, 1.0], [1000.0, -1.0]])
     plain = np.ravel(want) @ np.ravel(-want) / np.sum(want**2)
     flipped = want * [1.0, -1.0]
@@ -33,25 +34,31 @@ def test_a_constant_part_does_not_hide_a_difference() -> None:
     assert centred_cosine(want, flipped) == pytest.approx(-1.0)
 
 
-def test_outputs_that_do_not_vary() -> None:
+def test_centred_cosine__constant_outputs__is_1_or_0() -> None:
     constant = np.ones((3, 2))
     assert centred_cosine(constant, constant) == 1.0
     assert centred_cosine(constant, np.arange(6.0).reshape(3, 2)) == 0.0
 
 
-def test_an_embedding_has_no_classes_and_a_sure_classifier_has() -> None:
-    unit = np.array([[0.6, -0.8], [1.0, 0.0], [0.0, -1.0]])
-    assert agreement(unit, unit) is None
-    assert agreement(unit * 2, unit * 2) == 1.0
-    sure = np.array([[1.0, 0.0], [0.0, 1.0]])
-    assert agreement(sure, sure) == 1.0
-
-
-def test_agreement_is_a_share_of_rows() -> None:
+def test_compare__every_output__is_judged_by_its_kind() -> None:
     scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9]])
-    assert agreement(scores, scores[::-1]) == 0.0
-    assert agreement(scores, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])) == 0.75
-    assert agreement(scores[:, :1], scores[:, :1]) is None
+    want = {"scores": scores, "label": scores.argmax(axis=1), "forecast": scores[:, :1] * 1000}
+    found = {
+        "scores": np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]),
+        "label": np.array([0, 1, 1, 0]),
+        "forecast": want["forecast"] * 1.5,
+    }
+    parity = compare(want, found)
+    kinds = [each.kind for each in parity.outputs.values()]
+    assert kinds == [OutputKind.CLASS_SCORES, OutputKind.LABELS, OutputKind.NUMBERS]
+    assert [each.agreement for each in parity.outputs.values()] == [0.75, 0.5, None]
+    assert parity.agreement == 0.5
+    assert parity.outputs["forecast"].relative_l2 == pytest.approx(0.5)
+
+
+def test_compare__text__agrees_or_not() -> None:
+    want = {"y": np.array([b"a", b"b"], object)}
+    assert compare(want, {"y": np.array([b"a", b"c"], object)}).agreement == 0.5
 
 
 @pytest.mark.parametrize(
@@ -63,6 +70,8 @@ def test_agreement_is_a_share_of_rows() -> None:
         ({"y": np.array([[1.0, np.inf], [0.0, 2.0]])}, "infinite"),
     ],
 )
-def test_answers_of_another_form_are_refused(found: dict[str, np.ndarray], reason: str) -> None:
+def test_compare__answers_of_another_form__are_rejected(
+    found: dict[str, np.ndarray], reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         compare(WANT, found)

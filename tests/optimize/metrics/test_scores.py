@@ -61,23 +61,23 @@ def metrics_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
 
 
-def test_accuracy_is_the_share_of_right_answers() -> None:
+def test_accuracy__scores__is_the_share_of_right_answers() -> None:
     assert ACCURACY.score(with_wrong(30), LABELS) == pytest.approx(0.9)
 
 
-def test_top5_counts_the_five_highest_and_settles_ties_by_the_first() -> None:
+def test_top5__ties__go_to_the_first_class() -> None:
     falling = -np.arange(10.0) * np.ones((10, 1))
     assert TOP5.score({"s": falling}, np.arange(10)) == 0.5
     assert TOP5.score({"s": np.zeros((10, 10))}, np.arange(10)) == 0.5
 
 
-def test_f1_is_the_mean_over_the_classes_that_occur() -> None:
+def test_f1__classes_that_occur__are_averaged() -> None:
     labels, answers = np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1])
     expected = np.mean([2 * 1 / (1 + 2), 2 * 2 / (3 + 2)])
     assert F1.score(scores(answers, classes=7), labels) == pytest.approx(expected)
 
 
-def test_rmse_is_the_root_of_the_mean_square() -> None:
+def test_rmse__quantities__is_the_root_of_the_mean_square() -> None:
     labels = np.array([0.0, 0.0, 0.0, 0.0])
     for shape in ((4,), (4, 1)):
         outputs = {"y": np.array([3.0, -3.0, 3.0, 3.0], np.float32).reshape(shape)}
@@ -88,13 +88,15 @@ def test_rmse_is_the_root_of_the_mean_square() -> None:
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
 @pytest.mark.parametrize("values", [[0.2, 0.6, 0.4, 0.9], [-0.2, 0.2, -3.0, 5.0]])
-def test_one_score_decides_between_two_classes(shape: tuple[int, ...], values: list[float]) -> None:
+def test_accuracy__one_score__decides_between_two_classes(
+    shape: tuple[int, ...], values: list[float]
+) -> None:
     outputs = {"s": np.array(values, np.float32).reshape(shape)}
     assert ACCURACY.score(outputs, np.array([0, 1, 0, 1])) == 1.0
     assert F1.score(outputs, np.array([0, 1, 0, 1])) == 1.0
 
 
-def test_the_reference_decides_whether_scores_are_probabilities() -> None:
+def test_accuracy__one_score__has_the_threshold_of_the_reference() -> None:
     labels = np.array([0, 1] * 20)
     reference = {"s": np.where(labels == 1, 0.8, 0.2)}
     lower = {"s": reference["s"] - 0.25}
@@ -113,7 +115,7 @@ def test_the_reference_decides_whether_scores_are_probabilities() -> None:
         (RMSE, np.zeros((9, 3), np.float32), np.zeros(9), "'s' has 3 values .* the labels have 1"),
     ],
 )
-def test_an_output_that_a_metric_cannot_read_is_named(
+def test_metric__an_unreadable_output__is_named(
     metric: Metric, output: np.ndarray, labels: np.ndarray, reason: str
 ) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
@@ -121,20 +123,20 @@ def test_an_output_that_a_metric_cannot_read_is_named(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_equal_outputs_have_no_drop_and_no_doubt() -> None:
+def test_compare_metric__equal_outputs__have_no_drop_and_no_interval() -> None:
     result = compare_metric(ACCURACY, with_wrong(3), with_wrong(3), LABELS)
     assert (result.reference, result.value) == (0.99, 0.99)
     assert (result.drop.low, result.drop.value, result.drop.high) == (0.0, 0.0, 0.0)
 
 
-def test_rounding_far_from_any_decision_is_next_to_no_doubt() -> None:
+def test_compare_metric__rounding_far_from_a_decision__has_a_tiny_interval() -> None:
     copy = {"s": with_wrong(0)["s"] + np.float32(1e-6) * np.eye(10, dtype=np.float32)[LABELS]}
     drop = compare_metric(ACCURACY, with_wrong(0), copy, LABELS).drop
     assert drop.value == 0.0
     assert 0.0 < drop.high < 1e-6
 
 
-def test_a_change_near_a_decision_keeps_the_doubt_of_few_rows() -> None:
+def test_compare_metric__a_change_near_a_decision__has_a_wide_interval() -> None:
     near = with_wrong(0)["s"].copy()
     near[0, 1] = 0.999
     drop = compare_metric(ACCURACY, with_wrong(0), {"s": near}, LABELS).drop
@@ -142,7 +144,7 @@ def test_a_change_near_a_decision_keeps_the_doubt_of_few_rows() -> None:
     assert 0.0099 < drop.high <= 0.01
 
 
-def test_a_tie_that_moved_is_a_decision_that_could_have_changed() -> None:
+def test_compare_metric__a_tie_that_moved__counts_as_a_decision() -> None:
     flat = {"s": np.zeros((300, 10))}
     tilted = {"s": flat["s"] + 1e-9 * np.eye(10)[0]}
     assert compare_metric(ACCURACY, flat, flat, LABELS).drop.high == 0.0
@@ -151,20 +153,20 @@ def test_a_tie_that_moved_is_a_decision_that_could_have_changed() -> None:
     assert drop.high == pytest.approx(3 / 300)
 
 
-def test_a_rising_score_does_not_hide_what_few_rows_cannot_show() -> None:
+def test_compare_metric__a_rising_score__keeps_the_interval_of_few_rows() -> None:
     drop = compare_metric(ACCURACY, with_wrong(1), with_wrong(0), LABELS).drop
     assert drop.value == pytest.approx(-1 / 300)
     assert drop.high > 0.0
 
 
-def test_a_drop_lies_within_its_interval() -> None:
+def test_compare_metric__any_drop__lies_within_its_interval() -> None:
     result = compare_metric(ACCURACY, with_wrong(3), with_wrong(18), LABELS)
     assert result.drop.value == 0.05
     assert 0.02 <= result.drop.low < 0.035
     assert 0.065 < result.drop.high <= 0.08
 
 
-def test_a_larger_error_is_a_drop() -> None:
+def test_compare_metric__a_larger_error__is_a_drop() -> None:
     random = np.random.default_rng(0)
     labels = random.normal(size=300)
     noise = random.normal(size=300)
@@ -175,7 +177,7 @@ def test_a_larger_error_is_a_drop() -> None:
     assert compare_metric(RMSE, bad, good, labels).drop.high < 0
 
 
-def test_an_unknown_metric_names_near_ones() -> None:
+def test_load_metric__an_unknown_name__suggests_similar_ones() -> None:
     with pytest.raises(MlctlError, match="no metric 'acuracy'; did you mean 'accuracy'") as caught:
         load_metric("acuracy")
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -183,7 +185,7 @@ def test_an_unknown_metric_names_near_ones() -> None:
 
 
 @pytest.mark.usefixtures("metrics_module")
-def test_a_function_of_the_user_is_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_metric__a_function__is_a_metric(capsys: pytest.CaptureFixture[str]) -> None:
     metric = load_metric("my_metrics:share")
     assert (metric.name, metric.higher_is_better) == ("my_metrics:share", True)
     result = compare_metric(metric, with_wrong(3), with_wrong(18), LABELS)
@@ -198,7 +200,7 @@ def test_a_function_of_the_user_is_a_metric(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("metrics_module")
-def test_a_function_that_sees_no_difference_is_as_unsure_as_the_rows_are_few() -> None:
+def test_custom_metric__no_difference__is_as_uncertain_as_few_rows() -> None:
     metric = load_metric("my_metrics:share")
     moved = {"s": with_wrong(0)["s"] * np.float32(1.1)}
     assert compare_metric(metric, with_wrong(0), with_wrong(0), LABELS).drop.high == 0.0
@@ -208,7 +210,7 @@ def test_a_function_that_sees_no_difference_is_as_unsure_as_the_rows_are_few() -
 
 
 @pytest.mark.usefixtures("metrics_module")
-def test_a_function_may_say_that_lower_is_better() -> None:
+def test_custom_metric__lower_is_better__is_respected() -> None:
     metric = load_metric("my_metrics:loss")
     labels = np.linspace(0, 1, 300)
     good, bad = {"s": labels[:, None]}, {"s": labels[:, None] + 0.5}
@@ -224,7 +226,7 @@ def test_a_function_may_say_that_lower_is_better() -> None:
         ("missing_class", "metric 'my_metrics:missing_class' on resampled rows .*only some cl"),
     ],
 )
-def test_a_function_that_gives_no_number_is_named(name: str, reason: str) -> None:
+def test_custom_metric__no_number__is_named(name: str, reason: str) -> None:
     metric = load_metric(f"my_metrics:{name}")
     labels = np.arange(40)
     with pytest.raises(MlctlError, match=reason) as caught:
@@ -233,6 +235,6 @@ def test_a_function_that_gives_no_number_is_named(name: str, reason: str) -> Non
 
 
 @pytest.mark.usefixtures("metrics_module")
-def test_a_function_that_is_not_there_is_named() -> None:
+def test_load_metric__a_missing_function__is_named() -> None:
     with pytest.raises(MlctlError, match="has no function 'shares'; did you mean 'share'"):
         load_metric("my_metrics:shares")

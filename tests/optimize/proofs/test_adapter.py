@@ -27,13 +27,13 @@ ONE, TWO = torch.zeros(1), torch.ones(1)
         {"a": ONE, "b": TWO}.values(),
     ],
 )
-def test_outputs_are_ordered_by_key_or_as_they_come(outputs: Any) -> None:
+def test_order_outputs__by_key_or_by_position(outputs: Any) -> None:
     if not isinstance(outputs, (tuple, list, dict)):
         outputs = tuple(outputs)
     assert order_outputs(outputs, ["a", "b"]) == (ONE, TWO)
 
 
-def test_a_single_tensor_is_the_only_output() -> None:
+def test_order_outputs__a_single_tensor__is_the_only_output() -> None:
     assert order_outputs(ONE, ["a"]) == (ONE,)
 
 
@@ -47,14 +47,14 @@ def test_a_single_tensor_is_the_only_output() -> None:
         ((ONE, 3), "output 'b' of the model is a int"),
     ],
 )
-def test_a_doubt_about_which_is_which_is_refused(outputs: Any, message: str) -> None:
+def test_order_outputs__ambiguous__is_rejected(outputs: Any, message: str) -> None:
     with pytest.raises(MlctlError, match=message) as caught:
         order_outputs(outputs, ["a", "b"])
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert "Log the model again" in caught.value.hint
 
 
-def test_parameters_of_the_inputs_names_are_called_by_name() -> None:
+def test_adapt__parameters_named_as_inputs__are_called_by_name() -> None:
     spec = {"dtype": Datatype.FP32, "shape": (-1, 1)}
     for names, want in ((("right", "left"), 4.0), (("a", "b"), -4.0)):
         signature = Signature.model_validate(
@@ -67,7 +67,7 @@ def test_parameters_of_the_inputs_names_are_called_by_name() -> None:
         assert float(answer) == want
 
 
-def test_a_traced_module_is_called_by_position() -> None:
+def test_adapt__a_traced_module__is_called_by_position() -> None:
     tensors = (torch.ones(2, 1), torch.full((2, 1), 5.0))
     traced = torch.export.export(models.ByName(), tensors).module()
     specs = [

@@ -64,14 +64,14 @@ def graph(
     return path / "model.onnx"
 
 
-def test_any_opset_is_read_back(tmp_path: Path) -> None:
+def test_check_graph__any_opset__is_returned(tmp_path: Path) -> None:
     assert check_graph(graph(tmp_path, opset=17), signature(-1, 4), None) == 17
-    with pytest.raises(MlctlError, match="opset 17, not 20 as asked") as caught:
+    with pytest.raises(MlctlError, match="opset 17, not 20 as requested") as caught:
         check_graph(graph(tmp_path, opset=17), signature(-1, 4), 20)
     assert caught.value.code is ErrorCode.EXPORT_FAILED
 
 
-def test_an_opset_that_the_exporter_does_not_give_is_refused(
+def test_check_graph__another_opset__is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimize.proofs.export, "OPSET", 17)
@@ -90,7 +90,7 @@ def test_an_opset_that_the_exporter_does_not_give_is_refused(
         ({"name": "z"}, signature(-1, 4), r"outputs \['z'\], the signature \['y'\]"),
     ],
 )
-def test_a_graph_of_another_form(
+def test_check_graph__other_names_types_or_dimensions__is_rejected(
     tmp_path: Path, made: dict[str, object], wanted: Signature, message: str
 ) -> None:
     with pytest.raises(MlctlError, match=message) as caught:
@@ -98,7 +98,7 @@ def test_a_graph_of_another_form(
     assert caught.value.code is ErrorCode.EXPORT_FAILED
 
 
-def test_a_graph_that_is_none(tmp_path: Path) -> None:
+def test_check_graph__an_invalid_file__is_rejected(tmp_path: Path) -> None:
     path = graph(tmp_path)
     model = onnx.load(path)
     model.graph.node.append(helper.make_node("Neg", ["x"], ["y"]))
@@ -122,11 +122,13 @@ def test_a_graph_that_is_none(tmp_path: Path) -> None:
         ([], [], True),
     ],
 )
-def test_floats_may_differ_by_rounding(want: list[float], have: list[float], same: bool) -> None:
+def test_close__floats__may_differ_by_rounding(
+    want: list[float], have: list[float], same: bool
+) -> None:
     assert close(np.array(want, np.float32), np.array(have, np.float32)) is same
 
 
-def test_whole_numbers_flags_types_and_shapes_are_equal_or_not() -> None:
+def test_close__integers_flags_types_and_shapes__must_be_equal() -> None:
     numbers = np.array([10**6, 2])
     assert close(numbers, numbers.copy())
     assert not close(numbers, numbers + 1)
@@ -136,13 +138,13 @@ def test_whole_numbers_flags_types_and_shapes_are_equal_or_not() -> None:
     assert not close(numbers, numbers[:, None])
 
 
-def test_half_precision_has_its_own_rounding() -> None:
+def test_close__half_precision__has_its_own_rounding() -> None:
     want = np.array([[1.0, 1e-3]], np.float16)
     assert close(want, want + np.float16(9e-4))
     assert not close(want, want + np.float16(9e-3))
 
 
-def test_a_graph_that_is_right_at_one_length_only() -> None:
+def test_check_parity__right_at_one_length_only__is_rejected() -> None:
     rows = Rows({"x": np.random.default_rng(2).random((9, 5), dtype=np.float32)}, None)
     source = Function(lambda x: x.sum(1))
     baked = FunctionSession(lambda inputs: {"y": inputs["x"][:, :5].sum(1)})
@@ -150,7 +152,7 @@ def test_a_graph_that_is_right_at_one_length_only() -> None:
         check_parity(source, baked, signature(-1, -1, out=(-1,)), rows)
 
 
-def test_a_source_that_takes_no_other_size() -> None:
+def test_check_parity__a_source_of_one_size__is_rejected() -> None:
     def only_four(x: np.ndarray) -> np.ndarray:
         if x.shape[1] != 4:
             raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, "four")
@@ -167,7 +169,7 @@ def test_a_source_that_takes_no_other_size() -> None:
     assert "instead of -1" in caught.value.hint
 
 
-def test_a_graph_that_fails_at_another_batch_size() -> None:
+def test_check_parity__fails_at_another_batch_size__is_rejected() -> None:
     def run(inputs: Tensors) -> dict[str, np.ndarray]:
         if len(inputs["x"]) > 1:
             raise RuntimeError("Got: 3 Expected: 1")
@@ -177,7 +179,7 @@ def test_a_graph_that_fails_at_another_batch_size() -> None:
         check_parity(Function(np.negative), FunctionSession(run), signature(-1, 4), ROWS)
 
 
-def test_a_source_with_another_row_count_or_type() -> None:
+def test_check_source__another_row_count_or_type__is_rejected() -> None:
     check_source(Function(np.negative), signature(-1, 4), ROWS)
     with pytest.raises(MlctlError, match=r"shape \[4\] for 1 input rows"):
         check_source(Function(lambda x: x.sum(0)), signature(-1, 4), ROWS)

@@ -36,7 +36,7 @@ def independent(module: nn.Module, rows: np.ndarray) -> bool:
     ],
 )
 @pytest.mark.parametrize("rows", [NUMBERS, np.repeat(NUMBERS[:1], 20, axis=0)])
-def test_influence_shows_however_small_and_on_rows_that_are_all_the_same(
+def test_independence__a_small_influence_on_equal_rows__is_found(
     module: nn.Module, rows: np.ndarray
 ) -> None:
     assert not independent(module, rows)
@@ -46,7 +46,7 @@ def test_influence_shows_however_small_and_on_rows_that_are_all_the_same(
     "module",
     [nn.Identity(), nn.Sequential(nn.Linear(4, 300), nn.Tanh(), nn.Linear(300, 3))],
 )
-def test_rows_that_leave_each_other_alone(module: nn.Module) -> None:
+def test_independence__independent_rows__are_found(module: nn.Module) -> None:
     assert independent(module, NUMBERS)
     assert independent(module, NUMBERS * 1e6)
 
@@ -63,7 +63,7 @@ class Checked(nn.Module):
         return out
 
 
-def test_neighbours_that_the_model_refuses_prove_nothing() -> None:
+def test_independence__rejected_neighbours__prove_nothing() -> None:
     codes = np.random.default_rng(1).integers(1, 5, (20, 2))
     assert independent(Checked(), codes.astype(np.float32))
     assert independent(Checked(), codes)
@@ -76,7 +76,7 @@ class Switching(nn.Module):
         return torch.where((x == 4).any(), -x, x).float().sum(1)
 
 
-def test_a_rare_category_of_the_data_is_met() -> None:
+def test_independence__a_rare_category__is_tried() -> None:
     codes = np.random.default_rng(1).integers(0, 4, (40, 2))
     codes[33, 1] = 4
     assert not independent(Switching(), codes)

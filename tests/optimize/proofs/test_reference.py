@@ -19,7 +19,7 @@ from tests.support.torch_models import save_torch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", ["false", "true"])
-def test_a_pickle_inside_of_a_pt2_archive_is_never_run(
+def test_load_reference__a_pickle_inside_a_pt2_archive__is_never_run(
     catalog: MlflowCatalog,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -41,7 +41,9 @@ def test_a_pickle_inside_of_a_pt2_archive_is_never_run(
 
 
 @pytest.mark.slow
-def test_a_damaged_archive_is_refused(catalog: MlflowCatalog, tmp_path: Path) -> None:
+def test_load_reference__a_damaged_archive__is_rejected(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
     source = catalog.resolve("Digits/1")
     root = tmp_path / "model"
     shutil.copytree(source.artifacts, root)
@@ -56,10 +58,10 @@ class Half(nn.Module):
         return x.bfloat16()
 
 
-def test_an_output_that_numpy_cannot_hold_is_named() -> None:
+def test_reference__an_output_that_numpy_cannot_represent__is_named() -> None:
     x, y = (TensorSpec(name=name, dtype=Datatype.FP32, shape=(-1, 2)) for name in "xy")
     reference = TorchReference(Half(), Signature(inputs=(x,), outputs=(y,)))
-    with pytest.raises(MlctlError, match="output 'y' of the model is no array") as caught:
+    with pytest.raises(MlctlError, match="output 'y' of the model is not an array") as caught:
         reference.run({"x": np.ones((1, 2), np.float32)})
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert "float32" in caught.value.hint
@@ -70,7 +72,7 @@ class Negating(nn.Module):
         return torch.neg(x)
 
 
-def test_a_pt2_archive_with_an_unknown_operator__is_refused__names_the_operator(
+def test_a_pt2_archive_with_an_unknown_operator__is_rejected__names_the_operator(
     tmp_path: Path,
 ) -> None:
     x = np.ones((3, 2), np.float32)

@@ -14,7 +14,7 @@ def signature(*inputs: TensorSpec) -> Signature:
     return Signature(inputs=inputs, outputs=(spec("y", -1),))
 
 
-def test_dimensions_of_one_size_change_together_and_others_stay() -> None:
+def test_resized__dimensions_of_one_size__change_together() -> None:
     ids = np.arange(8).reshape(2, 4)
     inputs = {"ids": ids, "mask": np.ones_like(ids), "extra": np.zeros((2, 4), np.int64)}
     cases = resized(
@@ -29,7 +29,7 @@ def test_dimensions_of_one_size_change_together_and_others_stay() -> None:
     assert cases[1].words == "size 4 as 5"
 
 
-def test_several_groups_change_one_by_one_and_all_together() -> None:
+def test_resized__several_groups__change_alone_and_together() -> None:
     inputs = {"image": np.zeros((1, 1, 2, 3), np.int64)}
     cases = resized(signature(spec("image", -1, 1, -1, -1)), inputs)
     shapes = [case.inputs["image"].shape[2:] for case in cases]
@@ -38,11 +38,11 @@ def test_several_groups_change_one_by_one_and_all_together() -> None:
     assert shapes[8:] == [(1, 2), (3, 4), (1, 1), (4, 6)]
 
 
-def test_no_dimension_shrinks_to_nothing() -> None:
+def test_resized__a_dimension_of_one__is_never_empty() -> None:
     inputs = {"x": np.zeros((1, 1), np.int64)}
     cases = resized(signature(spec("x", -1, -1)), inputs)
     assert [case.inputs["x"].shape for case in cases] == [(1, 2), (1, 2)]
 
 
-def test_rows_alone_are_no_case() -> None:
+def test_resized__only_rows_are_dynamic__is_empty() -> None:
     assert resized(signature(spec("x", -1, 4)), {"x": np.zeros((3, 4), np.int64)}) == []

@@ -14,7 +14,7 @@ from torch import nn
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.proofs.reference import load_reference
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 from tests.support.torch_models import save_torch
 
 X = np.random.default_rng(5).standard_normal((8, 4), dtype=np.float32)
@@ -31,7 +31,7 @@ def normalizing(*, statistics: bool = True) -> nn.Module:
         (nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), "dropout"),
     ],
 )
-def test_pt2_in_training_mode__is_refused__names_the_mode_and_the_operator(
+def test_pt2_in_training_mode__is_rejected__names_the_mode_and_the_operator(
     tmp_path: Path, module: nn.Module, operator: str
 ) -> None:
     source = save_torch(tmp_path / "model", module.train(), {"x": X}, ("y",))
@@ -75,32 +75,34 @@ def onnx_source(
     taken, given = (TensorSpec(name=name, dtype=Datatype.FP32, shape=(-1, 4)) for name in named)
     signature = Signature(inputs=(taken,), outputs=(given,))
     uri = "models:/zoo/1"
-    return SourceModel("zoo", "1", uri, "run", Flavor.ONNX, signature, tmp_path, path, "0" * 64)
+    return SourceModel(
+        "zoo", "1", uri, "run", ModelFormat.ONNX, signature, tmp_path, path, "0" * 64
+    )
 
 
-def refusal(source: SourceModel) -> MlctlError:
+def rejection(source: SourceModel) -> MlctlError:
     with pytest.raises(MlctlError) as caught:
         load_reference(source)
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     return caught.value
 
 
-def test_onnx_batch_norm_in_training_mode__is_refused__names_the_mode(tmp_path: Path) -> None:
+def test_onnx_batch_norm_in_training_mode__is_rejected__names_the_mode(tmp_path: Path) -> None:
     node = helper.make_node(
         "BatchNormalization", [*"xsbmv"], ["y", "mean", "variance"], training_mode=1
     )
-    error = refusal(onnx_source(tmp_path, [node], [float_value("y")]))
+    error = rejection(onnx_source(tmp_path, [node], [float_value("y")]))
     assert "logged in training mode: its BatchNormalization" in error.message
     assert "model.eval()" in error.hint
 
 
-def test_zipmap__is_refused__names_it_and_the_option_without_it(tmp_path: Path) -> None:
+def test_zipmap__is_rejected__names_it_and_the_option_without_it(tmp_path: Path) -> None:
     node = helper.make_node(
         "ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2, 3]
     )
     share = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
     maps = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, share))
-    error = refusal(onnx_source(tmp_path, [node], [helper.make_value_info("y", maps)]))
+    error = rejection(onnx_source(tmp_path, [node], [helper.make_value_info("y", maps)]))
     assert error.message == (
         "output 'y' of models:/zoo/1 is a sequence of maps made by ZipMap, not a tensor"
     )
@@ -114,8 +116,8 @@ def test_zipmap__is_refused__names_it_and_the_option_without_it(tmp_path: Path) 
         (("a", "y"), "has the inputs x; its signature names a"),
     ],
 )
-def test_onnx_with_other_names_than_its_signature__is_refused__gives_both(
+def test_onnx_with_other_names_than_its_signature__is_rejected__gives_both(
     tmp_path: Path, named: tuple[str, str], message: str
 ) -> None:
     nodes = [helper.make_node("Neg", ["x"], ["y"])]
-    assert message in refusal(onnx_source(tmp_path, nodes, [float_value("y")], named)).message
+    assert message in rejection(onnx_source(tmp_path, nodes, [float_value("y")], named)).message

@@ -52,7 +52,7 @@ def quantized(source: Path, target: Path, **options: Any) -> Path:
     return target
 
 
-def test_a_float_graph_is_taken(source: Path) -> None:
+def test_check_importable__a_float_graph__is_accepted(source: Path) -> None:
     verdict = check_importable(source, TABLE)
     assert verdict.ok
     assert verdict.reason == ""
@@ -62,7 +62,7 @@ def test_a_float_graph_is_taken(source: Path) -> None:
     assert verdict.importer_version.startswith("tensorrt-rtx 1.")
 
 
-def test_a_quantized_bias_is_refused_with_the_importers_reason(
+def test_check_importable__a_quantized_bias__is_rejected_with_the_reason(
     source: Path, tmp_path: Path
 ) -> None:
     verdict = check_importable(quantized(source, tmp_path / "model.onnx"), TABLE)
@@ -72,13 +72,13 @@ def test_a_quantized_bias_is_refused_with_the_importers_reason(
     assert verdict.engine_bytes is None
 
 
-def test_symmetric_int8_without_quantized_bias_is_taken(source: Path, tmp_path: Path) -> None:
+def test_check_importable__symmetric_int8__is_accepted(source: Path, tmp_path: Path) -> None:
     options = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
     model = quantized(source, tmp_path / "model.onnx", extra_options=options)
     assert check_importable(model, TABLE).ok
 
 
-def test_dynamic_quantization_is_refused(source: Path, tmp_path: Path) -> None:
+def test_check_importable__dynamic_quantization__is_rejected(source: Path, tmp_path: Path) -> None:
     from onnxruntime.quantization.quant_utils import QuantType
     from onnxruntime.quantization.quantize import quantize_dynamic
 
@@ -90,12 +90,12 @@ def test_dynamic_quantization_is_refused(source: Path, tmp_path: Path) -> None:
     assert "DynamicQuantizeLinear" in verdict.reason
 
 
-def test_other_dynamic_dimensions_need_no_more_than_a_range(tmp_path: Path) -> None:
+def test_check_importable__other_dynamic_dimensions__need_a_range(tmp_path: Path) -> None:
     model = scaling(tmp_path / "model.onnx", ("rows", "length"))
     assert check_importable(model, TABLE, SizeRange(1, 16, 64)).ok
 
 
-def test_without_the_package_nothing_is_claimed(
+def test_check_importable__without_the_package__does_not_decide(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importer, "find_spec", lambda _: None)
@@ -113,7 +113,7 @@ def test_without_the_package_nothing_is_claimed(
         (Cause.UNAVAILABLE, None),
     ],
 )
-def test_only_a_graph_that_fails_is_not_taken(
+def test_check_importable__a_failing_process__decides_only_for_the_graph(
     source: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause, ok: bool | None
 ) -> None:
     def fail(*_: object) -> None:
@@ -125,7 +125,7 @@ def test_only_a_graph_that_fails_is_not_taken(
     assert "the reason" in verdict.reason
 
 
-def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
+def test_check_importable__no_model__is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(MlctlError) as caught:
         check_importable(tmp_path / "model.onnx", TABLE)

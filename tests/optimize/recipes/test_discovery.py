@@ -77,7 +77,7 @@ def found(name: str) -> Recipe:
     return next(recipe for recipe in discover() if recipe.name == name)
 
 
-def refusal(wanted: list[str], target: Target) -> MlctlError:
+def rejection(wanted: list[str], target: Target) -> MlctlError:
     with pytest.raises(MlctlError) as caught:
         select(wanted, target)
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -92,49 +92,49 @@ def refusal(wanted: list[str], target: Target) -> MlctlError:
         (Target.TENSORRT, ["fp32", "fp16", "bf16", "int8-trt", "int4"]),
     ],
 )
-def test_without_names_all_for_the_target_are_taken(target: Target, expected: list[str]) -> None:
+def test_select__no_names__takes_all_for_the_target(target: Target, expected: list[str]) -> None:
     assert names(select(None, target)) == expected
     assert names(discover()) == OWN
 
 
-def test_named_recipes_come_in_their_order_and_once() -> None:
+def test_select__names__keep_their_order_once_each() -> None:
     assert names(select(["int4", "fp32", "int4"], Target.CPU)) == ["int4", "fp32"]
 
 
-def test_an_unknown_name_is_answered_with_near_ones_and_the_list() -> None:
-    error = refusal(["int8cpu"], Target.CPU)
+def test_select__an_unknown_name__suggests_similar_ones() -> None:
+    error = rejection(["int8cpu"], Target.CPU)
     assert "did you mean 'int8-cpu'" in error.message
     assert error.hint == "Recipes for cpu: fp32, fp16, int8-cpu, int4."
 
 
-def test_a_recipe_for_another_target_is_refused() -> None:
-    error = refusal(["bf16"], Target.CPU)
+def test_select__a_recipe_for_another_target__is_rejected() -> None:
+    error = rejection(["bf16"], Target.CPU)
     assert error.message == "the recipe 'bf16' is not for the target cpu, it is for tensorrt"
 
 
-def test_no_name_at_all_is_refused() -> None:
-    assert "no recipe is named" in refusal([], Target.CPU).message
+def test_select__an_empty_list__is_rejected() -> None:
+    assert "no recipe is named" in rejection([], Target.CPU).message
 
 
 @pytest.mark.parametrize("value", ["Copy", "ready"])
-def test_a_strangers_recipe_is_found_and_quiet(
+def test_discover__a_recipe_of_another_package__is_found_and_quiet(
     folder: Folder, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder.install("strangers", f"copy = strange:{value}", "strange", GOOD)
+    folder.install("other-package", f"copy = strange:{value}", "strange", GOOD)
     assert names(discover()) == [*OWN, "copy"]
     assert names(select(["copy"], Target.CPU)) == ["copy"]
     assert "copy" not in names(select(None, Target.CUDA))
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_name_that_two_packages_bring_is_refused(folder: Folder) -> None:
+def test_discover__a_name_of_two_packages__is_rejected(folder: Folder) -> None:
     folder.install("first-package", "copy = strange:Copy", "strange", GOOD)
     folder.install("second-package", "copy = strange2:Copy", "strange2", GOOD)
     with pytest.raises(MlctlError, match=r"'copy' of .*-package .*another recipe has its name"):
         discover()
 
 
-def test_a_built_in_name_cannot_be_taken(folder: Folder) -> None:
+def test_discover__a_built_in_name__is_rejected(folder: Folder) -> None:
     folder.install("bold", "fp16 = strange:Copy", "strange", GOOD)
     with pytest.raises(MlctlError, match=r"'fp16' of bold .*another recipe has its name"):
         discover()
@@ -152,23 +152,23 @@ def test_a_built_in_name_cannot_be_taken(folder: Folder) -> None:
         (GOOD.replace("frozenset({Target.CPU})", 'frozenset({"cpu", "tpu"})'), "its targets are"),
     ],
 )
-def test_a_plug_in_that_cannot_be_loaded__is_refused__names_its_package(
+def test_a_plug_in_that_cannot_be_loaded__is_rejected__names_its_package(
     folder: Folder, code: str, reason: str
 ) -> None:
     folder.install("broken-package", "copy = strange:Copy", "strange", code)
     with pytest.raises(MlctlError, match=re.escape(reason)) as caught:
         discover()
     assert "'copy' of broken-package cannot be used" in caught.value.message
-    assert caught.value.hint == "Uninstall or mend broken-package."
+    assert caught.value.hint == "Uninstall or repair broken-package."
 
 
-def test_a_name_that_no_manifest_takes_is_refused(folder: Folder) -> None:
+def test_discover__a_name_that_no_manifest_allows__is_rejected(folder: Folder) -> None:
     folder.install("shouting", "COPY = strange:Copy", "strange", GOOD.replace('"copy"', '"COPY"'))
     with pytest.raises(MlctlError, match="in a-z, 0-9 and -"):
         discover()
 
 
-def test_the_example_of_the_documentation_works(folder: Folder, tmp_path: Path) -> None:
+def test_discover__the_documented_example__works(folder: Folder, tmp_path: Path) -> None:
     text = DOCUMENT.read_text()
     code, project = (
         re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[0]
@@ -189,7 +189,7 @@ def test_the_example_of_the_documentation_works(folder: Folder, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_the_documentation_tells_every_recipe(name: str) -> None:
+def test_documentation__every_recipe__is_listed(name: str) -> None:
     row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| `{name}`"))
     targets = [target.value for target in Target if target in found(name).targets]
     assert row.split("|")[2].strip() == ", ".join(targets)

@@ -14,7 +14,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 
 
 @given(value=FLOATS, half=st.sampled_from(HALVES))
-def test_infinity_and_zero_come_only_of_themselves(
+def test_to_half__infinity_and_zero__come_only_from_themselves(
     value: float, half: Literal["fp16", "bf16"]
 ) -> None:
     array = np.array([value], np.float32)
@@ -25,7 +25,7 @@ def test_infinity_and_zero_come_only_of_themselves(
 
 
 @given(value=st.floats(2.0**-14, FP16_MAX, width=32), negative=st.booleans())
-def test_within_the_range_it_is_the_nearest_number(value: float, negative: bool) -> None:
+def test_to_half__within_the_range__is_the_nearest_number(value: float, negative: bool) -> None:
     array = np.array([-value if negative else value], np.float32)
     np.testing.assert_array_equal(to_half(array, "fp16"), array.astype(np.float16))
     # 8 bits of precision: the step is 2 ** -7, the error at most half of it.
@@ -37,5 +37,5 @@ def test_within_the_range_it_is_the_nearest_number(value: float, negative: bool)
     ("value", "beyond"),
     [(65504.0, False), (-65505.0, True), (1e9, True), (-3.4e38, False), (-np.inf, False)],
 )
-def test_stand_ins_for_infinity_are_not_beyond(value: float, beyond: bool) -> None:
+def test_is_beyond__values_that_mean_infinity__are_not_beyond(value: float, beyond: bool) -> None:
     assert is_beyond(np.array([0.0, value], np.float32), FP16_MAX) is beyond

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from optimize.goals import Goals
 from optimize.recipes.int4 import Int4
-from optimize.recipes.quantize.blocks import BLOCK, quantize_blocks, weight_loss
+from optimize.recipes.quantize.blocks import BLOCK, quantize_blocks, restored_weight
 from tests.optimize.recipes.models import (
     FEATURES,
     answers,
@@ -48,7 +48,7 @@ def built(source: Path, goals: Goals) -> Path:
     return out
 
 
-def test_weights_are_stored_in_four_bits(tmp_path: Path) -> None:
+def test_int4__weights__are_stored_in_four_bits(tmp_path: Path) -> None:
     source = products(tmp_path, inputs=8 * BLOCK)
     out = built(source, ANY)
     # 4 bits for a weight and 32 for each scale of a block.
@@ -58,22 +58,22 @@ def test_weights_are_stored_in_four_bits(tmp_path: Path) -> None:
     assert 0.01 < np.linalg.norm(want - have) / np.linalg.norm(want) < 0.2
 
 
-def test_the_graph_has_the_opset_that_it_needs(tmp_path: Path) -> None:
+def test_int4__graph__has_the_opset_it_needs(tmp_path: Path) -> None:
     model = onnx.load(str(built(products(tmp_path), ANY) / "model.onnx"))
     assert [entry.version for entry in model.opset_import] == [21]
     assert model.ir_version == 10
 
 
-def test_the_answers_are_those_of_the_rounded_weights(tmp_path: Path) -> None:
+def test_int4__answers__are_those_of_the_rounded_weights(tmp_path: Path) -> None:
     source = products(tmp_path, inputs=100)
     out = built(source, ANY)
     first, second = random(FEATURES, 100) / 8, random(100, FEATURES, seed=1) / 8
-    want = X["x"] @ weight_loss(first, 1) @ weight_loss(second, 1)
+    want = X["x"] @ restored_weight(first, 1) @ restored_weight(second, 1)
     # The runtime's own kernel for 4 bits may round the activations.
     np.testing.assert_allclose(answers(out, X)["y"], want, atol=0.03 * np.abs(want).max())
 
 
-def test_layers_that_cost_too_much_stay_in_float(tmp_path: Path) -> None:
+def test_int4__costly_layers__stay_in_float(tmp_path: Path) -> None:
     source = products(tmp_path, hard=True)
     out = tmp_path / "out"
     out.mkdir()
@@ -88,7 +88,7 @@ def test_layers_that_cost_too_much_stay_in_float(tmp_path: Path) -> None:
     assert operators(out) == ["DequantizeLinear", "MatMul", "MatMul"]
 
 
-def test_convolutions_and_heads(tmp_path: Path) -> None:
+def test_int4__convolutions_and_heads__only_products_are_quantized(tmp_path: Path) -> None:
     source, out = network(tmp_path), tmp_path / "out"
     out.mkdir()
     Int4().build(source, out, bench(source, images(), ANY))
@@ -103,7 +103,7 @@ def test_convolutions_and_heads(tmp_path: Path) -> None:
     assert np.linalg.norm(want - have) / np.linalg.norm(want) < 0.2
 
 
-def test_a_model_without_products_is_refused(tmp_path: Path) -> None:
+def test_int4__a_model_without_products__is_rejected(tmp_path: Path) -> None:
     source = write(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], {})
     with pytest.raises(ValueError, match="no matrix product with weights"):
         Int4().build(source, tmp_path, bench(source, X))
@@ -115,7 +115,7 @@ def test_a_model_without_products_is_refused(tmp_path: Path) -> None:
     axis=st.integers(0, 1),
     scale=st.floats(1e-6, 1e6),
 )
-def test_no_weight_moves_more_than_its_block_allows(
+def test_quantize_blocks__any_weight__moves_within_its_step(
     channels: int, inputs: int, axis: int, scale: float
 ) -> None:
     weight = random(channels, inputs) * np.float32(scale)
@@ -126,7 +126,7 @@ def test_no_weight_moves_more_than_its_block_allows(
     assert (scales > 0).all()
     assert scales.shape[axis] == channels
     assert scales.shape[1 - axis] == -(-inputs // BLOCK)
-    left = weight_loss(weight if axis == 0 else weight.T, axis)
+    left = restored_weight(weight if axis == 0 else weight.T, axis)
     moved = np.abs((left if axis == 0 else left.T) - weight)
     for start in range(0, inputs, BLOCK):
         part = slice(start, start + BLOCK)

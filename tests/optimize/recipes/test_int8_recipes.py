@@ -59,7 +59,7 @@ def content(directory: Path) -> tuple[list[str], dict[str, list[float]]]:
 
 
 @pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
-def test_an_easy_conv_net_is_quantized_whole(tmp_path: Path, recipe: Recipe) -> None:
+def test_int8__an_easy_conv_net__is_quantized_whole(tmp_path: Path, recipe: Recipe) -> None:
     source, directory = conv_net(tmp_path / "net", hard=False), out(tmp_path)
     details = recipe.build(source, directory, workbench(source, image_rows()))
     assert details.layers == ()
@@ -75,7 +75,7 @@ def test_an_easy_conv_net_is_quantized_whole(tmp_path: Path, recipe: Recipe) -> 
 
 
 @pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
-def test_the_one_layer_that_spoils_a_conv_net_stays_in_float(
+def test_int8__the_layer_that_spoils_a_conv_net__stays_in_float(
     tmp_path: Path, recipe: Recipe
 ) -> None:
     source, directory = conv_net(tmp_path / "net", hard=True), out(tmp_path)
@@ -94,7 +94,7 @@ def test_the_one_layer_that_spoils_a_conv_net_stays_in_float(
 
 
 @pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
-def test_the_one_product_that_spoils_a_transformer_stays_in_float(
+def test_int8__the_product_that_spoils_a_transformer__stays_in_float(
     tmp_path: Path, recipe: Recipe
 ) -> None:
     source, directory = product_net(tmp_path / "net", hard=True), out(tmp_path)
@@ -106,7 +106,7 @@ def test_the_one_product_that_spoils_a_transformer_stays_in_float(
     assert ("DynamicQuantizeLinear" in operators(directory)) is dynamic
 
 
-def test_tensorrt_form_is_symmetric_and_leaves_biases_in_float(tmp_path: Path) -> None:
+def test_int8_trt__form__is_symmetric_with_float_biases(tmp_path: Path) -> None:
     source, directory = conv_net(tmp_path / "net", hard=False), out(tmp_path)
     Int8Trt().build(source, directory, workbench(source, image_rows()))
     graph = onnx.load(str(directory / "model.onnx")).graph
@@ -124,7 +124,7 @@ def test_tensorrt_form_is_symmetric_and_leaves_biases_in_float(tmp_path: Path) -
     assert reads(directory, "residual") == ["e", "b1"]
 
 
-def test_unsigned_form_has_zero_points_and_quantizes_the_residual(tmp_path: Path) -> None:
+def test_int8_cpu__form__has_zero_points_and_quantizes_the_residual(tmp_path: Path) -> None:
     source, directory = conv_net(tmp_path / "net", hard=False), out(tmp_path)
     Int8Cpu().build(source, directory, workbench(source, image_rows()))
     graph = onnx.load(str(directory / "model.onnx")).graph
@@ -140,7 +140,7 @@ def test_unsigned_form_has_zero_points_and_quantizes_the_residual(tmp_path: Path
     }
 
 
-def test_a_transformer_behind_one_convolution_is_still_a_transformer(tmp_path: Path) -> None:
+def test_int8_cpu__a_transformer_behind_a_convolution__is_dynamic(tmp_path: Path) -> None:
     random = np.random.default_rng(8)
     shapes = {"w0": (16, 3, 4, 4), "w1": (16, 16), "w2": (16, 16)}
     weights = {
@@ -161,7 +161,7 @@ def test_a_transformer_behind_one_convolution_is_still_a_transformer(tmp_path: P
     assert "QuantizeLinear" not in operators(directory)
 
 
-def test_impossible_goals_say_so(tmp_path: Path) -> None:
+def test_int8__impossible_goals__say_so(tmp_path: Path) -> None:
     source = product_net(tmp_path / "net", hard=False)
     bench = workbench(source, token_rows(), limit=0.0)
     details = Int8Cpu().build(source, out(tmp_path), bench)
@@ -173,14 +173,14 @@ def test_impossible_goals_say_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
-def test_a_net_without_weights_is_refused(tmp_path: Path, recipe: Recipe) -> None:
+def test_int8__a_net_without_weights__is_rejected(tmp_path: Path, recipe: Recipe) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     source = save_net(tmp_path / "net", nodes, {}, (["batch", 16], ["batch", 16]))
     with pytest.raises(ValueError, match="no convolution or matrix product with weights"):
         recipe.build(source, out(tmp_path), workbench(source, token_rows()))
 
 
-def test_a_killed_search_goes_on_with_the_costs_it_has(
+def test_int8__a_killed_search__resumes_with_its_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = product_net(tmp_path / "net", hard=True)
@@ -204,7 +204,7 @@ def test_a_killed_search_goes_on_with_the_costs_it_has(
     assert fresh == details
 
 
-def test_auto_takes_the_calibrator_that_comes_nearest(tmp_path: Path) -> None:
+def test_calibrator__auto__takes_the_nearest(tmp_path: Path) -> None:
     source = single_net(tmp_path / "net")
     judged, rows = token_rows(300), token_rows(300)
     # One value of 28 800 far outside: MinMax gives the range to it.
@@ -224,7 +224,7 @@ def test_auto_takes_the_calibrator_that_comes_nearest(tmp_path: Path) -> None:
     assert single["minmax"] > 2 * min(single.values())
 
 
-def test_auto_stops_at_minmax_when_that_is_near_enough(tmp_path: Path) -> None:
+def test_calibrator__minmax_is_near_enough__auto_stops(tmp_path: Path) -> None:
     source, store = single_net(tmp_path / "net"), Shelf()
     rows = token_rows()
     rows.inputs["x"].clip(-1.0, 1.0, out=rows.inputs["x"])
@@ -234,7 +234,7 @@ def test_auto_stops_at_minmax_when_that_is_near_enough(tmp_path: Path) -> None:
     assert "calibration histograms" not in store.made
 
 
-def test_weights_in_an_external_file_give_the_same_graph(tmp_path: Path) -> None:
+def test_int8__external_weights__give_the_same_graph(tmp_path: Path) -> None:
     found = []
     for external in (False, True):
         root = tmp_path / f"external-{external}"
@@ -260,7 +260,7 @@ for recipe in (Int8Cpu(), Int8Trt()):
 """
 
 
-def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_int8__another_process__writes_the_same_bytes(tmp_path: Path) -> None:
     digests = []
     for seed in ("1", "2"):
         root = tmp_path / seed

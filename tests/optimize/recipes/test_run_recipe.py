@@ -74,7 +74,7 @@ def build(body: Body, tmp_path: Path) -> Details:
     return run_recipe(Strange(body), source, out, bench(source, images()))
 
 
-def test_a_good_recipe_passes_through(tmp_path: Path) -> None:
+def test_run_recipe__a_good_recipe__returns_its_details(tmp_path: Path) -> None:
     assert build(copied, tmp_path) == Details({"copied": "yes"})
 
 
@@ -87,24 +87,24 @@ def test_a_good_recipe_passes_through(tmp_path: Path) -> None:
         (raising(KeyError("w")), "KeyError: 'w'"),
         (raising(SystemExit(3)), "SystemExit: 3"),
         (lambda *_: Details(), "it wrote no model.onnx"),
-        (leaving_a_folder, "it left 'scratch'; only model.onnx and model.onnx.data go along"),
-        (leaving_a_link, "it left 'model.onnx'; only"),
-        (leaving_weights_elsewhere, "it left 'weights.bin'; only"),
+        (leaving_a_folder, "it left 'scratch'; a variant is only model.onnx and model.onnx.data"),
+        (leaving_a_link, "it left 'model.onnx'; a variant is only"),
+        (leaving_weights_elsewhere, "it left 'weights.bin'; a variant is only"),
     ],
 )
-def test_what_goes_wrong_is_a_reason(tmp_path: Path, body: Body, reason: str) -> None:
+def test_run_recipe__a_fault__is_the_reason(tmp_path: Path, body: Body, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         build(body, tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
-def test_a_disk_that_takes_no_more_is_no_ones_fault(tmp_path: Path, number: int) -> None:
+def test_run_recipe__a_full_disk__is_raised(tmp_path: Path, number: int) -> None:
     with pytest.raises(OSError, match="gone") as caught:
         build(raising(OSError(number, "gone")), tmp_path)
     assert caught.value.errno == number
 
 
-def test_errors_of_ours_and_interruptions_pass_through(tmp_path: Path) -> None:
+def test_run_recipe__own_errors_and_interrupts__are_raised(tmp_path: Path) -> None:
     with pytest.raises(MlctlError):
         build(raising(MlctlError(ErrorCode.INVALID_INPUT, "odd")), tmp_path / "one")
     with pytest.raises(KeyboardInterrupt):

@@ -60,7 +60,7 @@ def token_sum(inputs: Tensors) -> dict[str, np.ndarray]:
     return {"sum": (inputs["ids"] * inputs["mask"]).sum(axis=1).astype(np.float32)}
 
 
-def test_a_folder_is_read_with_its_data(tokenizer: SourceTransform) -> None:
+def test_transform__a_folder__is_read_with_its_data(tokenizer: SourceTransform) -> None:
     assert tokenizer.api_signature == text_signature()
     prepared = tokenizer.preprocess(texts("two one", "else"))
     assert prepared["ids"][:, :2].tolist() == [[2, 1], [4, 0]]
@@ -70,7 +70,9 @@ def test_a_folder_is_read_with_its_data(tokenizer: SourceTransform) -> None:
     assert answer["total"].tolist() == [1.5, 3.0]
 
 
-def test_what_is_evaluated_is_what_is_served(tokenizer: SourceTransform, tmp_path: Path) -> None:
+def test_transform__the_evaluated_code__is_the_served_code(
+    tokenizer: SourceTransform, tmp_path: Path
+) -> None:
     scorer = Scorer.open(make_text_bundle(tmp_path / "bundle"), ServerSettings())
     request = texts("one two three", "else one", "three")
     served, evaluated = scorer.run(request), tokenizer.around(token_sum)(request)
@@ -79,11 +81,11 @@ def test_what_is_evaluated_is_what_is_served(tokenizer: SourceTransform, tmp_pat
     }
 
 
-def test_without_declarations_the_models_tensors_are_the_apis(tmp_path: Path) -> None:
+def test_transform__no_declarations__has_the_models_tensors(tmp_path: Path) -> None:
     assert vector(tmp_path, SAME).api_signature == VECTOR
 
 
-def test_datatypes_may_be_named_as_numpy_does_or_be_its_types(tmp_path: Path) -> None:
+def test_transform__datatypes__may_be_those_of_numpy(tmp_path: Path) -> None:
     declared = "INPUTS = {'a': ('uint8', [-1]), 'b': (np.float16, (-1, 3)), 'c': (str, [-1])}\n"
     signature = vector(tmp_path, declared + SAME).api_signature
     assert [spec.dtype for spec in signature.inputs] == [
@@ -91,7 +93,7 @@ def test_datatypes_may_be_named_as_numpy_does_or_be_its_types(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_the_bundle_gets_the_files_that_were_read(
+def test_transform__the_bundle__gets_the_files_that_were_read(
     tokenizer: SourceTransform, tmp_path: Path
 ) -> None:
     code = tmp_path / "code"
@@ -104,7 +106,9 @@ def test_the_bundle_gets_the_files_that_were_read(
     assert tokenizer.manifest_entry().model_signature == token_signature()
 
 
-def test_an_altered_snapshot_is_not_copied(tokenizer: SourceTransform, tmp_path: Path) -> None:
+def test_transform__an_altered_snapshot__is_rejected(
+    tokenizer: SourceTransform, tmp_path: Path
+) -> None:
     (tokenizer.root / "vocab.txt").write_text("other\n")
     with pytest.raises(MlctlError) as caught:
         tokenizer.copy_into(tmp_path)
@@ -113,7 +117,7 @@ def test_an_altered_snapshot_is_not_copied(tokenizer: SourceTransform, tmp_path:
     assert (again.root / "vocab.txt").read_text() == "one\ntwo\nthree\n"
 
 
-def test_the_hash_is_of_names_and_contents(tmp_path: Path) -> None:
+def test_transform__hash__covers_names_and_contents(tmp_path: Path) -> None:
     first = read_transform(write_transform(tmp_path / "a"), token_signature())
     second = read_transform(write_transform(tmp_path / "b"), token_signature())
     assert first.sha256 == second.sha256
@@ -121,7 +125,7 @@ def test_the_hash_is_of_names_and_contents(tmp_path: Path) -> None:
     assert read_transform(tmp_path / "b", token_signature()).sha256 != first.sha256
 
 
-def test_hidden_files_and_caches_stay_behind(tmp_path: Path) -> None:
+def test_transform__hidden_files_and_caches__are_not_copied(tmp_path: Path) -> None:
     code = write_transform(tmp_path / "code")
     for name in (".git/config", "__pycache__/transform.cpython-311.pyc", "data/more.txt"):
         (code / name).parent.mkdir(exist_ok=True)
@@ -131,14 +135,14 @@ def test_hidden_files_and_caches_stay_behind(tmp_path: Path) -> None:
     assert found == {"transform.py", "vocab.txt", "data/more.txt"}
 
 
-def test_data_that_stays_behind_is_missed_at_once(tmp_path: Path) -> None:
+def test_transform__data_that_is_not_copied__fails_at_once(tmp_path: Path) -> None:
     # Only the file was given, so only the file would have been there when it serves.
     code = write_transform(tmp_path / "code")
     with pytest.raises(MlctlError, match=r"line 9: FileNotFoundError.*vocab\.txt"):
         read_transform(code / "transform.py", token_signature())
 
 
-def test_what_it_prints_is_kept_off_stdout(
+def test_transform__prints__stay_off_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = "print('load')\ndef preprocess(inputs):\n    print('call')\n    return inputs\n"
@@ -164,13 +168,13 @@ def test_what_it_prints_is_kept_off_stdout(
         ("OUTPUTS = {'z': ('FP32', [-1])}\n" + SAME, "OUTPUTS differ.*postprocess is not defined"),
     ],
 )
-def test_a_file_that_is_no_transform_is_refused(tmp_path: Path, body: str, reason: str) -> None:
+def test_transform__an_invalid_file__is_rejected(tmp_path: Path, body: str, reason: str) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
         vector(tmp_path, body)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_where_there_is_none_is_told(tmp_path: Path) -> None:
+def test_transform__a_missing_path__is_named(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match=r"no transform at .*nowhere"):
         read_transform(tmp_path / "nowhere", VECTOR)
     with pytest.raises(MlctlError, match=r"has no transform\.py"):
@@ -207,24 +211,24 @@ def unsafe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     ],
     indirect=["unsafe"],
 )
-def test_a_folder_that_no_bundle_could_hold_is_refused(unsafe: Path, reason: str) -> None:
+def test_transform__an_unsafe_or_large_folder__is_rejected(unsafe: Path, reason: str) -> None:
     with pytest.raises(MlctlError, match=reason) as caught:
         read_transform(unsafe, token_signature())
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_refused_rows_of_the_data_are_told(tokenizer: SourceTransform) -> None:
-    with pytest.raises(MlctlError, match="refuses rows of the data: row 1: the text has no words"):
+def test_transform__rows_that_it_rejects__are_named(tokenizer: SourceTransform) -> None:
+    with pytest.raises(MlctlError, match="rejects rows of the data: row 1: the text has no words"):
         tokenizer.preprocess(texts("one", ""))
 
 
-def test_a_defect_is_told_with_its_line(tmp_path: Path) -> None:
+def test_transform__a_defect__is_named_with_its_line(tmp_path: Path) -> None:
     transform = vector(tmp_path, "def preprocess(inputs):\n    return {'x': 1 / 0}\n")
     with pytest.raises(MlctlError, match="preprocess failed in line 3: ZeroDivisionError"):
         transform.preprocess(ROWS)
 
 
-def test_a_pure_transform_passes(tokenizer: SourceTransform, tmp_path: Path) -> None:
+def test_transform__pure__passes(tokenizer: SourceTransform, tmp_path: Path) -> None:
     tokenizer.check_pure(texts("one", "two three"), token_sum)
     nan = "def postprocess(o):\n    return {'y': o['y'] * np.float32('nan')}\n"
     vector(tmp_path, nan).check_pure(ROWS, total)
@@ -243,22 +247,22 @@ def test_a_pure_transform_passes(tokenizer: SourceTransform, tmp_path: Path) -> 
         ),
         (
             "N = []\ndef preprocess(i):\n    N.append(1)\n    return {'x': i['x'] * len(N)}\n",
-            "preprocess gives another 'x' for the same rows",
+            "preprocess returns another 'x' for the same rows",
         ),
         (
             "def postprocess(o):\n    return {'y': np.random.rand(7).astype(np.float32)}\n",
-            "postprocess gives another 'y' for the same rows",
+            "postprocess returns another 'y' for the same rows",
         ),
     ],
 )
-def test_an_impure_transform_is_refused(tmp_path: Path, body: str, reason: str) -> None:
+def test_transform__impure__is_rejected(tmp_path: Path, body: str, reason: str) -> None:
     transform = vector(tmp_path, body)
     with pytest.raises(MlctlError, match=reason) as caught:
         transform.check_pure(ROWS, total)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_one_that_yields_is_judged_by_its_whole_answer(tmp_path: Path) -> None:
+def test_transform__a_generator__is_judged_by_its_whole_answer(tmp_path: Path) -> None:
     source = """
 OUTPUTS = {"parts": ("FP32", [-1, -1])}
 
@@ -283,15 +287,15 @@ def postprocess(outputs):
     ],
     ids=["by row", "mean of rows", "best of rows", "padding"],
 )
-def test_rows_that_meet_are_found(tmp_path: Path, body: str, independent: bool) -> None:
+def test_transform__dependent_rows__are_found(tmp_path: Path, body: str, independent: bool) -> None:
     assert vector(tmp_path, body).is_row_independent(ROWS, total) is independent
 
 
-def test_names_are_compared_too(tokenizer: SourceTransform) -> None:
+def test_transform__other_output_names__differ(tokenizer: SourceTransform) -> None:
     assert tokenizer.is_row_independent(texts("one", "three two", "else"), token_sum)
 
 
-def test_without_a_batch_dimension_there_are_no_rows(tmp_path: Path) -> None:
+def test_transform__no_batch_dimension__has_no_rows(tmp_path: Path) -> None:
     fixed = Signature(
         inputs=(TensorSpec(name="x", dtype=Datatype.FP32, shape=(2, 2)),),
         outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(2,)),),
@@ -303,7 +307,7 @@ def test_without_a_batch_dimension_there_are_no_rows(tmp_path: Path) -> None:
     assert not transform.is_row_independent(rows, total)
 
 
-def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
+def test_transform__the_documented_example__works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "transforms.md").read_text()
     block, streaming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "digits.py").write_text(block)

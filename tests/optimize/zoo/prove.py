@@ -65,7 +65,7 @@ def prove_signature(
     return Proved(reference, path, signature, is_row_independent(reference, rows))
 
 
-def refusal(
+def rejection(
     directory: Path,
     module: torch.nn.Module,
     inputs: Arrays,

@@ -39,7 +39,7 @@ def write(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_another_process_with_another_hash_seed_writes_the_same(tmp_path: Path) -> None:
+def test_export__another_hash_seed__writes_the_same_bytes(tmp_path: Path) -> None:
     here = write(tmp_path / "here")
     module = "tests.optimize.zoo.test_same_bytes"
     code = f"import sys, pathlib, {module} as m; m.write(pathlib.Path(sys.argv[1]))"

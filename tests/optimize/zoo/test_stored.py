@@ -20,7 +20,7 @@ from optimize.prepare import Options
 from optimize.proofs.reference import load_reference
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
-from registry.catalog import Flavor, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 from registry.mlmodel import read_mlmodel
 from services.runtime.golden import load_golden
 from services.runtime.session import open_session
@@ -61,7 +61,7 @@ def assert_answers(result: OptimizeResult, module: nn.Module, inputs: Arrays) ->
 
 
 @pytest.mark.usefixtures("home")
-def test_an_encoder_with_a_dictionary_of_outputs(tmp_path: Path) -> None:
+def test_stored__a_dictionary_of_outputs__is_read_by_name(tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = models.Encoder().eval()
     inputs: Arrays = {
@@ -69,14 +69,14 @@ def test_an_encoder_with_a_dictionary_of_outputs(tmp_path: Path) -> None:
         "mask": np.tile([1, 1, 1, 1, 0, 0], (40, 1)),
     }
     source = save_torch(tmp_path / "model", module, inputs, ("tokens", "embedding"))
-    assert source.flavor is Flavor.PT2
+    assert source.format is ModelFormat.PT2
     result = run(tmp_path, source, inputs)
     assert result.bundle.manifest.batching.row_independent
     assert_answers(result, module, inputs)
 
 
 @pytest.mark.usefixtures("home")
-def test_doubles_flags_and_an_answer_of_one_number_for_each_row(tmp_path: Path) -> None:
+def test_stored__doubles_flags_and_single_numbers__keep_their_types(tmp_path: Path) -> None:
     torch.manual_seed(2)
     module = models.Mixed()
     inputs: Arrays = {
@@ -93,7 +93,7 @@ def test_doubles_flags_and_an_answer_of_one_number_for_each_row(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("home")
-def test_rows_that_influence_each_other_are_served_alone(tmp_path: Path) -> None:
+def test_stored__dependent_rows__are_served_alone(tmp_path: Path) -> None:
     inputs = {"x": X}
     result = run(tmp_path, save_torch(tmp_path / "model", Mixing(), inputs, ("y",)), inputs)
     batching = result.bundle.manifest.batching
@@ -130,12 +130,12 @@ def save_onnx(root: Path, model: onnx.ModelProto, declared: tuple[int, ...]) -> 
     stored = read_mlmodel(root, "models:/zoo/1")
     uri = "models:/zoo/1"
     return SourceModel(
-        "zoo", "1", uri, "run", stored.flavor, stored.signature, root, stored.path, "0" * 64
+        "zoo", "1", uri, "run", stored.format, stored.signature, root, stored.path, "0" * 64
     )
 
 
 @pytest.mark.usefixtures("home")
-def test_an_onnx_model_keeps_its_opset_and_its_names_of_dimensions(tmp_path: Path) -> None:
+def test_stored__an_onnx_model__keeps_opset_and_dimension_names(tmp_path: Path) -> None:
     source = logged_onnx(tmp_path / "model", ("rows", 4))
     result = run(tmp_path, source, {"x": X})
     assert result.bundle.manifest.variant.opset == 17
@@ -144,20 +144,20 @@ def test_an_onnx_model_keeps_its_opset_and_its_names_of_dimensions(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("home")
-def test_an_onnx_model_for_two_rows_is_refused(tmp_path: Path) -> None:
+def test_stored__an_onnx_model_for_two_rows__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match=r"does not run with inputs of shape x \[1, 4\]") as caught:
         run(tmp_path, logged_onnx(tmp_path / "model", (2, 4)), {"x": X})
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert "-1 only where it accepts any size" in caught.value.hint
 
 
-def test_a_signature_without_a_batch_is_refused(tmp_path: Path) -> None:
+def test_stored__a_signature_without_a_batch__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match=r"tensor 'x' has shape \[1, 4\]; its first") as caught:
         logged_onnx(tmp_path / "model", (1, 4), declared=(1, 4))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
-def test_a_scripted_module_is_refused(tmp_path: Path) -> None:
+def test_stored__a_scripted_module__is_rejected(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         scripted: Any = torch.jit.script(nn.Linear(4, 2))
     source = save_torch(tmp_path / "model", scripted, {"x": X}, ("y",), "pickle")
@@ -166,7 +166,7 @@ def test_a_scripted_module_is_refused(tmp_path: Path) -> None:
     assert "mlflow.onnx" in caught.value.hint
 
 
-def test_a_pickle_whose_class_is_gone_is_refused(
+def test_stored__a_pickle_without_its_class__is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = save_torch(tmp_path / "model", models.Named(), {"x": X}, ("first", "second"), "pickle")
@@ -177,7 +177,7 @@ def test_a_pickle_whose_class_is_gone_is_refused(
     assert "Install the package" in caught.value.hint
 
 
-def test_a_program_that_was_traced_with_one_row_is_refused(tmp_path: Path) -> None:
+def test_stored__traced_with_one_row__is_rejected(tmp_path: Path) -> None:
     source = save_torch(tmp_path / "model", nn.Linear(4, 2), {"x": X[:1]}, ("y",))
     with pytest.raises(MlctlError, match=r"does not run with inputs of shape x \[3, 4\]") as caught:
         load_reference(source).run({"x": X[:3]})

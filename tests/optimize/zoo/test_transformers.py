@@ -59,7 +59,7 @@ def signature(**outputs: tuple[int, ...]) -> Signature:
     )
 
 
-def test_a_bert_of_a_configuration(tmp_path: Path) -> None:
+def test_transformers__a_random_bert__is_accepted(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def test_a_bert_of_a_configuration(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec(WEIGHTS) is None, reason="the weights of MiniLM are not installed"
 )
-def test_minilm_with_its_weights(tmp_path: Path) -> None:
+def test_transformers__minilm_with_weights__is_accepted(tmp_path: Path) -> None:
     from transformers import AutoModel
 
     spec = importlib.util.find_spec(WEIGHTS)

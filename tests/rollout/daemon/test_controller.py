@@ -116,7 +116,7 @@ def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
 )
 def test_a_bad_candidate_is_rolled_back(stage: Stage, fault: dict[str, int], gate: Gate) -> None:
     stage.until(RolloutPhase.SHIFT)
-    for _ in range(10):
+    for _ in range(40):
         stage.tick(**fault)
     assert stage.record.outcome is Outcome.ROLLED_BACK
     assert stage.data_plane.history == [0, 10, 0]

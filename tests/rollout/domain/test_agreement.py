@@ -7,6 +7,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import agreement
 from rollout.domain.agreement import (
+    MIN_BAD_BLOCKS,
     ShadowEvidence,
     by_default,
     fold,
@@ -15,7 +16,6 @@ from rollout.domain.agreement import (
 from rollout.domain.gates import Action, Gate
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
-from rollout.domain.verdict import MIN_BAD_TICKS
 
 SPEC = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
 
@@ -31,7 +31,7 @@ def test_looks_are_summed_and_the_last_drift_counts() -> None:
     first = ShadowWindow(10, 1.0, 20, 2, 0, 0.5, 1, None, 20)
     second = ShadowWindow(5, 0.0, 5, 0, 1, 0.1, 0, 0.3, 25)
     total = fold(fold(ShadowEvidence(), first, SPEC), second, SPEC).total
-    assert total == ShadowWindow(15, 1.0, 25, 2, 1, 0.5, 1, 0.3, 25)
+    assert total == ShadowWindow(15, 1.0, 25, 2, 1, 0.5, 1, 0.3, 25, seconds=0.0)
 
 
 def test_a_look_without_pairs_is_no_evidence() -> None:
@@ -39,9 +39,9 @@ def test_a_look_without_pairs_is_no_evidence() -> None:
 
 
 def test_disagreement_must_be_seen_in_several_ticks() -> None:
-    everything = ShadowWindow(100, 100.0, 100, 100)
-    assert agreement.disagrees(folded(MIN_BAD_TICKS - 1, everything), SPEC) is None
-    verdict = agreement.disagrees(folded(MIN_BAD_TICKS, everything), SPEC)
+    everything = ShadowWindow(100, 100.0, 100, 100, seconds=5.0)
+    assert agreement.disagrees(folded(MIN_BAD_BLOCKS - 1, everything), SPEC) is None
+    verdict = agreement.disagrees(folded(MIN_BAD_BLOCKS, everything), SPEC)
     assert verdict is not None
     assert (verdict.action, verdict.gate, verdict.n) == (Action.ROLLBACK, Gate.DISAGREEMENT, 300)
 

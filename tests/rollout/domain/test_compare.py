@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollout.domain.compare import Answer, compare, norm, statistics
+from rollout.domain.compare import Answer, LiveOutputs, compare, norm, statistics
 
 
 def answer(**outputs: object) -> Answer:
@@ -12,82 +12,104 @@ def answer(**outputs: object) -> Answer:
 
 def test_scores_agree_when_their_top_class_does() -> None:
     live = answer(y=[0.1, 0.7, 0.2])
-    assert compare(live, answer(y=[0.3, 0.5, 0.2]), 0.01, {}).agrees
-    other = compare(live, answer(y=[0.5, 0.3, 0.2]), 0.01, {})
+    assert compare(live, answer(y=[0.3, 0.5, 0.2]), 0.01, LiveOutputs()).agrees
+    other = compare(live, answer(y=[0.5, 0.3, 0.2]), 0.01, LiveOutputs())
     assert not other.agrees
     assert other.distance == pytest.approx(np.hypot(0.4, 0.4) / np.linalg.norm([0.1, 0.7, 0.2]))
 
 
+def test_compare__forecast_half_as_high_again__disagrees() -> None:
+    """The same hour is the highest, and yet every value is wrong."""
+    generator, outputs = np.random.default_rng(1), LiveOutputs()
+    day = np.sin(np.arange(24) / 24 * 2 * np.pi)
+    rows = [10.0 + 3.0 * generator.normal() + day for _ in range(64)]
+    for row in rows:
+        outputs.add(answer(y=row))
+    assert compare(answer(y=rows[0]), answer(y=rows[0] * 1.001), 0.01, outputs).agrees
+    assert not compare(answer(y=rows[0]), answer(y=rows[0] * 1.5), 0.01, outputs).agrees
+
+
+def test_compare__logits_of_another_scale__agree() -> None:
+    generator, outputs = np.random.default_rng(1), LiveOutputs()
+    rows = generator.normal(size=(64, 10))
+    for row in rows:
+        outputs.add(answer(y=row))
+    assert compare(answer(y=rows[0]), answer(y=rows[0] * 1.5), 0.01, outputs).agrees
+
+
 @pytest.mark.parametrize("value", [3, True, "cat", [1, 2, 3]])
 def test_labels_agree_when_they_are_equal(value: object) -> None:
-    assert compare(answer(y=value), answer(y=value), 0.01, {}).agrees
+    assert compare(answer(y=value), answer(y=value), 0.01, LiveOutputs()).agrees
 
 
 @pytest.mark.parametrize(
     ("live", "ours"), [(3, 4), (True, False), ("cat", "dog"), ([1, 2], [1, 3])]
 )
 def test_other_labels_disagree(live: object, ours: object) -> None:
-    found = compare(answer(y=live), answer(y=ours), 1.0, {})
+    found = compare(answer(y=live), answer(y=ours), 1.0, LiveOutputs())
     assert (found.agrees, found.non_finite, found.distance) == (False, False, 1.0)
 
 
 @pytest.mark.parametrize(("ours", "agrees"), [(100.9, True), (101.1, False)])
 def test_numbers_agree_within_a_share_of_their_size(ours: float, agrees: bool) -> None:
-    assert compare(answer(y=100.0), answer(y=ours), 0.01, {}).agrees is agrees
+    assert compare(answer(y=100.0), answer(y=ours), 0.01, LiveOutputs()).agrees is agrees
 
 
 def test_close_to_zero_the_usual_size_counts() -> None:
-    live, ours = answer(y=0.0), answer(y=0.05)
-    assert not compare(live, ours, 0.01, {}).agrees
-    assert compare(live, ours, 0.01, {"y": 10.0}).agrees
+    live, ours, usual = answer(y=0.0), answer(y=0.05), LiveOutputs()
+    usual.add(answer(y=10.0))
+    assert not compare(live, ours, 0.01, LiveOutputs()).agrees
+    assert compare(live, ours, 0.01, usual).agrees
 
 
 def test_a_nested_output_is_no_vector_of_scores() -> None:
     live, ours = answer(y=[[1.0, 2.0]]), answer(y=[[1.0, 2.001]])
-    assert compare(live, ours, 0.01, {}).agrees
-    assert not compare(live, answer(y=[[1.5, 2.0]]), 0.01, {}).agrees
+    assert compare(live, ours, 0.01, LiveOutputs()).agrees
+    assert not compare(live, answer(y=[[1.5, 2.0]]), 0.01, LiveOutputs()).agrees
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_no_number_where_live_has_one(bad: float) -> None:
-    found = compare(answer(y=[0.1, 0.9]), answer(y=[bad, 0.9]), 0.01, {})
+    found = compare(answer(y=[0.1, 0.9]), answer(y=[bad, 0.9]), 0.01, LiveOutputs())
     assert (found.agrees, found.non_finite) == (False, True)
 
 
 def test_no_number_on_both_sides_is_the_model_s_way() -> None:
     both = answer(y=[np.nan, 0.9])
-    found = compare(both, both, 0.01, {})
+    found = compare(both, both, 0.01, LiveOutputs())
     assert (found.agrees, found.non_finite) == (True, False)
 
 
 def test_a_number_where_live_has_none_disagrees_without_harm() -> None:
-    found = compare(answer(y=np.nan), answer(y=1.0), 0.01, {})
+    found = compare(answer(y=np.nan), answer(y=1.0), 0.01, LiveOutputs())
     assert (found.agrees, found.non_finite) == (False, False)
 
 
 def test_other_shapes_and_other_outputs_disagree() -> None:
-    assert not compare(answer(y=[1.0, 2.0]), answer(y=[1.0, 2.0, 3.0]), 0.01, {}).agrees
-    assert not compare(answer(y=1.0), answer(z=1.0), 0.01, {}).agrees
+    assert not compare(answer(y=[1.0, 2.0]), answer(y=[1.0, 2.0, 3.0]), 0.01, LiveOutputs()).agrees
+    assert not compare(answer(y=1.0), answer(z=1.0), 0.01, LiveOutputs()).agrees
 
 
 def test_an_output_more_is_nothing_that_callers_read() -> None:
-    assert compare(answer(y=1.0), answer(y=1.0, more=np.nan), 0.01, {}).agrees
-    assert not compare(answer(y=1.0, more=2.0), answer(y=1.0), 0.01, {}).agrees
+    assert compare(answer(y=1.0), answer(y=1.0, more=np.nan), 0.01, LiveOutputs()).agrees
+    assert not compare(answer(y=1.0, more=2.0), answer(y=1.0), 0.01, LiveOutputs()).agrees
 
 
 def test_the_distance_is_always_a_number() -> None:
-    assert compare(answer(y=0.0), answer(y=1.0), 0.01, {}).distance == 1e9
+    assert compare(answer(y=0.0), answer(y=1.0), 0.01, LiveOutputs()).distance == 1e9
 
 
 def test_every_output_must_agree() -> None:
     live, ours = answer(label=1, score=0.5), answer(label=1, score=0.9)
-    assert not compare(live, ours, 0.01, {}).agrees
+    assert not compare(live, ours, 0.01, LiveOutputs()).agrees
 
 
 def test_what_the_distribution_is_judged_by() -> None:
-    found = dict(statistics(answer(y=[0.1, 0.7, 0.2], label="cat", value=2.0, empty=[])))
+    found = dict(
+        statistics(answer(y=[0.1, 0.7, 0.2], label="cat", value=2.0, empty=[]), LiveOutputs())
+    )
     assert found == {"y": "1", "label": "cat", "value": 2.0}
-    assert dict(statistics(answer(y=[np.nan, 0.1]))) == {"y": "not finite"}
+    assert dict(statistics(answer(y=[np.nan, 0.1]), LiveOutputs())) == {"y": "not finite"}
 
 
 def test_only_numbers_have_a_norm() -> None:

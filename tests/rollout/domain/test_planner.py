@@ -27,10 +27,11 @@ def test_the_expected_number_is_about_what_simulated_proofs_need(
     expected = requests_to_prove(share, limit, alpha=0.05)
     generator, needed = np.random.default_rng(7), []
     for _ in range(200):
-        logs, n = e_values.start(4), 0
-        while e_values.log_mean(logs) < math.log(20) and n < 20 * expected:
-            logs = e_values.bound_step(logs, int(generator.binomial(10, share)), 10, limit)
-            n += 10
+        hits, n = 0, 1
+        while e_values.log_mean(e_values.below((hits, n), limit)) < math.log(20):
+            hits, n = hits + int(generator.binomial(10, share)), n + 10
+            if n > 20 * expected:
+                break
         needed.append(n)
     assert expected / 2 - 10 <= float(np.median(needed)) <= 2 * expected + 10
 
@@ -58,7 +59,7 @@ def test_latency_is_proved_only_at_an_equal_share() -> None:
     assert plan(limited, Today(enough), 0.5).ends
     small = replace(limited, steps=(10, 25, 100))
     assert not plan(small, Today(enough), 0.5).ends
-    assert plan(replace(small, any_weight_proves=True), Today(enough), 0.5).ends
+    assert plan(replace(small, allow_low_weight_proof=True), Today(enough), 0.5).ends
 
 
 def test_the_shadow_needs_its_copies() -> None:
@@ -75,7 +76,7 @@ def test_the_shadow_needs_its_copies() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01])
-def test_a_rollout_that_insufficient_traffic_is_refused_with_its_longest_step(rate: float) -> None:
+def test_a_rollout_that_cannot_end_is_refused_with_its_longest_step(rate: float) -> None:
     planned = plan(SPEC, Today(rate), 0.5)
     assert not planned.ends
     with pytest.raises(MlctlError) as refused:

@@ -69,11 +69,18 @@ def test_no_data_holds() -> None:
     assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
 
 
-def test_requests_that_nobody_answered_are_no_data() -> None:
-    hanging = Window(Counts(abandoned=100), Counts(900, 0, 900))
+def test_hanging_candidate__few_requests_given_up__is_no_data() -> None:
+    hanging = Window(Counts(abandoned=1), Counts(900, 0, 900))
     progress = looked(SHIFTED, 3, 200.0, hanging)
     verdict = machine.judge(progress, TickObservation(hanging), SPEC, 200.0)
     assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
+
+
+def test_hanging_candidate__every_request_given_up__is_rolled_back() -> None:
+    hanging = Window(Counts(abandoned=100), Counts(900, 0, 900))
+    progress = looked(SHIFTED, 3, 200.0, hanging)
+    verdict = machine.judge(progress, TickObservation(hanging), SPEC, 200.0)
+    assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIVE)
 
 
 def test_too_little_time_holds() -> None:
@@ -320,7 +327,7 @@ def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> 
 
 def test_latency_is_not_proved_by_a_small_share() -> None:
     limited = replace(SPEC, max_p99_ms=100.0)
-    unfair = replace(GOOD, fair=False)
+    unfair = replace(GOOD, representative=False)
     half = replace(SHIFTED, step=1)
     for window, proved in ((unfair, False), (GOOD, True)):
         progress = half

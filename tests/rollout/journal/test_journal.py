@@ -86,9 +86,7 @@ def test_a_rollout_comes_back_with_its_position(journal: Journal, clock: ManualC
     create(journal)
     rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
     assert (rollout.slot, rollout.live, rollout.candidate) == (Slot.GREEN, BLUE, GREEN)
-    begun = RolloutProgress(
-        started=clock.wall(), since=clock.wall(), evidence=GateEvidence(seed=rollout.id)
-    )
+    begun = RolloutProgress(started=clock.wall(), since=clock.wall(), evidence=GateEvidence())
     assert rollout.progress == begun
     progress = machine.move(rollout.progress, Signal.LAUNCHED, 1001.0)
     journal.save(rollout, progress, "phase", {}, journal.take_over("shop"))
@@ -299,11 +297,11 @@ def test_what_begin_would_refuse_can_be_asked_before(journal: Journal) -> None:
 
 def test_steps_that_cannot_prove_the_latency_are_refused(journal: Journal) -> None:
     create(journal)
-    with pytest.raises(MlctlError, match="no step from 50 to 99 %") as refused:
+    with pytest.raises(MlctlError, match="none from 50 to 99 %") as refused:
         journal.begin("shop", GREEN, RolloutSpec(steps=(5, 100), max_p99_ms=50.0))
     assert refused.value.code is ErrorCode.INVALID_INPUT
     assert journal.active("shop") is None
-    flattered = RolloutSpec(steps=(5, 100), max_p99_ms=50.0, any_weight_proves=True)
+    flattered = RolloutSpec(steps=(5, 100), max_p99_ms=50.0, allow_low_weight_proof=True)
     journal.begin("shop", GREEN, flattered)
 
 

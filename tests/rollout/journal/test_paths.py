@@ -11,6 +11,7 @@ from rollout.client import deployments
 from rollout.domain.spec import Ports, RolloutSpec
 from rollout.journal import paths
 from rollout.journal.journal import Journal
+from rollout.journal.schema import VERSION, connect, transaction
 from tests.support.rollouts import quick_settings, revision
 
 
@@ -45,7 +46,7 @@ def test_promote__the_daemons_log_cannot_be_written__no_rollout_is_recorded() ->
         assert journal.rollouts("shop") == ()
 
 
-@pytest.mark.parametrize("version", [0, 2], ids=["older", "newer"])
+@pytest.mark.parametrize("version", [0, VERSION + 1], ids=["older", "newer"])
 def test_journal__of_another_layout__refused_and_left_as_it_is(
     tmp_path: Path, version: int
 ) -> None:
@@ -68,4 +69,17 @@ def test_journal__opened_while_another_writes__needs_no_write_lock(tmp_path: Pat
     writer.execute("begin immediate")
     with Journal(path) as journal:
         assert journal.deployments() == ()
+    writer.close()
+
+
+def test_connect__another_connection_writes__reads_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.db"
+    writer = connect(path)
+    monkeypatch.setattr("rollout.journal.schema.BUSY_SECONDS", 0.0)
+    with transaction(writer):
+        reader = connect(path)
+        assert reader.execute("select epoch from meta").fetchone()[0] == 0
+        reader.close()
     writer.close()

@@ -35,7 +35,7 @@ def test_evidence_survives_exactly(journal: Journal) -> None:
     rollout = journal.rollout(journal.begin("shop", revision("tiny:bb"), SPEC))
     epoch = journal.take_over("shop")
     evidence = rollout.progress.evidence
-    assert evidence == GateEvidence(seed=rollout.id)
+    assert evidence == GateEvidence()
     for tick in range(20):
         window = Window(Counts(10, tick % 3, 10, tick % 2, 1), Counts(90, 4, 90, 2, 3))
         shadow = ShadowWindow(requests=9, disagreed=tick / 7, rows=20, differed=tick, psi=0.1)
@@ -43,4 +43,4 @@ def test_evidence_survives_exactly(journal: Journal) -> None:
         journal.save(rollout, RolloutProgress(evidence=evidence), records.TICK, {}, epoch)
     assert journal.rollout(rollout.id).progress.evidence == evidence
     assert evidence.ticks == 20
-    assert evidence.shadow.limit.below[0] != 0.0
+    assert evidence.shadow.trials.hits > 0.0

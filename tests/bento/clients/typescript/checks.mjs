@@ -1,5 +1,5 @@
-// node checks.mjs DIST ECHO_URL SERVER_URL DIGEST: asks a server that gives back what it gets in
-// every datatype, and a real one, by the compiled packages.
+// node checks.mjs DIST ECHO_URL SERVER_URL DIGEST: calls a server that echoes tensors of every
+// datatype, and a real one, with the compiled packages.
 import assert from "node:assert/strict";
 import { pathToFileURL } from "node:url";
 
@@ -7,37 +7,36 @@ const [dist, echo, url, digest] = process.argv.slice(2);
 const load = (path) => import(pathToFileURL(`${dist}/${path}`));
 const tiny = await load("tiny/src/index.js");
 const every = await load("every/src/index.js");
-const { DEFAULT_RETRY, waitAfter } = await load("tiny/src/runtime/calls.js");
-const { ModelError } = tiny;
+const { DEFAULT_RETRY, ModelError, waitAfter } = tiny;
 const SHAPE = [2, 3, 2];
 const text = (value) => new TextEncoder().encode(value);
 
-function tensors(wide) {
-  const big = wide ? [2n ** 63n - 1n, -(2n ** 63n)] : [2n ** 53n - 1n, -(2n ** 53n) + 1n];
+function tensors() {
+  const big = [2n ** 63n - 1n, -(2n ** 63n)];
   const data = {
     BOOL: Uint8Array.from({ length: 12 }, (_, at) => at % 2),
     UINT8: Uint8Array.from({ length: 12 }, (_, at) => 255 - at),
     UINT16: Uint16Array.from({ length: 12 }, (_, at) => 65535 - at),
     UINT32: Uint32Array.from({ length: 12 }, (_, at) => 4294967295 - at),
-    UINT64: BigUint64Array.from({ length: 12 }, (_, at) => (wide ? 2n ** 64n - 1n : 7n) - BigInt(at % 7)),
+    UINT64: BigUint64Array.from({ length: 12 }, (_, at) => 2n ** 64n - 1n - BigInt(at)),
     INT8: Int8Array.from({ length: 12 }, (_, at) => at - 128),
     INT16: Int16Array.from({ length: 12 }, (_, at) => at - 32768),
     INT32: Int32Array.from({ length: 12 }, (_, at) => at - 2147483648),
     INT64: BigInt64Array.from({ length: 12 }, (_, at) => big[at % 2]),
     FP16: Uint16Array.from({ length: 12 }, (_, at) => 0x3c00 + at),
     BF16: Uint16Array.from({ length: 12 }, (_, at) => 0x3f80 + at),
-    FP32: Float32Array.from({ length: 12 }, (_, at) => (wide && at === 3 ? NaN : at / 3)),
-    FP64: Float64Array.from({ length: 12 }, (_, at) => (wide && at === 4 ? -Infinity : at / 3)),
-    BYTES: Array.from({ length: 12 }, (_, at) => (wide ? Uint8Array.of(255, at) : text(`${at} "ü\n`))),
+    FP32: Float32Array.from({ length: 12 }, (_, at) => (at === 3 ? NaN : at / 3)),
+    FP64: Float64Array.from({ length: 12 }, (_, at) => (at === 4 ? -Infinity : at / 3)),
+    BYTES: Array.from({ length: 12 }, (_, at) => (at === 5 ? Uint8Array.of(255) : text(`${at} "ü\n`))),
   };
   const named = Object.entries(data).map(([name, data]) => [`${name}_in`, { data, shape: SHAPE }]);
   return Object.fromEntries(named);
 }
 
-async function refusal(promise) {
+async function rejection(promise) {
   let found;
   await promise.then(
-    () => assert.fail("it was not refused"),
+    () => assert.fail("it was not rejected"),
     (error) => (found = error),
   );
   assert.equal(found.name, "ModelError", String(found));  // each package has its own class
@@ -45,23 +44,12 @@ async function refusal(promise) {
 }
 
 // Every datatype, there and back.
-for (const binary of [true, false]) {
-  const request = tensors(binary);
-  // A view that starts in the midst of its buffer.
-  request.FP32_in.data = new Float32Array([9, ...request.FP32_in.data]).subarray(1);
-  const { meta, ...answer } = await new every.Client(echo, { binary }).infer(request);
-  assert.deepEqual(answer, request);
-  assert.equal(meta.modelDigest, every.DIGEST);
-}
-for (const [field, said] of [["FP32_in", "not finite"], ["BYTES_in", "not UTF-8"]]) {
-  const request = { ...tensors(false), [field]: tensors(true)[field] };
-  const error = await refusal(new every.Client(echo, { binary: false }).infer(request));
-  assert.equal(error.code, "invalid_input");
-  assert.match(error.message, new RegExp(said));
-}
-const tooWide = { ...tensors(false), INT64_in: tensors(true).INT64_in };
-const unread = await refusal(new every.Client(echo, { binary: false }).infer(tooWide));
-assert.match(String(unread.cause), /too large/);
+const request = tensors();
+// A view that starts in the middle of its buffer.
+request.FP32_in.data = new Float32Array([9, ...request.FP32_in.data]).subarray(1);
+const { meta, ...echoed } = await new every.Client(echo).infer(request);
+assert.deepEqual(echoed, request);
+assert.equal(meta.modelDigest, every.DIGEST);
 
 // A real server.
 const x = (rows = 1) => ({ x: { data: new Float32Array(4 * rows).fill(1), shape: [rows, 4] } });
@@ -74,7 +62,7 @@ assert.equal(await client.servedDigest(), digest);
 assert.equal(tiny.DIGEST, digest);
 assert.equal(await client.ready(), true);
 assert.equal(await new tiny.Client("http://127.0.0.1:9").ready(), false);
-const large = await refusal(client.infer(x(10_000)));
+const large = await rejection(client.infer(x(10_000)));
 assert.deepEqual([large.code, large.status, large.hint !== ""], ["payload_too_large", 413, true]);
 for (const wrong of [
   {},
@@ -82,14 +70,14 @@ for (const wrong of [
   { x: { data: new Float32Array(3), shape: [1, 4] } },
   { x: { data: new Float32Array(3), shape: [1, 3] } },
 ]) {
-  const error = await refusal(client.infer(wrong));
+  const error = await rejection(client.infer(wrong));
   assert.deepEqual([error.code, error.status], ["invalid_input", 0]);
 }
-const late = await refusal(client.infer(x(), { timeoutSeconds: 1e-6 }));
+const late = await rejection(client.infer(x(), { timeoutSeconds: 1e-6 }));
 assert.equal(late.code, "deadline_exceeded");
 assert.deepEqual((await client.infer(x(), { timeoutSeconds: Infinity })).y.shape, [1, 4]);
 const gone = new tiny.Client("http://127.0.0.1:9", { retry: { attempts: 2, firstSeconds: 0.01 } });
-assert.equal((await refusal(gone.infer(x()))).code, "unavailable");
+assert.equal((await rejection(gone.infer(x()))).code, "unavailable");
 
 // What is sent, and when it is sent again.
 const sent = [];
@@ -109,19 +97,19 @@ await patient.infer(x());
 assert.equal(sent.length, 3);
 assert.ok(sent.every(({ headers }) => headers.authorization === "Bearer secret"));
 const tired = new tiny.Client(url, { fetch: scripted(busy("60")), retry });
-const full = await refusal(tired.infer(x()));
+const full = await rejection(tired.infer(x()));
 assert.deepEqual([full.code, full.retryAfter, sent.length], ["queue_full", 60, 4]);
 const broken = () => new Response('{"error":"no","code":"internal"}', { status: 500 });
-const failed = await refusal(new tiny.Client(url, { fetch: scripted(broken) }).infer(x()));
+const failed = await rejection(new tiny.Client(url, { fetch: scripted(broken) }).infer(x()));
 assert.deepEqual([failed.code, failed.isTemporary, sent.length], ["internal", false, 5]);
 const odd = () => new Response("{}", { status: 200 });
-assert.match((await refusal(new tiny.Client(url, { fetch: scripted(odd) }).infer(x()))).message, /protocol/);
+assert.match((await rejection(new tiny.Client(url, { fetch: scripted(odd) }).infer(x()))).message, /protocol/);
 const error = new ModelError("", { code: "queue_full", retryAfter: 2 });
 assert.equal(waitAfter(DEFAULT_RETRY, error, 1, 0), 2);
 assert.equal(waitAfter(DEFAULT_RETRY, new ModelError("", { code: "unavailable" }), 3, 1), 0.4 * 1.5);
 assert.equal(waitAfter(DEFAULT_RETRY, error, DEFAULT_RETRY.attempts, 0), undefined);
 
-// Who leaves gets the own reason, while it is asked and while it waits to ask again.
+// An aborted call rejects with the caller's reason, while it is sent and between attempts.
 const hangs = (init) =>
   new Promise((_, reject) => init.signal.addEventListener("abort", () => reject(init.signal.reason)));
 for (const answer of [hangs, busy("4")]) {
@@ -135,5 +123,5 @@ for (const answer of [hangs, busy("4")]) {
   await assert.rejects(asked.infer(x(), { signal: caller.signal }), reason);
 }
 const slow = new tiny.Client(url, { fetch: scripted(hangs), timeoutSeconds: 0.05 });
-assert.equal((await refusal(slow.infer(x()))).code, "deadline_exceeded");
+assert.equal((await rejection(slow.infer(x()))).code, "deadline_exceeded");
 console.log("all checks passed");

@@ -1,7 +1,7 @@
-// What the compiler has to accept, and what it has to refuse.
-import { Client } from "./tiny/src/index.ts";
-import type { InferRequest, InferResponse } from "./tiny/src/index.ts";
-import type { InferRequest as EveryRequest } from "./every/src/index.ts";
+// What the compiler must accept, and what it must reject.
+import { Client } from "./tiny/src/index.js";
+import type { InferRequest, InferResponse } from "./tiny/src/index.js";
+import type { InferRequest as EveryRequest } from "./every/src/index.js";
 
 export async function accepted(client: Client): Promise<Float32Array> {
   const request: InferRequest = { x: { data: Float32Array.of(1, 2, 3, 4), shape: [1, 4] } };

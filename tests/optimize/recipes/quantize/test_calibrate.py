@@ -12,8 +12,14 @@ from bundle.home import HOME_VARIABLE
 from optimize.data import Rows, Tensors
 from optimize.recipes.base import Calibrator
 from optimize.recipes.quantize import calibrate
-from optimize.recipes.quantize.calibrate import BATCH, Calibration, rows_digest
-from optimize.recipes.quantize.observe import observer, seen_counts, seen_ranges
+from optimize.recipes.quantize.calibrate import (
+    BATCH,
+    Calibration,
+    observed_counts,
+    observed_ranges,
+    observer,
+    rows_digest,
+)
 from optimize.recipes.quantize.thresholds import ValueRange
 from tests.optimize.recipes.quantize.nets import Shelf, conv_net, image_rows, product_net, workbench
 
@@ -26,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("calibrator", [each for each in Calibrator if each != Calibrator.AUTO])
-def test_chunks_of_rows_give_what_all_at_once_gives(
+def test_calibration__rows_in_chunks__equal_all_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calibrator: Calibrator
 ) -> None:
     source = conv_net(tmp_path / "net", hard=True)
@@ -42,24 +48,26 @@ def test_chunks_of_rows_give_what_all_at_once_gives(
         assert chunks[name].high == pytest.approx(bounds.high, rel=1e-5)
 
 
-def test_ranges_and_counts_of_the_same_values_are_equal_however_divided() -> None:
+def test_calibration__divided_values__give_equal_ranges_and_counts() -> None:
     values = np.random.default_rng(1).normal(size=(40, 7)).astype(np.float32)
-    whole = seen_ranges([{"t": values}])
+    whole = observed_ranges([{"t": values}])
     parts = [{"t": part} for part in np.split(values, [3, 11, 30])]
-    assert seen_ranges(parts) == whole == {"t": ValueRange(values.min(), values.max())}
-    assert (seen_counts(parts, whole)["t"] == seen_counts([{"t": values}], whole)["t"]).all()
+    assert observed_ranges(parts) == whole == {"t": ValueRange(values.min(), values.max())}
+    assert (
+        observed_counts(parts, whole)["t"] == observed_counts([{"t": values}], whole)["t"]
+    ).all()
 
 
-def test_what_is_not_finite_fp32_throughout_is_left_out() -> None:
+def test_calibration__tensors_not_finite_fp32__are_left_out() -> None:
     good = np.ones(3, np.float32)
     batches: list[Tensors] = [
         {"fine": good, "ids": np.ones(3, np.int64), "mask": good, "none": good[:0]},
         {"fine": -good, "ids": np.ones(3, np.int64), "mask": good * -np.inf, "none": good[:0]},
     ]
-    assert seen_ranges(batches) == {"fine": ValueRange(-1.0, 1.0)}
+    assert observed_ranges(batches) == {"fine": ValueRange(-1.0, 1.0)}
 
 
-def test_memory_is_bounded_by_one_batch(tmp_path: Path) -> None:
+def test_calibration__many_rows__memory_is_bounded_by_one_batch(tmp_path: Path) -> None:
     source = product_net(tmp_path / "net", hard=False)
     tensors = ("x", "r1", "r2", "r3")
     tokens, width = 256, 16 + 3 * 32
@@ -74,7 +82,7 @@ def test_memory_is_bounded_by_one_batch(tmp_path: Path) -> None:
     assert peak < 12 * batch
 
 
-def test_both_passes_are_kept_and_named_by_rows_graph_and_tensors(tmp_path: Path) -> None:
+def test_calibration__both_passes__are_cached_by_rows_graph_and_tensors(tmp_path: Path) -> None:
     source, store = conv_net(tmp_path / "net", hard=False), Shelf()
     rows = image_rows()
 
@@ -95,7 +103,7 @@ def test_both_passes_are_kept_and_named_by_rows_graph_and_tensors(tmp_path: Path
     assert ranges(other, TENSORS, rows, Calibrator.MINMAX) == ["ranges"]
 
 
-def test_the_digest_of_rows_sees_values_types_and_shapes() -> None:
+def test_rows_digest__covers_values_types_and_shapes() -> None:
     base = np.arange(6, dtype=np.int64)
     found = {
         rows_digest(Rows(inputs, None))
@@ -113,7 +121,7 @@ def test_the_digest_of_rows_sees_values_types_and_shapes() -> None:
     assert rows_digest(Rows({"a": base.copy()}, None)) in found
 
 
-def test_an_observed_graph_reads_its_data_file(tmp_path: Path) -> None:
+def test_observer__external_data__is_read(tmp_path: Path) -> None:
     values = []
     for external in (False, True):
         source = conv_net(tmp_path / str(external), hard=False, external=external)

@@ -14,7 +14,7 @@ finite = st.floats(-1e6, 1e6, width=32)
 
 
 @given(finite, finite)
-def test_unsigned_form_covers_the_range_and_has_an_exact_zero(one: float, other: float) -> None:
+def test_affine__unsigned__covers_the_range_with_an_exact_zero(one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)
     found = affine(low, high, "u8")
     assert 0 <= found.zero <= 255
@@ -26,7 +26,7 @@ def test_unsigned_form_covers_the_range_and_has_an_exact_zero(one: float, other:
 
 
 @given(finite, finite)
-def test_signed_form_is_symmetric(one: float, other: float) -> None:
+def test_affine__signed__is_symmetric(one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)
     found = affine(low, high, "s8")
     assert found.zero == 0
@@ -35,7 +35,7 @@ def test_signed_form_is_symmetric(one: float, other: float) -> None:
         assert 127 * float(found.scale) == pytest.approx(largest, rel=1e-6)
 
 
-def test_a_range_of_zero_has_a_usable_scale() -> None:
+def test_affine__a_range_of_zero__has_a_usable_scale() -> None:
     assert affine(0.0, 0.0, "u8").scale == 1
     assert affine(0.0, 0.0, "s8").scale == 1
 
@@ -44,7 +44,7 @@ def test_a_range_of_zero_has_a_usable_scale() -> None:
     arrays.arrays(np.float32, st.tuples(*[st.integers(1, 5)] * 3), elements=finite),
     st.integers(0, 2),
 )
-def test_weights_come_back_within_half_a_step(weight: np.ndarray, axis: int) -> None:
+def test_quantize_weight__restored__is_within_half_a_step(weight: np.ndarray, axis: int) -> None:
     integers, scales = quantize_weight(weight, axis)
     assert integers.dtype == np.int8
     assert scales.shape == (weight.shape[axis],)
@@ -55,14 +55,14 @@ def test_weights_come_back_within_half_a_step(weight: np.ndarray, axis: int) -> 
     assert (error <= 0.5 * steps * (1 + 1e-4) + 1e-30).all()
 
 
-def test_channels_have_scales_of_their_own() -> None:
+def test_quantize_weight__channels__have_their_own_scales() -> None:
     weight = np.array([[1.0, 0.5], [0.011, 0.02]], np.float32)
     integers, scales = quantize_weight(weight, 0)
     assert integers.tolist() == [[127, 64], [70, 127]]
     assert scales * 127 == pytest.approx([1.0, 0.02])
 
 
-def test_a_dead_channel_has_a_step_that_its_bias_can_be_counted_in() -> None:
+def test_quantize_weight__a_dead_channel__has_a_usable_step() -> None:
     weight = np.array([[1.0, 0.5], [0.0, 0.0], [1e-12, 0.0]], np.float32)
     _, scales = quantize_weight(weight, 0)
     assert scales[1:] * 256 == pytest.approx([1 / 127, 1 / 127])

@@ -26,7 +26,7 @@ def product(*inputs: str, name: str = "p", operator: str = "MatMul", **settings:
     return helper.make_node(operator, list(inputs), ["y"], name=name, **settings)
 
 
-def test_channels_run_along_the_outputs_of_a_weight(tmp_path: Path) -> None:
+def test_find_layers__channels__run_along_the_outputs(tmp_path: Path) -> None:
     assert layers(tmp_path, [product("x", "w")]) == (Layer("p", "MatMul", ("x",), "w", 1),)
     gemm = product("x", "w", operator="Gemm")
     assert layers(tmp_path, [gemm]) == (Layer("p", "Gemm", ("x",), "w", 1),)
@@ -34,20 +34,20 @@ def test_channels_run_along_the_outputs_of_a_weight(tmp_path: Path) -> None:
     assert layers(tmp_path, [turned]) == (Layer("p", "Gemm", ("x",), "w", 0),)
 
 
-def test_products_without_a_constant_matrix_behind_them_are_none(tmp_path: Path) -> None:
+def test_find_layers__products_without_a_constant_matrix__are_skipped(tmp_path: Path) -> None:
     assert layers(tmp_path, [product("w", "x")]) == ()
     assert layers(tmp_path, [product("x", "w", operator="Gemm", transA=1)]) == ()
     turned = helper.make_node("Transpose", ["x"], ["t"], name="turn")
     assert layers(tmp_path, [turned, product("x", "t")]) == ()
 
 
-def test_a_combining_node_reads_activations_only(tmp_path: Path) -> None:
+def test_find_layers__a_combining_node__reads_activations_only(tmp_path: Path) -> None:
     doubled = product("x", "x", operator="Add")
     assert layers(tmp_path, [doubled], "Add") == (Layer("p", "Add", ("x",)),)
     assert layers(tmp_path, [product("x", "half", operator="Add")], "Add") == ()
 
 
-def test_names_are_unique_and_stable(tmp_path: Path) -> None:
+def test_name_nodes__names__are_unique_and_stable(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("MatMul", ["a", "w"], ["b"], name="same"),
@@ -59,7 +59,7 @@ def test_names_are_unique_and_stable(tmp_path: Path) -> None:
     assert [layer.name for layer in layers(tmp_path, nodes)] == first
 
 
-def test_constant_nodes_functions_and_old_opsets_are_read_too(tmp_path: Path) -> None:
+def test_read_graph__constant_nodes_functions_and_old_opsets__are_read(tmp_path: Path) -> None:
     constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(W))
     call = helper.make_node("Twice", ["x"], ["y"], domain="local", name="call")
     twice = helper.make_function(

@@ -11,11 +11,13 @@ import pytest
 from onnx import helper
 
 from optimize.recipes.base import Calibrator
+from optimize.recipes.quantize.build import QuantizeMethod
+from optimize.recipes.quantize.calibrate import observed_ranges, observer
+from optimize.recipes.quantize.dynamic import Dynamic
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.form import QuantForm, affine, dequantize_weight, quantize_weight
 from optimize.recipes.quantize.layers import WEIGHTED, find_layers
-from optimize.recipes.quantize.methods import Dynamic, QuantizeMethod, Static
-from optimize.recipes.quantize.observe import observer, seen_ranges
+from optimize.recipes.quantize.static import Static
 from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import (
     conv_net,
@@ -33,7 +35,7 @@ def static(source: Path, scratch: Path, form: QuantForm, inputs: dict[str, np.nd
     scratch.mkdir()
     layers = find_layers(read_graph(source, data=False).graph, form.operators)
     tensors = tuple(dict.fromkeys(name for layer in layers for name in layer.activations))
-    ranges = seen_ranges([observer(source, tensors, scratch)(inputs)])
+    ranges = observed_ranges([observer(source, tensors, scratch)(inputs)])
     return Static(source, layers, form, Calibrator.MINMAX, ranges)
 
 
@@ -49,7 +51,9 @@ def answer(method: QuantizeMethod, directory: Path, inputs: dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("activation", ["u8", "s8"])
-def test_a_product_is_that_of_the_rounded_numbers(tmp_path: Path, activation: str) -> None:
+def test_dynamic__a_product__is_that_of_the_rounded_numbers(
+    tmp_path: Path, activation: str
+) -> None:
     source, inputs = single_net(tmp_path / "net"), dict(ROWS)
     form = QuantForm("u8" if activation == "u8" else "s8", WEIGHTED)
     method = static(source, tmp_path / "scratch", form, inputs)
@@ -64,13 +68,13 @@ def test_a_product_is_that_of_the_rounded_numbers(tmp_path: Path, activation: st
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_dynamic_quantization_of_an_all_zero_batch_is_zero(tmp_path: Path) -> None:
+def test_dynamic__a_batch_of_zeros__is_zero(tmp_path: Path) -> None:
     inputs = {"x": np.zeros((2, 3, 16), np.float32)}
     found = answer(dynamic(single_net(tmp_path / "net")), tmp_path / "out", inputs)
     assert not found.any()
 
 
-def test_the_trial_is_the_quantized_graph_up_to_rounding(tmp_path: Path) -> None:
+def test_trial__equals_the_quantized_graph_up_to_rounding(tmp_path: Path) -> None:
     source, inputs = product_net(tmp_path / "net", hard=False), dict(ROWS)
     reference = open_session(source).run(inputs)["y"]
     methods: list[QuantizeMethod] = [
@@ -94,7 +98,7 @@ def test_the_trial_is_the_quantized_graph_up_to_rounding(tmp_path: Path) -> None
             assert 0 < np.linalg.norm(trial.run(inputs, [name])["y"] - reference) < error
 
 
-def test_a_shared_weight_is_stored_once_and_tried_alone(tmp_path: Path) -> None:
+def test_method__a_shared_weight__is_stored_once_and_tried_alone(tmp_path: Path) -> None:
     weight = np.random.default_rng(1).normal(size=(16, 16)).astype(np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="one"),
@@ -131,7 +135,7 @@ def fused(method: QuantizeMethod, root: Path) -> list[str]:
     return [node.op_type for node in onnx.load(str(root / "optimized.onnx")).graph.node]
 
 
-def test_onnxruntime_runs_the_unsigned_conv_net_in_integers(tmp_path: Path) -> None:
+def test_static__unsigned_conv_net__runs_in_integers(tmp_path: Path) -> None:
     """The contract behind leaving biases in float and the pairs where they are."""
     source, inputs = conv_net(tmp_path / "net", hard=False), dict(image_rows(4).inputs)
     form = QuantForm("u8", (*WEIGHTED, "Add", "GlobalAveragePool"))
@@ -141,6 +145,6 @@ def test_onnxruntime_runs_the_unsigned_conv_net_in_integers(tmp_path: Path) -> N
     assert "Conv" not in kinds
 
 
-def test_onnxruntime_fuses_dynamic_products(tmp_path: Path) -> None:
+def test_dynamic__products__are_fused_by_onnxruntime(tmp_path: Path) -> None:
     kinds = fused(dynamic(product_net(tmp_path / "net", hard=False)), tmp_path)
     assert kinds.count("DynamicQuantizeMatMul") == 4

@@ -1,4 +1,4 @@
-"""The search, for any predicate; and the costs that it starts from."""
+"""The search for any predicate, and the costs that it starts from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.optimize.recipes.quantize.nets import Shelf, token_rows
 
 
 @given(st.integers(1, 200), st.integers(1, 250))
-def test_the_least_number_is_found_where_more_is_never_worse(count: int, needed: int) -> None:
+def test_smallest_good__monotonic__finds_the_smallest(count: int, needed: int) -> None:
     tried: list[int] = []
 
     def good(kept: int) -> bool:
@@ -31,7 +31,7 @@ def test_the_least_number_is_found_where_more_is_never_worse(count: int, needed:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=80))
-def test_whatever_the_order_the_answer_was_tried_and_good(verdicts: list[bool]) -> None:
+def test_smallest_good__any_order__the_result_was_tried_and_good(verdicts: list[bool]) -> None:
     tried: dict[int, bool] = {}
 
     def good(kept: int) -> bool:
@@ -66,7 +66,7 @@ def write_kept(kept: Collection[str], directory: Path) -> None:
     (directory / "kept").write_text(" ".join(kept))
 
 
-def test_the_costliest_stay_in_float_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_keep_worst__the_costliest_stay_in_float__and_scratch_is_removed(tmp_path: Path) -> None:
     steps: list[tuple[str, int, int]] = []
     costs = {"d": 4.0, "b": 2.0, "a": 1.0, "c": 0.5}
     assert keep_worst(costs, write_kept, tmp_path, bench(["b"], steps)) == (("d", "b"), "")
@@ -78,30 +78,30 @@ def test_the_costliest_stay_in_float_and_nothing_is_left_behind(tmp_path: Path) 
     ("costs", "words"),
     [({"a": 2.0, "b": 1.0}, ": kept 1"), ({"a": 2.0}, "")],
 )
-def test_no_layer_quantized_is_no_answer(
+def test_keep_worst__no_layer_can_be_quantized__keeps_none_and_says_so(
     tmp_path: Path, costs: dict[str, float], words: str
 ) -> None:
     found = keep_worst(costs, write_kept, tmp_path, bench(["b"], []))
     assert found == ((), f"no layer can be quantized within the goals{words}")
 
 
-def test_costs_are_sorted_told_and_asked_for_once(
+def test_layer_costs__are_sorted_reported_and_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
-    known = {"a": 0.1, "b": 0.3, "c": 0.3}
+    expected = {"a": 0.1, "b": 0.3, "c": 0.3}
     steps: list[tuple[str, int, int]] = []
-    here = bench([], steps)
-    asked: list[str] = []
+    workbench = bench([], steps)
+    computed: list[str] = []
 
     def cost(name: str) -> float:
-        asked.append(name)
-        return known[name]
+        computed.append(name)
+        return expected[name]
 
-    first = layer_costs(list(known), cost, {"graph": "g"}, here)
+    first = layer_costs(list(expected), cost, {"graph": "g"}, workbench)
     assert list(first.items()) == [("b", 0.3), ("c", 0.3), ("a", 0.1)]
     assert steps == [("sensitivity", done, 3) for done in (1, 2, 3)]
-    assert layer_costs(list(known), cost, {"graph": "g"}, here) == first
-    assert asked == ["a", "b", "c"]
-    layer_costs(["a"], cost, {"graph": "another"}, here)
-    assert asked == ["a", "b", "c", "a"]
+    assert layer_costs(list(expected), cost, {"graph": "g"}, workbench) == first
+    assert computed == ["a", "b", "c"]
+    layer_costs(["a"], cost, {"graph": "another"}, workbench)
+    assert computed == ["a", "b", "c", "a"]

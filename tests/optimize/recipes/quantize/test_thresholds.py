@@ -22,7 +22,7 @@ def gaussian() -> np.ndarray:
     return np.random.default_rng(1).normal(size=200_000).astype(np.float32)
 
 
-def test_bins_are_those_of_numpy() -> None:
+def test_count_bins__agrees_with_numpy() -> None:
     values = gaussian()
     largest = seen(values).largest
     expected, _ = np.histogram(values.astype(np.float64), BINS, range=(-largest, largest))
@@ -32,7 +32,7 @@ def test_bins_are_those_of_numpy() -> None:
     assert np.abs(found - expected).sum() < 1e-3 * values.size
 
 
-def test_a_tensor_of_zeros_is_counted_and_keeps_its_range() -> None:
+def test_ranges__zeros_only__stay_zero() -> None:
     zeros = np.zeros(10, np.float32)
     counts = count_bins(zeros, 0.0)
     assert counts.sum() == 10
@@ -40,7 +40,7 @@ def test_a_tensor_of_zeros_is_counted_and_keeps_its_range() -> None:
     assert entropy_range(ValueRange(0.0, 0.0), counts) == ValueRange(0.0, 0.0)
 
 
-def test_percentile_cuts_each_tail_by_half_of_what_it_leaves_out() -> None:
+def test_percentile__cuts_both_tails_equally() -> None:
     values = gaussian()
     bounds = percentile_range(seen(values), count_bins(values, seen(values).largest), 99.0)
     low, high = np.percentile(values, [0.5, 99.5])
@@ -49,7 +49,7 @@ def test_percentile_cuts_each_tail_by_half_of_what_it_leaves_out() -> None:
     assert bounds.high == pytest.approx(high, abs=2 * width)
 
 
-def test_one_sided_values_keep_their_side() -> None:
+def test_ranges__one_sided_values__stay_one_sided() -> None:
     values = np.maximum(gaussian(), 0.0)
     counts = count_bins(values, seen(values).largest)
     for bounds in (percentile_range(seen(values), counts), entropy_range(seen(values), counts)):
@@ -57,7 +57,25 @@ def test_one_sided_values_keep_their_side() -> None:
         assert 1.0 < bounds.high <= values.max()
 
 
-def test_entropy_gives_up_a_far_outlier_but_not_a_uniform_edge() -> None:
+@pytest.mark.parametrize("zeros", [0.5, 0.9])
+def test_entropy__many_zeros__keeps_the_values_beside_them(zeros: float) -> None:
+    values = gaussian()
+    values = np.where(np.random.default_rng(3).random(values.size) < zeros, 0, np.abs(values))
+    values = values.astype(np.float32)
+    bounds = entropy_range(seen(values), count_bins(values, seen(values).largest))
+    assert bounds.high > 3.5
+
+
+def test_entropy__behind_a_relu__is_as_near_as_without_zeros() -> None:
+    values = np.maximum(gaussian(), 0.0)
+    bounds = entropy_range(seen(values), count_bins(values, seen(values).largest))
+    assert 3.5 < bounds.high < 4.6
+    step = bounds.high / 127
+    restored = np.rint(np.clip(values, 0, bounds.high) / step) * step
+    assert np.mean((restored - values) ** 2) < 1e-4
+
+
+def test_entropy__cuts_a_far_outlier_but_no_uniform_edge() -> None:
     outlier = np.append(gaussian(), np.float32(40.0))
     clipped = entropy_range(seen(outlier), count_bins(outlier, 40.0))
     assert 2.5 < clipped.high < 10.0
@@ -66,7 +84,7 @@ def test_entropy_gives_up_a_far_outlier_but_not_a_uniform_edge() -> None:
     assert whole.high > 0.95
 
 
-def test_no_calibrator_widens_the_range() -> None:
+def test_ranges__are_never_wider_than_the_values() -> None:
     values = gaussian()[:50]
     counts = count_bins(values, seen(values).largest)
     for bounds in (percentile_range(seen(values), counts), entropy_range(seen(values), counts)):

@@ -220,14 +220,17 @@ def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(
 
 def refolded(rollout: Rollout, events: Iterable[JournalEvent]) -> GateEvidence:
     """What the recorded ticks say, one after the other."""
-    evidence = GateEvidence(seed=rollout.id)
+    evidence = GateEvidence()
     for event in events:
         if event.kind == TICK and (shadow := event.body["shadow"]):
             evidence = gates.fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)
         if event.kind == TICK and event.body["judged"]:
             window = event.body["window"]
             counts = Counts(**window["candidate"]), Counts(**window["live"])
-            evidence = gates.fold(evidence, Window(*counts, fair=window["fair"]), rollout.spec)
+            whole = Window(*counts, window["representative"], window["seconds"])
+            evidence = gates.fold(evidence, whole, rollout.spec)
+        if event.kind == "phase" and event.body["phase"] in (RolloutPhase.SHIFT, RolloutPhase.BAKE):
+            evidence = gates.next_step(evidence)
     return evidence
 
 

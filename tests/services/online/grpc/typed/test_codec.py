@@ -13,8 +13,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bento.clients.proto import ProtoGenerator
-from bento.clients.writing import write_files
+from bento.clients.languages import proto_files, write_files
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.grpc.typed.codec import TypedCodec
@@ -30,7 +29,7 @@ EVERY = describe("every-type", DIGEST, every_datatype())
 
 def compiled(model: ApiModel, folder: Path) -> Any:
     """What protoc understands of the printed file."""
-    files = ProtoGenerator().files(model)
+    files = proto_files(model)
     write_files(folder, files)
     target = folder / "set.binpb"
     options = [f"-I{folder}", f"--descriptor_set_out={target}", "--fatal_warnings"]

@@ -17,8 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from prometheus_client import CollectorRegistry
 
-from bento.clients.proto import ProtoGenerator
-from bento.clients.writing import write_files
+from bento.clients.languages import proto_files, write_files
 from bundle.verify import VerifiedBundle
 from services.online.grpc.models import GrpcModels
 from services.online.grpc.server import GrpcServer
@@ -43,7 +42,7 @@ def stubs(
     folder = tmp_path_factory.mktemp("proto")
     manifest = shared_bundle.manifest
     model = describe(manifest.name, shared_bundle.digest, manifest.signature)
-    files = ProtoGenerator().files(model)
+    files = proto_files(model)
     write_files(folder / "source", files)
     options = [f"-I{folder / 'source'}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
     assert protoc.main(["protoc", *options, *files]) == 0

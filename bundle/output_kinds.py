@@ -1,0 +1,81 @@
+"""What the numbers of a model's output mean, and so what it means that two answers agree.
+
+A signature says only `FP32[-1, 24]`. That may be the scores of 24 classes, where the highest one is
+the answer, or a forecast of 24 hours, where the position of the highest value means nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import numpy as np
+
+# Rows have norm or sum 1 within what float16 arithmetic leaves of it.
+_UNIT = 1e-3
+
+_SCORE_NAME = re.compile(r"logit|prob|score|class", re.IGNORECASE)
+_NUMBER_NAME = re.compile(r"box|embed|forecast|predict|regress|hidden|vector", re.IGNORECASE)
+
+
+class OutputKind(StrEnum):
+    """How the answers in an output are compared."""
+
+    CLASS_SCORES = "class scores"
+    """[rows, classes]: two rows agree if the same class has the highest score."""
+    LABELS = "labels"
+    """Integers, booleans, text: two rows agree if they are equal."""
+    NUMBERS = "numbers"
+    """Forecasts, boxes, embeddings: compared by distance only."""
+
+
+def output_kind(name: str, array: np.ndarray) -> OutputKind:
+    """Return the kind of the output `name` from answers of the source model, [rows, ...].
+
+    Probabilities and rows of norm 1 (embeddings) are recognized by their values, then the
+    name decides. Of other vectors those are class scores whose values compete within a row:
+    the values of a forecast rise and fall together, the scores of classes do not.
+    """
+    if not np.issubdtype(array.dtype, np.floating):
+        return OutputKind.LABELS
+    if array.ndim != 2 or array.shape[1] < 2:
+        return OutputKind.NUMBERS
+    values = array.astype(np.float64)
+    if (values >= 0).all() and np.allclose(values.sum(axis=1), 1.0, rtol=0.0, atol=_UNIT):
+        return OutputKind.CLASS_SCORES
+    if np.allclose(np.linalg.norm(values, axis=1), 1.0, rtol=0.0, atol=_UNIT):
+        return OutputKind.NUMBERS
+    if _SCORE_NAME.search(name):
+        return OutputKind.CLASS_SCORES
+    if _NUMBER_NAME.search(name) or not _compete(values):
+        return OutputKind.NUMBERS
+    return OutputKind.CLASS_SCORES
+
+
+def agreement(kind: OutputKind, reference: np.ndarray, found: np.ndarray) -> np.ndarray | None:
+    """Return for each row whether `found` agrees with `reference`, bool [rows]; None for numbers.
+
+    Both arrays have the same shape [rows, ...].
+    """
+    match kind:
+        case OutputKind.CLASS_SCORES:
+            return np.asarray(reference.argmax(axis=1) == found.argmax(axis=1))
+        case OutputKind.LABELS:
+            equal = np.asarray(reference == found).reshape(len(reference), -1)
+            return np.asarray(equal.all(axis=1))
+        case OutputKind.NUMBERS:
+            return None
+
+
+def _compete(values: np.ndarray) -> bool:
+    """Return whether less of the variance is common to a row than independent columns explain.
+
+    The share of a row's mean in the variance of its values is 1 where all values move
+    together, 1 / columns where they are independent, and 0 for scores that sum to a constant.
+    """
+    columns = values.shape[1]
+    variance = float(values.var(axis=0).sum())
+    if variance == 0.0:
+        return True
+    common = columns * float(values.mean(axis=1).var()) / variance
+    return bool(common < (1.0 + 1.0 / columns) / 2.0)

@@ -1,0 +1,519 @@
+"""The charts of the report page as SVG shapes with pixel coordinates. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from optimize.choice import MEGABYTE, Judged, Verdict
+from optimize.evidence import OptimizeReport
+from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
+from optimize.metrics.latency import BatchLatency
+from optimize.recipes.base import LayerCost
+from optimize.report.numbers import milliseconds, significant
+from optimize.report.scale import Scale, Tick, fit
+from optimize.variant import Measured
+
+SHOWN_LAYERS = 40
+
+# A variant is drawn at the edge if it is this many times as far from the best as the limit is: one
+# broken variant would otherwise squeeze the others into a line.
+_WINDOW = 5.0
+
+_CHARACTER, _TEXT_HEIGHT = 6.9, 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One SVG element; `text` is its content, `title` its tooltip."""
+
+    element: str
+    attributes: dict[str, str]
+    text: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture of `width` x `height` pixels; `description` says the same in words."""
+
+    title: str
+    description: str
+    width: float
+    height: float
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A rectangle in pixels: a plot area, or the space that a label takes."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: Area) -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+    def contains(self, other: Area) -> bool:
+        return (
+            self.left <= other.left
+            and self.top <= other.top
+            and other.right <= self.right
+            and other.bottom <= self.bottom
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """A value between the ends of its interval."""
+
+    low: float
+    value: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One variant: what it costs, and its quality as the gate sees it."""
+
+    recipe: str
+    verdict: Verdict
+    cost: Uncertain
+    quality: Uncertain
+
+
+@dataclass(frozen=True, slots=True)
+class Tradeoff:
+    """Quality against cost of all variants; `limit` is the quality that passes.
+
+    `source` is the quality of the source model.
+    """
+
+    points: tuple[Point, ...]
+    cost: str
+    quality: str
+    bars: str
+    limit: float
+    source: float
+    higher_is_better: bool
+
+    def front(self) -> list[Point]:
+        """Return the points that no other point beats in both ways, the cheapest first."""
+        sign = 1.0 if self.higher_is_better else -1.0
+        found: list[Point] = []
+        for point in sorted(self.points, key=lambda p: (p.cost.value, -sign * p.quality.value)):
+            if not found or sign * (point.quality.value - found[-1].quality.value) > 0:
+                found.append(point)
+        return found
+
+    def window(self) -> tuple[float, float]:
+        """Return the lowest and highest quality to draw."""
+        ends = [end for point in self.points for end in (point.quality.low, point.quality.high)]
+        ends += [self.limit, self.source]
+        best = max(ends) if self.higher_is_better else min(ends)
+        edge = best + _WINDOW * (self.limit - best)
+        if edge == best:
+            return min(ends), max(ends)
+        if self.higher_is_better:
+            return max(edge, min(ends)), max(ends)
+        return min(ends), min(edge, max(ends))
+
+
+def tradeoff(report: OptimizeReport) -> Tradeoff | None:
+    """Return the points of the Pareto chart; None if every variant failed."""
+    if not report.measured:
+        return None
+    cost, cost_bars, costs = _costs(report)
+    goals = report.goals
+    found = [measured for _, measured in report.measured]
+    scores = [measured.score for measured in found if measured.score is not None]
+    shares = [share for each in found if (share := each.parity.agreement) is not None]
+    bars, higher, source = "", True, 1.0
+    if report.metric is not None and report.source_score is not None and len(scores) == len(found):
+        higher, source = report.metric.higher_is_better, report.source_score
+        sign = -1.0 if higher else 1.0
+        quality, limit = report.metric.name, source + sign * goals.accuracy_drop
+        bars = f"{scores[0].drop.level:.0%} interval"
+        ends = [(each.reference + sign * each.drop.low, each.value) for each in scores]
+        others = [each.reference + sign * each.drop.high for each in scores]
+        qualities = [
+            Uncertain(min(low, high), value, max(low, high))
+            for (low, value), high in zip(ends, others, strict=True)
+        ]
+    elif len(shares) == len(found):
+        quality = "agreement with the source"
+        limit = MIN_AGREEMENT if goals.min_agreement is None else goals.min_agreement
+        qualities = [Uncertain(share, share, share) for share in shares]
+    else:
+        quality, higher, source = "relative L2 to the source", False, 0.0
+        cosine = goals.min_centred_cosine
+        limit = max_relative_l2(MIN_CENTRED_COSINE if cosine is None else cosine)
+        errors = [measured.parity.relative_l2 for measured in found]
+        qualities = [Uncertain(error, error, error) for error in errors]
+    points = (
+        Point(item.variant.recipe, item.verdict, *values)
+        for (item, _), *values in zip(report.measured, costs, qualities, strict=True)
+    )
+    bars = ", ".join(part for part in (bars, cost_bars) if part)
+    return Tradeoff(tuple(points), cost, quality, bars, limit, source, higher)
+
+
+def _costs(report: OptimizeReport) -> tuple[str, str, list[Uncertain]]:
+    """Return the title of the preferred cost, what its bars are, and each variant's cost."""
+    found = [measured for _, measured in report.measured]
+    if report.goals.prefer is Prefer.SIZE or not report.timed:
+        sizes = [measured.size_bytes / MEGABYTE for measured in found]
+        return "size in MB", "", [Uncertain(value, value, value) for value in sizes]
+    if report.goals.prefer is Prefer.THROUGHPUT:
+        return (
+            "ms for one row, best batch",
+            "quartiles",
+            [_row_ms(each.best_batch) for each in found],
+        )
+    return "ms for a single row", "quartiles", [_row_ms(each.latency[0]) for each in found]
+
+
+def _row_ms(latency: BatchLatency) -> Uncertain:
+    batch = latency.batch
+    return Uncertain(latency.q1_ms / batch, latency.median_ms / batch, latency.q3_ms / batch)
+
+
+def pareto_chart(view: Tradeoff) -> Chart:
+    """Draw quality against cost with intervals, limit, source and Pareto front."""
+    width, height = 860.0, 440.0
+    area = Area(72, 40, width - 118, height - 92)
+    costs = (end for point in view.points for end in (point.cost.low, point.cost.high))
+    x = fit(costs, area.left, area.right, positive=True)
+    up = (area.bottom, area.top) if view.higher_is_better else (area.top, area.bottom)
+    y = fit(view.window(), *up)
+    better = "up is better" if view.higher_is_better else "lower is better, so up is better"
+    listed = ", ".join(
+        f"{point.recipe} ({point.verdict}): {significant(point.cost.value)}, "
+        f"{significant(point.quality.value, 4)}"
+        for point in view.points
+    )
+    shapes = [
+        *_rows(y, area),
+        *_columns(x.ticks(6), x, area),
+        _shape("text", f"{view.quality}, {better}", x=0, y=18, class_="axis"),
+        _shape(
+            "text",
+            f"{view.cost}, left is better",
+            x=area.right,
+            y=area.bottom + 38,
+            text_anchor="end",
+            class_="axis",
+        ),
+        *_reference_lines(view, y, area),
+        _front(view, x, y, area),
+        *(shape for point in view.points for shape in _interval_bars(point, x, y)),
+        *(shape for point in view.points for shape in _point(view, point, x, y)),
+        *_labels(view, x, y, area),
+        *_legend(view, area, height - 16),
+    ]
+    title = f"{view.quality} against {view.cost}"
+    description = f"Better is up and to the left. {listed}."
+    return Chart(title, description, width, height, tuple(shapes))
+
+
+def latency_charts(report: OptimizeReport) -> list[Chart]:
+    """Draw a panel per variant on common axes: median, quartiles as a band, the others in grey."""
+    variants = report.measured
+    batches = [batch for _, found in variants for batch in found.latency]
+    sizes = [batch.batch for batch in batches]
+    x_ends = min(sizes), max(sizes)
+    y_ends = min(batch.q1_ms for batch in batches), max(batch.q3_ms for batch in batches)
+    return [_panel(item, found, variants, x_ends, y_ends) for item, found in variants]
+
+
+def _panel(
+    item: Judged,
+    found: Measured,
+    variants: Sequence[tuple[Judged, Measured]],
+    x_ends: tuple[float, float],
+    y_ends: tuple[float, float],
+) -> Chart:
+    width, height = 280.0, 210.0
+    area = Area(46, 30, width - 14, height - 46)
+    x = _log_scale(x_ends, area.left, area.right)
+    y = _log_scale(y_ends, area.bottom, area.top)
+    recipe, verdict, latency = item.variant.recipe, item.verdict, found.latency
+    band = [(x(each.batch), y(each.q3_ms)) for each in latency]
+    band += [(x(each.batch), y(each.q1_ms)) for each in reversed(latency)]
+    others = (other.latency for each, other in variants if each is not item)
+    shapes = [
+        *_rows(y, area, 4),
+        *_columns([Tick(each.batch, str(each.batch)) for each in latency], x, area),
+        *(_polyline(_medians(other, x, y), "other") for other in others),
+        _shape("polygon", points=_points(band), class_="band"),
+        _polyline(_medians(latency, x, y), f"line {verdict}"),
+        *(
+            _shape(
+                "circle",
+                title=_latency_text(recipe, each),
+                cx=x(each.batch),
+                cy=y(each.median_ms),
+                r=3,
+                class_=f"dot {verdict}",
+            )
+            for each in latency
+        ),
+        _shape("text", recipe, x=area.left, y=area.top - 12, class_=f"name {verdict}"),
+        _note("ms by batch size", area.right, area.bottom + 36, "end"),
+    ]
+    text = "; ".join(_latency_text(recipe, each) for each in latency)
+    return Chart(f"Latency by batch size, {recipe}", text, width, height, tuple(shapes))
+
+
+def layer_chart(recipe: str, layers: Sequence[LayerCost]) -> Chart:
+    """Draw a bar for each of the first SHOWN_LAYERS layers, which are the costliest."""
+    shown = layers[:SHOWN_LAYERS]
+    largest = max((each.distance for each in shown if math.isfinite(each.distance)), default=0.0)
+    shapes = (
+        shape
+        for number, layer in enumerate(shown)
+        for shape in _layer_bar(layer, 8.0 + 20.0 * number, largest or 1.0)
+    )
+    return Chart(
+        f"What each layer costs, {recipe}",
+        "Relative L2 of the worst output when only that layer is quantized, costliest first.",
+        860.0,
+        14.0 + 20.0 * len(shown),
+        tuple(shapes),
+    )
+
+
+def _layer_bar(layer: LayerCost, top: float, largest: float) -> Iterator[Shape]:
+    left, longest = 338.0, 352.0
+    share = layer.distance / largest if math.isfinite(layer.distance) else 1.0
+    length = max(min(share, 1.0) * longest, 1.0)
+    kind = "kept" if layer.kept_in_float else "quantized"
+    value = significant(layer.distance) + (", kept in float" if layer.kept_in_float else "")
+    name = _shortened(layer.layer, 46)
+    title = f"{layer.layer} ({layer.operator}): {value}"
+    yield _shape(
+        "text", name, title=title, x=left - 10, y=top + 14, text_anchor="end", class_="layer"
+    )
+    kind_class = f"cost {kind}"
+    yield _shape(
+        "rect", title=title, x=left, y=top + 4, width=length, height=13, rx=2, class_=kind_class
+    )
+    yield _shape("text", value, x=left + length + 8, y=top + 14, class_=f"note {kind}")
+
+
+def _shape(element: str, text: str = "", title: str = "", **attributes: str | float) -> Shape:
+    """Return an element; attribute names end in `_` where Python reserves them."""
+    values = {
+        name.rstrip("_").replace("_", "-"): value if isinstance(value, str) else f"{value:.2f}"
+        for name, value in attributes.items()
+    }
+    return Shape(element, values, text, title)
+
+
+def _note(text: str, x: float, y: float, anchor: str = "start", kind: str = "note") -> Shape:
+    return _shape("text", text, x=x, y=y, text_anchor=anchor, class_=kind)
+
+
+def _rows(scale: Scale, area: Area, count: int = 5) -> Iterator[Shape]:
+    """Horizontal grid lines with the ticks of a vertical axis."""
+    for tick in scale.ticks(count):
+        y = scale(tick.value)
+        yield _horizontal(y, area, "grid")
+        yield _note(tick.label, area.left - 8, y + 4, "end", "tick")
+
+
+def _columns(ticks: Sequence[Tick], scale: Scale, area: Area) -> Iterator[Shape]:
+    """Vertical grid lines with the ticks of a horizontal axis."""
+    for tick in ticks:
+        x = scale(tick.value)
+        yield _shape("line", x1=x, x2=x, y1=area.top, y2=area.bottom, class_="grid")
+        yield _note(tick.label, x, area.bottom + 18, "middle", "tick")
+
+
+def _horizontal(y: float, area: Area, kind: str) -> Shape:
+    return _shape("line", x1=area.left, x2=area.right, y1=y, y2=y, class_=kind)
+
+
+def _polyline(corners: Sequence[tuple[float, float]], kind: str) -> Shape:
+    return _shape("polyline", points=_points(corners), class_=kind)
+
+
+def _points(corners: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+
+
+def _medians(latency: Sequence[BatchLatency], x: Scale, y: Scale) -> list[tuple[float, float]]:
+    return [(x(each.batch), y(each.median_ms)) for each in latency]
+
+
+def _log_scale(ends: tuple[float, float], start: float, end: float) -> Scale:
+    low, high = ends
+    margin = max((high / low) ** 0.08, 1.1)
+    return Scale(low / margin, high * margin, start, end, log=True)
+
+
+def _latency_text(recipe: str, latency: BatchLatency) -> str:
+    return (
+        f"{recipe}, batch {latency.batch}: median {milliseconds(latency.median_ms)}, quartiles "
+        f"{milliseconds(latency.q1_ms)} to {milliseconds(latency.q3_ms)}, {latency.runs} runs"
+    )
+
+
+def _reference_lines(view: Tradeoff, y: Scale, area: Area) -> Iterator[Shape]:
+    """The source model's quality and the limit, named in the right margin."""
+    heights = y(view.source), y(view.limit)
+    gap = max(0.0, _TEXT_HEIGHT - abs(heights[0] - heights[1])) / 2
+    down = gap if heights[0] > heights[1] else -gap
+    texts = heights[0] + down, heights[1] - down
+    values = {"source": view.source, "limit": view.limit}
+    for (kind, value), height, text in zip(values.items(), heights, texts, strict=True):
+        yield _horizontal(height, area, kind)
+        yield _note(f"{kind} {value:.4g}", area.right + 8, text + 4)
+
+
+def _front(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Shape:
+    """The Pareto front as a staircase."""
+    return _polyline(_corners(view, x, y, area), "front")
+
+
+def _corners(view: Tradeoff, x: Scale, y: Scale, area: Area) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    level = area.bottom
+    for point in view.front():
+        left, height = x(point.cost.value), y(point.quality.value)
+        found += [(left, level), (left, height)]
+        level = height
+    return [*found, (area.right, level)]
+
+
+def _interval_bars(point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
+    """The intervals of quality and cost, where they are longer than a pixel."""
+    center, level, cap = x(point.cost.value), y(point.quality.value), 4.0
+    low, high = y(point.quality.low), y(point.quality.high)
+    left, right = x(point.cost.low), x(point.cost.high)
+    path = ""
+    if abs(high - low) > 1:
+        path += f"M{center:.1f} {low:.1f}V{high:.1f}"
+        path += "".join(f"M{center - cap:.1f} {end:.1f}h{2 * cap:g}" for end in (low, high))
+    if right - left > 1:
+        path += f"M{left:.1f} {level:.1f}H{right:.1f}"
+        path += "".join(f"M{end:.1f} {level - cap:.1f}v{2 * cap:g}" for end in (left, right))
+    if path:
+        yield _shape("path", d=path, class_=f"bar {point.verdict}")
+
+
+def _point(view: Tradeoff, point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
+    title = (
+        f"{point.recipe} ({point.verdict}): {view.cost} {significant(point.cost.value)}, "
+        f"{view.quality} {significant(point.quality.value, 4)}"
+    )
+    return _mark(point.verdict, x(point.cost.value), y(point.quality.value), title)
+
+
+def _mark(verdict: Verdict, x: float, y: float, title: str = "") -> Iterator[Shape]:
+    """The mark of a verdict: its form says it as well as its colour."""
+    kind = f"mark {verdict}"
+    if verdict is Verdict.CHOSEN:
+        yield _shape("circle", cx=x, cy=y, r=9, class_="ring")
+        yield _shape("circle", title=title, cx=x, cy=y, r=5.5, class_=kind)
+    elif verdict is Verdict.PASSES:
+        yield _shape("circle", title=title, cx=x, cy=y, r=5, class_=kind)
+    else:
+        cross = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
+        yield _shape("path", title=title, d=cross, class_=kind)
+
+
+def _labels(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Iterator[Shape]:
+    """The recipes' names beside their points, with a line to a point that is farther away."""
+    places = [(x(point.cost.value), y(point.quality.value)) for point in view.points]
+    texts = [_label_text(point, y) for point in view.points]
+    inner = Area(area.left + 4, area.top + 2, area.right - 4, area.bottom - 4)
+    boxes = place_labels(places, texts, inner, _obstacles(view, x, y, area))
+    for point, (px, py), text, box in zip(view.points, places, texts, boxes, strict=True):
+        near = min(max(px, box.left), box.right), min(max(py, box.top), box.bottom)
+        if math.dist((px, py), near) > 16.0:
+            yield _shape("line", x1=px, y1=py, x2=near[0], y2=near[1], class_="leader")
+        middle = (box.left + box.right) / 2, (box.top + box.bottom) / 2 + 4.5
+        yield _note(text, *middle, "middle", f"name {point.verdict}")
+
+
+def _label_text(point: Point, y: Scale) -> str:
+    if y.low <= point.quality.value <= y.high:
+        return point.recipe
+    return f"{point.recipe} ({significant(point.quality.value)}, off the scale)"
+
+
+def _obstacles(view: Tradeoff, x: Scale, y: Scale, area: Area) -> list[Area]:
+    """The front and the bars, which labels must not cover."""
+    found = [
+        Area(min(a[0], b[0]) - 1, min(a[1], b[1]) - 1, max(a[0], b[0]) + 1, max(a[1], b[1]) + 1)
+        for a, b in pairwise(_corners(view, x, y, area))
+    ]
+    for point in view.points:
+        center, level = x(point.cost.value), y(point.quality.value)
+        low, high = sorted((y(point.quality.low), y(point.quality.high)))
+        found.append(Area(center - 4, low, center + 4, high))
+        found.append(Area(x(point.cost.low), level - 4, x(point.cost.high), level + 4))
+    return found
+
+
+def place_labels(
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    frame: Area,
+    obstacles: Sequence[Area] = (),
+) -> list[Area]:
+    """Place each text near its point within `frame`, over no obstacle, point or other text.
+
+    Greedy, in order: the first free place from near to far; if none is free, the nearest one.
+    """
+    taken = [*obstacles, *(Area(x - 6, y - 6, x + 6, y + 6) for x, y in points)]
+    placed: list[Area] = []
+    for (x, y), text in zip(points, texts, strict=True):
+        candidates = list(_candidates(x, y, len(text) * _CHARACTER))
+        inside = [box for box in candidates if frame.contains(box)]
+        free = (box for box in inside if not any(map(box.overlaps, taken)))
+        placed.append(next(free, (inside or candidates)[0]))
+        taken.append(placed[-1])
+    return placed
+
+
+def _candidates(x: float, y: float, width: float) -> Iterator[Area]:
+    directions = ((1, 0), (1, -1), (1, 1), (-1, 0), (-1, -1), (-1, 1), (0, -1), (0, 1))
+    starts = {1: 0.0, 0: -width / 2, -1: -width}
+    for distance in (9.0, 20.0, 34.0, 50.0, 68.0, 88.0):
+        for right, down in directions:
+            left = x + right * distance + starts[right]
+            top = y + down * (distance + _TEXT_HEIGHT / 4) - _TEXT_HEIGHT / 2
+            yield Area(left, top, left + width, top + _TEXT_HEIGHT)
+
+
+def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
+    """The marks of the verdicts that occur, what the bars are, and the front."""
+    x = area.left
+    for verdict in Verdict:
+        if any(point.verdict is verdict for point in view.points):
+            yield from _mark(verdict, x + 8, y - 4)
+            yield _note(verdict, x + 22, y)
+            x += 48 + len(verdict) * _CHARACTER
+    if view.bars:
+        yield _note(f"bars: {view.bars}", x, y)
+    yield _shape("path", d=f"M{area.right - 104:.1f} {y - 4:.1f}h24", class_="front")
+    yield _note("Pareto front", area.right - 74, y)
+
+
+def _shortened(name: str, length: int) -> str:
+    """Return the ends of a long name: layers differ at its end, blocks at its start."""
+    if len(name) <= length:
+        return name
+    end = length * 2 // 3
+    return f"{name[: length - end - 1]}…{name[-end:]}"

@@ -1,0 +1,115 @@
+"""How much the requests of one burst count for: trials over time and their design effect. Pure.
+
+Requests are not independent. A pause of the garbage collector, a stalled disk or one restart makes
+hundreds of them slow or wrong together, and that is one event. The design effect is how many times
+larger the variance of hits per block of time is than it would be for independent requests
+(Kish, Survey Sampling, 1965): n requests then carry the evidence of n / design effect.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Lengths of the blocks in multiples of the longest burst. A burst that lies across two of the short
+# ones is whole in a longer one. Much longer ones would take a lasting fault for a single burst.
+_LENGTHS = (1, 4)
+_MIN_BLOCKS = 3  # fewer have no variance worth the name
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSums:
+    """Blocks of one length: the open one, and sums over the closed ones.
+
+    Attributes:
+        seconds, n, hits: of the open block.
+        closed: closed blocks with at least one request.
+        nn, hn, hh: sums over closed blocks of n², hits·n and hits².
+    """
+
+    seconds: float = 0.0
+    n: float = 0.0
+    hits: float = 0.0
+    closed: int = 0
+    nn: float = 0.0
+    hn: float = 0.0
+    hh: float = 0.0
+
+    def add(self, hits: float, n: float, seconds: float, length: float) -> BlockSums:
+        """Add one tick; the block closes once it is `length` seconds long."""
+        grown = BlockSums(
+            self.seconds + seconds,
+            self.n + n,
+            self.hits + hits,
+            self.closed,
+            self.nn,
+            self.hn,
+            self.hh,
+        )
+        return grown._close() if grown.seconds >= length else grown
+
+    def _close(self) -> BlockSums:
+        n, hits = self.n, self.hits
+        return BlockSums(
+            closed=self.closed + (n > 0),
+            nn=self.nn + n * n,
+            hn=self.hn + hits * n,
+            hh=self.hh + hits * hits,
+        )
+
+    def variance(self, share: float) -> float | None:
+        """Return the squared deviations of hits from `share`, summed; None with too few blocks."""
+        whole = self._close()
+        if whole.closed < _MIN_BLOCKS:
+            return None
+        return whole.hh - 2.0 * share * whole.hn + share * share * whole.nn
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Hits among `n` requests over time.
+
+    `bad_blocks` counts the shortest blocks whose share exceeded the limit of their time, so that
+    one burst, which touches two of them at most, is never taken for a lasting fault.
+    """
+
+    hits: float = 0.0
+    n: int = 0
+    bad_blocks: int = 0
+    blocks: tuple[BlockSums, ...] = (BlockSums(),) * len(_LENGTHS)
+
+    def add(self, hits: float, n: int, seconds: float, *, burst: float, limit: float) -> Trials:
+        """Add one tick of `seconds`; `burst` is the shortest block's length in seconds."""
+        first = self.blocks[0]
+        blocks = tuple(
+            each.add(hits, n, seconds, length * burst)
+            for each, length in zip(self.blocks, _LENGTHS, strict=True)
+        )
+        closes = blocks[0].closed > first.closed
+        bad = closes and first.hits + hits > limit * (first.n + n)
+        return Trials(self.hits + hits, self.n + n, self.bad_blocks + bad, blocks)
+
+    @property
+    def share(self) -> float:
+        """Hits per request; 0 without requests."""
+        return self.hits / self.n if self.n else 0.0
+
+    @property
+    def design_effect(self) -> float:
+        """Return how many requests count as one: 1 for independent ones, never less."""
+        share = self.share
+        independent = self.n * share * (1.0 - share)
+        if independent <= 0.0:
+            return 1.0
+        found = (each.variance(share) for each in self.blocks)
+        return max(1.0, *(each / independent for each in found if each is not None), 1.0)
+
+    def noise(self, requests: float, design_effect: float) -> float:
+        """Return the standard error between this share and that of `requests` others like it."""
+        if not self.n or not requests:
+            return 0.0
+        variance = self.share * (1.0 - self.share) * design_effect
+        return math.sqrt(variance * (1.0 / self.n + 1.0 / requests))
+
+
+NO_TRIALS = Trials()
