@@ -18,7 +18,7 @@ import httpx
 
 from benchmarks.ways import Way, bare_way, typed_way, v2_ways
 from benchmarks.workloads import MAX_ROWS, NAME, Workload
-from bundle.ports import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]

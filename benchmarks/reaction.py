@@ -21,11 +21,11 @@ from urllib.parse import quote
 
 from rich.table import Table
 
-from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane
 from rollout.domain.spec import RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
+from rollout.drivers.local.ports import free_ports
 from rollout.drivers.local.processes import members
 from rollout.drivers.proxies import proxy_of
 from rollout.journal import paths

@@ -191,11 +191,11 @@ def _bench(output: CommandOutput, target: str, asking: RequestShape, load: LoadP
 def _served(
     output: CommandOutput, target: str, asking: RequestShape, stack: ExitStack
 ) -> MeasuredServer:
-    from bundle.ports import free_ports
     from bundle.tokens import token_of
     from loadtest.runs import MeasuredServer
     from loadtest.server import serving
     from loadtest.target import parse_url
+    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     if "://" in target:
@@ -218,8 +218,8 @@ def _tune(
     limits: tuple[float, float],
     write: Path | None,
 ) -> None:
-    from bundle.ports import free_ports
     from loadtest.tuning import Goal, Tuning
+    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     def ports() -> tuple[int, int]:

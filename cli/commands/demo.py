@@ -46,8 +46,8 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     Trains, optimizes, builds, deploys and promotes handwritten digits, and rolls a bad one back.
     State goes to a directory of its own, which is removed at the end unless --keep is given.
     """
-    from bundle.ports import free_ports, require_free
     from examples.digits.story import Story
+    from rollout.drivers.local.ports import free_ports, require_free
 
     if port is not None:
         require_free("127.0.0.1", port)

@@ -55,7 +55,7 @@ def gate(
     POST /flagger/HOOK answers by status. Only the sources named here are ever asked. What was
     seen of a rollout is kept on disk.
     """
-    from bundle.ports import require_free
+    from rollout.drivers.local.ports import require_free
     from rollout.gate_service.run import serve
     from rollout.gate_service.sources import parse_sources
 

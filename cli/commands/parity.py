@@ -32,8 +32,8 @@ def parity(output: CommandOutput, /, bento: str, rows: Path | None) -> None:
     not. Of a Bento with several models the first is asked, of a pipeline the whole; BENTO/MODEL is
     another, or one stage.
     """
-    from bundle.ports import free_ports
     from loadtest.parity.run import run_parity
+    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
     from services.runtime.scorable import find_scorable
 

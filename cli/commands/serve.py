@@ -46,7 +46,7 @@ def serve(
     on stderr.
     """
     from bento.signed import verify_bento
-    from bundle.ports import require_all_free
+    from rollout.drivers.local.ports import require_all_free
     from services.online.settings import load_settings
     from services.runtime.bento_store import find_bento
 

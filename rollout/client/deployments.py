@@ -13,7 +13,6 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
-from bundle.ports import free_ports, require_free, resolve_host
 from registry.tracking import tracking_uri
 from rollout.client.lifecycle import deployment_up, ensure_daemon, spawn_daemon, take_down
 from rollout.daemon.reporting.telemetry import LOOPBACK
@@ -26,6 +25,7 @@ from rollout.domain.process_ref import NO_PROCESS
 from rollout.domain.spec import DeploymentSettings, Ports, Revision, RolloutSpec, Slot, check_name
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
+from rollout.drivers.local.ports import free_ports, require_free, resolve_host
 from rollout.drivers.local.security_settings import with_signer, with_token
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths

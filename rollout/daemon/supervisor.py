@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bundle.ports import free_ports
 from rollout.daemon.controller import World
 from rollout.daemon.replicas import LiveReplicas, Restarts
 from rollout.domain.ports import DataPlaneUnavailable, Proxy
@@ -19,6 +18,7 @@ from rollout.domain.spec import Endpoint
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.activator import activator_command
 from rollout.drivers.local.launcher import process_role
+from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bundle.ports import free_ports
 from examples.digits.data import load_split
 from examples.digits.traffic import LoadThread, TrafficWindow, request_body
+from rollout.drivers.local.ports import free_ports
 from tests.scenarios.conftest import train_in_another_process
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until

@@ -13,7 +13,7 @@ import httpx
 import psutil
 from pyarrow import parquet
 
-from bundle.ports import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.fault_clients import (
     TEXT,
     TOTAL,

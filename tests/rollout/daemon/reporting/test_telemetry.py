@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.clock import ManualClock
-from bundle.ports import free_ports
 from rollout.daemon.reporting.cursors import Cursor, EventCursors
 from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
 from rollout.daemon.reporting.webhooks import reader_of
 from rollout.domain.spec import DeploymentSettings
 from rollout.domain.state_machine import RolloutPhase
+from rollout.drivers.local.ports import free_ports
 from tests.support.played import Played
 
 Labels = frozenset[tuple[str, str]]
