@@ -28,8 +28,8 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.online.models.precomputed import PrecomputedLookup
 from services.online.models.precomputed_metrics import PrecomputedMetrics
 from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
-from services.precomputed.finding import Finder
-from services.precomputed.rows import RowCodec
+from services.precomputed.lookup import Lookup
+from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest
@@ -76,7 +76,7 @@ async def measure(store: PrecomputedStore, written: float, keys: int) -> Figures
     """Ask random keys, all of which are there."""
     generator = np.random.default_rng(1)
     picked = [_key(each) for each in generator.integers(0, keys, REQUESTS + MANY).tolist()]
-    finder = Finder(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
+    finder = Lookup(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
     async with _precomputed(finder) as precomputed:
         ones = [picked[index : index + 1] for index in range(REQUESTS)]
         lookup = await _lookups(finder, ones)
@@ -86,7 +86,7 @@ async def measure(store: PrecomputedStore, written: float, keys: int) -> Figures
         return Figures(written, lookup, answer, await _lookups(finder, many))
 
 
-async def _lookups(finder: Finder, requests: Sequence[Sequence[str]]) -> np.ndarray:
+async def _lookups(finder: Lookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
     seconds = []
     for keys in requests:
         start = time.perf_counter()
@@ -108,7 +108,7 @@ async def _answers(precomputed: PrecomputedLookup, requests: Sequence[Sequence[s
 
 
 @asynccontextmanager
-async def _precomputed(finder: Finder) -> AsyncIterator[PrecomputedLookup]:
+async def _precomputed(finder: Lookup) -> AsyncIterator[PrecomputedLookup]:
     def submit(*_request: object) -> asyncio.Future[Answer]:
         raise AssertionError("every key is there, so the model is not asked")
 

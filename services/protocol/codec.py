@@ -17,7 +17,7 @@ import orjson
 
 from bundle.tensors import DYNAMIC, Signature
 from services.protocol.header import Header, Part, read_header
-from services.protocol.jsondata import decode_data, encode_data
+from services.protocol.json_data import decode_data, encode_data
 from services.protocol.wire import (
     FINAL_RESPONSE,
     InferRequest,
@@ -69,7 +69,7 @@ class V2Codec:
         header = self._kept.get(content)
         return _fill(header or self._read(content), body, header_length)
 
-    def kept(self, content: bytes) -> Header | None:
+    def cached_header(self, content: bytes) -> Header | None:
         """What a header means that came before and may well come again; None of any other."""
         return self._kept.get(content)
 
@@ -110,7 +110,7 @@ class V2Codec:
 
     def _read(self, content: bytes) -> Header:
         header = read_header(content, self._inputs, self._outputs)
-        if header.lasting and len(content) <= _KEPT_BYTES:
+        if header.cacheable and len(content) <= _KEPT_BYTES:
             if len(self._kept) >= _KEPT_HEADERS:
                 self._kept.clear()
             self._kept[content] = header

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bundle.tensors import TensorSpec
-from services.protocol.jsonnumbers import parse_request
+from services.protocol.json_body import parse_request
 from services.protocol.keys import check_keys
 from services.protocol.priority import Priority
 from services.protocol.wire import (
@@ -47,7 +47,7 @@ class Header(NamedTuple):
     keys: tuple[str, ...] = ()
 
     @property
-    def lasting(self) -> bool:
+    def cacheable(self) -> bool:
         """Whether the same text may well come again: it names no request and holds no data."""
         if self.id or self.keys:
             return False

@@ -91,6 +91,7 @@ def is_open(program: Path, port: int, request: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"short", LARGE])
 def test_http_answers_are_counted(
     loadgen: Path, echo_port: int, tmp_path: Path, body: bytes
@@ -104,6 +105,7 @@ def test_http_answers_are_counted(
     assert 0 < load.p50_ms <= load.p99_ms < load.seconds * 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", [b"short", LARGE])
 def test_grpc_answers_are_counted(loadgen: Path, tmp_path: Path, message: bytes) -> None:
     request = tmp_path / "request"
@@ -114,6 +116,7 @@ def test_grpc_answers_are_counted(loadgen: Path, tmp_path: Path, message: bytes)
     assert load.answered >= 4
 
 
+@pytest.mark.slow
 def test_a_grpc_refusal_is_no_answer(loadgen: Path, tmp_path: Path) -> None:
     request = tmp_path / "request"
     request.write_bytes(grpc_call(METHOD, b"short"))
@@ -157,6 +160,7 @@ def busy_port() -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_an_open_loop_asks_when_it_is_time(
     open_loop: Path, loadgen: Path, echo_port: int, tmp_path: Path
 ) -> None:
@@ -172,6 +176,7 @@ def test_an_open_loop_asks_when_it_is_time(
     assert FIRST <= found.connections <= 50
 
 
+@pytest.mark.slow
 def test_an_open_loop_tells_refusals_from_failures(open_loop: Path, tmp_path: Path) -> None:
     request = tmp_path / "request"
     request.write_bytes(post("/", b"short", {"Host": "test"}))
@@ -183,6 +188,7 @@ def test_an_open_loop_tells_refusals_from_failures(open_loop: Path, tmp_path: Pa
     assert found.connections == 3
 
 
+@pytest.mark.slow
 def test_an_open_loop_of_grpc(open_loop: Path, tmp_path: Path) -> None:
     request = tmp_path / "request"
     request.write_bytes(grpc_call(METHOD, b"short"))

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.batch_size import BatchSize
 from services.online.batching.offered_load import OfferedLoad
-from services.protocol.priority import Lanes, Priority
+from services.online.batching.priority_queue import PriorityQueue
+from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
 # An overloaded server admits what comes in the time in which the next batch fills, and
@@ -95,7 +96,9 @@ class Forecast:
     `between` is the seconds that a step of long work takes before each batch; 0 if none waits.
     """
 
-    def __init__(self, limits: Limits, costs: BatchCosts, lanes: Lanes, size: BatchSize) -> None:
+    def __init__(
+        self, limits: Limits, costs: BatchCosts, lanes: PriorityQueue, size: BatchSize
+    ) -> None:
         self.running_rows = 0
         self.between = 0.0
         self._limits = limits

@@ -73,14 +73,14 @@ def _run_together(
     if lengths is None:
         return _divide(run(_join(requests)), rows)
     plain = [arrays_of(inputs) for inputs in requests]
-    levelled = lengths.level(plain)
+    levelled = lengths.pad_to_longest(plain)
     shares = _divide(run(join_rows(levelled)), rows)
     padded = lengths.length(levelled[0])
     if padded is None:
         return shares
     own = [lengths.length(inputs) for inputs in plain]
     return [
-        share if length is None else (lengths.cut(cut(share), padded, length), 0, None)
+        share if length is None else (lengths.trim(cut(share), padded, length), 0, None)
         for share, length in zip(shares, own, strict=True)
     ]
 

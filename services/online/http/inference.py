@@ -28,7 +28,12 @@ from services.online.observability.calls import HTTP, RequestRecord, Stages
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.codec import Encoded, V2Codec
-from services.protocol.compression import IDENTITY, content_coding, inflate_apart, pack
+from services.protocol.compression import (
+    IDENTITY,
+    compress_response,
+    content_coding,
+    inflate_on_thread,
+)
 from services.protocol.header import Header
 from services.protocol.priority import Priority, parse_priority
 from services.protocol.wire import InferRequest
@@ -138,7 +143,7 @@ class InferHandler:
 
     def lasting(self, content: bytes) -> Header | None:
         """The V2 header that `content` is, if it was met and may well come again."""
-        return self._codec.kept(content)
+        return self._codec.cached_header(content)
 
     def join_key(self, inputs: Arrays) -> Hashable | None:
         """See `Batching.join_key`; None as well where each request is looked at by itself."""
@@ -283,7 +288,7 @@ class InferHandler:
         extra = [(b"server-timing", timing(queue, infer)), (b"x-request-id", asked.head.request_id)]
         if encoded.header_length is not None:
             extra.append((b"inference-header-content-length", b"%d" % encoded.header_length))
-        body, packing = pack(encoded.body, asked.head.accept)
+        body, packing = compress_response(encoded.body, asked.head.accept)
         response = make_response(200, encoded.content_type.encode(), body, [*extra, *packing])
         serialize = perf_counter() - start
         self._host.stages(asked.parse_seconds, queue, infer, serialize)
@@ -349,7 +354,7 @@ class InferHandler:
     async def _decode_apart(self, head: RequestHead, body: bytes, hold: Hold) -> InferRequest:
         if head.coding != IDENTITY:
             came, limit = len(body), self._host.settings.max_body_bytes
-            body = await inflate_apart(
+            body = await inflate_on_thread(
                 body, head.coding, limit, lambda size: hold.grow(came + size), self._decoder
             )
             head = head._replace(coding=IDENTITY)

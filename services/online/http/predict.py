@@ -24,8 +24,8 @@ from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import Stages
 from services.online.security.public import failed, is_public
-from services.protocol.jsondata import decode_data
-from services.protocol.priority import LANE_HEADER, Priority, named_lane
+from services.protocol.json_data import decode_data
+from services.protocol.priority import PRIORITY_HEADER, Priority, priority_of_headers
 from services.protocol.wire import declare
 
 ROUTE = "/predict"
@@ -87,8 +87,8 @@ async def _predict(
     seen = take(host, {} if context is None else context.request.scope)
     try:
         inputs = {name: arguments[plain] for name, plain in names.items()}
-        lines = () if context is None else context.request.headers.getlist(LANE_HEADER)
-        answer = await host.infer(inputs, priority=named_lane(lines) or Priority.NORMAL)
+        lines = () if context is None else context.request.headers.getlist(PRIORITY_HEADER)
+        answer = await host.infer(inputs, priority=priority_of_headers(lines) or Priority.NORMAL)
         shaped = _shape_answer(host.signature, output, answer.outputs)
         if seen is not None and host.observer is not None:
             stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)

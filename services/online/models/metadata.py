@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
-from services.protocol.jsonbody import parse_object
+from services.protocol.json_body import parse_object
 from services.protocol.wire import invalid
 
 PLATFORM = "onnxruntime_onnx"

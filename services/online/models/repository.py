@@ -101,7 +101,7 @@ class ModelRepository:
         self.inflight = Inflight(settings.max_inflight_bytes)
         self.draining = False
         self.turned = asyncio.Event()
-        pipeline = None if packed.together is None else packed.together.pipeline
+        pipeline = None if packed.bento_manifest is None else packed.bento_manifest.pipeline
         # One folder of samples holds the rows of one signature: the default model's.
         others = settings.model_copy(update={"sample_dir": None})
         self._models = tuple(
@@ -193,6 +193,6 @@ class ModelRepository:
 
 def serving_of(packed: BentoContents, settings: ServerSettings) -> ServedModel | ModelRepository:
     """What serves the bundles of one Bento."""
-    if packed.together is None:
+    if packed.bento_manifest is None:
         return ServedModel(packed.bundles[0], settings)
     return ModelRepository(packed, settings)

@@ -10,8 +10,8 @@ from orjson import OPT_SERIALIZE_NUMPY, dumps
 from services.online.batching.joining import Arrays, Share, cut
 from services.online.http.connection.known import KnownRequest, RenderedResponse, Tails
 from services.online.http.inference import InferHandler
-from services.protocol.compression import PACK_FROM_BYTES
-from services.protocol.jsondata import encode_data
+from services.protocol.compression import COMPRESS_FROM_BYTES
+from services.protocol.json_data import encode_data
 from services.protocol.wire import encode_raw
 
 _NUMBERS = OPT_SERIALIZE_NUMPY
@@ -96,7 +96,7 @@ def _plan_text(
         size = len(values) // outputs[name].shape[0]
         numbers.append((values, size))
         most += size * known.rows * _MOST_DIGITS
-    if packs and most >= PACK_FROM_BYTES:
+    if packs and most >= COMPRESS_FROM_BYTES:
         return None
     return ResponsePlan(b"", end, (), Text(start, others, fixed, tuple(numbers)))
 
@@ -110,7 +110,7 @@ def _render(
     if not known.binary:
         return _render_text(known, own, encoded.body, tails)
     length = encoded.header_length or 0
-    packs = bool(known.head.accept) and len(encoded.body) >= PACK_FROM_BYTES
+    packs = bool(known.head.accept) and len(encoded.body) >= COMPRESS_FROM_BYTES
     kind = encoded.content_type.encode()
     start = b"content-type: %b\r\ncontent-length: %d\r\n" % (kind, len(encoded.body))
     end = b"\r\ninference-header-content-length: %d\r\n\r\n" % length

@@ -56,6 +56,7 @@ def python(code: str, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_workers_are_summed_whether_they_were_asked_or_not(tmp_path: Path) -> None:
     python(WORKER, tmp_path, "asked")
     python(WORKER, tmp_path, "asked")
@@ -66,6 +67,7 @@ def test_workers_are_summed_whether_they_were_asked_or_not(tmp_path: Path) -> No
     assert 'nv_inference_count{model="m",version="1"} 14.0' in text
 
 
+@pytest.mark.slow
 def test_a_worker_that_nobody_asks_tells_by_itself(tmp_path: Path) -> None:
     python(WORKER, tmp_path, "alone")
     assert 'mlctl_batch_rows_sum{model="m"} 7.0' in python(READER, tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.online.http.connection.numbers import CODES, pack_of, read_numbers
-from services.protocol.jsondata import decode_data
+from services.protocol.json_data import decode_data
 from services.protocol.wire import Declared, declare, encode_raw
 
 BEFORE, AFTER = b'{"true":', b"}false"
