@@ -18,7 +18,7 @@ import httpx
 
 from benchmarks.ways import Way, bare_way, mixed_ways, typed_way, v2_ways
 from benchmarks.workloads import MAX_ROWS, NAME, Workload
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,7 +1,7 @@
 """Seconds until no request reaches a bad candidate any more, as the proxy itself tells it.
 
 A real deployment with small servers whose errors a file switches on, half of the traffic on
-the candidate, one client. Counted from the moment the errors begin, from the first look that
+the candidate, one client. Counted from the moment the errors begin, from the first tick that
 finds them, from the daemon's decision; and from an operator's request.
 """
 
@@ -22,13 +22,13 @@ from urllib.parse import quote
 from rich.table import Table
 
 from rollout.client import deployments
-from rollout.domain.ports import Plane, PlaneUnavailable
+from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane
 from rollout.domain.spec import RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from rollout.drivers.local.processes import members
 from rollout.drivers.proxies import proxy_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from tests.support.rollouts import Load, quick_settings, revision, wait_for_event
 from tests.support.wait import wait_until
@@ -43,7 +43,7 @@ class Shop:
     """A deployment whose candidate fails while the file `fault` exists."""
 
     port: int
-    plane: Plane
+    data_plane: MeteredDataPlane
     fault: Path
 
     def candidate_at_half(self) -> int:
@@ -62,13 +62,13 @@ class Shop:
 
     def _is_back(self) -> bool:
         try:
-            weights = self.plane.weights()
-        except PlaneUnavailable:
+            weights = self.data_plane.weights()
+        except DataPlaneUnavailable:
             return False
         return weights is not None and weights[Slot.GREEN] == 0
 
     def kill_candidate(self) -> None:
-        with Journal(places.journal()) as journal:
+        with Journal(paths.journal()) as journal:
             process, _ = journal.processes("shop")["green/0"]
         for each in members(process.token):
             each.send_signal(signal.SIGKILL)
@@ -81,9 +81,9 @@ def shop(folder: Path, tick_seconds: float) -> Iterator[Shop]:
     settings = replace(quick_settings(), tick_seconds=tick_seconds)
     deployment = deployments.up("shop", revision("tiny:aa"), port, settings=settings)
     try:
-        proxy = proxy_of(places.directory("shop"), deployment.ports, settings)
-        with proxy.plane() as plane, Load(port, clients=1):
-            yield Shop(port, plane, folder / "fault")
+        proxy = proxy_of(paths.directory("shop"), deployment.ports, settings)
+        with proxy.data_plane() as data_plane, Load(port, clients=1):
+            yield Shop(port, data_plane, folder / "fault")
     finally:
         deployments.down("shop")
 
@@ -149,12 +149,12 @@ def _asked(made: Shop, ask: Callable[[], object]) -> float:
 
 
 def _told(rollout: int) -> dict[str, float]:
-    """What the record says of the time after the first bad look, and after the decision."""
+    """What the record says of the time after the first bad tick, and after the decision."""
     _ended(rollout)
     events = deployments.events("shop", rollout=rollout)
     body = next(event.body for event in events if event.kind == "traffic_restored")
     return {
-        "the first bad look": body["seconds_since_first_bad"],
+        "the first bad tick": body["seconds_since_first_bad"],
         "the decision": body["seconds_since_decision"],
     }
 

@@ -262,7 +262,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             409,
             "ALREADY_EXISTS",
         ),
-        ErrorCode.INTERFACE_BROKEN: ErrorSpec(
+        ErrorCode.INCOMPATIBLE_INTERFACE: ErrorSpec(
             "The candidate rejects requests of current callers, or lacks outputs that they read.",
             "Start it as another deployment with `mlctl up`, or, if all callers are ready for the "
             "change, promote it with --allow-breaking.",
@@ -298,7 +298,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             500,
             "ABORTED",
         ),
-        ErrorCode.CANNOT_END: ErrorSpec(
+        ErrorCode.INSUFFICIENT_TRAFFIC: ErrorSpec(
             "At the current traffic the rollout is not expected to finish before its deadline.",
             "Send more traffic, allow more time with --deadline, loosen the limits, or start it "
             "anyway with --skip-checks.",

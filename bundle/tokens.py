@@ -6,6 +6,7 @@ lines that begin with # are ignored. Errors never contain a token.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,3 +60,12 @@ def token_of(environment: Mapping[str, str]) -> str | None:
     if path := environment.get(TOKEN_FILE):
         return read_tokens(Path(path))[0]
     return environment.get(TOKEN) or None
+
+
+def authorization() -> dict[str, str]:
+    """Return the header for calling a server of this environment, empty without a token.
+
+    Raises what `read_tokens` raises.
+    """
+    token = token_of(os.environ)
+    return {} if token is None else {"authorization": f"Bearer {token}"}

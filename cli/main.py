@@ -12,7 +12,6 @@ import click
 
 from bundle import __version__
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from cli.commands.abort import abort
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
@@ -50,7 +49,7 @@ SECTIONS = {
     "Models and Bentos": (models, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, pause, resume, abort, rollback, status, ps, logs, history, why, down,
+        up, scale, promote, pause, resume, rollback, status, ps, logs, history, why, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip

@@ -16,19 +16,19 @@ def send_command(output: CommandOutput, name: str, command: OperatorCommand, rea
     from cli.rollouts import event_line
     from rollout.client import deployments
 
-    event = deployments.ask(name, command, reason)
+    event = deployments.send_command(name, command, reason)
     if output.as_json:
         output.document({"name": name, "rollout": event.rollout, **event.body})
     else:
         output.line(event_line(event) or "")
 
 
-def roll_back(output: CommandOutput, name: str, command: OperatorCommand, reason: str) -> None:
-    """Send a command that returns the traffic, and follow the rollout until it ends."""
+def roll_back(output: CommandOutput, name: str, reason: str) -> None:
+    """Request a rollback, and follow the rollout until it ends."""
     from cli.rollouts import event_line
     from rollout.client import deployments
 
-    rollout = deployments.rollback(name, reason, command)
+    rollout = deployments.rollback(name, reason)
     restored: dict[str, object] = {}
     for event in deployments.follow(name, rollout):
         if event.kind == "traffic_restored":

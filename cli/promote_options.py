@@ -66,7 +66,7 @@ _STEPS = (
         "--on-inconclusive",
         type=click.Choice(["rollback", "pause"]),
         default="rollback",
-        help="After --deadline: roll back, or wait for `mlctl resume` or `mlctl abort`.",
+        help="After --deadline: roll back, or wait for `mlctl resume` or `mlctl rollback`.",
     ),
     click.option(
         "--sticky",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rollout.journal.records import JournalEvent, Rollout
 
 
-# The counts of a look that are shown when they are not zero, and their words.
+# The counts of a tick that are shown when they are not zero, and their words.
 _BAD = {
     "errors": "failed",
     "slow": "slow",
@@ -44,7 +44,7 @@ def event_line(event: JournalEvent) -> str | None:
 
 
 def is_quiet(event: JournalEvent) -> bool:
-    """Whether an event is a look that found nothing wrong and changed nothing."""
+    """Whether an event is a tick that found nothing wrong and changed nothing."""
     if event.kind != "tick":
         return False
     window = event.body["window"]["candidate"]
@@ -84,7 +84,7 @@ def _window_text(window: Mapping[str, Any]) -> str:
 
 
 def _shadow_text(body: Mapping[str, Any]) -> str:
-    """What was found of the copies, on a look that had any."""
+    """What was found of the copies, on a tick that had any."""
     shadow = body.get("shadow")
     if not shadow:
         return ""
@@ -114,7 +114,7 @@ def _broken(body: Mapping[str, Any]) -> str:
 def _restored_text(body: Mapping[str, Any]) -> str:
     text = f"all traffic is back, {body['seconds_since_decision']:.2f} s after the decision"
     if body["seconds_since_first_bad"] is not None:
-        text += f", {body['seconds_since_first_bad']:.1f} s after the first bad look"
+        text += f", {body['seconds_since_first_bad']:.1f} s after the first bad tick"
     return text
 
 

@@ -17,7 +17,7 @@ from cli.output import printable
 from cli.rollouts import event_line
 
 if TYPE_CHECKING:
-    from rollout.client.live_state import Looker
+    from rollout.client.live_state import LiveView
     from rollout.client.view import GateView, RolloutView, ScreenState, SlotView
     from rollout.journal.records import JournalEvent
 
@@ -30,12 +30,12 @@ _NEAR = 0.5
 _ORDER = ("former", "live", "candidate")
 
 
-def watch(console: Console, looker: Looker) -> None:
+def watch(console: Console, view: LiveView) -> None:
     """Draw until the rollout that is seen ends, or for ever; the last picture stays."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            state = looker.look()
-            live.update(picture(state, looker.events), refresh=True)
+            state = view.observe()
+            live.update(picture(state, view.events), refresh=True)
             if state.rollout is not None and state.rollout.outcome is not None:
                 return
             time.sleep(REDRAW_SECONDS)

@@ -233,7 +233,7 @@ def _served(
     from loadtest.runs import MeasuredServer
     from loadtest.server import serving
     from loadtest.target import parse_url
-    from rollout.drivers.local.launcher import free_ports
+    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     if "://" in target:
@@ -257,7 +257,7 @@ def _tune(
     write: Path | None,
 ) -> None:
     from loadtest.tuning import Goal, Tuning
-    from rollout.drivers.local.launcher import free_ports
+    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     def ports() -> tuple[int, int]:

@@ -54,7 +54,7 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     setup; state is in a temporary folder, which is removed at the end without --keep-running.
     """
     from examples.digits.story import Story
-    from rollout.drivers.local.launcher import free_ports, require_free
+    from rollout.drivers.local.ports import free_ports, require_free
 
     if port is not None:
         require_free("127.0.0.1", port)

@@ -34,7 +34,7 @@ def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
     one of several models or one stage of a pipeline; by default the first model, or the pipeline.
     """
     from loadtest.parity.run import run_parity
-    from rollout.drivers.local.launcher import free_ports
+    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
     from services.runtime.scorable import find_scorable
 

@@ -15,7 +15,7 @@ def pause(output: CommandOutput, name: str, reason: str) -> None:
     """Pause the current rollout of NAME.
 
     The weights stay and its timers stop. The gates stay active and can still roll it back. Continue
-    with `mlctl resume`, or end it with `mlctl abort`.
+    with `mlctl resume`, or end it with `mlctl rollback`.
     """
     from cli.operator_commands import send_command
     from rollout.domain.operator_commands import OperatorCommand

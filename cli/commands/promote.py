@@ -35,7 +35,7 @@ def promote(
     """Move the traffic of NAME to BENTO, step by step.
 
     The deployment's daemon does it; this command follows, and Ctrl-C only stops following.
-    Exits 0 if promoted, 10 if rolled back or aborted, 11 if there was not enough evidence, or
+    Exits 0 if promoted, 10 if rolled back, 11 if there was not enough evidence, or
     would not be in time at today's traffic. Refused if what callers of the live one send or read
     is gone or of another type or shape, or if its proved score is clearly worse on the same data.
     """
@@ -100,7 +100,7 @@ def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: Rollou
     if output.as_json:
         output.document({"name": name, **plan_document(planned), "broken": broken})
         raise click.exceptions.Exit(
-            0 if planned.ends else ERROR_TABLE[ErrorCode.CANNOT_END].exit_code
+            0 if planned.ends else ERROR_TABLE[ErrorCode.INSUFFICIENT_TRAFFIC].exit_code
         )
     output.table(("Step", "Weight>", "Requests>", "Minutes>", "Because of"), plan_rows(planned))
     for reason in broken or ():
@@ -129,7 +129,7 @@ def _skip_gates(name: str) -> int:
     from rollout.client import deployments
     from rollout.domain.operator_commands import OperatorCommand
 
-    event = deployments.ask(name, OperatorCommand.FULL, "promote --full")
+    event = deployments.send_command(name, OperatorCommand.FULL, "promote --full")
     return event.rollout or 0
 
 
@@ -141,7 +141,7 @@ def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
 
 
 def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
-    """One line for each event that matters; quiet looks only move the status line."""
+    """One line for each event that matters; quiet ticks only move the status line."""
     from cli.rollouts import event_line, is_quiet
 
     with output.working() as say:

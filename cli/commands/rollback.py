@@ -17,6 +17,5 @@ def rollback(output: CommandOutput, name: str, reason: str) -> None:
     All traffic returns to the previous model at once.
     """
     from cli.operator_commands import roll_back
-    from rollout.domain.operator_commands import OperatorCommand
 
-    roll_back(output, name, OperatorCommand.ROLLBACK, reason)
+    roll_back(output, name, reason)

@@ -69,10 +69,10 @@ def _draw(name: str) -> None:
     from rich.console import Console
 
     from cli.watch import watch
-    from rollout.client.live_state import looking
+    from rollout.client.live_state import open_live_view
 
-    with looking(name) as looker:
-        watch(Console(highlight=False), looker)
+    with open_live_view(name) as view:
+        watch(Console(highlight=False), view)
 
 
 def _follow(output: CommandOutput, name: str) -> None:

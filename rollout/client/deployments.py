@@ -1,6 +1,6 @@
 """Deployments as a client sees them: up, down, status, promote, follow, rollback, history.
 
-Every call is short-lived and only writes wishes to the journal; the daemon acts. Each one that
+Every call is short-lived and only writes commands to the journal; the daemon acts. Each one that
 finds the daemon dead or stuck replaces it: the former is killed before the new one starts.
 """
 
@@ -20,15 +20,15 @@ from rollout.daemon.reporting.webhook_secret import with_secret
 from rollout.daemon.supervisor import PROXY
 from rollout.domain import agreement, slo
 from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.process_ref import NO_PROCESS
 from rollout.domain.spec import DeploymentSettings, Ports, Revision, RolloutSpec, Slot, check_name
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
-from rollout.drivers.local.launcher import free_ports, require_free, resolve_host
+from rollout.drivers.local.ports import free_ports, require_free, resolve_host
 from rollout.drivers.local.security_settings import with_signer, with_token
 from rollout.drivers.proxies import edges_of, proxy_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import ENDED, Deployment, JournalEvent, Rollout
 
@@ -67,15 +67,15 @@ def up(
     """
     check_name(name)
     settings = awake(_at_home(settings or DeploymentSettings()))
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         _check_free(journal, name)
-        places.require_writable(name)
+        paths.require_writable(name)
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
         settings = with_signer(with_token(name, with_secret(name, settings)))
-        proxy = proxy_of(places.directory(name), ports, settings)
-        proxy.command()  # what is missing is told before anything is started
-        places.heartbeat(name).unlink(missing_ok=True)
+        proxy = proxy_of(paths.directory(name), ports, settings)
+        proxy.command()  # reports what is missing before anything is started
+        paths.heartbeat(name).unlink(missing_ok=True)
         journal.create(name, ports, settings, revision)
         try:
             proxy.reset()
@@ -90,7 +90,7 @@ def bring_back(name: str) -> Deployment:
     """Start a deployment again that is down, with what it served, where it listened and its
     settings; one that is up is only waited for. DEPLOYMENT_NOT_FOUND, and what `up` raises.
     """
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         former = journal.deployment(name)
         if former.up:
             _await_again(journal, former)
@@ -104,7 +104,7 @@ def bring_back_all() -> tuple[Deployment, ...]:
 
     All are started before one is waited for. NOT_READY names the first that does not come.
     """
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         wanted = journal.deployments()
         for deployment in wanted:
             ensure_daemon(journal, deployment.name)
@@ -113,14 +113,14 @@ def bring_back_all() -> tuple[Deployment, ...]:
 
 def down(name: str) -> None:
     """Stop everything of the deployment; an active rollout ends as rolled back."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         deployment_up(journal, name)
         take_down(journal, name)
 
 
 def status(name: str | None = None) -> tuple[DeploymentStatus, ...]:
     """How deployments are, one or all that are up. Replaces a dead daemon."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
         for deployment in wanted:
             ensure_daemon(journal, deployment.name)
@@ -132,12 +132,12 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
 
     A latency limit between two exact edges is rounded up to one; the first event says so.
     Without a limit of its own a candidate made from live's very source has to agree with it.
-    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INTERFACE_BROKEN; INVALID_INPUT for an
+    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INCOMPATIBLE_INTERFACE; INVALID_INPUT for an
     agreement that nothing could show.
     """
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         deployment = journal.deployment(name)
-        places.require_writable(name)
+        paths.require_writable(name)
         if spec.sticky and deployment.settings.kubernetes is not None:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, "the weights of an HTTPRoute are not sticky: no --sticky"
@@ -155,7 +155,7 @@ def follow(name: str, rollout: int, after: int = 0) -> Iterator[JournalEvent]:
 
     NOT_FOUND if the deployment has no such rollout.
     """
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         if journal.rollout(rollout).deployment != name:
             raise MlctlError(ErrorCode.NOT_FOUND, f"{name!r} has no rollout {rollout}")
         seen, checked = after, 0.0
@@ -174,32 +174,31 @@ def follow(name: str, rollout: int, after: int = 0) -> Iterator[JournalEvent]:
             time.sleep(_POLL_SECONDS)
 
 
-def rollback(name: str, reason: str, wish: OperatorCommand = OperatorCommand.ROLLBACK) -> int:
-    """Take the active rollout back, or abort it: one write of the weights.
-
-    Its id; NOT_FOUND if there is none.
-    """
-    with Journal(places.journal()) as journal:
-        rollout = journal.request(name, wish, reason)
+def rollback(name: str, reason: str) -> int:
+    """Request the rollback of the active rollout and return its id; NOT_FOUND without one."""
+    with Journal(paths.journal()) as journal:
+        rollout = journal.request(name, OperatorCommand.ROLLBACK, reason)
         ensure_daemon(journal, name)
         return rollout
 
 
-def ask(name: str, wish: OperatorCommand, reason: str) -> JournalEvent:
-    """Ask for something about the active rollout; the event that says that it is done.
+def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEvent:
+    """Send a command to the active rollout and return the event that confirms it.
 
-    NOT_FOUND if no rollout can obey; the event that ends it, if it ended before.
+    NOT_FOUND if no rollout can take it; the event that ends it, if it ended before.
     """
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         before = journal.last_event(name)
-        rollout = journal.request(name, wish, reason)
+        rollout = journal.request(name, command, reason)
     done = follow(name, rollout, after=before.seq if before else 0)
-    return next(event for event in done if event.body.get("asked") == wish or event.kind == ENDED)
+    return next(
+        event for event in done if event.body.get("command") == command or event.kind == ENDED
+    )
 
 
 def history(name: str) -> tuple[Rollout, ...]:
     """Every rollout of the deployment, newest first."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         journal.deployment(name)
         return journal.rollouts(name)
 
@@ -208,7 +207,7 @@ def events(
     name: str, after: int = 0, rollout: int | None = None, *, ticks: bool = True
 ) -> tuple[JournalEvent, ...]:
     """The record of a deployment, oldest first, with or without what its looks found."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         return journal.events(name, after, rollout, ticks=ticks)
 
 
@@ -249,7 +248,7 @@ def _await_again(journal: Journal, deployment: Deployment) -> None:
         time.sleep(_POLL_SECONDS)
     raise _not_ready(
         f"{deployment.name!r} did not become ready again",
-        processes.log_tail(places.daemon_log(deployment.name)),
+        processes.log_tail(paths.daemon_log(deployment.name)),
     )
 
 
@@ -269,7 +268,7 @@ def _wait_ready(journal: Journal, name: str, settings: DeploymentSettings) -> No
             break
         time.sleep(_POLL_SECONDS)
     raise _not_ready(
-        "the deployment did not become ready", processes.log_tail(places.daemon_log(name))
+        "the deployment did not become ready", processes.log_tail(paths.daemon_log(name))
     )
 
 
@@ -310,9 +309,9 @@ def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
 
 
 def _asked(deployment: Deployment) -> tuple[dict[Slot, int] | None, dict[Slot, bool] | None]:
-    directory = places.directory(deployment.name)
-    with proxy_of(directory, deployment.ports, deployment.settings).plane() as plane:
+    directory = paths.directory(deployment.name)
+    with proxy_of(directory, deployment.ports, deployment.settings).data_plane() as data_plane:
         try:
-            return plane.weights(), dict(plane.read().healthy)
-        except (PlaneUnavailable, PlaneRejected):  # in a cluster the route may be gone
+            return data_plane.weights(), dict(data_plane.read().healthy)
+        except (DataPlaneUnavailable, DataPlaneRejected):  # in a cluster the route may be gone
             return None, None

@@ -23,7 +23,7 @@ from rollout.drivers.local.fleet import replica_of
 from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.samples import SampleFolder
 from rollout.drivers.local.security_settings import guarding_environment
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
@@ -48,7 +48,7 @@ def ensure_daemon(journal: Journal, name: str) -> None:
     found = journal.processes(name).get(DAEMON)
     if found is not None:
         running = processes.alive(found[0])
-        if running and seconds_unseen(places.heartbeat(name)) < STUCK_SECONDS:
+        if running and seconds_unseen(paths.heartbeat(name)) < STUCK_SECONDS:
             return
         processes.kill(found[0])
         _await_end([found[0]])  # while it dies it still holds the lock, and another one would leave
@@ -57,9 +57,9 @@ def ensure_daemon(journal: Journal, name: str) -> None:
 
 def spawn_daemon(name: str, settings: DeploymentSettings) -> ProcessRef:
     """Start a watcher with its daemon; the process of the watcher."""
-    role = process_role(places.directory(name), DAEMON)
+    role = process_role(paths.directory(name), DAEMON)
     command = [sys.executable, "-P", "-m", "rollout.daemon.watch", name]
-    log = places.daemon_log(name)
+    log = paths.daemon_log(name)
     processes.log_start(log, DAEMON)
     return processes.spawn(role, command, log, _environment(settings))
 
@@ -72,9 +72,9 @@ def take_down(journal: Journal, name: str) -> None:
     for roles in ((DAEMON,), (PROXY, ACTIVATOR), (*replicas, *Slot)):
         _stop([found[role][0] for role in roles if role in found])
         for role in roles:
-            processes.end_strays(process_role(places.directory(name), role))
+            processes.end_strays(process_role(paths.directory(name), role))
             journal.drop_process(name, role)
-    SampleFolder(places.directory(name)).clear()
+    SampleFolder(paths.directory(name)).clear()
 
 
 def _stop(refs: Sequence[ProcessRef]) -> None:
@@ -98,5 +98,5 @@ def _environment(settings: DeploymentSettings) -> dict[str, str]:
         TRACKING_VARIABLE: settings.tracking_uri,
     }
     home = {HOME_VARIABLE: str(mlctl_home())}
-    told = {name: value for name, value in kept.items() if value is not None}
-    return {**home, **told, **guarding_environment(settings)}
+    variables = {name: value for name, value in kept.items() if value is not None}
+    return {**home, **variables, **guarding_environment(settings)}

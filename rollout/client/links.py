@@ -9,7 +9,7 @@ from rollout.daemon.reporting.cursors import Cursor, EventCursors, run_reader
 from rollout.daemon.reporting.projection import RunLink, link
 from rollout.daemon.reporting.telemetry import LOOPBACK
 from rollout.daemon.reporting.webhooks import host_of, reader_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 
 
@@ -33,14 +33,14 @@ class Links:
 
 def links(name: str) -> Links:
     """Those of the deployment `name`, up or down; DEPLOYMENT_NOT_FOUND."""
-    with Journal(places.journal()) as journal, EventCursors(places.journal()) as told:
+    with Journal(paths.journal()) as journal, EventCursors(paths.journal()) as cursors:
         settings = journal.deployment(name).settings
         rollouts = [rollout.id for rollout in journal.rollouts(name)]
         runs = {
-            each: link(told.place(name, run_reader(each)), settings.tracking_uri)
+            each: link(cursors.cursor(name, run_reader(each)), settings.tracking_uri)
             for each in rollouts
         }
-        hooks = [(url, told.place(name, reader_of(url))) for url in settings.webhooks]
+        hooks = [(url, cursors.cursor(name, reader_of(url))) for url in settings.webhooks]
     port = settings.metrics_port
     return Links(
         metrics=None if port is None else f"http://{LOOPBACK}:{port}/metrics",

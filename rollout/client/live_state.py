@@ -14,12 +14,12 @@ from rollout.client.lifecycle import deployment_up, ensure_daemon
 from rollout.client.view import Flow, ScreenState, Snapshot, screen
 from rollout.daemon.reporting.cursors import EventCursors
 from rollout.domain.counts import Reading, difference
-from rollout.domain.ports import Plane, PlaneRejected, PlaneUnavailable
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, MeteredDataPlane
 from rollout.domain.spec import Slot
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
 from rollout.drivers.proxies import edges_of, proxy_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import TICK, Deployment, JournalEvent, Rollout
 
@@ -28,21 +28,23 @@ _DAEMON_CHECK_SECONDS = 2.0
 _KEPT_EVENTS = 4
 
 
-class Looker:
+class LiveView:
     """Holds what the next picture of the deployment `name` needs of those before."""
 
-    def __init__(self, name: str, journal: Journal, told: EventCursors, plane: Plane) -> None:
+    def __init__(
+        self, name: str, journal: Journal, cursors: EventCursors, data_plane: MeteredDataPlane
+    ) -> None:
         self._name = name
         self._journal = journal
-        self._told = told
-        self._plane = plane
+        self._cursors = cursors
+        self._data_plane = data_plane
         self._readings: deque[tuple[float, Reading]] = deque()
         self._rollout: int | None = None
         self._checked = 0.0
         self._read = 0
         self.events: deque[JournalEvent] = deque(maxlen=_KEPT_EVENTS)
 
-    def look(self) -> ScreenState:
+    def observe(self) -> ScreenState:
         """The picture now; DEPLOYMENT_NOT_FOUND once it was taken down."""
         deployment = deployment_up(self._journal, self._name)
         if time.monotonic() - self._checked > _DAEMON_CHECK_SECONDS:
@@ -59,14 +61,14 @@ class Looker:
                 flows=self._flows(edges_of(deployment.settings)),
                 replicas=self._replicas(deployment),
                 rollout=rollout,
-                tick=self._told.newest(self._name, rollout.id, TICK) if rollout else None,
+                tick=self._cursors.newest(self._name, rollout.id, TICK) if rollout else None,
             )
         )
 
     def _ask(self) -> tuple[dict[Slot, int], dict[Slot, bool]]:
         try:
-            weights, reading = self._plane.weights(), self._plane.read()
-        except (PlaneUnavailable, PlaneRejected):
+            weights, reading = self._data_plane.weights(), self._data_plane.read()
+        except (DataPlaneUnavailable, DataPlaneRejected):
             self._readings.clear()
             return {}, {}
         now = time.monotonic()
@@ -99,8 +101,8 @@ class Looker:
         return self._journal.rollout(self._rollout)
 
     def _remember(self, rollout: int) -> None:
-        until = self._told.last()
-        for event in self._told.of_rollout(self._name, rollout, self._read, without=TICK):
+        until = self._cursors.last()
+        for event in self._cursors.of_rollout(self._name, rollout, self._read, without=TICK):
             until = max(until, event.seq)
             self.events.append(event)
         self._read = until
@@ -115,12 +117,12 @@ class Looker:
 
 
 @contextmanager
-def looking(name: str) -> Iterator[Looker]:
-    """A looker at deployment `name`; DEPLOYMENT_NOT_FOUND if it is down."""
+def open_live_view(name: str) -> Iterator[LiveView]:
+    """A view at deployment `name`; DEPLOYMENT_NOT_FOUND if it is down."""
     with ExitStack() as stack:
-        journal = stack.enter_context(Journal(places.journal()))
+        journal = stack.enter_context(Journal(paths.journal()))
         deployment = deployment_up(journal, name)
-        told = stack.enter_context(EventCursors(places.journal()))
-        proxy = proxy_of(places.directory(name), deployment.ports, deployment.settings)
-        plane = stack.enter_context(proxy.plane())
-        yield Looker(name, journal, told, plane)
+        cursors = stack.enter_context(EventCursors(paths.journal()))
+        proxy = proxy_of(paths.directory(name), deployment.ports, deployment.settings)
+        data_plane = stack.enter_context(proxy.data_plane())
+        yield LiveView(name, journal, cursors, data_plane)

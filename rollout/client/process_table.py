@@ -19,7 +19,7 @@ from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
 from rollout.domain.process_ref import NO_PROCESS, ProcessRef
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
@@ -51,7 +51,7 @@ class ProcessRow:
 
 def listing(name: str | None = None) -> tuple[tuple[Deployment, tuple[ProcessRow, ...]], ...]:
     """The processes of one deployment, or of all that are up. Takes a fraction of a second."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
         return tuple((deployment, rows(journal, deployment)) for deployment in wanted)
 
@@ -66,13 +66,13 @@ def rows(journal: Journal, deployment: Deployment) -> tuple[ProcessRow, ...]:
     begun = time.monotonic()
     time.sleep(_SAMPLE_SECONDS)
     took = time.monotonic() - begun
-    told = _told(journal, deployment)
+    restarts = _restarts_of(journal, deployment)
     return tuple(
         _row(
             deployment,
             role,
             *found[role],
-            told=told.get(role, []),
+            restarts=restarts.get(role, []),
             cpu=max(0.0, _cpu_seconds(trees[role]) - before[role]) / took,
             rss=_rss(trees[role]),
         )
@@ -86,7 +86,7 @@ def _row(
     ref: ProcessRef,
     body: dict[str, Any],
     *,
-    told: list[str],
+    restarts: list[str],
     cpu: float,
     rss: int,
 ) -> ProcessRow:
@@ -99,8 +99,8 @@ def _row(
         cpu=cpu if running else None,
         rss=rss if running else None,
         uptime=max(0.0, time.time() - ref.started) if running else None,
-        restarts=len(told),
-        looping="crash_loop" in told,
+        restarts=len(restarts),
+        looping="crash_loop" in restarts,
         healthy=running and _healthy(deployment, role, port),
     )
 
@@ -114,7 +114,7 @@ def _port(deployment: Deployment, role: str, body: dict[str, Any]) -> int | None
 
 def _healthy(deployment: Deployment, role: str, port: int | None) -> bool:
     if role == DAEMON:
-        return seconds_unseen(places.heartbeat(deployment.name)) < STUCK_SECONDS
+        return seconds_unseen(paths.heartbeat(deployment.name)) < STUCK_SECONDS
     if role == PROXY:
         return _listens(deployment.ports.host, deployment.ports.listen)
     with suppress(httpx.TransportError):
@@ -132,12 +132,12 @@ def _listens(host: str, port: int) -> bool:
     return False
 
 
-def _told(journal: Journal, deployment: Deployment) -> dict[str, list[str]]:
-    told: dict[str, list[str]] = {}
+def _restarts_of(journal: Journal, deployment: Deployment) -> dict[str, list[str]]:
+    restarts: dict[str, list[str]] = {}
     for event in journal.events(deployment.name, ticks=False):
         if event.kind in _RESTARTS and event.at >= deployment.created:
-            told.setdefault(str(event.body["role"]), []).append(event.kind)
-    return told
+            restarts.setdefault(str(event.body["role"]), []).append(event.kind)
+    return restarts
 
 
 def _cpu_seconds(tree: Iterable[psutil.Process]) -> float:

@@ -9,7 +9,7 @@ from rollout.client.lifecycle import deployment_up, ensure_daemon
 from rollout.client.process_table import rows
 from rollout.domain.spec import DeploymentSettings
 from rollout.drivers.local.fleet import replica_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
@@ -40,7 +40,7 @@ def scale(
             idle_seconds=settings.idle_seconds if idle_seconds is None else idle_seconds,
         )
 
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         if deployment_up(journal, name).settings.kubernetes is not None:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -62,7 +62,7 @@ def scale(
 
 def settled(name: str) -> bool:
     """Whether exactly the wanted replicas run, all of them ready."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         deployment = deployment_up(journal, name)
         found = [row for row in rows(journal, deployment) if replica_of(row.role) is not None]
         return len(found) == deployment.settings.replicas and all(row.healthy for row in found)

@@ -7,11 +7,10 @@ import time
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.counts import Totals, difference
 from rollout.domain.planner import RolloutPlan, Today, plan, today
-from rollout.domain.ports import Meter, PlaneUnavailable
+from rollout.domain.ports import DataPlaneUnavailable, Meter
 from rollout.domain.spec import Revision, RolloutSpec
 from rollout.drivers.proxies import edges_of, proxy_of
-from rollout.journal import paths as places
-from rollout.journal import rejections as refusals
+from rollout.journal import paths, rejections
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
@@ -19,21 +18,20 @@ MEASURED_SECONDS = 3.0
 
 
 def check_promotion(name: str, revision: Revision, spec: RolloutSpec) -> None:
-    """Refuse a promotion that its evidence or today's traffic speak against.
+    """Reject a promotion that contradicts the proved scores or cannot end at today's traffic.
 
-    WORSE_EVIDENCE; CANNOT_END if it is not expected to end. What `Journal.begin` would refuse is
-    refused first.
+    Raises what `Journal.begin` would raise, then WORSE_EVIDENCE, then INSUFFICIENT_TRAFFIC.
     """
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         journal.check(name, revision, spec)
-        refusals.check_scores(journal.deployment(name), revision)
+        rejections.check_scores(journal.deployment(name), revision)
     plan_for(name, spec).require_end()
 
 
 def broken_by(name: str, revision: Revision) -> tuple[str, ...]:
     """What callers of deployment `name` would miss at `revision`. DEPLOYMENT_NOT_FOUND."""
-    with Journal(places.journal()) as journal:
-        return refusals.broken(journal.live_deployment(name).live, revision)
+    with Journal(paths.journal()) as journal:
+        return rejections.broken(journal.live_deployment(name).live, revision)
 
 
 def plan_for(name: str, spec: RolloutSpec, seconds: float = MEASURED_SECONDS) -> RolloutPlan:
@@ -41,18 +39,18 @@ def plan_for(name: str, spec: RolloutSpec, seconds: float = MEASURED_SECONDS) ->
 
     DEPLOYMENT_NOT_FOUND; UNAVAILABLE if its proxy does not answer.
     """
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         deployment = journal.live_deployment(name)
     return plan(spec, _measured(deployment, spec, seconds), deployment.settings.tick_seconds)
 
 
 def _measured(deployment: Deployment, spec: RolloutSpec, seconds: float) -> Today:
-    directory = places.directory(deployment.name)
+    directory = paths.directory(deployment.name)
     proxy = proxy_of(directory, deployment.ports, deployment.settings)
     try:
-        with proxy.plane() as plane:
-            counted, took = _count(plane, seconds)
-    except PlaneUnavailable as error:
+        with proxy.data_plane() as data_plane:
+            counted, took = _count(data_plane, seconds)
+    except DataPlaneUnavailable as error:
         raise MlctlError(
             ErrorCode.UNAVAILABLE,
             f"the proxy of {deployment.name!r} did not answer while its traffic was measured",
@@ -68,6 +66,6 @@ def _count(meter: Meter, seconds: float) -> tuple[Totals, float]:
     after, took = meter.read(), time.monotonic() - begun
     parts = difference(before, after)
     if parts is None:
-        raise PlaneUnavailable("the proxy was restarted meanwhile")
+        raise DataPlaneUnavailable("the proxy was restarted meanwhile")
     first, second = parts.values()
     return first.plus(second), took

@@ -29,7 +29,7 @@ class Snapshot:
     """Everything known of a deployment at `now` (wall clock).
 
     `weights`, `healthy` and `flows` are the proxy's own words, empty if it is silent. `replicas`
-    is how many run per slot. `tick` is the last look of `rollout`.
+    is how many run per slot. `tick` is the last tick of `rollout`.
     """
 
     now: float

@@ -12,24 +12,30 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bundle.clock import Clock
-from rollout.daemon.shadow.watch import Parties, ShadowWatch
+from rollout.daemon.shadow.watch import Parties, ShadowComparison
 from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.gates import Action, Gate, HoldReason, Verdict
 from rollout.domain.join import AnswerSide
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.operator_commands import Request, next_request
 from rollout.domain.ports import (
     DataPlane,
+    DataPlaneRejected,
     Launcher,
     Meter,
-    PlaneRejected,
     ProcessState,
     TrafficSplit,
 )
 from rollout.domain.spec import DeploymentSettings, Slot
-from rollout.domain.state_machine import WATCHED, Look, RolloutPhase, RolloutProgress, Signal
+from rollout.domain.state_machine import (
+    WATCHED,
+    RolloutPhase,
+    RolloutProgress,
+    Signal,
+    TickObservation,
+)
 from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.samples import SampleFolder
@@ -45,7 +51,7 @@ class World:
     `samples` is where the servers record what they answer; None where they cannot.
     """
 
-    plane: DataPlane
+    data_plane: DataPlane
     meter: Meter
     launcher: Launcher
     clock: Clock
@@ -111,42 +117,44 @@ class Controller:
     def tick(self) -> RolloutProgress:
         """Do what the phase asks for once; nothing when DONE.
 
-        PlaneUnavailable: nothing was decided, try again.
+        DataPlaneUnavailable: nothing was decided, try again.
         """
         if self.progress.phase is RolloutPhase.DONE:
             return self.progress
         try:
             self._act()
-        except RequestWaitsError:  # it came while the last look was judged
+        except RequestWaitsError:  # it came while the last tick was judged
             self._act()
-        except PlaneRejected as error:
-            if self.progress.phase not in machine.ABORTABLE:
+        except DataPlaneRejected as error:
+            if self.progress.phase not in machine.REVERSIBLE:
                 raise
-            self._obey(Verdict(Action.ROLLBACK, Gate.CONFIG, str(error)))
+            self._apply_verdict(Verdict(Action.ROLLBACK, HoldReason.CONFIG, str(error)))
         return self.progress
 
     def _act(self) -> None:
-        if self.progress.phase not in machine.ABORTABLE or not self._heed():
+        if self.progress.phase not in machine.REVERSIBLE or not self._apply_command():
             self._handlers[self.progress.phase]()
 
-    def _heed(self) -> bool:
+    def _apply_command(self) -> bool:
         """Obey what an operator has asked for; whether there was something."""
         waiting = self._journal.requests(self._rollout.id)
-        request = next_request(waiting, self.progress.obeyed)
+        request = next_request(waiting, self.progress.applied)
         if request is None:
             return False
-        heeded = machine.heed(self.progress, request, self._rollout.spec, self._now())
-        if heeded is None:
+        applied = machine.apply_command(self.progress, request, self._rollout.spec, self._now())
+        if applied is None:
             return False
-        self._enter(heeded, _ruling(heeded, request), asked=request.wish)
+        self._enter(applied, _ruling(applied, request), command=request.command)
         return True
 
     def resume(self, unwatched_seconds: float) -> None:
         """Go on after another daemon's death: roll back what nobody watched for too long."""
         phase, limit = self.progress.phase, self._settings.max_unwatched_seconds
-        if phase in machine.ABORTABLE and unwatched_seconds > limit:
-            why = f"nobody watched the rollout for {unwatched_seconds:.0f} s"
-            self._obey(Verdict(Action.ROLLBACK, Gate.UNWATCHED, why, unwatched_seconds, limit))
+        if phase in machine.REVERSIBLE and unwatched_seconds > limit:
+            why = f"no daemon watched the rollout for {unwatched_seconds:.0f} s"
+            self._apply_verdict(
+                Verdict(Action.ROLLBACK, HoldReason.UNWATCHED, why, unwatched_seconds, limit)
+            )
             return
         self._save(
             replace(self.progress, since=self._now(), step_requests=0, step_ticks=0),
@@ -161,7 +169,7 @@ class Controller:
             self._fleet.launch(rollout.slot, rollout.candidate, self._replicas())
         except OSError as error:
             why = f"the candidate could not be started: {error.strerror}"
-            self._obey(Verdict(Action.ROLLBACK, Gate.READY, why))
+            self._apply_verdict(Verdict(Action.ROLLBACK, Gate.READY, why))
             return
         self._save(machine.move(self.progress, Signal.LAUNCHED, self._now()), "phase")
 
@@ -176,7 +184,7 @@ class Controller:
                 return
         if probe in (ProcessState.DEAD, ProcessState.WRONG_MODEL) or waited > limit:
             why = self._why_not_ready(probe)
-            self._obey(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
+            self._apply_verdict(Verdict(Action.ROLLBACK, Gate.READY, why, waited, limit))
 
     def _why_not_ready(self, probe: ProcessState) -> str:
         tail = self._fleet.tail(self._rollout.slot)
@@ -201,7 +209,7 @@ class Controller:
         # One replica that ended by itself is enough: a candidate is not started again.
         probe = self._fleet.probe(self._rollout.slot)
         if probe is ProcessState.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
-            self._obey(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
+            self._apply_verdict(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
             return
         alive = probe is not ProcessState.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
@@ -210,19 +218,19 @@ class Controller:
         seconds = self._settings.tick_seconds
         if self._counting_since is not None:
             seconds = max(seconds, counted_until - self._counting_since)
-        look, reference = self._observer.look(
+        observation, reference = self._observer.observe(
             alive=alive, mirrored=mirrored, weight=weight, seconds=seconds
         )
         self._counting_since = counted_until
-        look = self._weighed(look)
+        observation = self._weighed(observation)
         now, spec = self._now(), self._rollout.spec
-        judged = look.window is not None and not machine.warming_up(self.progress, spec, now)
-        progress = machine.absorb(self.progress, look, spec, now)
-        verdict = machine.judge(progress, look, spec, now)
+        judged = observation.window is not None and not machine.warming_up(self.progress, spec, now)
+        progress = machine.absorb(self.progress, observation, spec, now)
+        verdict = machine.judge(progress, observation, spec, now)
         body = {
             "judged": judged,
-            "window": asdict(look.window or Window()),
-            "shadow": asdict(look.shadow) if look.shadow else None,
+            "window": asdict(observation.window or Window()),
+            "shadow": asdict(observation.shadow) if observation.shadow else None,
             "compared": progress.evidence.shadow.hits,
             "reference_ms": reference,
             "verdict": asdict(verdict),
@@ -231,7 +239,7 @@ class Controller:
             "latencies": self._observer.latencies(),
         }
         self._save(progress, records.TICK, body)
-        self._obey(verdict)
+        self._apply_verdict(verdict)
 
     def _due(self) -> bool:
         """Whether a tick has passed since the last evaluation.
@@ -242,13 +250,13 @@ class Controller:
         since, tick = self._counting_since, self._settings.tick_seconds
         return since is None or self._world.clock.monotonic() - since >= tick
 
-    def _weighed(self, look: Look) -> Look:
+    def _weighed(self, observation: TickObservation) -> TickObservation:
         """The look with the mark whether the candidate's share was large enough for a proof."""
-        if look.window is None:
-            return look
+        if observation.window is None:
+            return observation
         spec = self._rollout.spec
         enough = spec.representative(machine.candidate_weight(self.progress, spec))
-        return replace(look, window=replace(look.window, representative=enough))
+        return replace(observation, window=replace(observation.window, representative=enough))
 
     def _pause(self) -> None:
         if self.progress.stage in WATCHED:
@@ -283,7 +291,7 @@ class Controller:
 
     def _retired(self, slot: Slot) -> bool:
         """Drain and stop a slot, a little per tick; whether nothing of it is left."""
-        self._world.plane.connect(slot, ())
+        self._world.data_plane.connect(slot, ())
         if not self._fleet.replicas(slot):
             return True
         waited, limit = self._now() - self.progress.since, self._settings.drain_seconds
@@ -300,8 +308,8 @@ class Controller:
         body = records.ended_body(self._rollout, progress.planned, progress.ruling, self._now())
         self._save(progress, records.ENDED, {**body, "disagreements": self._observer.kept()})
 
-    def _obey(self, verdict: Verdict) -> None:
-        progress = machine.obey(self.progress, verdict, self._rollout.spec, self._now())
+    def _apply_verdict(self, verdict: Verdict) -> None:
+        progress = machine.apply_verdict(self.progress, verdict, self._rollout.spec, self._now())
         if progress is not self.progress:
             self._enter(progress, verdict)
 
@@ -322,7 +330,7 @@ class Controller:
     def _connect(self) -> None:
         slot = self._rollout.slot
         if endpoints := self._fleet.endpoints(slot):
-            self._world.plane.connect(slot, endpoints)
+            self._world.data_plane.connect(slot, endpoints)
 
     def _apply(self) -> None:
         progress, spec, slot = self.progress, self._rollout.spec, self._rollout.slot
@@ -336,7 +344,7 @@ class Controller:
             testers=slot if serves else None,
             sticky=spec.sticky,
         )
-        self._world.plane.apply(traffic)
+        self._world.data_plane.apply(traffic)
 
     def _save(
         self, progress: RolloutProgress, kind: str, extra: dict[str, Any] | None = None
@@ -363,7 +371,7 @@ _WHY_NOT_READY = {
 
 
 def _ruling(progress: RolloutProgress, request: Request) -> Verdict | None:
-    return progress.ruling if request.wish.final else None
+    return progress.ruling if request.command.final else None
 
 
 def _since(start: float | None, now: float) -> float | None:
@@ -374,21 +382,21 @@ def _why_no_shadow(rollout: Rollout, world: World) -> str:
     """Why a rollout that asks for a shadow gets none; empty if it does, or does not ask."""
     if not rollout.spec.shadows:
         return ""
-    if not world.plane.can_mirror:
+    if not world.data_plane.can_mirror:
         return "the proxy cannot copy requests"
     if world.samples is None and rollout.spec.shadow_wait_seconds is not None:
-        return "the servers cannot be told to record; is MLCTL_SAMPLE_DIR set?"
+        return "the servers cannot record answers for this rollout: MLCTL_SAMPLE_DIR is set"
     return ""
 
 
-def _comparison(rollout: Rollout, world: World) -> ShadowWatch | None:
+def _comparison(rollout: Rollout, world: World) -> ShadowComparison | None:
     """What compares the two revisions' answers, where the servers can be told to record them."""
     if world.samples is None or not rollout.spec.shadows:
         return None
     sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}
     digests = {side: revision.recorded for side, revision in sides.items()}
     parties = Parties(rollout.slot, digests)
-    return ShadowWatch(world.samples, parties, rollout.spec, rollout.id, world.clock)
+    return ShadowComparison(world.samples, parties, rollout.spec, rollout.id, world.clock)
 
 
 def _e_values(logs: Mapping[Gate, float]) -> dict[str, float]:

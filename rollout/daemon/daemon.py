@@ -32,7 +32,13 @@ from rollout.daemon.scaler import Scaler
 from rollout.daemon.supervisor import Supervisor
 from rollout.daemon.vitals import Vitals
 from rollout.daemon.watch import seconds_unseen
-from rollout.domain.ports import Launcher, Plane, PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.ports import (
+    DataPlaneRejected,
+    DataPlaneUnavailable,
+    Launcher,
+    MeteredDataPlane,
+    TrafficSplit,
+)
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Slot, check_name
 from rollout.domain.state_machine import RolloutPhase
@@ -42,7 +48,7 @@ from rollout.drivers.local.launcher import LocalLauncher
 from rollout.drivers.local.processes import TOKEN_VARIABLE
 from rollout.drivers.local.samples import sample_folder
 from rollout.drivers.proxies import edges_of, proxy_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal, StaleEpochError
 from rollout.journal.records import Deployment, Rollout
 
@@ -57,19 +63,21 @@ class Daemon:
     def __init__(
         self, name: str, journal: Journal, stack: ExitStack, unwatched_seconds: float
     ) -> None:
-        directory = places.directory(name)
+        directory = paths.directory(name)
         deployment = journal.deployment(name)
         self._name = name
         self._journal = journal
-        self._heartbeat = places.heartbeat(name)
+        self._heartbeat = paths.heartbeat(name)
         self._unwatched = unwatched_seconds
         self._epoch = journal.take_over(name)
         settings = deployment.settings
         proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
-        plane = stack.enter_context(proxy.plane())
-        launcher = _launcher(directory / "logs", settings, plane, stack)
+        data_plane = stack.enter_context(proxy.data_plane())
+        launcher = _launcher(directory / "logs", settings, data_plane, stack)
         samples = None if settings.kubernetes else sample_folder(directory)
-        self._world = World(plane, plane, launcher, SystemClock(), edges_of(settings), samples)
+        self._world = World(
+            data_plane, data_plane, launcher, SystemClock(), edges_of(settings), samples
+        )
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
         self._logs = directory / "logs"
         live = LiveReplicas(name, self._world, journal, self._vitals, self._epoch)
@@ -86,15 +94,15 @@ class Daemon:
         self._watch = Watch(self._epoch, deployment.settings, self._champion_settled, self._record)
         self._show(settings, stack)
         self._controller: Controller | None = None
-        self._plane_lost = False
-        self._obeyed = 0
+        self._proxy_lost = False
+        self._applied = 0
         self._stop = False
 
     def _show(self, settings: DeploymentSettings, stack: ExitStack) -> None:
         """Start what reports the deployment elsewhere; none of it delays a tick."""
-        journal, clock = places.journal(), self._world.clock
-        told = stack.enter_context(EventCursors(journal))
-        self._runs = RunKeeper(self._name, settings.runs, told, clock)
+        journal, clock = paths.journal(), self._world.clock
+        cursors = stack.enter_context(EventCursors(journal))
+        self._runs = RunKeeper(self._name, settings.runs, cursors, clock)
         stack.callback(self._runs.close)
         self._metrics = stack.enter_context(
             MetricsServer(self._name, settings, journal, self._heartbeat, clock)
@@ -109,9 +117,9 @@ class Daemon:
         """Tick until stopped; return the exit code. Repeated errors end it, for a fresh process."""
         errors = 0
         while not self._stop:
-            self._obeyed = self._journal.last_command(self._name)
+            self._applied = self._journal.last_command(self._name)
             try:
-                self._look()
+                self._observe()
                 errors = 0
             except StaleEpochError:
                 return 0
@@ -124,7 +132,7 @@ class Daemon:
             self._wait()
         return 0
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         deployment = self._journal.deployment(self._name)
         if deployment.epoch != self._epoch or not deployment.up:
             raise StaleEpochError(self._name)
@@ -136,9 +144,9 @@ class Daemon:
         self._scale(deployment)
         try:
             self._drive(deployment)
-            self._plane_lost = False
-        except (PlaneUnavailable, PlaneRejected) as error:
-            self._report_plane(error)
+            self._proxy_lost = False
+        except (DataPlaneUnavailable, DataPlaneRejected) as error:
+            self._report_proxy(error)
         self._champions.foresee(self._controller.rollout if self._controller else None)
         if self._supervisor.serving:
             self._champions.poll(self._journal.deployment(self._name))
@@ -149,7 +157,7 @@ class Daemon:
     def _scale(self, deployment: Deployment) -> None:
         if self._supervisor.serving:
             rollout = self._journal.active(self._name) is not None
-            self._scaler.look(deployment, self._vitals.loads(), rollout=rollout)
+            self._scaler.observe(deployment, self._vitals.loads(), rollout=rollout)
 
     def _rotate(self) -> None:
         try:
@@ -163,7 +171,7 @@ class Daemon:
         if active is None:
             self._controller = None
             slot = deployment.slot
-            self._world.plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
+            self._world.data_plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
             self._record_traffic(deployment.live.digest, slot)
             return
         self._record.pause()
@@ -189,29 +197,31 @@ class Daemon:
     def _champion_settled(self) -> bool:
         return self._champions.settled(self._journal.deployment(self._name))
 
-    def _report_plane(self, error: Exception) -> None:
-        if self._plane_lost or not self._supervisor.serving:
+    def _report_proxy(self, error: Exception) -> None:
+        if self._proxy_lost or not self._supervisor.serving:
             return
-        self._plane_lost = True
+        self._proxy_lost = True
         body = {"message": str(error)}
-        self._journal.append(self._name, None, "plane_unavailable", body, self._epoch)
+        self._journal.append(self._name, None, "proxy_unavailable", body, self._epoch)
 
     def _wait(self) -> None:
         """Sleep for a tick, or until a client asks for something of this deployment."""
         deadline = time.monotonic() + self._watch.settings.tick_seconds
         while not self._stop and time.monotonic() < deadline:
-            if self._journal.last_command(self._name) != self._obeyed:
+            if self._journal.last_command(self._name) != self._applied:
                 return
             time.sleep(_POLL_SECONDS)
 
 
-def _launcher(logs: Path, settings: DeploymentSettings, plane: Plane, stack: ExitStack) -> Launcher:
+def _launcher(
+    logs: Path, settings: DeploymentSettings, data_plane: MeteredDataPlane, stack: ExitStack
+) -> Launcher:
     if settings.kubernetes is not None:
+        from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
         from rollout.drivers.kubernetes.launcher import KubernetesLauncher
-        from rollout.drivers.kubernetes.plane import KubernetesPlane
 
-        assert isinstance(plane, KubernetesPlane)
-        return KubernetesLauncher(settings.kubernetes, plane, logs)
+        assert isinstance(data_plane, KubernetesDataPlane)
+        return KubernetesLauncher(settings.kubernetes, data_plane, logs)
     launcher = LocalLauncher(logs, settings)
     stack.callback(launcher.close)
     return launcher
@@ -220,15 +230,15 @@ def _launcher(logs: Path, settings: DeploymentSettings, plane: Plane, stack: Exi
 def main(name: str) -> int:
     """Watch `name`; 0 at once if another daemon does."""
     with ExitStack() as stack:
-        lock = stack.enter_context(places.lock(check_name(name)).open("a"))
+        lock = stack.enter_context(paths.lock(check_name(name)).open("a"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0
-        heartbeat = places.heartbeat(name)
+        heartbeat = paths.heartbeat(name)
         unwatched = seconds_unseen(heartbeat)
         heartbeat.touch()
-        journal = stack.enter_context(Journal(places.journal()))
+        journal = stack.enter_context(Journal(paths.journal()))
         own = psutil.Process()
         token = os.environ.get(TOKEN_VARIABLE, "")
         journal.put_process(name, DAEMON, ProcessRef(own.pid, own.create_time(), token))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollout.daemon.controller import World
-from rollout.domain.ports import PlaneUnavailable, ProcessState, RunningRevision
+from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
 from rollout.domain.spec import Endpoint, replica_role
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.processes import log_tail
@@ -24,7 +24,7 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 # What ran for so long did not die of what the one before it died of.
 _STEADY_SECONDS = 30.0
-# From this failure in a row on it is a crash loop: told once, tried on.
+# From this failure in a row on it is a crash loop: reported once, still retried.
 _LOOP_FAILURES = 3
 # How long the proxy may take to send nothing more to a replica that was taken from it.
 _UNHOOK_SECONDS = 1.0
@@ -91,7 +91,7 @@ class LiveReplicas:
         self.ready: dict[int, RunningRevision] = {}
 
     def ensure(self, deployment: Deployment, stand_in: Endpoint | None) -> None:
-        """Look at each replica once, start and stop what must be; does not wait."""
+        """Probe each replica once, start and stop replicas as needed; does not wait."""
         slot, wanted = deployment.slot, deployment.settings.replicas
         found = self._fleet.replicas(slot)
         self._states = {
@@ -121,8 +121,8 @@ class LiveReplicas:
         if all(now - since < _JOIN_SECONDS for since in joined.values()):
             joined |= {each: at for each, at in self._joined.items() if self._lives(each, stand_in)}
         self._joined = joined
-        with suppress(PlaneUnavailable):  # being restarted; the next look tells it again
-            self._world.plane.connect(deployment.slot, tuple(joined))
+        with suppress(DataPlaneUnavailable):  # being restarted; the next tick tells it again
+            self._world.data_plane.connect(deployment.slot, tuple(joined))
 
     def _lives(self, endpoint: Endpoint, stand_in: Endpoint | None) -> bool:
         return endpoint == stand_in or endpoint in self._leaving
@@ -158,7 +158,7 @@ class LiveReplicas:
         except OSError as error:
             state.restarts.failed(now)
             role = replica_role(deployment.slot, index)
-            self._tell(
+            self._report(
                 state, {"role": role, "probe": ProcessState.DEAD, "log": str(error.strerror)}
             )
 
@@ -175,9 +175,9 @@ class LiveReplicas:
         self._fleet.forget(deployment.slot, index)
         state.restarts.failed(self._now())
         role = replica_role(deployment.slot, index)
-        self._tell(state, {"role": role, "probe": why, "log": tail})
+        self._report(state, {"role": role, "probe": why, "log": tail})
 
-    def _tell(self, state: _ReplicaState, body: dict[str, Any]) -> None:
+    def _report(self, state: _ReplicaState, body: dict[str, Any]) -> None:
         if state.restarts.failures > _LOOP_FAILURES:
             return
         kind = "restarted" if state.worked else "start_failed"
@@ -188,7 +188,7 @@ class LiveReplicas:
     def _drain(
         self, deployment: Deployment, index: int, state: _ReplicaState, served: RunningRevision
     ) -> None:
-        """Stop one that is wanted no longer, a little per look; it finishes its requests itself."""
+        """Stop one that is wanted no longer, a little per tick; it finishes its requests itself."""
         now = self._now()
         dead = self._world.launcher.probe(served) is ProcessState.DEAD
         if not dead and not state.stopping:

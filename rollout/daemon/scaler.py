@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rollout.daemon.controller import World
 from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
-from rollout.domain.ports import PlaneUnavailable
+from rollout.domain.ports import DataPlaneUnavailable
 from rollout.domain.spec import DeploymentSettings
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
@@ -22,10 +22,10 @@ class Scaler:
         self._epoch = epoch
         self._state = State()
 
-    def look(
+    def observe(
         self, deployment: Deployment, loads: tuple[ReplicaLoad, ...], *, rollout: bool
     ) -> None:
-        """Look once and write how many replicas are wanted from now on.
+        """Evaluate the load once and record the number of replicas.
 
         During a rollout the number stays: both slots are compared at the same size. A
         sleeping deployment is woken for it.
@@ -39,7 +39,7 @@ class Scaler:
             return
         try:
             reading = self._world.meter.read()
-        except PlaneUnavailable:
+        except DataPlaneUnavailable:
             return
         seen = ScalingObservation(
             at=self._world.clock.monotonic(),

@@ -1,7 +1,7 @@
 """Keeps what a deployment is made of running, and tells when it serves.
 
 That is the proxy, the live replicas, and the activator of a deployment that may sleep. A
-replica gets new ports each time; the proxy is told, and is not restarted itself.
+replica gets new ports each time; the proxy is reconfigured, not restarted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 from rollout.daemon.controller import World
 from rollout.daemon.replicas import LiveReplicas, Restarts
-from rollout.domain.ports import PlaneUnavailable, Proxy
+from rollout.domain.ports import DataPlaneUnavailable, Proxy
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import Endpoint
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.activator import activator_command
-from rollout.drivers.local.launcher import free_ports, process_role
+from rollout.drivers.local.launcher import process_role
+from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
@@ -48,7 +49,7 @@ class Supervisor:
         self.serving = False
 
     def ensure(self, deployment: Deployment) -> None:
-        """Look once, start what is missing and stop what is too much. Does not wait."""
+        """Check each process once, start missing ones and stop surplus ones. Does not wait."""
         self._ensure_proxy(deployment)
         self.live.ensure(deployment, self._stand_in(deployment))
         self._announce(deployment)
@@ -115,7 +116,7 @@ class Supervisor:
             return
         try:
             healthy = self._world.meter.read().healthy[deployment.slot]
-        except PlaneUnavailable:  # the proxy is still starting; the next look asks again
+        except DataPlaneUnavailable:  # the proxy is still starting; the next tick asks again
             return
         if healthy:
             self.serving = True

@@ -18,9 +18,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.errors import MlctlError
+from bundle.tokens import authorization
 from rollout.domain.autoscale import ReplicaLoad
 from rollout.domain.ports import RunningRevision
-from rollout.drivers.local.launcher import authorization
 
 _POLL_SECONDS = 1.0
 _TIMEOUT = 5.0
@@ -84,7 +84,7 @@ def read_counters(text: str, at: float) -> Counters | None:
 
 
 class Vitals:
-    """Asks the processes that it is told to watch, once a second each, until closed."""
+    """Polls the given processes once a second each until closed."""
 
     def __init__(self, hung_seconds: float, workers: int) -> None:
         self._hung_seconds = hung_seconds
@@ -122,7 +122,7 @@ class Vitals:
         return pulse.hung(time.monotonic(), self._hung_seconds)
 
     def loads(self) -> tuple[ReplicaLoad, ...]:
-        """The loads of those that told theirs."""
+        """Return the loads that are known."""
         with self._lock:
             return tuple(self._loads.values())
 

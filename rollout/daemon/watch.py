@@ -1,6 +1,6 @@
 """The parent of a deployment's daemon: `python -m rollout.daemon.watch NAME`.
 
-It starts the daemon, and starts it again when it dies or no longer looks, after a pause that
+It starts the daemon, and starts it again when it dies or no longer ticks, after a pause that
 doubles. A daemon that leaves by itself (told to stop, or another one watches) ends it too.
 It holds nothing that could be lost: if it dies as well, the next command starts both again.
 """
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from rollout.journal import paths as places
+from rollout.journal import paths
 
 STUCK_SECONDS = 15.0
 _CHECK_SECONDS = 1.0
@@ -64,12 +64,12 @@ class Watcher:
                 return self._child.wait(_CHECK_SECONDS)
             except subprocess.TimeoutExpired:
                 if seconds_unseen(self._heartbeat, since=begun) > STUCK_SECONDS:
-                    print("the daemon no longer looks: it is started again", flush=True)
+                    print("the daemon no longer ticks: it is started again", flush=True)
                     self._child.kill()
 
 
 def seconds_unseen(heartbeat: Path, since: float = 0.0) -> float:
-    """Seconds since a daemon last looked, or since `since` (wall clock) if that is later.
+    """Seconds since a daemon last ticked, or since `since` (wall clock) if that is later.
 
     0 if none ever did and `since` is not given.
     """
@@ -83,7 +83,7 @@ def seconds_unseen(heartbeat: Path, since: float = 0.0) -> float:
 def main(name: str) -> int:
     """Watch the daemon of `name`."""
     command = [sys.executable, "-P", "-m", "rollout.daemon.daemon", name]
-    watcher = Watcher(command, places.heartbeat(name))
+    watcher = Watcher(command, paths.heartbeat(name))
     signal.signal(signal.SIGTERM, watcher.stop)
     return watcher.run()
 

@@ -2,7 +2,7 @@
 
 One request is one trial, with the share of its rows that disagree, because the rows of a
 request come from one caller and are wrong together. Drift only holds: a distribution that
-moved says that somebody should look, not that the candidate is wrong.
+moved says that somebody should observation, not that the candidate is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.drift import rows_needed
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
-from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
+from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
 
 MIN_BAD_BLOCKS = 3
 # How much more two variants of one model may differ than what was proved of each explains.
@@ -133,11 +133,11 @@ def unproved(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
     total, needed = evidence.total, spec.shadow_requests
     if total.requests < needed:
         why = f"{total.requests} requests were answered by both revisions, {needed} are needed"
-        return Verdict(Action.HOLD, Gate.DATA, why, total.requests, needed, total.requests)
+        return Verdict(Action.HOLD, HoldReason.DATA, why, total.requests, needed, total.requests)
     if total.psi is None:
         needed = rows_needed(spec.max_psi)
         why = f"{total.rows} compared rows, drift is told from {needed} on"
-        return Verdict(Action.HOLD, Gate.DATA, why, total.rows, needed, total.requests)
+        return Verdict(Action.HOLD, HoldReason.DATA, why, total.rows, needed, total.requests)
     limit = spec.max_disagreement
     if limit is None or log_proof(evidence, limit) >= math.log(1.0 / spec.alpha):
         return None
@@ -145,7 +145,7 @@ def unproved(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
         f"{total.disagreed:.4g} disagreements in {total.requests} requests do not yet prove a "
         f"share below {limit:g}"
     )
-    return Verdict(Action.HOLD, Gate.PROOF, why, share(evidence.hits), limit, total.requests)
+    return Verdict(Action.HOLD, HoldReason.PROOF, why, share(evidence.hits), limit, total.requests)
 
 
 def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -> Verdict:

@@ -42,7 +42,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScalingObservation:
-    """One look: when (seconds), how many replicas are wanted now, and what they do.
+    """One tick: when (seconds), how many replicas are wanted now, and what they do.
 
     `loads` holds a load for every replica that serves; fewer than `replicas` means that some are
     starting or silent. `requests` is a count that moves with each request. `active` are the
@@ -68,7 +68,7 @@ class State:
 
 
 def decide(state: State, seen: ScalingObservation, bounds: Bounds) -> tuple[State, int]:
-    """The state after this look, and the number of replicas to have from now on.
+    """The state after this tick, and the number of replicas to have from now on.
 
     Zero stays zero here: only a request wakes a deployment.
     """

@@ -19,5 +19,5 @@ def champion_command() -> tuple[str, ...]:
 
 
 def runs_command() -> tuple[str, ...]:
-    """How rollouts are told to MLflow; the deployment's name is added."""
+    """Return the command that reports rollouts to MLflow; the deployment's name is appended."""
     return (sys.executable, "-P", "-m", "rollout.daemon.reporting.runs")

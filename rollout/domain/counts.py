@@ -1,4 +1,4 @@
-"""Counters of one look at the traffic, and their reduction to what the gates judge. Pure.
+"""Counters of one observation of the traffic, and their reduction to what the gates judge. Pure.
 
 A proxy's counters only rise. The difference of two readings is one tick; a reading in which
 any counter fell comes from a restarted proxy and gives no tick. Latencies are counted by
@@ -105,7 +105,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look: rising totals, whether the proxy finds the slot healthy, requests in flight.
+    """One tick: rising totals, whether the proxy finds the slot healthy, requests in flight.
 
     A slot is healthy while at least one of its replicas is. `shadow` counts the copies of
     requests that a slot got, whose answers nobody saw; no gate on traffic counts them.
@@ -136,7 +136,7 @@ class Counts:
     late: int = 0
 
     @property
-    def seen(self) -> int:
+    def total(self) -> int:
         """All requests, answered or not."""
         return self.requests + self.abandoned
 

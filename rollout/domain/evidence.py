@@ -161,7 +161,7 @@ def next_step(evidence: GateEvidence) -> GateEvidence:
 
 def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvidence:
     """Add one tick. A tick without candidate requests changes nothing."""
-    if window.candidate.seen == 0:
+    if window.candidate.total == 0:
         return evidence
     return replace(
         evidence,

@@ -65,7 +65,7 @@ def _errors(counts: Counts) -> Hits:
 
 
 def _failed(counts: Counts) -> Hits:
-    return counts.errors + counts.abandoned, counts.seen
+    return counts.errors + counts.abandoned, counts.total
 
 
 def _client_errors(counts: Counts) -> Hits:

@@ -25,7 +25,7 @@ from rollout.domain.evidence import (
 )
 from rollout.domain.gate_table import GATES, LATE_SHARE, SLOW_SHARE, GateRule
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Action, Gate, Hits, Verdict, breaks, share
+from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
 
 __all__ = [
     "LATE_SHARE",
@@ -33,6 +33,7 @@ __all__ = [
     "Action",
     "Gate",
     "GateEvidence",
+    "HoldReason",
     "Verdict",
     "begin",
     "breaks",
@@ -49,7 +50,7 @@ __all__ = [
 
 MIN_BAD_BLOCKS = 3
 MIN_TICKS = 3
-UNHEALTHY_LOOKS = 3
+MAX_UNHEALTHY_TICKS = 3
 # What comes at random every T seconds is seen in 3 T with a probability of 95 % (rule of three).
 _PERIODS_TO_SEE = 3.0
 # Independent requests at their usual share reach this with a chance of 1e-4 per streak.
@@ -80,7 +81,7 @@ def harm(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
 def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """Return HOLD while a share is beyond its limit, though too little to prove harm; else None.
 
-    A candidate that looks bad gets no more traffic before more requests have decided.
+    A candidate that ticks bad gets no more traffic before more requests have decided.
     """
     for gate, rule in GATES.items():
         counted, limit = evidence.of(gate), rule.limit(spec)
@@ -112,7 +113,7 @@ def unproved(evidence: GateEvidence, spec: RolloutSpec, *, bursts: bool = True) 
             effect = evidence.of(gate).design_effect
             if bursts and effect >= 2.0:
                 why += f"; they come in bursts, in which {effect:.0f} requests count as one"
-            return Verdict(Action.HOLD, Gate.PROOF, why, share(hits), limit, int(hits[1]))
+            return Verdict(Action.HOLD, HoldReason.PROOF, why, share(hits), limit, int(hits[1]))
     return None
 
 

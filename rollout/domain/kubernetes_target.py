@@ -60,7 +60,7 @@ class KubernetesTarget:
 
     @property
     def where(self) -> str:
-        """How a person is told of it."""
+        """Return its name for messages."""
         return f"HTTPRoute {self.namespace}/{self.route}"
 
     @property

@@ -15,13 +15,13 @@ from rollout.domain.counts import Totals
 # Pairs of an edge in milliseconds and how many fell under it but not under the one before;
 # None stands for what is beyond every edge.
 Sparse = Sequence[tuple[float | None, int]]
-MOST = 48  # finite edges of one slot in one look
+MOST = 48  # finite edges of one slot in one tick
 
 
 def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, int]]:
     """The latencies of `totals`, counted at `edges`, without what is empty.
 
-    Of many edges neighbours are put together, under the later one: a look stays small in the
+    Of many edges neighbours are put together, under the later one: a tick stays small in the
     record whatever the traffic, and what is told of it still holds as "at most".
     """
     counts = (later - earlier for earlier, later in pairwise((0, *totals.within, totals.timed)))

@@ -1,4 +1,4 @@
-"""Readings of the meter turned into looks: what both slots did since the look before."""
+"""Readings of the meter turned into observations: what both slots did since the tick before."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rollout.domain.latency_edges import sparse
 from rollout.domain.ports import Meter
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
-from rollout.domain.state_machine import Look
+from rollout.domain.state_machine import TickObservation
 
 
 class Comparison(Protocol):
     """What finds both slots' answers to the same requests."""
 
-    def look(self, live_requests: int) -> ShadowWindow:
-        """What was found since the look before; `live_requests` came in that time."""
+    def observe(self, live_requests: int) -> ShadowWindow:
+        """What was found since the tick before; `live_requests` came in that time."""
         ...
 
     def end(self) -> None:
@@ -66,15 +66,15 @@ class TrafficObserver:
         return None if self._comparison is None else self._comparison.kept()
 
     def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
-        """The last look's latencies of both sides, for the record: see `seen.edges.sparse`."""
+        """The last tick's latencies of both sides, for the record: see `seen.edges.sparse`."""
         return {side: sparse(totals, self._edges) for side, totals in self._seen.items()}
 
-    def look(
+    def observe(
         self, *, alive: bool, mirrored: bool = False, weight: int = 100, seconds: float = 0.5
-    ) -> tuple[Look, float | None]:
+    ) -> tuple[TickObservation, float | None]:
         """Return what happened in the last `seconds`, and the live p99 that tails are counted from.
 
-        A candidate that gets copies only is judged by these. The first look, and one across a
+        A candidate that gets copies only is judged by these. The first tick, and one across a
         restart of the proxy, has no window.
         """
         reading = self._meter.read()
@@ -87,7 +87,7 @@ class TrafficObserver:
         shadow = self._compare(live, seconds) if mirrored else None
         self._seen = {}
         if parts is None or live is None:
-            return Look(None, healthy, alive, shadow), reference
+            return TickObservation(None, healthy, alive, shadow), reference
         ours = copies if mirrored and weight == 0 else parts[self._candidate]
         self._seen = {"candidate": ours, "live": live}
         self._live_history = self._live_history.plus(live)
@@ -101,12 +101,12 @@ class TrafficObserver:
         window = Window(
             rule.count(ours, candidate=True), rule.count(live, candidate=False), seconds=seconds
         )
-        return Look(window, healthy, alive, shadow), reference
+        return TickObservation(window, healthy, alive, shadow), reference
 
     def _compare(self, live: Totals | None, seconds: float) -> ShadowWindow | None:
         if self._comparison is None:
             return None
-        found = self._comparison.look(0 if live is None else live.requests)
+        found = self._comparison.observe(0 if live is None else live.requests)
         return replace(found, seconds=seconds)
 
 

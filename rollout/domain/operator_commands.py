@@ -1,7 +1,7 @@
-"""What an operator may ask of a rollout under way. Pure.
+"""Commands that an operator sends to the active rollout. Pure.
 
-A wish is an event in the journal, written by a client and obeyed by the daemon at its next
-look. So a client may die at once, and a daemon that comes back finds every wish again.
+A command is an event in the journal, written by a client and applied by the daemon at its next
+observation. So a client may die at once, and a daemon that comes back finds every command again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from enum import StrEnum
 
 
 class OperatorCommand(StrEnum):
-    """A wish; the value is the kind of its event."""
+    """A command of an operator; the value is the kind of its journal event."""
 
     ROLLBACK = "rollback_requested"
-    ABORT = "abort_requested"
     FULL = "full_requested"
     PAUSE = "pause_requested"
     RESUME = "resume_requested"
@@ -23,20 +22,20 @@ class OperatorCommand(StrEnum):
     @property
     def final(self) -> bool:
         """Whether it takes the traffic back for good."""
-        return self in (OperatorCommand.ROLLBACK, OperatorCommand.ABORT)
+        return self is OperatorCommand.ROLLBACK
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One wish with its place in the journal and its reason in the operator's words."""
+    """One command with its place in the journal and its reason in the operator's words."""
 
     seq: int
-    wish: OperatorCommand
+    command: OperatorCommand
     reason: str
 
 
-def next_request(requests: Iterable[Request], obeyed: int) -> Request | None:
-    """The request to obey now, of those after `obeyed`: the first final one, or else the oldest."""
-    waiting = sorted((each for each in requests if each.seq > obeyed), key=lambda each: each.seq)
-    final = next((each for each in waiting if each.wish.final), None)
+def next_request(requests: Iterable[Request], applied: int) -> Request | None:
+    """Return the next request after `applied`: the first final one, else the oldest."""
+    waiting = sorted((each for each in requests if each.seq > applied), key=lambda each: each.seq)
+    final = next((each for each in waiting if each.command.final), None)
     return final or next(iter(waiting), None)

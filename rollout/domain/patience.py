@@ -11,7 +11,7 @@ from dataclasses import replace
 from rollout.domain import agreement
 from rollout.domain.agreement import ShadowEvidence
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Action, Gate, Verdict
+from rollout.domain.verdict import Action, HoldReason, Verdict
 
 # Servers write once a second what they record: by then some of so many copies would be there.
 UNRECORDED_SECONDS = 20.0
@@ -38,4 +38,4 @@ def given_up(
     if doubt is not None:
         return replace(doubt, action=Action.ROLLBACK, why=f"{doubt.why}, but {why}")
     why = f"the shadow ends without a verdict: {why}"
-    return Verdict(Action.ADVANCE, Gate.DATA, why, waited, limit, pairs)
+    return Verdict(Action.ADVANCE, HoldReason.DATA, why, waited, limit, pairs)

@@ -69,13 +69,13 @@ class RolloutPlan:
         return self.seconds <= self.deadline_seconds
 
     def require_end(self) -> None:
-        """CANNOT_END, with the step that takes longest, if it is not expected to end."""
+        """INSUFFICIENT_TRAFFIC, with the step that takes longest, if it is not expected to end."""
         if self.ends:
             return
         worst = max(self.steps, key=lambda step: step.seconds)
         time = f"{worst.seconds:.0f} s" if math.isfinite(worst.seconds) else "for ever"
         raise MlctlError(
-            ErrorCode.CANNOT_END,
+            ErrorCode.INSUFFICIENT_TRAFFIC,
             f"at {self.today.per_second:.3g} requests/s the {worst.phase} step at "
             f"{worst.weight} % would take {time} ({worst.why}), and the deadline is "
             f"{self.deadline_seconds:g} s",

@@ -1,8 +1,8 @@
 """The seams of a rollout: what carries traffic, counts it and runs the processes.
 
 Each has a driver for this machine (`planes.envoy`, `local.launcher`) and one for a cluster
-(`kubernetes`). A driver raises `PlaneUnavailable` if it does not answer now (the evaluation is
-skipped) and `PlaneRejected` if it refuses a configuration (the rollout is taken back).
+(`kubernetes`). A driver raises `DataPlaneUnavailable` if it does not answer now (the evaluation is
+skipped) and `DataPlaneRejected` if it refuses a configuration (the rollout is taken back).
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
+
+from pydantic import field_validator, model_validator
+from pydantic.dataclasses import dataclass as checked
 
 from rollout.domain.counts import Reading
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Endpoint, Revision, Slot
+from rollout.domain.spec import Endpoint, Percent, Revision, Slot
 
 TOTAL_WEIGHT = 100
 
 
-class PlaneUnavailable(Exception):  # noqa: N818 - it says a state, not a fault of ours
+class DataPlaneUnavailable(Exception):  # noqa: N818 - it says a state, not a fault of ours
     """The data plane did not answer; nothing is known, nothing was changed for sure."""
 
 
-class PlaneRejected(Exception):  # noqa: N818 - as above
+class DataPlaneRejected(Exception):  # noqa: N818 - as above
     """The data plane refused a configuration."""
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class TrafficSplit:
-    """How the requests are shared out.
+    """How the requests are shared out; ValueError if it cannot be.
 
     Attributes:
         weights: percent of the requests per slot, sum 100.
@@ -42,19 +45,25 @@ class TrafficSplit:
         sticky: a client keeps its slot while the weights allow it.
     """
 
-    weights: Mapping[Slot, int]
-    mirror: int = 0
+    weights: Mapping[Slot, Percent]
+    mirror: Percent = 0
     mirror_to: Slot | None = None
     testers: Slot | None = None
     sticky: bool = False
 
-    def __post_init__(self) -> None:
-        weights = {slot: self.weights.get(slot, 0) for slot in Slot}
-        if min(weights.values()) < 0 or sum(weights.values()) != TOTAL_WEIGHT:
-            raise ValueError(f"weights must sum to {TOTAL_WEIGHT}: {dict(self.weights)}")
-        if not 0 <= self.mirror <= TOTAL_WEIGHT or (self.mirror and self.mirror_to is None):
-            raise ValueError(f"{self.mirror} % cannot be copied to {self.mirror_to}")
-        object.__setattr__(self, "weights", weights)
+    @field_validator("weights")
+    @classmethod
+    def _both(cls, weights: Mapping[Slot, int]) -> Mapping[Slot, int]:
+        both = {slot: weights.get(slot, 0) for slot in Slot}
+        if sum(both.values()) != TOTAL_WEIGHT:
+            raise ValueError(f"weights must sum to {TOTAL_WEIGHT}: {dict(weights)}")
+        return both
+
+    @model_validator(mode="after")
+    def _mirrored(self) -> Self:
+        if self.mirror and self.mirror_to is None:
+            raise ValueError(f"{self.mirror} % cannot be copied to no slot")
+        return self
 
 
 class DataPlane(Protocol):
@@ -64,7 +73,7 @@ class DataPlane(Protocol):
     def can_mirror(self) -> bool: ...
 
     def apply(self, traffic: TrafficSplit) -> None:
-        """Make `traffic` hold and wait until it does. Idempotent; PlaneRejected for a mirror
+        """Make `traffic` hold and wait until it does. Idempotent; DataPlaneRejected for a mirror
         where there is none.
         """
         ...
@@ -80,7 +89,7 @@ class Meter(Protocol):
     def read(self) -> Reading: ...
 
 
-class Plane(DataPlane, Meter, Protocol):
+class MeteredDataPlane(DataPlane, Meter, Protocol):
     """A proxy that runs: it carries the traffic and counts it."""
 
     def weights(self) -> dict[Slot, int] | None:
@@ -103,7 +112,7 @@ class Proxy(Protocol):
         """Forget the traffic and the endpoints of an earlier deployment of that name."""
         ...
 
-    def plane(self) -> AbstractContextManager[Plane]:
+    def data_plane(self) -> AbstractContextManager[MeteredDataPlane]:
         """Reach it; nothing is asked yet, so it need not run."""
         ...
 

@@ -1,4 +1,4 @@
-"""What one look at the shadowed requests found. Pure."""
+"""What one observation of the shadowed requests found. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShadowWindow:
-    """The pairs of answers that were found since the look before.
+    """The pairs of answers that were found since the tick before.
 
     Attributes:
         requests: of which both answers are known. `disagreed` is the sum over them of the share

@@ -1,18 +1,21 @@
 """The values of a deployment and a rollout: slots, revisions, the spec, settings, outcomes.
 
-Everything here is frozen and goes to JSON and back without loss, because the journal and the
-daemon's command line carry nothing else. A value that cannot be right raises INVALID_INPUT.
+All are frozen pydantic dataclasses that survive a round trip through JSON, because the journal and
+the daemon's command line carry nothing else. Invalid values raise INVALID_INPUT.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.commands import bento_command, champion_command, runs_command
@@ -20,11 +23,29 @@ from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.scores import ProvedScore
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 REPRESENTATIVE_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
-_COUNT = f"give 1 to {MAX_REPLICAS}"
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Percent = Annotated[int, Field(ge=0, le=100)]
+LatencyMs = Annotated[float, Field(ge=1, le=60_000)]
+Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A frozen value that pydantic validates; what does not fit raises INVALID_INPUT."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise _invalid(_sentence(error, tuple(cls.__dataclass_fields__))) from None
 
 
 class Slot(StrEnum):
@@ -49,7 +70,6 @@ class Outcome(StrEnum):
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"
-    ABORTED = "aborted"
 
 
 class OnInconclusive(StrEnum):
@@ -60,7 +80,7 @@ class OnInconclusive(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Revision:
+class Revision(Checked):
     """What a deployment serves: a Bento and the registered model version inside it.
 
     `agreement` is the share of rows with the source model's top class that optimize proved;
@@ -70,8 +90,8 @@ class Revision:
     `scores` are those that optimize proved of its models on labelled rows.
     """
 
-    bento: str
-    digest: str
+    bento: Annotated[str, Field(pattern=r"^[^-]")]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     model: str
     version: str
     source: str
@@ -79,12 +99,6 @@ class Revision:
     models: tuple[str, ...] = ()
     interface: dict[str, Any] = field(default_factory=dict, hash=False)
     scores: tuple[ProvedScore, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not _DIGEST.fullmatch(self.digest):
-            raise _invalid(f"digest {self.digest!r} is not 64 hexadecimal digits")
-        if not self.bento or self.bento.startswith("-"):
-            raise _invalid(f"{self.bento!r} is not a Bento tag")
 
     @property
     def name(self) -> str:
@@ -103,7 +117,7 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSpec:
+class RolloutSpec(Checked):
     """The steps of a rollout and what the candidate must prove.
 
     Attributes:
@@ -138,55 +152,39 @@ class RolloutSpec:
         tolerance: two answers that are no class scores agree within this share of their size.
     """
 
-    steps: tuple[int, ...] = (1, 5, 25, 50, 100)
-    step_seconds: float = 30.0
-    min_requests: int = 5
-    max_p99_ms: float | None = None
-    max_error_rate: float = 0.01
-    alpha: float = 0.05
-    margin: float = 0.25
-    warmup_seconds: float = 1.0
-    burst_seconds: float = 5.0
-    bake_seconds: float = 300.0
-    deadline_seconds: float = 3600.0
+    steps: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 5, 25, 50, 100)
+    step_seconds: Seconds = 30.0
+    min_requests: Annotated[int, Field(ge=1)] = 5
+    max_p99_ms: LatencyMs | None = None
+    max_error_rate: Share = 0.01
+    alpha: Share = 0.05
+    margin: Annotated[float, Field(ge=0, le=10)] = 0.25
+    warmup_seconds: Seconds = 1.0
+    burst_seconds: PositiveSeconds = 5.0
+    bake_seconds: Seconds = 300.0
+    deadline_seconds: PositiveSeconds = 3600.0
     on_inconclusive: OnInconclusive = OnInconclusive.ROLLBACK
-    shadow_percent: int = 0
-    shadow_seconds: float = 10.0
-    shadow_requests: int = 50
-    shadow_wait_seconds: float | None = None
-    mirror_percent: int = 0
+    shadow_percent: Percent = 0
+    shadow_seconds: Seconds = 10.0
+    shadow_requests: Annotated[int, Field(ge=1)] = 50
+    shadow_wait_seconds: PositiveSeconds | None = None
+    mirror_percent: Percent = 0
     allow_low_weight_proof: bool = False
     alias: bool = True
     sticky: bool = False
-    max_p50_ms: float | None = None
-    max_disagreement: float | None = None
-    max_psi: float = 0.2
-    tolerance: float = 0.01
+    max_p50_ms: LatencyMs | None = None
+    max_disagreement: Share | None = None
+    max_psi: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.2
+    tolerance: Annotated[float, Field(ge=0, le=1)] = 0.01
     breaking: bool = False
 
-    def __post_init__(self) -> None:
-        steps = self.steps
+    @field_validator("steps")
+    @classmethod
+    def _rising(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
         rising = all(low < high for low, high in itertools.pairwise(steps))
-        in_order = bool(steps) and steps[0] >= 1 and steps[-1] == 100 and rising
-        _require(in_order, "steps", steps, "give rising percentages from 1 to 100, 100 the last")
-        self._check_phases()
-        for name in ("step_seconds", "warmup_seconds", "bake_seconds", "shadow_seconds"):
-            _require_seconds(name, getattr(self, name))
-        _require_positive("deadline_seconds", self.deadline_seconds)
-        _require_positive("burst_seconds", self.burst_seconds)
-        _require(self.min_requests >= 1, "min_requests", self.min_requests, "give 1 or more")
-        for name in ("max_error_rate", "alpha"):
-            value = getattr(self, name)
-            _require(0 < value < 1, name, value, "give a number between 0 and 1")
-        _require(0 <= self.margin <= 10, "margin", self.margin, "give a number from 0 to 10")
-        for name in ("max_p50_ms", "max_p99_ms"):
-            limit = getattr(self, name)
-            kept = limit is None or 1 <= limit <= 60_000
-            _require(kept, name, limit, "give 1 to 60000 milliseconds")
-        share = self.max_disagreement
-        _require(share is None or 0 < share < 1, "max_disagreement", share, "give 0 to 1")
-        _require_positive("max_psi", self.max_psi)
-        _require(0 <= self.tolerance <= 1, "tolerance", self.tolerance, "give 0 to 1")
+        if not (rising and steps[0] >= 1 and steps[-1] == 100):
+            raise ValueError("give rising percentages from 1 to 100, 100 the last")
+        return steps
 
     @property
     def shadows(self) -> bool:
@@ -196,18 +194,6 @@ class RolloutSpec:
     def without_shadow(self) -> Self:
         """The same for a proxy that cannot copy requests."""
         return replace(self, shadow_percent=0, mirror_percent=0)
-
-    def _check_phases(self) -> None:
-        policy, known = self.on_inconclusive, [each.value for each in OnInconclusive]
-        _require(policy in known, "on_inconclusive", policy, f"give {' or '.join(known)}")
-        object.__setattr__(self, "on_inconclusive", OnInconclusive(policy))
-        for name in ("shadow_percent", "mirror_percent"):
-            share = getattr(self, name)
-            _require(0 <= share <= 100, name, share, "give 0 to 100 percent")
-        if self.shadow_wait_seconds is not None:
-            _require_positive("shadow_wait_seconds", self.shadow_wait_seconds)
-        copies = self.shadow_requests
-        _require(copies >= 1, "shadow_requests", copies, "give 1 or more")
 
     def representative(self, weight: int) -> bool:
         """Return whether latency seen at this percent of the traffic can be a proof.
@@ -252,11 +238,11 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class DeploymentSettings:
+class DeploymentSettings(Checked):
     """How a deployment's daemon works; kept with the deployment.
 
     Attributes:
-        tick_seconds: time between two looks. ready_seconds: limit for a Bento to become ready.
+        tick_seconds: time between two ticks. ready_seconds: limit for a Bento to become ready.
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle slot is stopped.
         alias_retry_seconds: wait after an alias could not be written; it doubles each time.
@@ -280,18 +266,18 @@ class DeploymentSettings:
             started with, for whoever starts its daemon again; None to take the environment's.
     """
 
-    tick_seconds: float = 0.5
-    ready_seconds: float = 120.0
-    max_unwatched_seconds: float = 30.0
-    drain_seconds: float = 10.0
-    alias_retry_seconds: float = 30.0
+    tick_seconds: PositiveSeconds = 0.5
+    ready_seconds: PositiveSeconds = 120.0
+    max_unwatched_seconds: PositiveSeconds = 30.0
+    drain_seconds: Seconds = 10.0
+    alias_retry_seconds: Seconds = 30.0
     tls: tuple[str, ...] = ()
-    replicas: int = 1
-    workers: int = 1
-    min_replicas: int | None = None
-    max_replicas: int | None = None
-    idle_seconds: float = IDLE_SECONDS
-    hung_seconds: float = 30.0
+    replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
+    workers: Replicas = 1
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
+    max_replicas: Replicas | None = None
+    idle_seconds: PositiveSeconds = IDLE_SECONDS
+    hung_seconds: PositiveSeconds = 30.0
     serve: tuple[str, ...] = field(default_factory=bento_command)
     champion: tuple[str, ...] = field(default_factory=champion_command)
     runs: tuple[str, ...] = field(default_factory=runs_command)
@@ -304,20 +290,22 @@ class DeploymentSettings:
     tracking_uri: str | None = None
     kubernetes: KubernetesTarget | None = None
 
-    def __post_init__(self) -> None:
-        _require(len(self.tls) in (0, 2, 3), "tls", self.tls, "give a certificate and its key")
-        for url in self.webhooks:
-            # Its path is often a secret, so the message does not repeat it.
-            held = re.fullmatch(r"https?://[^/\s]+\S*", url) is not None
-            _require(held, "webhooks", url[:8], "give a URL with http or https")
-        for name in ("tick_seconds", "ready_seconds", "max_unwatched_seconds"):
-            _require_positive(name, getattr(self, name))
-        for name in ("idle_seconds", "hung_seconds"):
-            _require_positive(name, getattr(self, name))
-        _require(1 <= self.workers <= MAX_REPLICAS, "workers", self.workers, _COUNT)
-        self._check_replicas()
-        for name in ("drain_seconds", "alias_retry_seconds"):
-            _require_seconds(name, getattr(self, name))
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(self.tls) not in (0, 2, 3):
+            raise _invalid("tls names a certificate without its key: give both")
+        if not all(re.fullmatch(r"https?://[^/\s]+\S*", url) for url in self.webhooks):
+            # The path of a webhook is often a secret, so the message does not repeat the URL.
+            raise _invalid("webhooks: give URLs with http or https")
+        low, high = self.min_replicas, self.max_replicas
+        if (low is None) != (high is None):
+            raise _invalid("min_replicas, max_replicas: give both or none")
+        low, high = (1, MAX_REPLICAS) if low is None or high is None else (low, high)
+        if low > high:
+            raise _invalid(f"min_replicas = {low} is above max_replicas = {high}")
+        if not low <= self.replicas <= high:
+            raise _invalid(f"replicas = {self.replicas} is out of range: give {low} to {high}")
+        return self
 
     @property
     def autoscaled(self) -> bool:
@@ -329,18 +317,6 @@ class DeploymentSettings:
         """Whether all replicas stop when nobody asks."""
         return self.min_replicas == 0
 
-    def _check_replicas(self) -> None:
-        least, most = self.min_replicas, self.max_replicas
-        if least is None or most is None:
-            both = least is None and most is None
-            _require(both, "min_replicas, max_replicas", (least, most), "give both or none")
-            _require(1 <= self.replicas <= MAX_REPLICAS, "replicas", self.replicas, _COUNT)
-            return
-        _require(1 <= most <= MAX_REPLICAS, "max_replicas", most, _COUNT)
-        _require(0 <= least <= most, "min_replicas", least, f"give 0 to {most}")
-        held = least <= self.replicas <= most
-        _require(held, "replicas", self.replicas, f"give {least} to {most}")
-
 
 def check_name(name: str) -> str:
     """Return a deployment's name, or raise INVALID_INPUT: it becomes a directory."""
@@ -351,19 +327,13 @@ def check_name(name: str) -> str:
     return name
 
 
-def _require_seconds(name: str, value: float) -> None:
-    holds = math.isfinite(value) and value >= 0
-    _require(holds, name, value, "give a finite number of seconds, 0 or more")
-
-
-def _require_positive(name: str, value: float) -> None:
-    holds = math.isfinite(value) and value > 0
-    _require(holds, name, value, "give a finite number of seconds above 0")
-
-
-def _require(holds: bool, name: str, value: object, wanted: str) -> None:
-    if not holds:
-        raise _invalid(f"{name} = {value!r} is out of range: {wanted}")
+def _sentence(error: ValidationError, fields: tuple[str, ...]) -> str:
+    """Return the first fault with the field's name and value."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    # An argument given by position is located by its number.
+    name = ".".join(str(fields[at] if isinstance(at, int) else at) for at in fault["loc"][:1])
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{name} = {fault['input']!r} is out of range: {message[0].lower()}{message[1:]}"
 
 
 def _invalid(message: str) -> MlctlError:

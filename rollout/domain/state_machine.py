@@ -1,10 +1,10 @@
-"""The rollout's state machine: phases, one transition table, one decision per look. Pure.
+"""The rollout's state machine: phases, one transition table, one decision per tick. Pure.
 
 PENDING starts the candidate, WARM waits until it serves, SHADOW sends it copies of the
 traffic, SHIFT gives it a share, BAKE all of it while the old revision stays warm, FINALIZE
 writes down the result. PAUSED keeps the weight of the phase that it interrupts. ROLLBACK may
 follow any phase before FINALIZE and needs one write of the weights. Holding is a verdict, not
-a phase: the next look may move on.
+a phase: the next tick may move on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from rollout.domain import gates, patience
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
@@ -51,7 +51,7 @@ class Signal(StrEnum):
 WATCHED = frozenset({RolloutPhase.SHADOW, RolloutPhase.SHIFT, RolloutPhase.BAKE})
 EXPOSED = frozenset({RolloutPhase.SHIFT, RolloutPhase.BAKE})
 PAUSABLE = frozenset({RolloutPhase.WARM, *WATCHED})
-ABORTABLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
+REVERSIBLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
 
 # RESUME leads back to the phase that was paused: None here.
 TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
@@ -68,7 +68,7 @@ TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
     (RolloutPhase.PAUSED, Signal.RESUME): None,
     (RolloutPhase.ROLLBACK, Signal.SETTLED): RolloutPhase.DONE,
     **{(phase, Signal.PAUSE): RolloutPhase.PAUSED for phase in PAUSABLE},
-    **{(phase, Signal.GIVE_UP): RolloutPhase.ROLLBACK for phase in ABORTABLE},
+    **{(phase, Signal.GIVE_UP): RolloutPhase.ROLLBACK for phase in REVERSIBLE},
 }
 
 
@@ -78,9 +78,9 @@ class RolloutProgress:
 
     `since` is when this phase or step began and `started` the deadline's begin; both move on
     by the length of a pause, which `interrupted` from `paused` on. `exposed` is when traffic
-    first reached the candidate, `first_bad` when a look first found it beyond a limit,
+    first reached the candidate, `first_bad` when a tick first found it beyond a limit,
     `restored` when the traffic was back on the live revision. `planned` is how it will end and
-    `ruling` why. `override` means that an operator skips the gates; `obeyed` is the place in
+    `ruling` why. `override` means that an operator skips the gates; `applied` is the place in
     the journal of the last operator's request that was carried out.
     """
 
@@ -91,7 +91,7 @@ class RolloutProgress:
     exposed: float | None = None
     first_bad: float | None = None
     restored: float | None = None
-    unhealthy_looks: int = 0
+    unhealthy_ticks: int = 0
     step_requests: int = 0
     step_ticks: int = 0
     planned: Outcome | None = None
@@ -99,7 +99,7 @@ class RolloutProgress:
     interrupted: RolloutPhase | None = None
     paused: float | None = None
     override: bool = False
-    obeyed: int = 0
+    applied: int = 0
     evidence: GateEvidence = field(default_factory=GateEvidence)
 
     @property
@@ -109,8 +109,8 @@ class RolloutProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a watched candidate found.
+class TickObservation:
+    """What one observation of a watched candidate found.
 
     `window` is None when nothing was counted, `shadow` when nothing was copied.
     """
@@ -182,7 +182,7 @@ def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgre
 def _resumed(progress: RolloutProgress, now: float) -> RolloutProgress:
     """Back in the interrupted phase, with its clocks as they stood."""
     length = now - (now if progress.paused is None else progress.paused)
-    expired = progress.ruling is not None and progress.ruling.gate is Gate.DEADLINE
+    expired = progress.ruling is not None and progress.ruling.gate is HoldReason.DEADLINE
     return replace(
         progress,
         phase=progress.stage,
@@ -201,7 +201,7 @@ def _leap(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutPr
     return replace(move(progress, Signal.LAST_STEP, now), step=len(spec.steps) - 1)
 
 
-def obey(
+def apply_verdict(
     progress: RolloutProgress, verdict: Verdict, spec: RolloutSpec, now: float
 ) -> RolloutProgress:
     """Where a verdict leads: the next step, ROLLBACK, PAUSED, or nowhere for HOLD."""
@@ -227,17 +227,15 @@ def give_up(
     return replace(move(progress, Signal.GIVE_UP, now), planned=outcome, ruling=verdict)
 
 
-def heed(
+def apply_command(
     progress: RolloutProgress, request: Request, spec: RolloutSpec, now: float
 ) -> RolloutProgress | None:
-    """Where an operator's request leads; None if it has to wait. It is obeyed only once."""
-    phase, noted = progress.phase, replace(progress, obeyed=request.seq)
-    verdict = Verdict(Action.ROLLBACK, Gate.OPERATOR, request.reason)
-    match request.wish:
+    """Where an operator's request leads; None if it has to wait. It is applied only once."""
+    phase, noted = progress.phase, replace(progress, applied=request.seq)
+    verdict = Verdict(Action.ROLLBACK, HoldReason.OPERATOR, request.reason)
+    match request.command:
         case OperatorCommand.ROLLBACK:
             return give_up(noted, Outcome.ROLLED_BACK, verdict, now)
-        case OperatorCommand.ABORT:
-            return give_up(noted, Outcome.ABORTED, verdict, now)
         case OperatorCommand.PAUSE if phase is RolloutPhase.PENDING:
             return None
         case OperatorCommand.PAUSE:
@@ -251,14 +249,16 @@ def heed(
             return _leap(skipping, spec, now) if leaps else skipping
 
 
-def absorb(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) -> RolloutProgress:
-    """Fold one look into the progress. Warm-up looks count only towards health."""
-    unhealthy = 0 if look.healthy else progress.unhealthy_looks + 1
-    progress = _absorb_shadow(replace(progress, unhealthy_looks=unhealthy), look, spec)
-    if look.window is None or warming_up(progress, spec, now):
+def absorb(
+    progress: RolloutProgress, observation: TickObservation, spec: RolloutSpec, now: float
+) -> RolloutProgress:
+    """Fold one tick into the progress. Warm-up ticks count only towards health."""
+    unhealthy = 0 if observation.healthy else progress.unhealthy_ticks + 1
+    progress = _absorb_shadow(replace(progress, unhealthy_ticks=unhealthy), observation, spec)
+    if observation.window is None or warming_up(progress, spec, now):
         return progress
-    ours = look.window.candidate
-    evidence = gates.fold(progress.evidence, look.window, spec)
+    ours = observation.window.candidate
+    evidence = gates.fold(progress.evidence, observation.window, spec)
     bad = gates.tick_breaks_limit(ours, spec) or gates.doubtful(evidence, spec) is not None
     first_bad = now if bad and progress.first_bad is None else progress.first_bad
     progress = replace(progress, evidence=evidence, first_bad=first_bad)
@@ -266,14 +266,16 @@ def absorb(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float)
     return progress if progress.stage is RolloutPhase.SHADOW else _counted(progress, ours.requests)
 
 
-def _absorb_shadow(progress: RolloutProgress, look: Look, spec: RolloutSpec) -> RolloutProgress:
-    if look.shadow is None:
+def _absorb_shadow(
+    progress: RolloutProgress, observation: TickObservation, spec: RolloutSpec
+) -> RolloutProgress:
+    if observation.shadow is None:
         return progress
-    evidence = gates.fold_shadow(progress.evidence, look.shadow, spec)
+    evidence = gates.fold_shadow(progress.evidence, observation.shadow, spec)
     progress = replace(progress, evidence=evidence)
     if progress.stage is not RolloutPhase.SHADOW:
         return progress
-    return _counted(progress, look.shadow.requests)
+    return _counted(progress, observation.shadow.requests)
 
 
 def _counted(progress: RolloutProgress, requests: int) -> RolloutProgress:
@@ -290,19 +292,21 @@ def warming_up(progress: RolloutProgress, spec: RolloutSpec, now: float) -> bool
     return first is not None and now - first < spec.warmup_seconds
 
 
-def judge(progress: RolloutProgress, look: Look, spec: RolloutSpec, now: float) -> Verdict:
+def judge(
+    progress: RolloutProgress, observation: TickObservation, spec: RolloutSpec, now: float
+) -> Verdict:
     """The verdict on a watched candidate after `absorb`."""
     if progress.override:
-        return _hard(progress, look) or _overridden(progress, spec, now)
+        return _hard(progress, observation) or _overridden(progress, spec, now)
     return (
-        _hard(progress, look)
+        _hard(progress, observation)
         or gates.harm(progress.evidence, spec)
         or _paused(progress)
         or _expired(progress, spec, now)
         or _held(progress, spec, now)
         or Verdict(
             Action.ADVANCE,
-            Gate.PROOF if _needs_proof(progress, spec) else Gate.BAKE_TIME,
+            HoldReason.PROOF if _needs_proof(progress, spec) else HoldReason.BAKE_TIME,
             _kept(progress),
             n=progress.step_requests,
         )
@@ -317,14 +321,14 @@ def _kept(progress: RolloutProgress) -> str:
     return f"every gate is kept; {why}"
 
 
-def _hard(progress: RolloutProgress, look: Look) -> Verdict | None:
-    if not look.alive:
+def _hard(progress: RolloutProgress, observation: TickObservation) -> Verdict | None:
+    if not observation.alive:
         return Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
-    looks = progress.unhealthy_looks
-    if looks < gates.UNHEALTHY_LOOKS:
+    looks = progress.unhealthy_ticks
+    if looks < gates.MAX_UNHEALTHY_TICKS:
         return None
     why = f"the candidate failed its health check at {looks} looks in a row"
-    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.UNHEALTHY_LOOKS)
+    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.MAX_UNHEALTHY_TICKS)
 
 
 def _overridden(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict:
@@ -332,15 +336,17 @@ def _overridden(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Ver
     n, baked = progress.step_requests, now - progress.since
     if progress.phase is not RolloutPhase.BAKE or baked < spec.bake_seconds:
         why = "an operator skips the gates; the old revision stays warm"
-        return Verdict(Action.HOLD, Gate.OPERATOR, why, baked, spec.bake_seconds, n)
-    return Verdict(Action.ADVANCE, Gate.OPERATOR, "an operator skipped the gates: no proof", n=n)
+        return Verdict(Action.HOLD, HoldReason.OPERATOR, why, baked, spec.bake_seconds, n)
+    return Verdict(
+        Action.ADVANCE, HoldReason.OPERATOR, "an operator skipped the gates: no proof", n=n
+    )
 
 
 def _paused(progress: RolloutProgress) -> Verdict | None:
     if progress.phase is not RolloutPhase.PAUSED:
         return None
     why = f"paused in {progress.stage}; harm would still take the traffic back"
-    return Verdict(Action.HOLD, Gate.OPERATOR, why, n=progress.step_requests)
+    return Verdict(Action.HOLD, HoldReason.OPERATOR, why, n=progress.step_requests)
 
 
 def _expired(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:
@@ -350,13 +356,13 @@ def _expired(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdic
     held = _not_yet(progress, spec, now)
     why = "the deadline came before the proof" + (f": {held.why}" if held else "")
     n = progress.evidence.candidate.requests
-    return Verdict(Action.INCONCLUSIVE, Gate.DEADLINE, why, age, spec.deadline_seconds, n)
+    return Verdict(Action.INCONCLUSIVE, HoldReason.DEADLINE, why, age, spec.deadline_seconds, n)
 
 
 def _held(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:
     """What is missing; in a shadow that only lacks answers, the end of its patience first."""
     held = _not_yet(progress, spec, now)
-    lacks = held is not None and held.gate in (Gate.DATA, Gate.PROOF)
+    lacks = held is not None and held.gate in (HoldReason.DATA, HoldReason.PROOF)
     if progress.phase is not RolloutPhase.SHADOW or not lacks:
         return held
     evidence, waited = progress.evidence, now - progress.since
@@ -369,11 +375,11 @@ def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdic
     if n < needed or progress.step_ticks < gates.MIN_TICKS:
         # Only answers are data: a candidate that hangs must not pass on requests it lost.
         why = f"{n} answers in {progress.step_ticks} ticks at this step, {needed} are needed"
-        return Verdict(Action.HOLD, Gate.DATA, why, n, needed, n)
+        return Verdict(Action.HOLD, HoldReason.DATA, why, n, needed, n)
     minimum = least_seconds(progress.phase, spec)
     if now - progress.since < minimum:
         why = f"{now - progress.since:.1f} of {minimum:g} s at this step"
-        return Verdict(Action.HOLD, Gate.BAKE_TIME, why, now - progress.since, minimum, n)
+        return Verdict(Action.HOLD, HoldReason.BAKE_TIME, why, now - progress.since, minimum, n)
     compared = mirrored_share(progress, spec) > 0
     doubt = gates.judge_shadow(progress.evidence, spec) if compared else None
     if progress.phase is RolloutPhase.SHADOW:

@@ -19,7 +19,7 @@ from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action, Gate, Verdict
 
-# So many messages are one look.
+# So many messages are one tick.
 _LOOK = 50
 _NONE = Compared(agrees=False, distance=1.0)
 
@@ -41,20 +41,22 @@ def judge_streams(
     live: Mapping[str, Answer | None],
     candidate: Mapping[str, Answer | None],
     spec: RolloutSpec,
-    told: int = 10,
+    max_differing: int = 10,
 ) -> StreamsCompared:
     """Compare the answers to each source that both have met; None is a dead letter.
 
     A message that live answers and the candidate does not disagrees; one that live does not
     answer is no pair. Compared is what both have, since answers may keep fields of their source;
-    those with nothing in common disagree. `told` sources that differ are named.
+    those with nothing in common disagree. At most `max_differing` differing sources are named.
     """
     judge = _Judge(spec, {source: each for source, each in live.items() if each is not None})
     pairs = iter([source for source in candidate if live.get(source) is not None])
     while sources := [*islice(pairs, _LOOK)]:
-        judge.look(sources, candidate)
+        judge.observe(sources, candidate)
     window = judge.evidence.total
-    return StreamsCompared(judge.verdict(), window, judge.differing[:told], sorted(judge.left_out))
+    return StreamsCompared(
+        judge.verdict(), window, judge.differing[:max_differing], sorted(judge.left_out)
+    )
 
 
 class _Judge:
@@ -71,7 +73,7 @@ class _Judge:
             self._outputs.add(answer)
         self._stopped: Verdict | None = None
 
-    def look(self, sources: Sequence[str], candidate: Mapping[str, Answer | None]) -> None:
+    def observe(self, sources: Sequence[str], candidate: Mapping[str, Answer | None]) -> None:
         """Fold some pairs in; what has shown a fault stays shown."""
         found = {source: self._compared(source, candidate[source]) for source in sources}
         apart = [source for source, each in found.items() if not each.agrees]

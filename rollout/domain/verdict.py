@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-Hits = tuple[float, int]  # how many of how many; a share of a request counts as such
+Hits = tuple[float, int]  # (bad, all) requests; a request may be bad in part
 
 
 class Action(StrEnum):
@@ -18,7 +18,7 @@ class Action(StrEnum):
 
 
 class Gate(StrEnum):
-    """What a verdict rests on."""
+    """What a candidate is judged by; a broken one rolls back or holds the rollout."""
 
     ERRORS_VS_LIMIT = "errors_vs_limit"
     ERRORS_VS_LIVE = "errors_vs_live"
@@ -31,13 +31,18 @@ class Gate(StrEnum):
     DRIFT = "drift"
     READY = "ready"
     HEALTH = "health"
-    CONFIG = "config"
-    OPERATOR = "operator"
-    UNWATCHED = "unwatched"
+
+
+class HoldReason(StrEnum):
+    """What a verdict rests on that says nothing against the candidate."""
+
     DATA = "data"
     BAKE_TIME = "bake_time"
     PROOF = "proof"
     DEADLINE = "deadline"
+    OPERATOR = "operator"
+    CONFIG = "config"
+    UNWATCHED = "unwatched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Verdict:
     """One decision: `value` was measured against `limit` on `n` requests, and `why` in words."""
 
     action: Action
-    gate: Gate
+    gate: Gate | HoldReason
     why: str
     value: float | None = None
     limit: float | None = None
@@ -64,5 +69,5 @@ def breaks(hits: Hits, limit: float) -> bool:
 
 
 def share(hits: Hits) -> float:
-    """Hits of n; 0 of none."""
+    """Return the share of bad requests; 0 of none."""
     return hits[0] / hits[1] if hits[1] else 0.0

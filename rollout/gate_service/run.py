@@ -13,7 +13,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import state_dir
 from bundle.packages import install_hint
 from rollout.domain.kubernetes_target import Reach
-from rollout.domain.ports import PlaneUnavailable
+from rollout.domain.ports import DataPlaneUnavailable
 from rollout.drivers.kubernetes.meter import PodCounts, ServiceSource
 from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
@@ -54,6 +54,6 @@ def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) ->
     try:
         reach = Reach(what.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))
         cluster = stack.enter_context(Cluster(reach))
-    except PlaneUnavailable as error:
+    except DataPlaneUnavailable as error:
         raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error
     return ServiceSource(lambda: cluster, what.service)

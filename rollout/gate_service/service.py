@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain.gates import Verdict
 from rollout.domain.observer import TrafficObserver
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.spec import Slot
 from rollout.drivers.kubernetes.meter import PodCounts, SourceMeter
 from rollout.gate_service import session as sessions
@@ -48,7 +48,7 @@ class GateService:
         self._lock = threading.Lock()
 
     def ask(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> GateAnswer:
-        """Look once and judge the session `name`; `weight` is the candidate's percent.
+        """Read the counters once and judge the session `name`; `weight` is the candidate's percent.
 
         INVALID_INPUT, NOT_FOUND for a source that was not allowed, QUEUE_FULL.
         """
@@ -58,10 +58,10 @@ class GateService:
             session = self._store.load(name, terms)
             if session.failed is None:
                 try:
-                    look, _ = opened.observer.look(alive=True)
-                except (PlaneUnavailable, PlaneRejected):
+                    observation, _ = opened.observer.observe(alive=True)
+                except (DataPlaneUnavailable, DataPlaneRejected):
                     return GateAnswer(Result.INCONCLUSIVE, None, "the counts could not be read")
-                session = sessions.absorb(session, look, terms.spec, weight)
+                session = sessions.absorb(session, observation, terms.spec, weight)
             verdict = sessions.judge(session, terms.spec, final=final)
             if sessions.result_of(verdict) is Result.FAILURE:
                 session = replace(session, failed=verdict)

@@ -12,9 +12,9 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from rollout.domain import gates
-from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import Look
+from rollout.domain.state_machine import TickObservation
 
 # The share that is still an equal one where only the counts tell it.
 _NEARLY_EQUAL = 45
@@ -46,7 +46,7 @@ class GateSession:
     step: int | None = None
     step_requests: int = 0
     step_ticks: int = 0
-    unhealthy_looks: int = 0
+    unhealthy_ticks: int = 0
     failed: Verdict | None = None
 
 
@@ -68,21 +68,23 @@ def result_of(verdict: Verdict) -> Result:
     return _RESULTS[verdict.action]
 
 
-def absorb(session: GateSession, look: Look, spec: RolloutSpec, weight: int | None) -> GateSession:
-    """Fold one look in. `weight` is the candidate's percent of the traffic, if it was told."""
+def absorb(
+    session: GateSession, observation: TickObservation, spec: RolloutSpec, weight: int | None
+) -> GateSession:
+    """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was told."""
     if weight != session.step:
         session = replace(session, step=weight, step_requests=0, step_ticks=0)
-    unhealthy = 0 if look.healthy else session.unhealthy_looks + 1
-    session = replace(session, unhealthy_looks=unhealthy)
-    if look.window is None:
+    unhealthy = 0 if observation.healthy else session.unhealthy_ticks + 1
+    session = replace(session, unhealthy_ticks=unhealthy)
+    if observation.window is None:
         return session
-    ours, theirs = look.window.candidate, look.window.live
+    ours, theirs = observation.window.candidate, observation.window.live
     if weight is None:
-        seen = ours.seen + theirs.seen
-        enough = seen > 0 and 100 * ours.seen >= _NEARLY_EQUAL * seen
+        seen = ours.total + theirs.total
+        enough = seen > 0 and 100 * ours.total >= _NEARLY_EQUAL * seen
     else:
         enough = spec.representative(weight)
-    window = replace(look.window, representative=enough)
+    window = replace(observation.window, representative=enough)
     return replace(
         session,
         evidence=gates.fold(session.evidence, window, spec),
@@ -95,9 +97,9 @@ def judge(session: GateSession, spec: RolloutSpec, *, final: bool) -> Verdict:
     """The verdict after `absorb`: ADVANCE needs data and no doubt, `final` the proof as well."""
     if session.failed is not None:
         return session.failed
-    if session.unhealthy_looks >= gates.UNHEALTHY_LOOKS:
-        why = f"no server of the candidate answered at {session.unhealthy_looks} looks in a row"
-        return Verdict(Action.ROLLBACK, Gate.HEALTH, why, session.unhealthy_looks)
+    if session.unhealthy_ticks >= gates.MAX_UNHEALTHY_TICKS:
+        why = f"no server of the candidate answered at {session.unhealthy_ticks} looks in a row"
+        return Verdict(Action.ROLLBACK, Gate.HEALTH, why, session.unhealthy_ticks)
     return (
         gates.harm(session.evidence, spec)
         or _too_little(session, spec)
@@ -105,7 +107,7 @@ def judge(session: GateSession, spec: RolloutSpec, *, final: bool) -> Verdict:
         or (gates.unproved(session.evidence, spec) if final else None)
         or Verdict(
             Action.ADVANCE,
-            Gate.PROOF if final else Gate.DATA,
+            HoldReason.PROOF if final else HoldReason.DATA,
             "every gate is kept",
             n=session.step_requests,
         )
@@ -116,5 +118,5 @@ def _too_little(session: GateSession, spec: RolloutSpec) -> Verdict | None:
     n, ticks = session.step_requests, session.step_ticks
     if n >= spec.min_requests and ticks >= gates.MIN_TICKS:
         return None
-    why = f"{n} answers in {ticks} looks, {spec.min_requests} in {gates.MIN_TICKS} are needed"
-    return Verdict(Action.HOLD, Gate.DATA, why, n, spec.min_requests, n)
+    why = f"{n} answers in {ticks} ticks, {spec.min_requests} in {gates.MIN_TICKS} are needed"
+    return Verdict(Action.HOLD, HoldReason.DATA, why, n, spec.min_requests, n)

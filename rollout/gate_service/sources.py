@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.ports import PlaneUnavailable
+from bundle.tokens import authorization
+from rollout.domain.ports import DataPlaneUnavailable
 from rollout.drivers.kubernetes.meter import PodCounts, Scrape, totals_of
-from rollout.drivers.local.launcher import authorization
 
 _TIMEOUT = 2.0
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
@@ -103,7 +103,7 @@ def _addresses(url: str) -> set[tuple[str, str]]:
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise PlaneUnavailable("a source's name has no address") from error
+        raise DataPlaneUnavailable("a source's name has no address") from error
     # Of one family: a server that listens on both must not be counted twice.
     family = min((entry[0] for entry in found), key=lambda each: each is not socket.AF_INET)
     return {(url, str(entry[4][0])) for entry in found if entry[0] is family}

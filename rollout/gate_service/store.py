@@ -28,7 +28,7 @@ create table session (
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a session compares, and by which limits; the same from its first look to its last."""
+    """What a session compares, and by which limits; the same from its first tick to its last."""
 
     blue: str
     green: str

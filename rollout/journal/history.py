@@ -88,9 +88,9 @@ def _share(
     last = before[-1] if before else None
     if last is None or last.kind == ENDED:
         return None
-    told = [each for each in before if each.rollout == last.rollout and "weight" in each.body]
-    if not told or told[-1].body["phase"] in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
+    weighted = [each for each in before if each.rollout == last.rollout and "weight" in each.body]
+    if not weighted or weighted[-1].body["phase"] in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
         return None
     rollout = next(each for each in rollouts if each.id == last.rollout)
-    body, candidate = told[-1].body, rollout.candidate
+    body, candidate = weighted[-1].body, rollout.candidate
     return Share(rollout.id, candidate.bento, candidate.digest, body["weight"], body["phase"])

@@ -16,13 +16,12 @@ from typing import Any, Self
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.gates import Action, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import ABORTABLE, RolloutPhase, RolloutProgress
-from rollout.journal import records
-from rollout.journal import rejections as refusals
+from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
+from rollout.journal import records, rejections
 from rollout.journal.records import Deployment, JournalEvent, Rollout
 from rollout.journal.schema import connect, transaction
 
@@ -112,7 +111,7 @@ class Journal:
             active = self.active(name)
             if active is not None:
                 why = "the deployment was taken down"
-                ruling = Verdict(Action.ROLLBACK, Gate.OPERATOR, why)
+                ruling = Verdict(Action.ROLLBACK, HoldReason.OPERATOR, why)
                 progress = replace(active.progress, planned=Outcome.ROLLED_BACK, ruling=ruling)
                 self._put_progress(active.id, progress)
                 self._finish(active.id, Outcome.ROLLED_BACK)
@@ -138,7 +137,7 @@ class Journal:
         epoch: int | None = None,
     ) -> None:
         """Change the settings; recorded if the number of replicas changes. Without `epoch`: a
-        client's wish, for a deployment that is up.
+        client's command, for a deployment that is up.
         """
         with transaction(self._db):
             deployment = self.deployment(name)
@@ -196,7 +195,7 @@ class Journal:
         DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one or for steps
         that cannot prove the latency that is asked, ALREADY_LIVE
         (checked in the same transaction, so a late duplicate is refused), ROLLOUT_ACTIVE
-        (by the unique index) or INTERFACE_BROKEN, unless the spec says that this is meant.
+        (by the unique index) or INCOMPATIBLE_INTERFACE, unless the spec says that this is meant.
         """
         spec.require_provable()
         now = self._clock.wall()
@@ -204,7 +203,7 @@ class Journal:
         with transaction(self._db):
             deployment, active = self._candidate_of(name, candidate)
             known = active is None  # else the index refuses it
-            broken = refusals.check_interface(deployment, candidate, spec) if known else ()
+            broken = rejections.check_interface(deployment, candidate, spec) if known else ()
             values = (
                 *(name, deployment.slot.other, records.dumps(deployment.live)),
                 *(records.dumps(candidate), spec.to_json()),
@@ -217,7 +216,7 @@ class Journal:
                     values,
                 )
             except sqlite3.IntegrityError as error:
-                raise refusals.under_way(name, active) from error
+                raise rejections.under_way(name, active) from error
             rollout = int(cursor.lastrowid or 0)
             body = {
                 "candidate": candidate.bento,
@@ -234,15 +233,15 @@ class Journal:
         """Raise what `begin` would for this candidate now, and record nothing."""
         deployment, active = self._candidate_of(name, candidate)
         if active is not None:
-            raise refusals.under_way(name, active)
-        refusals.check_interface(deployment, candidate, spec)
+            raise rejections.under_way(name, active)
+        rejections.check_interface(deployment, candidate, spec)
 
     def _candidate_of(self, name: str, candidate: Revision) -> tuple[Deployment, Rollout | None]:
         deployment = self.deployment(name)
         if not deployment.up:
             raise self._unknown(name)
         active = self.active(name)
-        refusals.check_candidate(deployment, candidate, active)
+        rejections.check_candidate(deployment, candidate, active)
         return deployment, active
 
     def active(self, name: str) -> Rollout | None:
@@ -263,7 +262,7 @@ class Journal:
         )
         return tuple(map(records.rollout_from, rows.fetchall()))
 
-    def request(self, name: str, wish: OperatorCommand, reason: str) -> int:
+    def request(self, name: str, command: OperatorCommand, reason: str) -> int:
         """Ask the daemon for something about the active rollout; the rollout's id.
 
         NOT_FOUND if there is none that could still obey.
@@ -271,12 +270,12 @@ class Journal:
         with transaction(self._db):
             self.deployment(name)
             active = self.active(name)
-            open_phases = {*ABORTABLE, RolloutPhase.ROLLBACK} if wish.final else ABORTABLE
+            open_phases = {*REVERSIBLE, RolloutPhase.ROLLBACK} if command.final else REVERSIBLE
             if active is None or active.progress.phase not in open_phases:
-                raise refusals.nothing_under_way(name, active, self.rollouts(name))
-            if wish is OperatorCommand.RESUME and not self._pausing(active):
-                raise refusals.not_paused(name, active)
-            self._append(name, active.id, wish, {"reason": reason})
+                raise rejections.nothing_under_way(name, active, self.rollouts(name))
+            if command is OperatorCommand.RESUME and not self._pausing(active):
+                raise rejections.not_paused(name, active)
+            self._append(name, active.id, command, {"reason": reason})
         return active.id
 
     def requests(self, rollout: int) -> tuple[Request, ...]:
@@ -291,7 +290,7 @@ class Journal:
         return tuple(map(records.request_from, rows.fetchall()))
 
     def _pausing(self, active: Rollout) -> bool:
-        waiting = (r.wish for r in self.requests(active.id) if r.seq > active.progress.obeyed)
+        waiting = (r.command for r in self.requests(active.id) if r.seq > active.progress.applied)
         return active.progress.phase is RolloutPhase.PAUSED or OperatorCommand.PAUSE in waiting
 
     def save(
@@ -302,7 +301,7 @@ class Journal:
         body: dict[str, Any],
         epoch: int,
     ) -> None:
-        """Record a look or a move: the new position and its event, together.
+        """Record a tick or a move: the new position and its event, together.
 
         Entering FINALIZE makes the candidate the live revision in the same transaction;
         RequestWaitsError instead if an operator's request came that it does not obey.
@@ -313,7 +312,7 @@ class Journal:
                 progress.phase is RolloutPhase.FINALIZE
                 and rollout.progress.phase is not RolloutPhase.FINALIZE
             )
-            if promoted and next_request(self.requests(rollout.id), progress.obeyed) is not None:
+            if promoted and next_request(self.requests(rollout.id), progress.applied) is not None:
                 raise RequestWaitsError
             self._put_progress(rollout.id, progress)
             if promoted:
@@ -395,7 +394,7 @@ class Journal:
         return records.rollout_from(row) if row is not None else None
 
     def _unknown(self, name: str) -> MlctlError:
-        return refusals.unknown(name, [deployment.name for deployment in self.deployments()])
+        return rejections.unknown(name, [deployment.name for deployment in self.deployments()])
 
 
 def _marks(values: tuple[object, ...]) -> str:

@@ -47,12 +47,12 @@ def broken(live: Revision, candidate: Revision) -> tuple[str, ...]:
 def check_interface(
     deployment: Deployment, candidate: Revision, spec: RolloutSpec
 ) -> tuple[str, ...]:
-    """Return what callers would miss; INTERFACE_BROKEN, unless the spec allows breaking changes."""
+    """Return what callers would miss; INCOMPATIBLE_INTERFACE unless the spec allows it."""
     reasons = broken(deployment.live, candidate)
     if reasons and not spec.breaking:
         more = f" (and {len(reasons) - _SHOWN} more)" if len(reasons) > _SHOWN else ""
         raise MlctlError(
-            ErrorCode.INTERFACE_BROKEN,
+            ErrorCode.INCOMPATIBLE_INTERFACE,
             f"callers of {deployment.name!r} would break with {candidate.bento}: "
             f"{'; '.join(reasons[:_SHOWN])}{more}",
         )

@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 BUSY_SECONDS = 10.0
 
 # Raised with every change of a table or of the JSON in its columns; other layouts are refused.
-VERSION = 1
+VERSION = 2
 
 SCHEMA = """
 create table meta (one integer primary key check (one = 1), epoch integer not null);
@@ -76,8 +76,8 @@ begin select raise(abort, 'events are append-only'); end;
 create trigger event_stays before delete on event
 begin select raise(abort, 'events are append-only'); end;
 
--- How far a reader has told the events of a deployment elsewhere: a webhook, a run in MLflow.
-create table told (
+-- How far a consumer (a webhook, a run in MLflow) has read the events of a deployment.
+create table cursor (
     deployment text not null,
     reader text not null,
     seq integer not null,

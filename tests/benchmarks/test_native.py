@@ -26,7 +26,7 @@ from benchmarks.native import (
     run_open,
 )
 from loadtest.inputs import post
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.wait import wait_until
 
 grpc: Any = typed_grpc  # its functions have no types

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollout.client import deployments
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.mlctl import Mlctl
 from tests.support.rollouts import quick_settings, revision
 from tests.support.wait import wait_until

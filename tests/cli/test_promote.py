@@ -22,8 +22,7 @@ from rollout.domain.planner import Today, plan
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.verdict import Action, Gate, Verdict
-from rollout.journal import paths as places
-from rollout.journal import records
+from rollout.journal import paths, records
 from rollout.journal.journal import Journal
 from services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
@@ -53,7 +52,7 @@ def put(store: Path, version: str, *bundles: VerifiedBundle) -> str:
 
 def serve(tag: str) -> None:
     """A deployment of that name which is up by the record; no process runs."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         journal.create("shop", Ports(1, 2), DeploymentSettings(), find_revision(tag))
 
 
@@ -61,9 +60,9 @@ def refused(*arguments: str) -> str:
     told = CliRunner().invoke(cli, ["promote", "shop", *arguments, "--json"])
     assert told.exit_code == 8, told.output
     error = json.loads(told.stdout)["error"]
-    assert error["code"] == "interface_broken"
+    assert error["code"] == "incompatible_interface"
     assert "--allow-breaking" in error["hint"]
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         assert journal.rollouts("shop") == ()
     return str(error["message"])
 
@@ -90,7 +89,7 @@ def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Pat
 def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
     wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         rollout = journal.begin("shop", wider, RolloutSpec(breaking=True))
         assert journal.rollout(rollout).candidate == wider
         (requested,) = journal.events("shop", rollout=rollout)
@@ -100,7 +99,7 @@ def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> 
 def test_the_same_interface_is_no_matter(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
     again = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0)))
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         (requested,) = journal.events("shop", rollout=journal.begin("shop", again, RolloutSpec()))
     assert requested.body["broken"] == []
 
@@ -114,7 +113,7 @@ def test_promote__candidate_does_not_start__its_log_is_quoted_once(
         "the candidate's process ended before it was ready; its log ends:\nfile_altered: model.onnx"
     )
     verdict = Verdict(Action.ROLLBACK, Gate.READY, why)
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         rollout = journal.rollout(journal.begin("shop", other, RolloutSpec()))
         epoch = journal.take_over("shop")
         back = replace(
@@ -143,7 +142,7 @@ def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_st
     (store / "bentos" / "shop" / "2" / "src" / "model" / "model.onnx").write_bytes(b"torn")
     told = CliRunner().invoke(cli, ["promote", "shop", tag, "--skip-checks", "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "file_altered"
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         assert journal.rollouts("shop") == ()
 
 
@@ -171,4 +170,4 @@ def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
     spec = RolloutSpec()
     monkeypatch.setattr("rollout.client.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
     told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
-    assert json.loads(told.stdout)["error"]["code"] == "cannot_end", told.output
+    assert json.loads(told.stdout)["error"]["code"] == "insufficient_traffic", told.output

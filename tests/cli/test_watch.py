@@ -29,7 +29,7 @@ from rollout.client import deployments
 from rollout.client.view import ScreenState, Snapshot, screen
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from rollout.journal.records import Deployment, JournalEvent, Rollout
 from tests.support.mlctl import Mlctl
 from tests.support.receiver import receiving

@@ -15,7 +15,7 @@ import pytest
 
 from bento.packaging import build_bento
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl

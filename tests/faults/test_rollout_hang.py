@@ -11,7 +11,7 @@ import pytest
 from rollout.client import deployments
 from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 

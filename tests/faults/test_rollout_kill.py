@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from rollout.client import deployments
-from rollout.domain.gates import Gate
+from rollout.domain.gates import HoldReason
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
-from rollout.drivers.local.launcher import free_ports
-from rollout.journal import paths as places
+from rollout.drivers.local.ports import free_ports
+from rollout.journal import paths
 from tests.support.rollouts import (
     Load,
     daemon_of,
@@ -71,9 +71,9 @@ def test_nobody_watched_for_too_long(shop: str, port: int) -> None:
         wait_for_phase(rollout, RolloutPhase.SHIFT)
         kill_daemon(shop)
         old = time.time() - 60.0
-        os.utime(places.heartbeat(shop), (old, old))
+        os.utime(paths.heartbeat(shop), (old, old))
         events = list(deployments.follow(shop, rollout))
-    assert events[-1].body["verdict"]["gate"] == Gate.UNWATCHED
+    assert events[-1].body["verdict"]["gate"] == HoldReason.UNWATCHED
     assert load.failed == 0, load.answers
 
 
@@ -81,7 +81,7 @@ def test_nobody_watched_for_too_long(shop: str, port: int) -> None:
 def test_a_stopped_daemon_is_killed_before_another_takes_over(shop: str) -> None:
     former = daemon_of(shop)
     os.kill(former.pid, signal.SIGSTOP)
-    heartbeat = places.heartbeat(shop)
+    heartbeat = paths.heartbeat(shop)
     old = time.time() - 60.0
     wait_until(lambda: _aged(heartbeat, old))
     deployments.status(shop)
@@ -99,7 +99,7 @@ def test_a_stopped_daemon_that_goes_on_moves_no_traffic(shop: str, port: int) ->
         former = daemon_of(shop)
         os.kill(former.pid, signal.SIGSTOP)
         old = time.time() - 20.0  # stuck, but watched within what the settings allow
-        wait_until(lambda: _aged(places.heartbeat(shop), old))
+        wait_until(lambda: _aged(paths.heartbeat(shop), old))
         events = list(deployments.follow(shop, rollout))
     assert not processes.alive(former)
     assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)

@@ -44,7 +44,7 @@ class Story:
     outcome: Outcome
     errors: int = 0
     spec: RolloutSpec = SPEC
-    wishes: Mapping[RolloutPhase, OperatorCommand] = field(default_factory=dict)
+    commands: Mapping[RolloutPhase, OperatorCommand] = field(default_factory=dict)
 
 
 STORIES = {
@@ -52,14 +52,16 @@ STORIES = {
     "bad": Story(Outcome.ROLLED_BACK, errors=80),
     "paused": Story(
         Outcome.PROMOTED,
-        wishes={
+        commands={
             RolloutPhase.SHIFT: OperatorCommand.PAUSE,
             RolloutPhase.PAUSED: OperatorCommand.RESUME,
         },
     ),
-    "aborted": Story(Outcome.ABORTED, wishes={RolloutPhase.BAKE: OperatorCommand.ABORT}),
+    "rolled_back_by_hand": Story(
+        Outcome.ROLLED_BACK, commands={RolloutPhase.BAKE: OperatorCommand.ROLLBACK}
+    ),
     "full": Story(
-        Outcome.PROMOTED, spec=NO_COPIES_YET, wishes={RolloutPhase.SHADOW: OperatorCommand.FULL}
+        Outcome.PROMOTED, spec=NO_COPIES_YET, commands={RolloutPhase.SHADOW: OperatorCommand.FULL}
     ),
 }
 
@@ -100,15 +102,16 @@ class Machine:
         world = self._world()
         with self._journal(world) as opened:
             points.watch_sql(opened)
-            plane, launcher, journal = (
-                Fragile(part, points, world.write) for part in (world.plane, world.launcher, opened)
+            data_plane, launcher, journal = (
+                Fragile(part, points, world.write)
+                for part in (world.data_plane, world.launcher, opened)
             )
             settings = opened.deployment("shop").settings
             watch = Watch(opened.take_over("shop"), settings, lambda: True)
             active = opened.active("shop")
             if active is None:
                 return 0
-            around = World(plane, plane, launcher, world, EDGES)
+            around = World(data_plane, data_plane, launcher, world, EDGES)
             controller = Controller(active, around, journal, watch)  # type: ignore[arg-type]
             if active.progress.phase is not RolloutPhase.PENDING:
                 controller.resume(1.0)
@@ -126,19 +129,19 @@ class Machine:
             ends = [event for event in journal.events("shop") if event.kind == "ended"]
             live = journal.deployment("shop").slot
         started = len(world.launcher.started)
-        return End(rollout.outcome, world.plane.weights, live, len(ends), min(started, 1))
+        return End(rollout.outcome, world.data_plane.weights, live, len(ends), min(started, 1))
 
     def _ask(self, journal: Fragile, phase: RolloutPhase) -> None:
-        wish = self.story.wishes.get(phase)
+        command = self.story.commands.get(phase)
         (rollout,) = journal.rollouts("shop")
-        if wish is not None and wish not in {r.wish for r in journal.requests(rollout.id)}:
-            journal.request("shop", wish, "by hand")
+        if command is not None and command not in {r.command for r in journal.requests(rollout.id)}:
+            journal.request("shop", command, "by hand")
 
     def _traffic(self, world: DiskWorld) -> None:
         world.now += 1.0
-        for slot, weight in world.plane.weights.items():
+        for slot, weight in world.data_plane.weights.items():
             bad = slot is Slot.GREEN and weight > 0
-            world.plane.serve(slot, 2 * weight, errors=self.story.errors * bad)
+            world.data_plane.serve(slot, 2 * weight, errors=self.story.errors * bad)
         world.write()
 
     def _world(self) -> DiskWorld:

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from cli.main import cli
 from rollout.client import deployments
-from rollout.domain.gates import Gate
+from rollout.domain.gates import HoldReason
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import (
     Load,
     kill_daemon,
@@ -79,22 +79,22 @@ def test_pause_takeover_resume_full_and_what_history_tells(shop: str, port: int)
     assert load.failed == 0, load.answers
     ended = events[-1].body
     assert ended["outcome"] == Outcome.PROMOTED, story(events)
-    assert (ended["verdict"]["gate"], weight_of_green()) == (Gate.OPERATOR, 100)
+    assert (ended["verdict"]["gate"], weight_of_green()) == (HoldReason.OPERATOR, 100)
     moment = mlctl("history", shop, "--at", time.strftime("%FT%T", time.localtime(paused + 1)))
     assert moment["live"]["bento"] == "tiny:aa"
     assert [each["bento"] for each in mlctl("history", shop)["live"]] == ["tiny:aa", "tiny:bb"]
 
 
-def test_an_abort_brings_all_traffic_back(shop: str, port: int) -> None:
+def test_rollback__under_load__fails_no_request(shop: str, port: int) -> None:
     with Load(port) as load:
         rollout = begin("tiny:bb")
-        mlctl("abort", shop, "--reason", "wrong one")
+        mlctl("rollback", shop, "--reason", "wrong one")
     (*_, ended) = deployments.events(shop, rollout=rollout)
-    assert (ended.kind, ended.body["outcome"]) == ("ended", Outcome.ABORTED)
+    assert (ended.kind, ended.body["outcome"]) == ("ended", Outcome.ROLLED_BACK)
     assert ended.body["verdict"]["why"] == "wrong one"
     assert weight_of_green() == 0
     assert load.failed == 0, load.answers
-    assert mlctl("abort", shop, code=3)["error"]["code"] == "not_found"
+    assert mlctl("rollback", shop, code=3)["error"]["code"] == "not_found"
 
 
 def test_the_plan_follows_the_traffic(shop: str, port: int) -> None:

@@ -12,7 +12,7 @@ from loadtest.figures import Figures
 from loadtest.runs import LoadProfile, MeasuredServer, Protocols, RequestShape, bench
 from loadtest.server import cpu_seconds
 from loadtest.target import Address, batches_so_far, parse_url
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow

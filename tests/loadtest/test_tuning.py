@@ -13,7 +13,7 @@ from loadtest.figures import LatencyRecord, summarize
 from loadtest.runs import LoadProfile, Protocols, RequestShape
 from loadtest.server import serving
 from loadtest.tuning import Goal, Tuned, Tuning, environment_of, judge
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from services.runtime.bento_store import BentoInfo, find_bento
 
 LOAD = LoadProfile(0.3, clients=(1, 4))

@@ -13,7 +13,7 @@ from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Totals, Window
 from rollout.domain.gates import Action, GateEvidence
 from rollout.domain.spec import Outcome, RolloutSpec
-from rollout.domain.state_machine import Look, RolloutPhase, RolloutProgress
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),
@@ -40,7 +40,9 @@ def counts(draw: st.DrawFn, harmless: bool = False) -> Counts:
 
 windows = st.builds(Window, counts(), counts())
 harmless = st.builds(Window, counts(harmless=True), counts())
-looks = st.builds(Look, st.none() | windows, healthy=st.booleans(), alive=st.just(value=True))
+looks = st.builds(
+    TickObservation, st.none() | windows, healthy=st.booleans(), alive=st.just(value=True)
+)
 
 
 @given(st.lists(windows, max_size=30))
@@ -69,22 +71,22 @@ def test_higher__side_without_hits__is_never_worse(ours: Counts, theirs: Counts)
 
 
 @given(st.lists(looks, max_size=60))
-def test_whatever_is_seen_the_machine_keeps_its_promises(series: list[Look]) -> None:
+def test_whatever_is_seen_the_machine_keeps_its_promises(series: list[TickObservation]) -> None:
     """Steps rise by one, no step is taken without its requests, and a rollback is final."""
     progress = machine.move(RolloutProgress(phase=RolloutPhase.WARM), machine.Signal.NEXT_STEP, 0.0)
     weights = [machine.candidate_weight(progress, SPEC)]
-    for second, look in enumerate(series, start=1):
+    for second, observation in enumerate(series, start=1):
         if progress.phase not in machine.EXPOSED:
             break
         now = float(second)
-        progress = machine.absorb(progress, look, SPEC, now)
-        verdict = machine.judge(progress, look, SPEC, now)
+        progress = machine.absorb(progress, observation, SPEC, now)
+        verdict = machine.judge(progress, observation, SPEC, now)
         if verdict.action is Action.ADVANCE:
             assert progress.step_requests >= SPEC.min_requests
-            assert look.window is not None or progress.step_ticks >= gates.MIN_TICKS
+            assert observation.window is not None or progress.step_ticks >= gates.MIN_TICKS
         if progress.phase is RolloutPhase.BAKE and verdict.action is Action.ADVANCE:
             assert gates.unproved(progress.evidence, SPEC) is None
-        progress = machine.obey(progress, verdict, SPEC, now)
+        progress = machine.apply_verdict(progress, verdict, SPEC, now)
         weights.append(machine.candidate_weight(progress, SPEC))
     allowed = {0: {0}, 10: {0, 10, 50}, 50: {0, 50, 100}, 100: {0, 100}}
     assert all(after in allowed[before] for before, after in pairwise(weights))

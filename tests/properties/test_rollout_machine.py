@@ -1,4 +1,4 @@
-"""A rollout under any order of looks, wishes, deaths and takeovers, on the in-memory twins."""
+"""A rollout under any order of ticks, commands, deaths and takeovers, on the in-memory twins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.ports import PlaneRejected, ProcessState
+from rollout.domain.ports import DataPlaneRejected, ProcessState
 from rollout.domain.spec import (
     DeploymentSettings,
     OnInconclusive,
@@ -26,7 +26,7 @@ from rollout.domain.spec import (
 )
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
-from tests.support.memory import MemoryLauncher, MemoryPlane
+from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 
 EDGES = (100.0,)
@@ -62,7 +62,7 @@ class Stage:
     launcher: MemoryLauncher = field(default_factory=MemoryLauncher)
 
     def __post_init__(self) -> None:
-        self.plane = MemoryPlane(EDGES, can_mirror=self.can_mirror)
+        self.data_plane = MemoryDataPlane(EDGES, can_mirror=self.can_mirror)
         self.journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
         self.id = self.journal.begin("shop", revision("tiny:bb"), self.spec)
         self.take_over()
@@ -78,7 +78,7 @@ class Stage:
     def take_over(self, unseen: float | None = None) -> None:
         settings = self.journal.deployment("shop").settings
         watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
-        world = World(self.plane, self.plane, self.launcher, self.clock, EDGES)
+        world = World(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES)
         rollout = self.journal.rollout(self.id)
         self.controller = Controller(rollout, world, self.journal, watch)
         if unseen is not None and self.phase not in (RolloutPhase.PENDING, RolloutPhase.DONE):
@@ -86,46 +86,46 @@ class Stage:
 
     def do(self, what: str) -> None:
         if isinstance(what, OperatorCommand):
-            with contextlib.suppress(MlctlError):  # a wish that nothing can obey is refused
+            with contextlib.suppress(MlctlError):  # a command that nothing can obey is refused
                 self.journal.request("shop", what, "by hand")
         elif what in ("unseen", "taken over"):
             self.clock.advance(60.0 if what == "unseen" else 2.0)
             self.take_over(60.0 if what == "unseen" else 2.0)
         else:
-            self.look(what)
+            self.observe(what)
         self.check()
 
-    def look(self, what: str) -> None:
+    def observe(self, what: str) -> None:
         self.clock.advance(1.0)
-        for slot, weight in self.plane.weights.items():
+        for slot, weight in self.data_plane.weights.items():
             bad = slot is GREEN and what == "bad" and weight > 0
-            self.plane.serve(slot, 0 if what == "silent" else 2 * weight, errors=weight * bad)
-        self.plane.healthy[GREEN] = what != "sick"
-        self.plane.rejects = what == "refused"
+            self.data_plane.serve(slot, 0 if what == "silent" else 2 * weight, errors=weight * bad)
+        self.data_plane.healthy[GREEN] = what != "sick"
+        self.data_plane.rejects = what == "refused"
         if what == "died" and GREEN in self.launcher.probes:
             self.launcher.probes[GREEN] = ProcessState.DEAD
-        with contextlib.suppress(PlaneRejected):
+        with contextlib.suppress(DataPlaneRejected):
             self.controller.tick()
-        self.plane.rejects = False
+        self.data_plane.rejects = False
 
     def check(self) -> None:
-        rollout, plane = self.journal.rollout(self.id), self.plane
-        if not plane.weights:
+        rollout, data_plane = self.journal.rollout(self.id), self.data_plane
+        if not data_plane.weights:
             return
         deployment = self.journal.deployment("shop")
-        assert sum(plane.weights.values()) == 100
-        assert plane.weights[GREEN] in (0, *STEPS)
+        assert sum(data_plane.weights.values()) == 100
+        assert data_plane.weights[GREEN] in (0, *STEPS)
         assert deployment.live == (rollout.live if deployment.slot is BLUE else rollout.candidate)
         proved = rollout.progress.planned is Outcome.PROMOTED
         assert (deployment.slot is GREEN) == proved
-        for slot, weight in plane.weights.items():
-            assert weight == 0 or plane.endpoints.get(slot) != (), f"{slot} has no endpoint"
+        for slot, weight in data_plane.weights.items():
+            assert weight == 0 or data_plane.endpoints.get(slot) != (), f"{slot} has no endpoint"
         if not proved:
             assert self.launcher.probes.get(BLUE) is not ProcessState.DEAD
         ends = [one for one in self.journal.events("shop", rollout=self.id) if one.kind == "ended"]
         assert len(ends) == (rollout.outcome is not None)
         if rollout.outcome is not None:
-            assert plane.weights[GREEN] == (100 if rollout.outcome is Outcome.PROMOTED else 0)
+            assert data_plane.weights[GREEN] == (100 if rollout.outcome is Outcome.PROMOTED else 0)
             assert deployment.slot is (GREEN if rollout.outcome is Outcome.PROMOTED else BLUE)
 
     def refuses_a_second(self) -> None:
@@ -154,7 +154,7 @@ def test_any_order_of_events_ends_with_the_traffic_where_the_record_says(
                     break
                 if stage.phase is RolloutPhase.PAUSED:
                     # What nobody can prove, as copies that nobody compares, would pause for ever.
-                    stage.do(OperatorCommand.ABORT if stage.expired else OperatorCommand.RESUME)
+                    stage.do(OperatorCommand.ROLLBACK if stage.expired else OperatorCommand.RESUME)
                 stage.do("good")
             outcome = journal.rollout(stage.id).outcome
             event(f"outcome {outcome}")

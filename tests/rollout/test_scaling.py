@@ -22,8 +22,9 @@ from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Slot
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.fleet import replicas_of
-from rollout.drivers.local.launcher import free_ports, process_role
-from rollout.journal import paths as places
+from rollout.drivers.local.launcher import process_role
+from rollout.drivers.local.ports import free_ports
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent
 from tests.support.rollouts import Load, daemon_of, quick_settings, quick_spec, revision, story
@@ -45,7 +46,7 @@ def shop(home: Path, port: int, request: pytest.FixtureRequest) -> Iterator[str]
     deployments.up("shop", revision("tiny:aa"), port, settings=settings)
     yield "shop"
     deployments.down("shop")
-    strays = processes.strays(process_role(places.directory("shop"), ""))
+    strays = processes.strays(process_role(paths.directory("shop"), ""))
     assert list(strays) == []
 
 
@@ -72,7 +73,7 @@ def kinds(name: str) -> list[str]:
 
 
 def asleep(name: str) -> bool:
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         return replicas_of(journal, name, Slot.BLUE) == {}
 
 
@@ -150,7 +151,7 @@ def test_a_dead_daemon_comes_back_by_itself(shop: str) -> None:
 
 def crash(name: str) -> None:
     """What a power cut does: everything is gone, and another process may have a pid of ours."""
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         found = journal.processes(name)
         for ref, _ in found.values():
             processes.kill(ref)
@@ -158,7 +159,7 @@ def crash(name: str) -> None:
             wait_until(lambda ref=ref: not processes.alive(ref))  # type: ignore[misc]
             recycled = ProcessRef(os.getpid(), ref.started - 1000.0, ref.token)
             journal.put_process(name, role, recycled, body)
-    places.heartbeat(name).unlink(missing_ok=True)
+    paths.heartbeat(name).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("shop", [{"replicas": 2}], indirect=True)
@@ -178,7 +179,7 @@ def test_a_reboot_during_a_rollout_takes_it_back(shop: str, port: int) -> None:
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
         wait_until(lambda: '"weight": 50' in _last(shop) and load.answers["200"] > 20)
     crash(shop)
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         ensure_daemon(journal, shop)
     events = list(deployments.follow(shop, rollout))
     assert events[-1].body["outcome"] == Outcome.ROLLED_BACK, story(events)

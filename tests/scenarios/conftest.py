@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.mlctl import Mlctl
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bundle.verify import verify
 from examples.digits.data import load_split
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.scenarios.conftest import Shop
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_stall]

@@ -16,7 +16,7 @@ import pytest
 
 from examples.digits.data import load_split
 from examples.digits.traffic import LoadThread, TrafficWindow, request_body
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.scenarios.conftest import train_in_another_process
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -108,12 +108,12 @@ def _served(window: TrafficWindow, revision: dict[str, Any]) -> int:
     return window.answered_by[revision["digest"]]
 
 
-def test_rollouts__of_one_deployment__promote_reject_abort_and_end(story: Story) -> None:
+def test_rollouts__of_one_deployment__promote_reject_rollback_and_end(story: Story) -> None:
     """Run five steps on one deployment; each starts where the one before ended."""
     promote_the_good_variant(story)
     reject_the_wrong_variant(story)
     check_the_history(story)
-    abort_a_rollout_and_scale_down(story)
+    roll_back_by_hand_and_scale_down(story)
     end_the_deployment_during_a_shadow(story)
 
 
@@ -232,16 +232,16 @@ def _check_slots_keep_their_answers(story: Story) -> None:
     assert {d["model_version"] for status, d in alone if status == 200} == {story.good["digest"]}
 
 
-def abort_a_rollout_and_scale_down(story: Story) -> None:
-    """An abort gives all traffic back to the live model; then one replica is enough."""
+def roll_back_by_hand_and_scale_down(story: Story) -> None:
+    """A rollback gives all traffic back to the live model; then one replica is enough."""
     _precompute(story, story.good, {"both": 0, "good only": 2})
     _precompute(story, story.live, {"both": 1})
     unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--skip-checks")
     story.mlctl.json("promote", "shop", story.live["tag"], *unshadowed, "--detach")
     wait_until(lambda: story.phase() == "shift", what="half of the traffic is on it")
     _check_slots_keep_their_answers(story)
-    story.mlctl.json("abort", "shop", "--reason", "changed our mind")
-    assert story.last()["outcome"] == "aborted"
+    story.mlctl.json("rollback", "shop", "--reason", "changed our mind")
+    assert story.last()["outcome"] == "rolled_back"
     after = _by_key(story, "both", 20)
     assert {document["model_version"] for _, document in after} == {story.good["digest"]}
     scaled = story.mlctl.run("scale", "shop", "--replicas", "1")

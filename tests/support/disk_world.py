@@ -19,7 +19,7 @@ from rollout.domain.counts import Totals
 from rollout.domain.ports import ProcessState
 from rollout.domain.spec import Endpoint, Slot
 from rollout.journal.journal import Journal
-from tests.support.memory import MemoryLauncher, MemoryPlane
+from tests.support.memory import MemoryDataPlane, MemoryLauncher
 
 EDGES = (100.0,)
 EFFECTS = frozenset(
@@ -35,7 +35,7 @@ class DiskWorld:
 
     path: Path
     now: float = 1000.0
-    plane: MemoryPlane = field(default_factory=lambda: MemoryPlane(EDGES))
+    data_plane: MemoryDataPlane = field(default_factory=lambda: MemoryDataPlane(EDGES))
     launcher: MemoryLauncher = field(default_factory=MemoryLauncher)
 
     def __post_init__(self) -> None:
@@ -49,13 +49,13 @@ class DiskWorld:
         return self.now
 
     def write(self) -> None:
-        plane, launcher = self.plane, self.launcher
+        data_plane, launcher = self.data_plane, self.launcher
         document = {
             "now": self.now,
-            "weights": plane.weights,
-            "history": plane.history,
-            "endpoints": {c: [asdict(e) for e in es] for c, es in plane.endpoints.items()},
-            "totals": {slot: asdict(totals) for slot, totals in plane.totals.items()},
+            "weights": data_plane.weights,
+            "history": data_plane.history,
+            "endpoints": {c: [asdict(e) for e in es] for c, es in data_plane.endpoints.items()},
+            "totals": {slot: asdict(totals) for slot, totals in data_plane.totals.items()},
             "probes": launcher.probes,
             "slots": launcher.slots,
             "roles": launcher.roles,
@@ -69,13 +69,13 @@ class DiskWorld:
 
     def _load(self, document: dict[str, Any]) -> None:
         self.now = document["now"]
-        plane, launcher = self.plane, self.launcher
-        plane.weights = {Slot(c): weight for c, weight in document["weights"].items()}
-        plane.history = document["history"]
-        plane.endpoints = {
+        data_plane, launcher = self.data_plane, self.launcher
+        data_plane.weights = {Slot(c): weight for c, weight in document["weights"].items()}
+        data_plane.history = document["history"]
+        data_plane.endpoints = {
             Slot(c): tuple(Endpoint(**e) for e in es) for c, es in document["endpoints"].items()
         }
-        plane.totals = {
+        data_plane.totals = {
             Slot(c): Totals(**{**totals, "within": tuple(totals["within"])})
             for c, totals in document["totals"].items()
         }

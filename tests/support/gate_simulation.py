@@ -17,7 +17,7 @@ from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Window
 from rollout.domain.spec import Outcome, RolloutSpec
-from rollout.domain.state_machine import Look, RolloutPhase, RolloutProgress
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
 from rollout.domain.traffic_record import BLOCK_SECONDS
 
 
@@ -119,9 +119,11 @@ def rollout(
         )
         if service.stuck_client:
             window = _with_stuck_client(window, service, generator)
-        look = Look(window)
-        progress = machine.absorb(progress, look, spec, now)
-        progress = machine.obey(progress, machine.judge(progress, look, spec, now), spec, now)
+        observation = TickObservation(window)
+        progress = machine.absorb(progress, observation, spec, now)
+        progress = machine.apply_verdict(
+            progress, machine.judge(progress, observation, spec, now), spec, now
+        )
     ruling = progress.ruling
     assert ruling is not None
     return Ended(progress.planned, ruling.gate, ruling.why, now)

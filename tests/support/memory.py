@@ -1,4 +1,4 @@
-"""In-memory plane, launcher and registry, for tests of the controller without any process."""
+"""In-memory data_plane, launcher and registry, for tests of the controller without any process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.counts import Reading, Totals
-from rollout.domain.ports import PlaneRejected, ProcessState, RunningRevision, TrafficSplit
+from rollout.domain.ports import DataPlaneRejected, ProcessState, RunningRevision, TrafficSplit
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
 
 
 @dataclass
-class MemoryPlane:
+class MemoryDataPlane:
     """A data plane and meter whose traffic the test writes with `serve`."""
 
     edges: tuple[float, ...]
@@ -29,9 +29,9 @@ class MemoryPlane:
 
     def apply(self, traffic: TrafficSplit) -> None:
         if self.rejects:
-            raise PlaneRejected("the configuration was refused")
+            raise DataPlaneRejected("the configuration was refused")
         if traffic.mirror and not self.can_mirror:
-            raise PlaneRejected("this data plane cannot copy requests")
+            raise DataPlaneRejected("this data plane cannot copy requests")
         self.traffic = traffic
         if dict(traffic.weights) != self.weights:
             self.weights = dict(traffic.weights)

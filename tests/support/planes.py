@@ -1,4 +1,4 @@
-"""A real proxy with real replicas behind it and real clients in front, for the plane contract."""
+"""A real proxy with real replicas and real clients, for the data plane contract."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from typing import Self
 import grpc
 import httpx
 
-from rollout.domain.ports import Plane, PlaneUnavailable, Proxy, TrafficSplit
+from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, Proxy, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from rollout.drivers.proxies import proxy_of
 from tests.support.wait import wait_until
 
@@ -76,7 +76,7 @@ class Stage:
     directory: Path
     ports: Ports
     proxy: Proxy
-    plane: Plane
+    data_plane: MeteredDataPlane
     replicas: dict[Slot, list[Replica]] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
@@ -92,8 +92,8 @@ class Stage:
             self.process.wait(timeout=30)
 
     def weights(self) -> dict[Slot, int] | None:
-        with contextlib.suppress(PlaneUnavailable):
-            return self.plane.weights()
+        with contextlib.suppress(DataPlaneUnavailable):
+            return self.data_plane.weights()
         return None
 
     def staff(self, slot: Slot, n: int = 1, options: str = "") -> list[Replica]:
@@ -105,12 +105,12 @@ class Stage:
         kept = kept[:n] + [Replica.start(tag, self.directory) for _ in range(n - len(kept))]
         self.replicas[slot] = kept
         wait_until(lambda: all(one.ready() for one in kept), what="the replicas are ready")
-        self.plane.connect(slot, tuple(one.endpoint for one in kept))
-        wait_until(lambda: self.plane.read().healthy[slot], what="the proxy finds it healthy")
+        self.data_plane.connect(slot, tuple(one.endpoint for one in kept))
+        wait_until(lambda: self.data_plane.read().healthy[slot], what="the proxy finds it healthy")
         return kept
 
     def share(self, blue: int) -> None:
-        self.plane.apply(TrafficSplit({Slot.BLUE: blue, Slot.GREEN: 100 - blue}))
+        self.data_plane.apply(TrafficSplit({Slot.BLUE: blue, Slot.GREEN: 100 - blue}))
 
     @property
     def url(self) -> str:
@@ -128,8 +128,8 @@ def stage(directory: Path, tls: tuple[str, ...] = ()) -> Iterator[Stage]:
     listen, admin = free_ports(2)
     ports = Ports(listen, admin)
     proxy = proxy_of(directory, ports, DeploymentSettings(tls=tls))
-    with proxy.plane() as plane:
-        made = Stage(directory, ports, proxy, plane)
+    with proxy.data_plane() as data_plane:
+        made = Stage(directory, ports, proxy, data_plane)
         try:
             made.start_proxy()
             yield made

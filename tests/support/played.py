@@ -9,7 +9,7 @@ from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
-from tests.support.memory import MemoryLauncher, MemoryPlane
+from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -32,7 +32,7 @@ class Played:
     journal: Journal
     clock: ManualClock
     settings: DeploymentSettings = field(default_factory=DeploymentSettings)
-    plane: MemoryPlane = field(default_factory=lambda: MemoryPlane(EDGES))
+    data_plane: MemoryDataPlane = field(default_factory=lambda: MemoryDataPlane(EDGES))
 
     def __post_init__(self) -> None:
         self.journal.create("shop", Ports(8000, 2), self.settings, revision("tiny:aa"))
@@ -42,7 +42,7 @@ class Played:
         """Ask for another rollout; its id."""
         rollout = self.journal.begin("shop", revision(tag), SPEC)
         watch = Watch(self.journal.take_over("shop"), self.settings, lambda: True)
-        world = World(self.plane, self.plane, MemoryLauncher(), self.clock, EDGES)
+        world = World(self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
         return rollout
 
@@ -50,14 +50,14 @@ class Played:
         """Looks of one second each; of the candidate's requests `errors` fail."""
         for _ in range(times):
             self.clock.advance(1.0)
-            for slot, weight in self.plane.weights.items():
+            for slot, weight in self.data_plane.weights.items():
                 n = requests * weight // 100
                 bad = errors if slot is Slot.GREEN and n else 0
-                self.plane.serve(slot, n, errors=bad)
+                self.data_plane.serve(slot, n, errors=bad)
             self.controller.tick()
 
     def until(self, phase: RolloutPhase, *, errors: int = 0, requests: int = 200) -> None:
-        """Look until the rollout is in `phase`; AssertionError if it never comes there."""
+        """Tick until the rollout is in `phase`; AssertionError if it never comes there."""
         for _ in range(300):
             if self.controller.progress.phase is phase:
                 return

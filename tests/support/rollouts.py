@@ -18,7 +18,7 @@ from rollout.daemon.daemon import DAEMON
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec
 from rollout.drivers.local import processes
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import ENDED, JournalEvent
 from tests.support.wait import wait_until
@@ -95,7 +95,7 @@ def wait_for_event(name: str, rollout: int, wanted: Callable[[JournalEvent], boo
 
 
 def daemon_of(name: str) -> ProcessRef:
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         return journal.processes(name)[DAEMON][0]
 
 

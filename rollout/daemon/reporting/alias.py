@@ -60,11 +60,11 @@ class ProcessChampions:
             waiting.communicate()  # it failed too early to know: the registry may be back
             waiting = None
         try:
-            code, told = _give(waiting or self._start(), dumps(revision))
+            code, stderr = _give(waiting or self._start(), dumps(revision))
         except (OSError, subprocess.TimeoutExpired) as error:
             raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, f"{error}") from error
         if code != 0:
-            words = told.strip().splitlines() or [f"exit code {code}"]
+            words = stderr.strip().splitlines() or [f"exit code {code}"]
             raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, words[-1])
 
     def _take(self) -> subprocess.Popen[str] | None:
@@ -82,11 +82,11 @@ def _give(process: subprocess.Popen[str], text: str) -> tuple[int, str]:
     """The exit code of a process that was given `text`, and what it said on stderr."""
     with process:
         try:
-            _, told = process.communicate(text, _TIMEOUT)
+            _, stderr = process.communicate(text, _TIMEOUT)
         except BaseException:
             process.kill()
             raise
-        return process.returncode, told
+        return process.returncode, stderr
 
 
 class _Attempt:

@@ -1,7 +1,7 @@
-"""How far the events of a deployment were told elsewhere; a row of the journal per reader.
+"""How far each consumer has read the events of a deployment; one row of the journal per consumer.
 
-A reader writes its place after what it told was taken, so that after a crash the last of it is
-told again and nothing is left out.
+A consumer saves its cursor after its delivery was accepted. After a crash the last delivery is
+repeated and none is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout.journal.schema import connect
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """`seq` is the last event that was told; `body` is what the reader keeps beside it."""
+    """`seq` is the last event that was delivered; `body` is what the consumer keeps beside it."""
 
     seq: int = 0
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ def run_reader(rollout: int | str) -> str:
 
 
 class EventCursors:
-    """The places of all readers in the journal at `path`. One object per thread."""
+    """The cursors of all consumers in the journal at `path`. One object per thread."""
 
     def __init__(self, path: Path) -> None:
         self._db = connect(path)
@@ -47,24 +47,24 @@ class EventCursors:
     ) -> None:
         self._db.close()
 
-    def place(self, deployment: str, reader: str) -> Cursor | None:
-        """Where `reader` stands; None before it told anything."""
+    def cursor(self, deployment: str, reader: str) -> Cursor | None:
+        """Return the cursor of `reader`; None before its first delivery."""
         row = self._db.execute(
-            "select seq, body from told where deployment = ? and reader = ?", (deployment, reader)
+            "select seq, body from cursor where deployment = ? and reader = ?", (deployment, reader)
         ).fetchone()
         return None if row is None else Cursor(row["seq"], json.loads(row["body"]))
 
-    def put(self, deployment: str, reader: str, place: Cursor) -> None:
+    def put(self, deployment: str, reader: str, cursor: Cursor) -> None:
         """Keep it, unless another process has come further."""
-        values = (deployment, reader, place.seq, json.dumps(dict(place.body), sort_keys=True))
+        values = (deployment, reader, cursor.seq, json.dumps(dict(cursor.body), sort_keys=True))
         self._db.execute(
-            "insert into told values (?, ?, ?, ?) on conflict do update"
-            " set seq = excluded.seq, body = excluded.body where excluded.seq >= told.seq",
+            "insert into cursor values (?, ?, ?, ?) on conflict do update"
+            " set seq = excluded.seq, body = excluded.body where excluded.seq >= cursor.seq",
             values,
         )
 
     def start(self, deployment: str) -> int:
-        """The place of who has not told anything: before the event with which it came up."""
+        """Return the initial position of a consumer: just before the event of the last `up`."""
         row = self._db.execute(
             "select max(seq) from event where deployment = ? and kind = 'up'", (deployment,)
         ).fetchone()
@@ -73,8 +73,8 @@ class EventCursors:
     def owed(self, deployment: str) -> tuple[int, ...]:
         """The rollouts, under way or ended, whose run is not closed yet."""
         rows = self._db.execute(
-            "select id from rollout where deployment = ?1 and not exists (select 1 from told"
-            " where told.deployment = ?1 and reader = ?2 || id and body ->> 'closed')"
+            "select id from rollout where deployment = ?1 and not exists (select 1 from cursor"
+            " where cursor.deployment = ?1 and reader = ?2 || id and body ->> 'closed')"
             " order by id",
             (deployment, run_reader("")),
         )

@@ -12,10 +12,10 @@ from typing import Any
 
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import Gate, first_line
+from rollout.domain.verdict import HoldReason, first_line
 from rollout.journal.records import ENDED, JournalEvent
 
-# One notice, one id, wherever it is told from and however often.
+# A notice keeps its id however often it is sent.
 _NAMESPACE = uuid.UUID("6d6c6374-6c2e-5e0d-9c3a-1f0a7d6c0001")
 _VERDICT = ("action", "gate", "value", "limit", "n")
 _MOVES = frozenset(
@@ -30,15 +30,15 @@ _MOVES = frozenset(
 
 
 def notice(event: JournalEvent) -> dict[str, Any] | None:
-    """The document that tells `event`; None for what no person has to hear of.
+    """Return the document for `event`; None if it needs no notice.
 
     `id` is the same each time, for receivers that must not act twice; `text` is one line that
     chat services show as it is.
     """
-    told = _told(event)
-    if told is None:
+    summary = _summary(event)
+    if summary is None:
         return None
-    kind, text = told
+    kind, text = summary
     verdict = event.body.get("verdict")
     return {
         "id": str(uuid.uuid5(_NAMESPACE, f"{event.deployment} {event.seq} {event.at!r}")),
@@ -57,7 +57,7 @@ def notice(event: JournalEvent) -> dict[str, Any] | None:
 _KEPT = ("phase", "step", "weight", "candidate", "live", "bento", "digest", "seconds", "role")
 
 
-def _told(event: JournalEvent) -> tuple[str, str] | None:
+def _summary(event: JournalEvent) -> tuple[str, str] | None:
     """The type of the notice and its words."""
     if event.kind in tuple(OperatorCommand):
         return f"rollout.{event.kind}", f"an operator asked: {event.kind.split('_')[0]}"
@@ -74,7 +74,7 @@ def _phase(body: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _ended(body: Mapping[str, Any]) -> tuple[str, str]:
     outcome = body["outcome"]
-    unwatched = (body.get("verdict") or {}).get("gate") == Gate.UNWATCHED
+    unwatched = (body.get("verdict") or {}).get("gate") == HoldReason.UNWATCHED
     kind = "unwatched" if unwatched else outcome
     words = f"{body['bento']} {outcome.replace('_', ' ')} after {body['seconds']:.0f} s"
     return f"rollout.{kind}", words + _because(body)
@@ -102,9 +102,9 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
     ENDED: _ended,
     "champion_failed": lambda _body: (
         "registry.failed",
-        "the registry was not told of the promoted model; it is tried again",
+        "the promoted model could not be written to the registry; it is retried",
     ),
-    "plane_unavailable": lambda _body: ("proxy.unavailable", "the proxy does not answer"),
+    "proxy_unavailable": lambda _body: ("proxy.unavailable", "the proxy does not answer"),
     "resumed": lambda body: (
         "rollout.resumed",
         f"it is watched again, after {body['unwatched_seconds']:.0f} s without a daemon",
@@ -127,6 +127,6 @@ def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 def reason(verdict: Mapping[str, Any]) -> str:
     """Why, in words that may leave the machine."""
-    if verdict["gate"] == Gate.CONFIG:  # its own words may hold paths
+    if verdict["gate"] == HoldReason.CONFIG:  # its own words may hold paths
         return "the proxy or the cluster refused the change of traffic"
     return first_line(verdict["why"])

@@ -1,4 +1,4 @@
-"""Rollouts told to MLflow as runs: a projection of the journal that may lag, and catches up.
+"""Report rollouts to MLflow as runs: a projection of the journal that may lag, and catches up.
 
 How far it came is in the journal, written after MLflow has it. What was written and not noted
 is written again, and MLflow keeps it once.
@@ -25,7 +25,6 @@ _STATUS = {
     Outcome.PROMOTED: "FINISHED",
     Outcome.ROLLED_BACK: "FAILED",
     Outcome.INCONCLUSIVE: "KILLED",
-    Outcome.ABORTED: "KILLED",
 }
 
 
@@ -43,7 +42,7 @@ class Runs(Protocol):
 class RunLink:
     """Where a rollout's run is. `url` is None for a registry without a web address of its own.
 
-    `error` is why nothing more could be told, while that is so.
+    `error` is why reporting fails at present.
     """
 
     experiment: str | None
@@ -56,10 +55,10 @@ class RunLink:
 class Projection:
     """Tells all rollouts of the deployment `name`."""
 
-    def __init__(self, name: str, journal: Journal, told: EventCursors, runs: Runs) -> None:
+    def __init__(self, name: str, journal: Journal, cursors: EventCursors, runs: Runs) -> None:
         self._name = name
         self._journal = journal
-        self._told = told
+        self._cursors = cursors
         self._runs = runs
         self._open: dict[int, _Run] = {}
 
@@ -68,10 +67,10 @@ class Projection:
 
         MlctlError if the registry fails; why is noted for whoever asks.
         """
-        owed = self._told.owed(self._name)
+        owed = self._cursors.owed(self._name)
         for rollout in owed:
             run = self._open.get(rollout) or _Run(
-                self._journal.rollout(rollout), self._told, self._runs
+                self._journal.rollout(rollout), self._cursors, self._runs
             )
             self._open[rollout] = run
             try:
@@ -86,12 +85,12 @@ class Projection:
 class _Run:
     """One rollout on its way to its run."""
 
-    def __init__(self, rollout: Rollout, told: EventCursors, runs: Runs) -> None:
+    def __init__(self, rollout: Rollout, cursors: EventCursors, runs: Runs) -> None:
         self._rollout = rollout
-        self._told = told
+        self._cursors = cursors
         self._runs = runs
         self._reader = run_reader(rollout.id)
-        self._place = told.place(rollout.deployment, self._reader) or Cursor()
+        self._place = cursors.cursor(rollout.deployment, self._reader) or Cursor()
         self._series = Series(rollout)
         self._ref: RunRef | None = None
         self._waiting: list[SeriesPoint] = []
@@ -101,7 +100,9 @@ class _Run:
 
     def advance(self) -> None:
         """Tell what came since; all of a long rollout that was begun on is read anew, in pages."""
-        while page := self._told.of_rollout(self._rollout.deployment, self._rollout.id, self._read):
+        while page := self._cursors.of_rollout(
+            self._rollout.deployment, self._rollout.id, self._read
+        ):
             for event in page:
                 self._take(event)
         if self._ref is None:
@@ -118,7 +119,7 @@ class _Run:
 
     def note(self, error: str) -> None:
         body = {**self._place.body, "error": error}
-        self._told.put(self._rollout.deployment, self._reader, Cursor(self._place.seq, body))
+        self._cursors.put(self._rollout.deployment, self._reader, Cursor(self._place.seq, body))
 
     def _take(self, event: JournalEvent) -> None:
         self._read = event.seq
@@ -162,11 +163,11 @@ class _Run:
         assert self._ref is not None
         body = {"experiment": self._ref.experiment, "run": self._ref.run, "closed": closed}
         self._place = Cursor(seq, body)
-        self._told.put(self._rollout.deployment, self._reader, self._place)
+        self._cursors.put(self._rollout.deployment, self._reader, self._place)
 
 
 def link(place: Cursor | None, tracking_uri: str | None) -> RunLink | None:
-    """Where the run of that place is; None before anything was told or tried."""
+    """Where the run of that place is; None before the first attempt."""
     if place is None:
         return None
     body = place.body

@@ -18,7 +18,7 @@ from bundle.errors import MlctlError
 from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.projection import Projection
 from rollout.domain.spec import check_name
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 
 _PASS_SECONDS = 2.0
@@ -28,10 +28,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 class RunKeeper:
     """Keeps the teller running while something is owed, with pauses that double on failure."""
 
-    def __init__(self, name: str, command: Sequence[str], told: EventCursors, clock: Clock) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], cursors: EventCursors, clock: Clock
+    ) -> None:
         self._name = name
         self._command = tuple(command)
-        self._told = told
+        self._cursors = cursors
         self._clock = clock
         self._child: subprocess.Popen[bytes] | None = None
         self._pause = FIRST_PAUSE
@@ -41,7 +43,7 @@ class RunKeeper:
         """Start a teller if one is needed; does not wait."""
         if not self._command or self._running() or self._clock.monotonic() < self._not_before:
             return
-        if self._told.owed(self._name):
+        if self._cursors.owed(self._name):
             # Its words go to the daemon's log; it carries the daemon's token, and ends with it.
             command = [*self._command, self._name]
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -68,14 +70,14 @@ def main(name: str) -> int:
     """Tell the rollouts of `name` until there is none left; 0 at once if another process does."""
     from registry.runs import MlflowRuns
 
-    path = places.directory(check_name(name)) / "runs.lock"
-    with path.open("a") as lock, Journal(places.journal()) as journal:
+    path = paths.directory(check_name(name)) / "runs.lock"
+    with path.open("a") as lock, Journal(paths.journal()) as journal:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0
-        with EventCursors(places.journal()) as told:
-            projection = Projection(name, journal, told, MlflowRuns())
+        with EventCursors(paths.journal()) as cursors:
+            projection = Projection(name, journal, cursors, MlflowRuns())
             try:
                 while projection.advance():
                     time.sleep(_PASS_SECONDS)

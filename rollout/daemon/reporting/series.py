@@ -1,4 +1,4 @@
-"""A rollout's events as series over time: one point for some seconds of looks. Pure.
+"""A rollout's events as series over time: one point for some seconds of ticks. Pure.
 
 The same events give the same points, from wherever it is gone on.
 """

@@ -45,16 +45,16 @@ class RolloutCollector(Collector):
         self._heartbeat = heartbeat
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Slot]] = Counter()
-        with EventCursors(journal) as told:
-            self._read = told.last()
+        with EventCursors(journal) as cursors:
+            self._read = cursors.last()
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock, Journal(self._journal) as journal, EventCursors(self._journal) as told:
+        with self._lock, Journal(self._journal) as journal, EventCursors(self._journal) as cursors:
             deployment, active = journal.deployment(self._name), journal.active(self._name)
             rollouts = journal.rollouts(self._name)
-            self._count(told, {each.id: each for each in rollouts})
-            last = _last_tick(told, active)
-            failing = _failing(told, deployment)
+            self._count(cursors, {each.id: each for each in rollouts})
+            last = _last_tick(cursors, active)
+            failing = _failing(cursors, deployment)
         phase = active.progress.phase.value if active else IDLE
         phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in RolloutPhase)))
         weights = _weights(deployment, active)
@@ -67,17 +67,21 @@ class RolloutCollector(Collector):
         )
         unseen = [(self._name, seconds_unseen(self._heartbeat))]
         yield self._gauge(
-            "mlctl_rollout_last_look_seconds", "Seconds since the daemon last looked.", "", unseen
+            "mlctl_rollout_last_tick_seconds", "Seconds since the daemon last ticked.", "", unseen
         )
 
     def _evidence(self, active: Rollout | None, last: JournalEvent | None) -> Iterator[Metric]:
         """Only while a rollout is under way: nobody is to be alarmed by one that has ended."""
         body = last.body if last else {}
         threshold = [(self._name, 1.0 / active.spec.alpha)] if active else []
-        told = "E-value against the candidate: it is taken back at the threshold."
-        yield self._gauge("mlctl_rollout_e_value", told, "gate", body.get("e_values", {}).items())
-        told = "E-value of the proof that the limit is kept: it goes on at the threshold."
-        yield self._gauge("mlctl_rollout_proof_value", told, "gate", body.get("proofs", {}).items())
+        help_text = "E-value against the candidate; at the threshold it is rolled back."
+        yield self._gauge(
+            "mlctl_rollout_e_value", help_text, "gate", body.get("e_values", {}).items()
+        )
+        help_text = "E-value of the proof that the limit is kept; at the threshold it is proved."
+        yield self._gauge(
+            "mlctl_rollout_proof_value", help_text, "gate", body.get("proofs", {}).items()
+        )
         yield self._gauge(
             "mlctl_rollout_threshold", "1/alpha of the rollout under way.", "", threshold
         )
@@ -85,15 +89,15 @@ class RolloutCollector(Collector):
     def _counters(self, rollouts: Iterable[Rollout]) -> Iterator[Metric]:
         for what, (name, words) in _COUNTED.items():
             counts = ((slot, self._counts[what, slot]) for slot in Slot)
-            told = f"{words} seen by the gates, since the daemon began."
-            yield self._counter(name, told, "slot", counts)
+            help_text = f"{words} seen by the gates, since the daemon began."
+            yield self._counter(name, help_text, "slot", counts)
         ended = Counter(rollout.outcome for rollout in rollouts if rollout.outcome)
         outcomes = ((outcome, ended[outcome]) for outcome in Outcome)
         yield self._counter("mlctl_rollout_ended", "Rollouts that ended.", "outcome", outcomes)
 
-    def _count(self, told: EventCursors, rollouts: dict[int, Rollout]) -> None:
-        until = told.last()
-        for event in told.events(self._name, self._read, until, (TICK,)):
+    def _count(self, cursors: EventCursors, rollouts: dict[int, Rollout]) -> None:
+        until = cursors.last()
+        for event in cursors.events(self._name, self._read, until, (TICK,)):
             slot = rollouts[event.rollout or 0].slot
             for side, of in zip(_SIDES, (slot, slot.other), strict=True):
                 for what in _COUNTED:
@@ -101,21 +105,26 @@ class RolloutCollector(Collector):
         self._read = until
 
     def _gauge(
-        self, name: str, told: str, label: str, values: Iterable[tuple[str, float]]
+        self, name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]
     ) -> Metric:
-        return self._filled(GaugeMetricFamily, name, told, label, values)
+        return self._filled(GaugeMetricFamily, name, help_text, label, values)
 
     def _counter(
-        self, name: str, told: str, label: str, values: Iterable[tuple[str, float]]
+        self, name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]
     ) -> Metric:
-        return self._filled(CounterMetricFamily, name, told, label, values)
+        return self._filled(CounterMetricFamily, name, help_text, label, values)
 
     def _filled(
-        self, family: Any, name: str, told: str, label: str, values: Iterable[tuple[str, float]]
+        self,
+        family: Any,
+        name: str,
+        help_text: str,
+        label: str,
+        values: Iterable[tuple[str, float]],
     ) -> Metric:
         """One value per label; without a label, the deployment alone."""
         labels = ["deployment", label] if label else ["deployment"]
-        metric: Metric = family(name, told, labels=labels)
+        metric: Metric = family(name, help_text, labels=labels)
         for key, value in values:
             metric.add_metric([self._name, key][: len(labels)], value)  # type: ignore[attr-defined]
         return metric
@@ -170,15 +179,15 @@ def _weights(deployment: Deployment, active: Rollout | None) -> list[tuple[str, 
     return [(slot.value, float(shares[slot])) for slot in Slot]
 
 
-def _last_tick(told: EventCursors, active: Rollout | None) -> JournalEvent | None:
-    return None if active is None else told.newest(active.deployment, active.id, TICK)
+def _last_tick(cursors: EventCursors, active: Rollout | None) -> JournalEvent | None:
+    return None if active is None else cursors.newest(active.deployment, active.id, TICK)
 
 
-def _failing(told: EventCursors, deployment: Deployment) -> list[tuple[str, float]]:
-    """Failures in a row of each webhook that has told or tried anything."""
+def _failing(cursors: EventCursors, deployment: Deployment) -> list[tuple[str, float]]:
+    """Failures in a row of each webhook that has delivered or failed."""
     found = []
     for url in deployment.settings.webhooks:
-        place = told.place(deployment.name, reader_of(url))
+        place = cursors.cursor(deployment.name, reader_of(url))
         if place is not None:
             found.append((host_of(url), float(place.body.get("failures", 0))))
     return found

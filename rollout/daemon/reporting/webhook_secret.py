@@ -12,7 +12,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from rollout.domain.spec import DeploymentSettings
-from rollout.journal import paths as places
+from rollout.journal import paths
 
 VARIABLE = "MLCTL_WEBHOOK_SECRET"
 FILE_VARIABLE = "MLCTL_WEBHOOK_SECRET_FILE"
@@ -31,7 +31,7 @@ def with_secret(name: str, settings: DeploymentSettings) -> DeploymentSettings:
         path = Path(given).absolute()
         _check(path)
     else:
-        path = places.directory(name) / "webhook-secret"
+        path = paths.directory(name) / "webhook-secret"
         write_atomic(path, str(text).encode(), mode=0o600)
     return replace(settings, webhook_secret=str(path))
 

@@ -39,7 +39,7 @@ _REFUSED = frozenset({400, 413, 422})
 _PREFIX = "whsec_"
 
 
-class NotTakenError(Exception):
+class DeliveryError(Exception):
     """A delivery failed. `again_in` is what the receiver asked for, in seconds."""
 
     def __init__(self, why: str, again_in: float = 0.0) -> None:
@@ -78,24 +78,24 @@ class Webhook:
         self._secret = secret
         self._clock = clock
         self._reader = reader_of(url)
-        self._told = EventCursors(journal)
+        self._cursors = EventCursors(journal)
         self._client = httpx.Client(timeout=_ANSWER_SECONDS, follow_redirects=False)
         self._failures = 0
         # Up to here there is nothing to tell but what `place` is behind of.
-        self._place = self._told.place(name, self._reader) or Cursor(self._told.start(name))
+        self._place = self._cursors.cursor(name, self._reader) or Cursor(self._cursors.start(name))
         self._searched = self._place.seq
 
     def close(self) -> None:
         self._client.close()
-        self._told.__exit__(None, None, None)
+        self._cursors.__exit__(None, None, None)
 
     def step(self) -> float:
         """Send what there is, as far as it is taken; the seconds until the next call."""
-        until = self._told.last()
-        for event in self._told.events(self._name, self._searched, until, KINDS):
+        until = self._cursors.last()
+        for event in self._cursors.events(self._name, self._searched, until, KINDS):
             try:
-                self._tell(event)
-            except NotTakenError as error:
+                self._deliver(event)
+            except DeliveryError as error:
                 return self._failed(error)
             self._searched = event.seq
             self._failures = 0
@@ -103,7 +103,7 @@ class Webhook:
         self._searched = until
         return _IDLE_SECONDS
 
-    def _tell(self, event: JournalEvent) -> None:
+    def _deliver(self, event: JournalEvent) -> None:
         document = notice(event)
         if document is None:
             return
@@ -113,15 +113,15 @@ class Webhook:
         try:
             delivery = self._delivery(document)
         except (OSError, ValueError) as error:
-            raise NotTakenError("the secret cannot be read") from error
+            raise DeliveryError("the secret cannot be read") from error
         try:
             answer = self._client.post(self._url, **delivery)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NotTakenError(type(error).__name__) from error
+            raise DeliveryError(type(error).__name__) from error
         if answer.status_code in _REFUSED:
             self._log(f"HTTP {answer.status_code} for {document['type']} of event {event.seq}")
         elif not answer.is_success:
-            raise NotTakenError(f"HTTP {answer.status_code}", _retry_after(answer))
+            raise DeliveryError(f"HTTP {answer.status_code}", _retry_after(answer))
 
     def _delivery(self, document: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
@@ -139,7 +139,7 @@ class Webhook:
             headers["webhook-signature"] = signature(secret, document["id"], sent, body)
         return {"content": body, "headers": headers}
 
-    def _failed(self, error: NotTakenError) -> float:
+    def _failed(self, error: DeliveryError) -> float:
         self._failures += 1
         doubled = FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16)
         pause = min(max(doubled, error.again_in), LONGEST_PAUSE)
@@ -151,7 +151,7 @@ class Webhook:
 
     def _keep(self, place: Cursor) -> None:
         self._place = place
-        self._told.put(self._name, self._reader, place)
+        self._cursors.put(self._name, self._reader, place)
 
     def _log(self, text: str) -> None:
         print(f"webhook {host_of(self._url)}: {text}", file=sys.stderr, flush=True)

@@ -2,5 +2,5 @@
 
 The servers record a share of what they are asked (`bundle.sampling`); `segments` reads it,
 `join` finds the two answers to one row, `compare` judges them and `drift` their distribution.
-`watch` is the shell around them, and `window` what one look found.
+`watch` is the shell around them, and `window` what one tick found.
 """

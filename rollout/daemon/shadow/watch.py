@@ -56,7 +56,7 @@ def wanted_share(requests_per_second: float, rows: int, size: int, requests: int
     return min(1.0, max(_MIN_SHARE, affordable / requests_per_second))
 
 
-class ShadowWatch:
+class ShadowComparison:
     """Compares the two revisions of one rollout while copies of requests reach the candidate."""
 
     def __init__(
@@ -80,11 +80,11 @@ class ShadowWatch:
         self._pairs = 0
         self._share = 0.0
         self._lease = 0.0
-        self._looked: float | None = None
+        self._last_tick: float | None = None
         self._kept = Disagreements(folder.disagreements(rollout))
 
-    def look(self, live_requests: int) -> ShadowWindow:
-        """What came since the look before, and see to it that recording goes on.
+    def observe(self, live_requests: int) -> ShadowWindow:
+        """What came since the tick before, and see to it that recording goes on.
 
         `live_requests` came in that time.
         """
@@ -110,7 +110,7 @@ class ShadowWatch:
         self._folder.control.unlink(missing_ok=True)
         self._clear()
         self._share = self._lease = 0.0
-        self._looked = None
+        self._last_tick = None
 
     def kept(self) -> str | None:
         """The path of the rows that were answered differently; None if there are none."""
@@ -122,10 +122,10 @@ class ShadowWatch:
 
     def _record(self, live_requests: int, now: float) -> None:
         """Write the control document when its share or its end is due for a change."""
-        if self._looked is None:
+        if self._last_tick is None:
             self._clear()  # what an earlier rollout left
-        seconds = None if self._looked is None else now - self._looked
-        self._looked = now
+        seconds = None if self._last_tick is None else now - self._last_tick
+        self._last_tick = now
         share = self._share or _MIN_SHARE
         if seconds and live_requests:
             cost = self._segments[AnswerSide.LIVE].cost

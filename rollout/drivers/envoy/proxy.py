@@ -19,7 +19,7 @@ from bundle.files import write_atomic
 from bundle.packages import install_hint
 from bundle.tls import TlsFiles
 from rollout.domain.counts import Reading
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import Endpoint, Ports, Slot
 from rollout.drivers.envoy import config
 from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
@@ -64,8 +64,8 @@ class EnvoyFiles:
     def command(self) -> list[str]:
         return envoy_command(self._bootstrap)
 
-    def plane(self) -> EnvoyPlane:
-        return EnvoyPlane(self, self._ports)
+    def data_plane(self) -> EnvoyDataPlane:
+        return EnvoyDataPlane(self, self._ports)
 
     def prepare(self, live: Slot) -> None:
         for directory in (self._routes, self._endpoints):
@@ -100,7 +100,7 @@ class EnvoyFiles:
             _replace(path, config.endpoint_table(slot, protocol, endpoints))
 
 
-class EnvoyPlane:
+class EnvoyDataPlane:
     """The data plane and meter behind one running Envoy."""
 
     def __init__(self, files: EnvoyFiles, ports: Ports) -> None:
@@ -122,7 +122,7 @@ class EnvoyPlane:
     def apply(self, traffic: TrafficSplit) -> None:
         """Write the routes and wait until Envoy holds them.
 
-        PlaneRejected if Envoy refuses the file, PlaneUnavailable if it does not show the
+        DataPlaneRejected if Envoy refuses the file, DataPlaneUnavailable if it does not show the
         weights in time. The file is written in any case: it holds once Envoy is back.
         """
         try:
@@ -132,9 +132,9 @@ class EnvoyPlane:
         deadline = time.monotonic() + _ACKNOWLEDGE_SECONDS
         while self.traffic() != traffic:
             if self._rejected() > refused_before:
-                raise PlaneRejected("Envoy refused the route file")
+                raise DataPlaneRejected("Envoy refused the route file")
             if time.monotonic() > deadline:
-                raise PlaneUnavailable("Envoy does not take the weights over")
+                raise DataPlaneUnavailable("Envoy does not take the weights over")
             time.sleep(_POLL_SECONDS)
 
     def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
@@ -163,7 +163,7 @@ class EnvoyPlane:
         try:
             return self._admin.get(path, params=parameters).raise_for_status().json()
         except (httpx.HTTPError, json.JSONDecodeError) as error:
-            raise PlaneUnavailable(f"Envoy's admin port: {error}") from error
+            raise DataPlaneUnavailable(f"Envoy's admin port: {error}") from error
 
 
 def _replace(path: Path, document: Document) -> bool:

@@ -80,7 +80,7 @@ def parse_traffic(document: Mapping[str, Any]) -> TrafficSplit | None:
     try:
         routes = document["configs"][0]["route_config"]["virtual_hosts"][0]["routes"]
         clusters = routes[-1]["route"]["weighted_clusters"]["clusters"]
-        told = routes[-1]["metadata"]["filter_metadata"][_OURS]
+        described = routes[-1]["metadata"]["filter_metadata"][_OURS]
     except (KeyError, IndexError):
         return None
     # A weight of 0 is absent from the dump.
@@ -88,10 +88,10 @@ def parse_traffic(document: Mapping[str, Any]) -> TrafficSplit | None:
     weights = {slot: by_name.get(first_cluster(slot, PROTOCOLS[0]), 0) for slot in Slot}
     return TrafficSplit(
         weights,
-        int(told["mirror"]),
-        _slot(told["mirror_to"]),
-        _slot(told["testers"]),
-        bool(told["sticky"]),
+        int(described["mirror"]),
+        _slot(described["mirror_to"]),
+        _slot(described["testers"]),
+        bool(described["sticky"]),
     )
 
 
@@ -99,7 +99,7 @@ def _slot(name: str) -> Slot | None:
     return Slot(name) if name else None
 
 
-def _told(traffic: TrafficSplit) -> Document:
+def _description(traffic: TrafficSplit) -> Document:
     return {
         "mirror": traffic.mirror,
         "mirror_to": traffic.mirror_to or "",
@@ -125,7 +125,7 @@ def _weighted_route(traffic: TrafficSplit, protocol: str, timeout: str) -> Docum
     return {
         "match": _match(protocol),
         "route": action,
-        "metadata": {"filter_metadata": {_OURS: _told(traffic)}},
+        "metadata": {"filter_metadata": {_OURS: _description(traffic)}},
     }
 
 

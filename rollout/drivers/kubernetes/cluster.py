@@ -16,10 +16,10 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.types import PatchType
 
+from bundle.tokens import authorization
 from rollout.domain.kubernetes_target import Reach
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.drivers.kubernetes.route import Json
-from rollout.drivers.local.launcher import authorization
 
 _API_SECONDS = 3.0
 _POD_SECONDS = 2.0
@@ -52,7 +52,7 @@ class Pod:
 class Cluster:
     """One namespace of a cluster.
 
-    What cannot be asked now is PlaneUnavailable, also for lack of rights: nothing is known then.
+    Raises DataPlaneUnavailable if the API server does not answer or denies access.
     `progress` is called after every question, answered or not.
     """
 
@@ -70,7 +70,7 @@ class Cluster:
                 else httpx2.Client(timeout=_POD_SECONDS, trust_env=False)
             )
         except (ConfigError, OSError, KeyError, ValueError) as error:
-            raise PlaneUnavailable(f"no usable kubeconfig: {error}") from error
+            raise DataPlaneUnavailable(f"no usable kubeconfig: {error}") from error
         self._threads = ThreadPoolExecutor(_AT_ONCE, "pods")
 
     def __enter__(self) -> Self:
@@ -85,13 +85,13 @@ class Cluster:
         self._client.close()
 
     def route(self, name: str) -> Json:
-        """The HTTPRoute; PlaneRejected if there is none."""
+        """The HTTPRoute; DataPlaneRejected if there is none."""
         with self._asking(f"HTTPRoute {self._where(name)}"):
             found = self._client.get(_HttpRoute, name, namespace=self._reach.namespace)
         return _json(found)
 
     def patch_route(self, name: str, patch: Json) -> Json:
-        """Merge `patch` into the HTTPRoute; ConflictError, PlaneRejected."""
+        """Merge `patch` into the HTTPRoute; ConflictError, DataPlaneRejected."""
         with self._asking(f"HTTPRoute {self._where(name)}"):
             found = self._client.patch(
                 _HttpRoute,
@@ -177,7 +177,7 @@ def _pods_of(document: Json) -> Iterator[Pod]:
 
 @contextmanager
 def _asked(what: str) -> Iterator[None]:
-    """Turn what the API server refuses or fails at into a plane's errors."""
+    """Turn what the API server refuses or fails at into the errors of a data plane."""
     try:
         yield
     except ApiError as error:
@@ -185,9 +185,9 @@ def _asked(what: str) -> Iterator[None]:
         if code == 409:
             raise ConflictError(what) from error
         if code == 404:
-            raise PlaneRejected(f"{what} does not exist") from error
+            raise DataPlaneRejected(f"{what} does not exist") from error
         if code in (400, 422):
-            raise PlaneRejected(f"the API server refuses {what}: {error}") from error
-        raise PlaneUnavailable(f"the API server answers {code} for {what}: {error}") from error
+            raise DataPlaneRejected(f"the API server refuses {what}: {error}") from error
+        raise DataPlaneUnavailable(f"the API server answers {code} for {what}: {error}") from error
     except (httpx2.HTTPError, ValueError) as error:
-        raise PlaneUnavailable(f"the API server does not answer for {what}: {error}") from error
+        raise DataPlaneUnavailable(f"the API server does not answer for {what}: {error}") from error

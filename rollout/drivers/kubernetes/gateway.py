@@ -10,12 +10,12 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from bundle.packages import install_hint
 from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.spec import Slot
-from rollout.journal import paths as places
+from rollout.journal import paths
 
 if TYPE_CHECKING:
-    from rollout.drivers.kubernetes.plane import KubernetesPlane
+    from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 
 
 class Gateway:
@@ -32,14 +32,14 @@ class Gateway:
         RUNTIME_MISSING, INVALID_INPUT, UNAVAILABLE.
         """
         try:
-            with self.plane() as plane:
-                plane.weights()
-                self._require_free(plane.holder())
+            with self.data_plane() as data_plane:
+                data_plane.weights()
+                self._require_free(data_plane.holder())
                 for service in self._target.services.values():
-                    plane.cluster.pods(service)
-        except PlaneRejected as error:
+                    data_plane.cluster.pods(service)
+        except DataPlaneRejected as error:
             raise MlctlError(ErrorCode.INVALID_INPUT, str(error)) from error
-        except PlaneUnavailable as error:
+        except DataPlaneUnavailable as error:
             raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error
         return []
 
@@ -47,12 +47,12 @@ class Gateway:
         """Nothing: a Gateway is there before us."""
 
     def reset(self) -> None:
-        """Nothing: the route stays as it is until the daemon's first look."""
+        """Nothing: the route stays as it is until the daemon's first tick."""
 
-    def plane(self) -> KubernetesPlane:
+    def data_plane(self) -> KubernetesDataPlane:
         """Reach it; RUNTIME_MISSING without the extra `kubernetes`."""
         try:
-            from rollout.drivers.kubernetes.plane import KubernetesPlane
+            from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
             from rollout.drivers.kubernetes.route import Claim
         except ImportError as error:
             raise MlctlError(
@@ -61,16 +61,16 @@ class Gateway:
                 install_hint("kubernetes"),
             ) from error
         if self._epoch is None:
-            return KubernetesPlane(self._target, None)
+            return KubernetesDataPlane(self._target, None)
         # A look at a slow cluster takes long; the daemon that waits for it is not stuck.
-        beat = places.heartbeat(self._holder.parent.name).touch
-        return KubernetesPlane(self._target, Claim(self._name(), self._epoch), progress=beat)
+        beat = paths.heartbeat(self._holder.parent.name).touch
+        return KubernetesDataPlane(self._target, Claim(self._name(), self._epoch), progress=beat)
 
     def _require_free(self, holder: str | None) -> None:
         if holder is not None and holder != self._name():
-            from rollout.drivers.kubernetes.plane import foreign
+            from rollout.drivers.kubernetes.data_plane import foreign
 
-            raise PlaneRejected(foreign(self._target, holder))
+            raise DataPlaneRejected(foreign(self._target, holder))
 
     def _name(self) -> str:
         """Who this deployment is among all that may write to the route; made once."""

@@ -13,19 +13,26 @@ from pathlib import Path
 import httpx2
 
 from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, ProcessState, RunningRevision
+from rollout.domain.ports import (
+    DataPlaneRejected,
+    DataPlaneUnavailable,
+    ProcessState,
+    RunningRevision,
+)
 from rollout.domain.process_ref import NO_PROCESS, ProcessRef
 from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
-from rollout.drivers.kubernetes.plane import KubernetesPlane
+from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.local import logs, processes
 
 
 class KubernetesLauncher:
     """Looks at the pods of both slots; notes under `directory` what it finds."""
 
-    def __init__(self, target: KubernetesTarget, plane: KubernetesPlane, directory: Path) -> None:
+    def __init__(
+        self, target: KubernetesTarget, data_plane: KubernetesDataPlane, directory: Path
+    ) -> None:
         self._target = target
-        self._plane = plane
+        self._data_plane = data_plane
         self._logs = directory
         self._found: dict[str, tuple[ProcessState, str]] = {}
         self._settled: set[str] = set()
@@ -51,8 +58,8 @@ class KubernetesLauncher:
         if last[0] is ProcessState.DEAD:
             return ProcessState.DEAD
         try:
-            found = self._look(served)
-        except (PlaneUnavailable, PlaneRejected):
+            found = self._observe(served)
+        except (DataPlaneUnavailable, DataPlaneRejected):
             return last[0]
         if found != last:
             logs.note(Path(served.log), found[1])
@@ -64,21 +71,21 @@ class KubernetesLauncher:
         del force
         self._found[served.process.token] = (ProcessState.DEAD, "")
 
-    def _look(self, served: RunningRevision) -> tuple[ProcessState, str]:
+    def _observe(self, served: RunningRevision) -> tuple[ProcessState, str]:
         slot = Slot(served.process.token.partition("#")[0])
         service, wanted = self._target.services[slot], served.revision
-        pods = [pod for pod in self._plane.cluster.pods(service) if pod.ready]
+        pods = [pod for pod in self._data_plane.cluster.pods(service) if pod.ready]
         if not pods:
             return ProcessState.STARTING, f"Service {service} has no ready pod"
-        answers = self._plane.cluster.ask(pods, f"/v2/models/{wanted.name}")
+        answers = self._data_plane.cluster.ask(pods, f"/v2/models/{wanted.name}")
         others = []
         for pod in pods:
             answer = answers[pod.uid]
             if answer is None or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
                 return ProcessState.STARTING, f"pod {pod.name} does not answer"
             if wanted.digest not in _versions(answer):
-                told = ", ".join(_versions(answer)) or "no such model"
-                others.append(f"pod {pod.name} serves {told}, not {wanted.digest}")
+                served_digests = ", ".join(_versions(answer)) or "no such model"
+                others.append(f"pod {pod.name} serves {served_digests}, not {wanted.digest}")
         if not others:
             self._settled.add(served.process.token)
             return ProcessState.READY, f"all ready pods of {service} serve {wanted.digest}"

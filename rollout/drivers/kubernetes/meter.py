@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from rollout.domain.counts import Reading, Totals
-from rollout.domain.ports import PlaneUnavailable
+from rollout.domain.ports import DataPlaneUnavailable
 from rollout.domain.spec import Slot
 from rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One look at the servers of a slot, each by its uid: which exist, which should get
+    """One observation of the servers of a slot, each by its uid: which exist, which should get
     traffic, and what those that answered have counted.
     """
 
     present: frozenset[str]
     ready: frozenset[str]
-    told: Mapping[str, Totals]
+    totals: Mapping[str, Totals]
 
 
 class PodCounts(Protocol):
-    """What can be asked for one slot's counts; PlaneUnavailable."""
+    """What can be asked for one slot's counts; DataPlaneUnavailable."""
 
     def scrape(self) -> Scrape: ...
 
@@ -71,17 +71,19 @@ class SourceMeter:
     def read(self) -> Reading:
         """A slot is healthy while one of its ready servers tells its counts.
 
-        PlaneUnavailable if there are some, and none of either slot does.
+        DataPlaneUnavailable if there are some, and none of either slot does.
         """
-        looks = {slot: source.scrape() for slot, source in self._sources.items()}
-        asked = any(look.ready for look in looks.values())
-        if asked and not any(look.told for look in looks.values()):
-            raise PlaneUnavailable("no server tells counts that this version can read")
-        for slot, look in looks.items():
-            self._tallies[slot].add(look.told, look.present)
+        scrapes = {slot: source.scrape() for slot, source in self._sources.items()}
+        asked = any(scrape.ready for scrape in scrapes.values())
+        if asked and not any(scrape.totals for scrape in scrapes.values()):
+            raise DataPlaneUnavailable("no server tells counts that this version can read")
+        for slot, scrape in scrapes.items():
+            self._tallies[slot].add(scrape.totals, scrape.present)
         return Reading(
             totals={slot: tally.total for slot, tally in self._tallies.items()},
-            healthy={slot: not look.ready.isdisjoint(look.told) for slot, look in looks.items()},
+            healthy={
+                slot: not scrape.ready.isdisjoint(scrape.totals) for slot, scrape in scrapes.items()
+            },
             # What is in flight is drained by the cluster, not by us.
             active=dict.fromkeys(Slot, 0),
             shadow=dict.fromkeys(Slot, NOTHING),

@@ -59,9 +59,9 @@ class PodTally:
         self.total = NOTHING
         self._last: dict[str, Totals] = {}
 
-    def add(self, told: Mapping[str, Totals], present: Collection[str]) -> None:
+    def add(self, totals: Mapping[str, Totals], present: Collection[str]) -> None:
         """Add what was told since the last time; forget the pods that are not `present`."""
-        for uid, now in told.items():
+        for uid, now in totals.items():
             before = self._last.get(uid)
             self._last[uid] = now
             if before is not None:

@@ -22,7 +22,7 @@ import httpx
 from bundle.errors import MlctlError
 from rollout.domain.spec import DeploymentSettings, Endpoint
 from rollout.drivers.local.fleet import replicas_of
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 
 MAX_HELD = 1024
@@ -194,7 +194,7 @@ async def run(name: str, endpoint: Endpoint) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     client = httpx.AsyncClient(timeout=_ASK_SECONDS, trust_env=False)
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         limits = HoldLimits(seconds=journal.deployment(name).settings.ready_seconds)
         async with client:
             find = partial(find_ready, journal, name, client)

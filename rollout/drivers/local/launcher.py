@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import random
-import socket
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 
-from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_environment
-from bundle.tokens import token_of
+from bundle.tokens import authorization
 from rollout.domain.ports import ProcessState, RunningRevision
 from rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
 from rollout.drivers.local import logs, processes
+from rollout.drivers.local.ports import free_ports
 from rollout.drivers.local.samples import sample_folder
 
 GRPC_PORT = "MLCTL_GRPC_PORT"
 WORKERS = "MLCTL_WORKERS"
 _PROBE_TIMEOUT = 2.0
-# How long a look waits for one answer; a server that loads may take connections and not answer.
+# How long a tick waits for one answer; a server that loads may take connections and not answer.
 _PROBE_PATIENCE = 0.1
 _PROBES_AT_ONCE = 16
-# Below those that the kernel gives to outgoing connections, one of which could take the port
-# while its server still loads.
-_OWN_PORTS = range(20_000, 32_768)
-_MOST_TRIED = 1000
 # What a server of its own may be told, and one of several behind the proxy must not be.
 _ALONE = dict.fromkeys(
     (
@@ -39,57 +31,6 @@ _ALONE = dict.fromkeys(
     ),
     "",
 )
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """Loopback ports that nothing listens on now; distinct. PORT_TAKEN if too few were found."""
-    with ExitStack() as stack:
-        found: list[int] = []
-        for port in random.SystemRandom().sample(_OWN_PORTS, _MOST_TRIED):
-            each = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                each.bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
-                return tuple(found)
-    raise MlctlError(ErrorCode.PORT_TAKEN, f"fewer than {count} free ports on 127.0.0.1")
-
-
-def resolve_host(host: str) -> str:
-    """`host` as an IP address, IPv4 before IPv6: Envoy takes no names. INVALID_INPUT if none."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"the host {host!r} has no address here",
-            "Give an address of this machine, for example 127.0.0.1.",
-        ) from error
-    ordered = sorted(found, key=lambda entry: entry[0] is not socket.AF_INET)
-    return str(ordered[0][4][0])
-
-
-def require_free(host: str, *ports: int) -> None:
-    """PORT_TAKEN, naming the first port that cannot be listened on at the address `host`."""
-    require_all_free(*((host, port) for port in ports))
-
-
-def require_all_free(*doors: tuple[str, int]) -> None:
-    """PORT_TAKEN, naming the first address and port that cannot be listened on, or not twice."""
-    with ExitStack() as stack:
-        for host, port in doors:
-            shown = f"[{host}]" if ":" in host else host
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            probe = stack.enter_context(socket.socket(family))
-            # Without it a port whose last connection is winding down looks taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                probe.listen()
-            except OSError as error:
-                raise MlctlError(
-                    ErrorCode.PORT_TAKEN, f"cannot listen on {shown}:{port}: {error.strerror}"
-                ) from error
 
 
 class LocalLauncher:
@@ -168,12 +109,6 @@ class LocalLauncher:
             if served.revision.digest in _versions(model)
             else ProcessState.WRONG_MODEL
         )
-
-
-def authorization() -> dict[str, str]:
-    """The header with which the Bentos of this environment may be asked; raises MlctlError."""
-    token = token_of(os.environ)
-    return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 def process_role(directory: Path, role: str) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 
 MAX_BYTES = 10 << 20
@@ -34,8 +34,8 @@ class LogLine:
 
 def directory_of(name: str) -> Path:
     """Where the deployment `name`, up or down, logs; DEPLOYMENT_NOT_FOUND."""
-    with Journal(places.journal()) as journal:
-        return places.directory(journal.deployment(name).name) / "logs"
+    with Journal(paths.journal()) as journal:
+        return paths.directory(journal.deployment(name).name) / "logs"
 
 
 def path(directory: Path, role: str) -> Path:

@@ -14,7 +14,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from bundle.tokens import TOKEN, TOKEN_FILE, parse_tokens, read_tokens
 from rollout.domain.spec import DeploymentSettings
-from rollout.journal import paths as places
+from rollout.journal import paths
 
 # The server's own setting, as in services.online.security.settings.
 SIGNER = "MLCTL_REQUIRE_SIGNATURE"
@@ -31,7 +31,7 @@ def with_token(name: str, settings: DeploymentSettings) -> DeploymentSettings:
         path = Path(given).absolute()
     elif text:
         parse_tokens(text, TOKEN)
-        path = places.directory(name) / "token"
+        path = paths.directory(name) / "token"
         write_atomic(path, text.encode(), mode=0o600)
     elif settings.token_file is not None:
         path = Path(settings.token_file)
@@ -60,6 +60,6 @@ def with_signer(settings: DeploymentSettings) -> DeploymentSettings:
 
 
 def guarding_environment(settings: DeploymentSettings) -> dict[str, str]:
-    """What the deployment's processes are told of its protection, whatever a shell says."""
-    told = {} if settings.token_file is None else {TOKEN_FILE: settings.token_file, TOKEN: ""}
-    return told if settings.signer is None else {**told, SIGNER: settings.signer}
+    """Return the security variables of the deployment's processes; they override the shell's."""
+    variables = {} if settings.token_file is None else {TOKEN_FILE: settings.token_file, TOKEN: ""}
+    return variables if settings.signer is None else {**variables, SIGNER: settings.signer}

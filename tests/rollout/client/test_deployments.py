@@ -20,9 +20,10 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
-from rollout.drivers.local.launcher import free_ports, process_role
+from rollout.drivers.local.launcher import process_role
+from rollout.drivers.local.ports import free_ports
 from rollout.drivers.local.processes import strays
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent
 from tests.support.rollouts import (
@@ -59,7 +60,7 @@ def shop(home: Path, port: int) -> Iterator[str]:
 
 
 def running(name: str) -> list[psutil.Process]:
-    directory = places.directory(name)
+    directory = paths.directory(name)
     return [p for role in ROLES for p in strays(process_role(directory, role))]
 
 
@@ -76,7 +77,7 @@ def run(name: str, tag: str, spec: RolloutSpec | None = None) -> list[JournalEve
 
 
 def pid_of(name: str, role: str) -> int:
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         return journal.processes(name)[role][0].pid
 
 
@@ -181,7 +182,7 @@ def test_envoy_and_the_live_bento_come_back(shop: str, port: int) -> None:
 
 
 def _replaced(name: str, role: str, former: int) -> bool:
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         found = journal.processes(name).get(role)
     return found is not None and found[0].pid != former
 
@@ -311,7 +312,7 @@ def test_a_name_that_is_up_is_refused(shop: str, port: int) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_what_does_not_exist_is_not_found() -> None:
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         journal.create("farm", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         rollout = journal.begin("farm", revision("tiny:bb"), quick_spec())
     for call in (deployments.status, deployments.down, deployments.history):

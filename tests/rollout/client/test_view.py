@@ -12,14 +12,14 @@ from tests.support.played import Played
 
 
 def snapshot(played: Played) -> Snapshot:
-    """What a looker would find now."""
+    """What a view would find now."""
     rollout = played.journal.rollout(played.controller.rollout.id)
     ticks = [event for event in played.journal.events("shop") if event.kind == "tick"]
     return Snapshot(
         now=played.clock.wall(),
         deployment=played.journal.deployment("shop"),
-        weights=dict(played.plane.weights),
-        healthy=dict(played.plane.healthy),
+        weights=dict(played.data_plane.weights),
+        healthy=dict(played.data_plane.healthy),
         replicas={Slot.BLUE: 2, Slot.GREEN: 1},
         rollout=rollout,
         tick=ticks[-1] if ticks else None,

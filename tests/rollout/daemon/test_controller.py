@@ -9,14 +9,14 @@ import pytest
 
 from bundle.clock import ManualClock
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.domain.gates import Gate
+from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import ProcessState, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent, Rollout
-from tests.support.memory import MemoryLauncher, MemoryPlane
+from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -38,7 +38,7 @@ class Stage:
 
     journal: Journal
     clock: ManualClock
-    plane: MemoryPlane
+    data_plane: MemoryDataPlane
     launcher: MemoryLauncher
     champion_settled: bool = True
     spec: RolloutSpec = SPEC
@@ -56,7 +56,7 @@ class Stage:
             self.journal.deployment("shop").settings,
             lambda: self.champion_settled,
         )
-        world = World(self.plane, self.plane, self.launcher, self.clock, EDGES)
+        world = World(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
         return self.controller
 
@@ -64,10 +64,10 @@ class Stage:
         """Ticks of one second with traffic by weight, the candidate's with faults."""
         for _ in range(times):
             self.clock.advance(1.0)
-            for slot, weight in self.plane.weights.items():
+            for slot, weight in self.data_plane.weights.items():
                 n = requests * weight // 100
                 bad = slot is Slot.GREEN and n > 0
-                self.plane.serve(slot, n, errors=errors * bad, slow=slow * bad)
+                self.data_plane.serve(slot, n, errors=errors * bad, slow=slow * bad)
             self.controller.tick()
 
     def until(self, phase: RolloutPhase, limit: int = 100) -> None:
@@ -87,27 +87,27 @@ class Stage:
 
 @pytest.fixture
 def stage(journal: Journal, clock: ManualClock) -> Stage:
-    return Stage(journal, clock, MemoryPlane(EDGES), MemoryLauncher())
+    return Stage(journal, clock, MemoryDataPlane(EDGES), MemoryLauncher())
 
 
 def test_a_good_candidate_gets_all_traffic_step_by_step(stage: Stage) -> None:
     stage.until(RolloutPhase.DONE)
-    assert stage.plane.history == [0, 10, 50, 100]
+    assert stage.data_plane.history == [0, 10, 50, 100]
     assert stage.record.outcome is Outcome.PROMOTED
     assert stage.journal.deployment("shop").live == revision("tiny:bb")
     assert stage.journal.deployment("shop").slot is Slot.GREEN
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.PROOF
+    assert ended.body["verdict"]["gate"] == HoldReason.PROOF
 
 
 def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.tick(50, requests=0)
     assert stage.controller.progress.phase is RolloutPhase.SHIFT
-    assert stage.plane.weights[Slot.GREEN] == 10
+    assert stage.data_plane.weights[Slot.GREEN] == 10
     stage.tick(200, requests=0)
     assert stage.record.outcome is Outcome.INCONCLUSIVE
-    assert stage.plane.weights[Slot.GREEN] == 0
+    assert stage.data_plane.weights[Slot.GREEN] == 0
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_bad_candidate_is_rolled_back(stage: Stage, fault: dict[str, int], gat
     for _ in range(40):
         stage.tick(**fault)
     assert stage.record.outcome is Outcome.ROLLED_BACK
-    assert stage.plane.history == [0, 10, 0]
+    assert stage.data_plane.history == [0, 10, 0]
     (ended,) = stage.events("ended")
     assert ended.body["verdict"]["gate"] == gate
     assert ended.body["verdict"]["n"] > 0
@@ -132,14 +132,14 @@ def test_traffic_is_back_in_the_very_tick_of_the_decision(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.launcher.probes[Slot.GREEN] = ProcessState.DEAD
     stage.tick()
-    assert stage.plane.weights[Slot.GREEN] == 0
+    assert stage.data_plane.weights[Slot.GREEN] == 0
 
 
 def test_a_candidate_that_dies_while_starting(stage: Stage) -> None:
     stage.launcher.probes[Slot.GREEN] = ProcessState.DEAD
     stage.tick(3)
     assert stage.record.outcome is Outcome.ROLLED_BACK
-    assert stage.plane.history == [0]
+    assert stage.data_plane.history == [0]
     (ended,) = stage.events("ended")
     assert ended.body["verdict"]["gate"] == Gate.READY
     assert "its log ends" in ended.body["verdict"]["why"]
@@ -162,21 +162,21 @@ def test_a_candidate_with_another_digest(stage: Stage) -> None:
 
 
 def test_no_traffic_before_the_proxy_finds_the_candidate_healthy(stage: Stage) -> None:
-    stage.plane.healthy[Slot.GREEN] = False
+    stage.data_plane.healthy[Slot.GREEN] = False
     stage.tick(10)
     assert stage.controller.progress.phase is RolloutPhase.WARM
-    stage.plane.healthy[Slot.GREEN] = True
+    stage.data_plane.healthy[Slot.GREEN] = True
     stage.tick()
-    assert stage.plane.weights[Slot.GREEN] == 10
+    assert stage.data_plane.weights[Slot.GREEN] == 10
 
 
 def test_a_refused_configuration_rolls_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
-    stage.plane.rejects = True
+    stage.data_plane.rejects = True
     with pytest.raises(Exception, match="refused"):
         stage.tick()
     assert stage.controller.progress.phase is RolloutPhase.ROLLBACK
-    stage.plane.rejects = False
+    stage.data_plane.rejects = False
     stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.ROLLED_BACK
 
@@ -185,10 +185,10 @@ def test_an_operator_takes_it_back(stage: Stage) -> None:
     stage.until(RolloutPhase.BAKE)
     stage.journal.request("shop", OperatorCommand.ROLLBACK, "the numbers look odd")
     stage.controller.tick()
-    assert stage.plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
+    assert stage.data_plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
     stage.until(RolloutPhase.DONE)
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.OPERATOR
+    assert ended.body["verdict"]["gate"] == HoldReason.OPERATOR
     assert ended.body["verdict"]["why"] == "the numbers look odd"
 
 
@@ -209,26 +209,26 @@ def test_a_rollback_asked_for_during_the_last_look_of_the_bake_is_obeyed(stage: 
         stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.ROLLED_BACK
     assert stage.journal.deployment("shop").live == revision("tiny:aa")
-    assert stage.plane.weights[Slot.GREEN] == 0
+    assert stage.data_plane.weights[Slot.GREEN] == 0
 
 
 def test_a_stray_write_is_corrected_within_a_tick(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
-    stage.plane.apply(TrafficSplit({Slot.BLUE: 0, Slot.GREEN: 100}))
+    stage.data_plane.apply(TrafficSplit({Slot.BLUE: 0, Slot.GREEN: 100}))
     stage.tick()
-    assert stage.plane.weights[Slot.GREEN] == 10
+    assert stage.data_plane.weights[Slot.GREEN] == 10
 
 
 def test_the_candidate_stays_while_the_live_revision_is_sick(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
-    stage.plane.healthy[Slot.BLUE] = False
+    stage.data_plane.healthy[Slot.BLUE] = False
     stage.journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     stage.tick(5)
     assert stage.controller.progress.phase is RolloutPhase.ROLLBACK
-    assert stage.plane.endpoints[Slot.GREEN]
-    stage.plane.healthy[Slot.BLUE] = True
+    assert stage.data_plane.endpoints[Slot.GREEN]
+    stage.data_plane.healthy[Slot.BLUE] = True
     stage.until(RolloutPhase.DONE)
-    assert not stage.plane.endpoints[Slot.GREEN]
+    assert not stage.data_plane.endpoints[Slot.GREEN]
 
 
 def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
@@ -249,10 +249,10 @@ def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
             "log": "/dev/null",
         },
     )
-    stage.plane.active[Slot.BLUE] = 3
+    stage.data_plane.active[Slot.BLUE] = 3
     stage.tick(3)
     assert stage.launcher.probe(served) is ProcessState.READY
-    stage.plane.active[Slot.BLUE] = 0
+    stage.data_plane.active[Slot.BLUE] = 0
     stage.tick(2)
     assert stage.launcher.probe(served) is ProcessState.DEAD
     assert stage.record.outcome is Outcome.PROMOTED
@@ -289,10 +289,10 @@ def test_what_nobody_watched_for_too_long_is_rolled_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.clock.advance(60.0)
     stage.take_over(stage.controller.rollout.id).resume(unwatched_seconds=60.0)
-    assert stage.plane.weights[Slot.GREEN] == 0
+    assert stage.data_plane.weights[Slot.GREEN] == 0
     stage.until(RolloutPhase.DONE)
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.UNWATCHED
+    assert ended.body["verdict"]["gate"] == HoldReason.UNWATCHED
 
 
 def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
@@ -302,7 +302,7 @@ def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
     assert body["weight"] == 10
     assert body["window"]["candidate"]["requests"] == 20
     assert body["window"]["live"]["requests"] == 180
-    assert body["verdict"]["gate"] in set(Gate)
+    assert body["verdict"]["gate"] in {*Gate, *HoldReason}
     without_limit = {Gate.MEDIAN_VS_LIMIT}
     assert set(body["e_values"]) == {g for g in Gate if "_vs_" in g} - without_limit
 
@@ -312,7 +312,7 @@ def test_a_pause_holds_the_weight_until_it_is_resumed(stage: Stage) -> None:
     stage.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     stage.tick(300)
     assert stage.controller.progress.phase is RolloutPhase.PAUSED
-    assert stage.plane.weights[Slot.GREEN] == 10
+    assert stage.data_plane.weights[Slot.GREEN] == 10
     stage.journal.request("shop", OperatorCommand.RESUME, "back")
     stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.PROMOTED
@@ -339,31 +339,31 @@ def test_a_pause_survives_its_daemon(stage: Stage) -> None:
     assert stage.controller.progress.since <= stage.clock.wall()
 
 
-def test_an_abort_ends_without_a_verdict_on_the_candidate(stage: Stage) -> None:
+def test_rollback_command__in_the_bake__takes_the_candidate_off_the_traffic(stage: Stage) -> None:
     stage.until(RolloutPhase.BAKE)
-    stage.journal.request("shop", OperatorCommand.ABORT, "the wrong one")
+    stage.journal.request("shop", OperatorCommand.ROLLBACK, "the wrong one")
     stage.until(RolloutPhase.DONE)
-    assert stage.record.outcome is Outcome.ABORTED
-    assert stage.plane.weights[Slot.GREEN] == 0
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+    assert stage.data_plane.weights[Slot.GREEN] == 0
 
 
 def test_full_is_recorded_as_an_operators_doing(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.journal.request("shop", OperatorCommand.FULL, "the live one is broken")
     stage.tick()
-    assert stage.plane.weights[Slot.GREEN] == 100
+    assert stage.data_plane.weights[Slot.GREEN] == 100
     stage.tick(15, errors=20)
     assert stage.record.outcome is Outcome.PROMOTED
     (ended,) = stage.events("ended")
-    assert ended.body["verdict"]["gate"] == Gate.OPERATOR
+    assert ended.body["verdict"]["gate"] == HoldReason.OPERATOR
 
 
 def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
     journal: Journal, clock: ManualClock
 ) -> None:
     shadowed = replace(SPEC, shadow_percent=20, mirror_percent=5)
-    plane = MemoryPlane(EDGES, can_mirror=False)
-    stage = Stage(journal, clock, plane, MemoryLauncher(), spec=shadowed)
+    data_plane = MemoryDataPlane(EDGES, can_mirror=False)
+    stage = Stage(journal, clock, data_plane, MemoryLauncher(), spec=shadowed)
     stage.until(RolloutPhase.DONE)
     assert stage.record.outcome is Outcome.PROMOTED
     told = [
@@ -376,11 +376,11 @@ def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
 
 def test_copies_go_to_the_candidate_before_any_weight(journal: Journal, clock: ManualClock) -> None:
     shadowed = replace(SPEC, shadow_percent=20)
-    stage = Stage(journal, clock, MemoryPlane(EDGES), MemoryLauncher(), spec=shadowed)
+    stage = Stage(journal, clock, MemoryDataPlane(EDGES), MemoryLauncher(), spec=shadowed)
     stage.until(RolloutPhase.SHADOW)
     stage.tick(20)
     assert stage.controller.progress.phase is RolloutPhase.SHADOW  # nothing was compared yet
-    traffic = stage.plane.traffic
+    traffic = stage.data_plane.traffic
     assert traffic is not None
     assert (traffic.weights[Slot.GREEN], traffic.mirror, traffic.mirror_to) == (
         0,
@@ -394,7 +394,7 @@ def test_tick__a_daemon_is_woken_in_between__one_evaluation_per_interval(stage: 
     looks = len(stage.events("tick"))
     for _ in range(16):  # in one second, with ticks of half a second
         stage.clock.advance(1 / 16)
-        stage.plane.serve(Slot.GREEN, 1, slow=1)
+        stage.data_plane.serve(Slot.GREEN, 1, slow=1)
         stage.controller.tick()
     assert len(stage.events("tick")) - looks == 2
     assert stage.controller.progress.phase is RolloutPhase.SHIFT

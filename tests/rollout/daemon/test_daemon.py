@@ -7,24 +7,24 @@ import pytest
 
 from rollout.daemon import daemon
 from rollout.domain.spec import Ports
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from tests.support.rollouts import quick_settings, revision
 
 
 def test_a_second_daemon_leaves_at_once(home: Path) -> None:
     assert not home.exists()
-    with places.lock("shop").open("a") as lock:
+    with paths.lock("shop").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert daemon.main("shop") == 0
-    assert not places.journal().exists()
+    assert not paths.journal().exists()
 
 
 @pytest.mark.usefixtures("home")
 def test_the_daemon_of_a_deployment_that_is_down_leaves() -> None:
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         journal.retire("shop")
         assert daemon.main("shop") == 0
         assert "proxy" not in journal.processes("shop")
-    assert places.heartbeat("shop").exists()
+    assert paths.heartbeat("shop").exists()

@@ -31,7 +31,7 @@ class Story:
     changes: list[tuple[float, int]] = field(default_factory=list)
 
     def run(self, seconds: float, load: Callable[[int], ReplicaLoad], rate: int = 1) -> None:
-        """Look once a second; `load` is a replica's at so many that serve."""
+        """TickObservation once a second; `load` is a replica's at so many that serve."""
         for _ in range(int(seconds)):
             self.now += 1.0
             self.requests += rate

@@ -55,7 +55,7 @@ def test_what_was_abandoned_is_seen_but_not_answered() -> None:
     part = Totals(3, 0, 3, (3, 3, 3), client_errors=5, abandoned=4)
     rule = LatencyRule(EDGES, limit_ms=None, reference_ms=None, margin=0.0)
     counts = rule.count(part.plus(part).minus(part) or Totals(), candidate=True)
-    assert (counts.requests, counts.client_errors, counts.abandoned, counts.seen) == (3, 3, 4, 7)
+    assert (counts.requests, counts.client_errors, counts.abandoned, counts.total) == (3, 3, 4, 7)
     assert Totals(within=(0, 0, 0)).minus(part) is None
 
 

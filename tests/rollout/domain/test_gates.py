@@ -8,7 +8,7 @@ import numpy as np
 
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, GateEvidence
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 
@@ -35,7 +35,7 @@ def test_nothing_seen_is_neither_harm_nor_proof() -> None:
     assert gates.harm(GateEvidence(), SPEC) is None
     held = gates.unproved(GateEvidence(), SPEC)
     assert held is not None
-    assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.PROOF)
 
 
 def test_a_tick_without_candidate_requests_changes_nothing() -> None:
@@ -207,7 +207,7 @@ def test_disagreement_beyond_the_limit_is_harm_and_below_it_is_proof() -> None:
     assert gates.judge_shadow(compared(10, good), SHADOWED) is None
     held = gates.judge_shadow(compared(3, good), SHADOWED)
     assert held is not None
-    assert held.gate is Gate.PROOF
+    assert held.gate is HoldReason.PROOF
 
 
 def test_disagreement_without_a_limit_is_only_told() -> None:
@@ -221,10 +221,10 @@ def test_disagreement_without_a_limit_is_only_told() -> None:
 def test_the_shadow_holds_for_too_few_pairs_for_drift_and_for_failed_copies() -> None:
     few = gates.judge_shadow(compared(1, ShadowWindow(10, rows=10)), SHADOWED)
     assert few is not None
-    assert (few.gate, few.limit) == (Gate.DATA, 50)
+    assert (few.gate, few.limit) == (HoldReason.DATA, 50)
     untold = gates.judge_shadow(compared(1, ShadowWindow(100, rows=100)), SHADOWED)
     assert untold is not None
-    assert untold.gate is Gate.DATA
+    assert untold.gate is HoldReason.DATA
     drifted = gates.judge_shadow(compared(10, ShadowWindow(100, rows=100, psi=0.5)), SHADOWED)
     assert drifted is not None
     assert (drifted.gate, drifted.value) == (Gate.DRIFT, 0.5)

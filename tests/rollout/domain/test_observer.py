@@ -4,72 +4,72 @@ from rollout.domain.counts import Totals
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
-from tests.support.memory import MemoryPlane
+from tests.support.memory import MemoryDataPlane
 
 EDGES = (100.0, 200.0)
 
 
-def observer(plane: MemoryPlane) -> TrafficObserver:
-    return TrafficObserver(plane, EDGES, Slot.GREEN, RolloutSpec(max_p99_ms=200.0))
+def observer(data_plane: MemoryDataPlane) -> TrafficObserver:
+    return TrafficObserver(data_plane, EDGES, Slot.GREEN, RolloutSpec(max_p99_ms=200.0))
 
 
 def test_without_a_start_the_first_look_has_no_window() -> None:
-    plane = MemoryPlane(EDGES)
-    plane.serve(Slot.GREEN, 10)
-    watching = observer(plane)
-    assert watching.look(alive=True)[0].window is None
-    plane.serve(Slot.GREEN, 5, errors=1, slow=2)
-    window = watching.look(alive=True)[0].window
+    data_plane = MemoryDataPlane(EDGES)
+    data_plane.serve(Slot.GREEN, 10)
+    watching = observer(data_plane)
+    assert watching.observe(alive=True)[0].window is None
+    data_plane.serve(Slot.GREEN, 5, errors=1, slow=2)
+    window = watching.observe(alive=True)[0].window
     assert window is not None
     assert (window.candidate.requests, window.candidate.errors, window.candidate.slow) == (5, 1, 2)
 
 
 def test_counting_begins_at_the_start_and_only_once() -> None:
-    plane = MemoryPlane(EDGES)
-    plane.serve(Slot.GREEN, 10)
-    watching = observer(plane)
+    data_plane = MemoryDataPlane(EDGES)
+    data_plane.serve(Slot.GREEN, 10)
+    watching = observer(data_plane)
     watching.start()
-    plane.serve(Slot.GREEN, 5)
+    data_plane.serve(Slot.GREEN, 5)
     watching.start()
-    window = watching.look(alive=True)[0].window
+    window = watching.observe(alive=True)[0].window
     assert window is not None
     assert window.candidate.requests == 5
 
 
 def test_the_reference_is_the_live_p99_before_this_look() -> None:
-    plane = MemoryPlane(EDGES)
-    watching = observer(plane)
+    data_plane = MemoryDataPlane(EDGES)
+    watching = observer(data_plane)
     watching.start()
-    plane.serve(Slot.BLUE, 200)
-    assert watching.look(alive=True)[1] is None
-    plane.serve(Slot.GREEN, 10, slow=4)
-    look, reference = watching.look(alive=True)
+    data_plane.serve(Slot.BLUE, 200)
+    assert watching.observe(alive=True)[1] is None
+    data_plane.serve(Slot.GREEN, 10, slow=4)
+    observation, reference = watching.observe(alive=True)
     assert reference == 100.0
-    assert look.window is not None
-    assert look.window.candidate.tail == 4
+    assert observation.window is not None
+    assert observation.window.candidate.tail == 4
 
 
 def test_a_restarted_proxy_gives_no_window() -> None:
-    plane = MemoryPlane(EDGES)
-    plane.serve(Slot.BLUE, 10)
-    watching = observer(plane)
+    data_plane = MemoryDataPlane(EDGES)
+    data_plane.serve(Slot.BLUE, 10)
+    watching = observer(data_plane)
     watching.start()
-    plane.totals.clear()
-    plane.serve(Slot.BLUE, 3)
-    assert watching.look(alive=True)[0].window is None
+    data_plane.totals.clear()
+    data_plane.serve(Slot.BLUE, 3)
+    assert watching.observe(alive=True)[0].window is None
 
 
 def test_without_a_comparison_nothing_is_kept() -> None:
-    watching = observer(MemoryPlane(EDGES))
+    watching = observer(MemoryDataPlane(EDGES))
     watching.end_comparison()
     assert watching.kept() is None
 
 
 def test_health_and_life_are_passed_on() -> None:
-    plane = MemoryPlane(EDGES)
-    plane.healthy[Slot.GREEN] = False
-    look, _ = observer(plane).look(alive=False)
-    assert (look.healthy, look.alive) == (False, False)
+    data_plane = MemoryDataPlane(EDGES)
+    data_plane.healthy[Slot.GREEN] = False
+    observation, _ = observer(data_plane).observe(alive=False)
+    assert (observation.healthy, observation.alive) == (False, False)
 
 
 class Pairs:
@@ -79,7 +79,7 @@ class Pairs:
         self.asked: list[int] = []
         self.ended = 0
 
-    def look(self, live_requests: int) -> ShadowWindow:
+    def observe(self, live_requests: int) -> ShadowWindow:
         self.asked.append(live_requests)
         return ShadowWindow(requests=live_requests)
 
@@ -91,40 +91,40 @@ class Pairs:
 
 
 def test_a_candidate_with_copies_only_is_judged_by_them() -> None:
-    plane = MemoryPlane(EDGES)
-    plane.shadow[Slot.GREEN] = Totals(10, 0, 10, (10, 10))
-    watching = observer(plane)
+    data_plane = MemoryDataPlane(EDGES)
+    data_plane.shadow[Slot.GREEN] = Totals(10, 0, 10, (10, 10))
+    watching = observer(data_plane)
     watching.start()
-    plane.serve(Slot.BLUE, 20)
-    plane.serve(Slot.GREEN, 3)
-    plane.shadow[Slot.GREEN] = Totals(17, 2, 17, (13, 16))
-    window = watching.look(alive=True, mirrored=True, weight=0)[0].window
+    data_plane.serve(Slot.BLUE, 20)
+    data_plane.serve(Slot.GREEN, 3)
+    data_plane.shadow[Slot.GREEN] = Totals(17, 2, 17, (13, 16))
+    window = watching.observe(alive=True, mirrored=True, weight=0)[0].window
     assert window is not None
     assert (window.candidate.requests, window.candidate.errors, window.candidate.slow) == (7, 2, 1)
-    plane.shadow[Slot.GREEN] = Totals(30, 2, 30, (26, 29))
-    plane.serve(Slot.GREEN, 4)
-    window = watching.look(alive=True, mirrored=True, weight=5)[0].window
+    data_plane.shadow[Slot.GREEN] = Totals(30, 2, 30, (26, 29))
+    data_plane.serve(Slot.GREEN, 4)
+    window = watching.observe(alive=True, mirrored=True, weight=5)[0].window
     assert window is not None
     assert window.candidate.requests == 4
 
 
 def test_a_plane_that_never_mirrored_has_no_copies() -> None:
-    plane = MemoryPlane(EDGES)
-    watching = observer(plane)
+    data_plane = MemoryDataPlane(EDGES)
+    watching = observer(data_plane)
     watching.start()
-    window = watching.look(alive=True, mirrored=True, weight=0)[0].window
+    window = watching.observe(alive=True, mirrored=True, weight=0)[0].window
     assert window is not None
     assert window.candidate.requests == 0
 
 
 def test_answers_are_compared_while_copies_are_sent() -> None:
-    plane, pairs = MemoryPlane(EDGES), Pairs()
-    watching = TrafficObserver(plane, EDGES, Slot.GREEN, RolloutSpec(), pairs)
+    data_plane, pairs = MemoryDataPlane(EDGES), Pairs()
+    watching = TrafficObserver(data_plane, EDGES, Slot.GREEN, RolloutSpec(), pairs)
     watching.start()
-    plane.serve(Slot.BLUE, 20)
-    assert watching.look(alive=True)[0].shadow is None
-    plane.serve(Slot.BLUE, 5)
-    assert watching.look(alive=True, mirrored=True)[0].shadow == ShadowWindow(requests=5)
+    data_plane.serve(Slot.BLUE, 20)
+    assert watching.observe(alive=True)[0].shadow is None
+    data_plane.serve(Slot.BLUE, 5)
+    assert watching.observe(alive=True, mirrored=True)[0].shadow == ShadowWindow(requests=5)
     assert pairs.asked == [5]
     watching.end_comparison()
     assert pairs.ended == 1
@@ -132,11 +132,11 @@ def test_answers_are_compared_while_copies_are_sent() -> None:
 
 
 def test_the_median_is_counted_at_its_own_limit() -> None:
-    plane = MemoryPlane(EDGES)
+    data_plane = MemoryDataPlane(EDGES)
     spec = RolloutSpec(max_p50_ms=100.0, max_p99_ms=200.0)
-    watching = TrafficObserver(plane, EDGES, Slot.GREEN, spec)
+    watching = TrafficObserver(data_plane, EDGES, Slot.GREEN, spec)
     watching.start()
-    plane.totals[Slot.GREEN] = Totals(10, 0, 10, (4, 9))
-    window = watching.look(alive=True)[0].window
+    data_plane.totals[Slot.GREEN] = Totals(10, 0, 10, (4, 9))
+    window = watching.observe(alive=True)[0].window
     assert window is not None
     assert (window.candidate.late, window.candidate.slow) == (6, 1)

@@ -3,8 +3,8 @@ from __future__ import annotations
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 
 
-def requests(*wishes: OperatorCommand) -> tuple[Request, ...]:
-    return tuple(Request(seq, wish, "by hand") for seq, wish in enumerate(wishes, start=1))
+def requests(*commands: OperatorCommand) -> tuple[Request, ...]:
+    return tuple(Request(seq, command, "by hand") for seq, command in enumerate(commands, start=1))
 
 
 def test_what_was_obeyed_is_not_obeyed_again() -> None:
@@ -15,7 +15,5 @@ def test_what_was_obeyed_is_not_obeyed_again() -> None:
 
 
 def test_what_takes_the_traffic_back_comes_first() -> None:
-    asked = requests(
-        OperatorCommand.PAUSE, OperatorCommand.FULL, OperatorCommand.ABORT, OperatorCommand.ROLLBACK
-    )
+    asked = requests(OperatorCommand.PAUSE, OperatorCommand.FULL, OperatorCommand.ROLLBACK)
     assert next_request(asked, 0) == asked[2]

@@ -81,7 +81,7 @@ def test_a_rollout_that_cannot_end_is_refused_with_its_longest_step(rate: float)
     assert not planned.ends
     with pytest.raises(MlctlError) as refused:
         planned.require_end()
-    assert refused.value.code is ErrorCode.CANNOT_END
+    assert refused.value.code is ErrorCode.INSUFFICIENT_TRAFFIC
     assert "the deadline is 3600 s" in refused.value.message
 
 

@@ -6,11 +6,17 @@ import pytest
 
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, Verdict
+from rollout.domain.gates import Action, Gate, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
-from rollout.domain.state_machine import TRANSITIONS, Look, RolloutPhase, RolloutProgress, Signal
+from rollout.domain.state_machine import (
+    TRANSITIONS,
+    RolloutPhase,
+    RolloutProgress,
+    Signal,
+    TickObservation,
+)
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),
@@ -29,7 +35,7 @@ def looked(
     progress: RolloutProgress, looks: int, now: float, window: Window | None = GOOD
 ) -> RolloutProgress:
     for _ in range(looks):
-        progress = machine.absorb(progress, Look(window), SPEC, now)
+        progress = machine.absorb(progress, TickObservation(window), SPEC, now)
     return progress
 
 
@@ -59,52 +65,52 @@ def test_a_single_step_goes_straight_to_bake() -> None:
 
 def test_no_data_holds() -> None:
     progress = looked(SHIFTED, 5, 200.0, window=None)
-    verdict = machine.judge(progress, Look(None), SPEC, 200.0)
-    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
+    verdict = machine.judge(progress, TickObservation(None), SPEC, 200.0)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
 
 
 def test_hanging_candidate__few_requests_given_up__is_no_data() -> None:
     hanging = Window(Counts(abandoned=1), Counts(900, 0, 900))
     progress = looked(SHIFTED, 3, 200.0, hanging)
-    verdict = machine.judge(progress, Look(hanging), SPEC, 200.0)
-    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.DATA)
+    verdict = machine.judge(progress, TickObservation(hanging), SPEC, 200.0)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
 
 
 def test_hanging_candidate__every_request_given_up__is_rolled_back() -> None:
     hanging = Window(Counts(abandoned=100), Counts(900, 0, 900))
     progress = looked(SHIFTED, 3, 200.0, hanging)
-    verdict = machine.judge(progress, Look(hanging), SPEC, 200.0)
+    verdict = machine.judge(progress, TickObservation(hanging), SPEC, 200.0)
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIVE)
 
 
 def test_too_little_time_holds() -> None:
     progress = looked(SHIFTED, 5, 105.0)
-    verdict = machine.judge(progress, Look(GOOD), SPEC, 105.0)
-    assert (verdict.action, verdict.gate) == (Action.HOLD, Gate.BAKE_TIME)
+    verdict = machine.judge(progress, TickObservation(GOOD), SPEC, 105.0)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.BAKE_TIME)
     assert (verdict.value, verdict.limit) == (5.0, 10)
 
 
 def test_time_and_requests_advance_an_early_step_without_proof() -> None:
     few = Window(Counts(20, 0, 20), Counts(180, 0, 180))
     progress = looked(SHIFTED, 3, 111.0, few)
-    assert machine.judge(progress, Look(few), SPEC, 111.0).action is Action.ADVANCE
+    assert machine.judge(progress, TickObservation(few), SPEC, 111.0).action is Action.ADVANCE
 
 
 def test_the_final_step_needs_proof() -> None:
     few = Window(Counts(20, 0, 20), Counts(20, 0, 20))
     half = replace(SHIFTED, step=1)
-    held = machine.judge(looked(half, 3, 111.0, few), Look(few), SPEC, 111.0)
-    assert (held.action, held.gate) == (Action.HOLD, Gate.PROOF)
-    proved = machine.judge(looked(half, 10, 111.0), Look(GOOD), SPEC, 111.0)
-    assert (proved.action, proved.gate) == (Action.ADVANCE, Gate.PROOF)
-    assert machine.obey(half, proved, SPEC, 112.0).phase is RolloutPhase.BAKE
+    held = machine.judge(looked(half, 3, 111.0, few), TickObservation(few), SPEC, 111.0)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.PROOF)
+    proved = machine.judge(looked(half, 10, 111.0), TickObservation(GOOD), SPEC, 111.0)
+    assert (proved.action, proved.gate) == (Action.ADVANCE, HoldReason.PROOF)
+    assert machine.apply_verdict(half, proved, SPEC, 112.0).phase is RolloutPhase.BAKE
 
 
 def test_the_bake_ends_in_finalize() -> None:
     baking = replace(SHIFTED, phase=RolloutPhase.BAKE, step=2)
     progress = looked(baking, 10, 121.0)
-    verdict = machine.judge(progress, Look(GOOD), SPEC, 121.0)
-    done = machine.obey(progress, verdict, SPEC, 121.0)
+    verdict = machine.judge(progress, TickObservation(GOOD), SPEC, 121.0)
+    done = machine.apply_verdict(progress, verdict, SPEC, 121.0)
     assert (done.phase, done.planned, done.ruling) == (
         RolloutPhase.FINALIZE,
         Outcome.PROMOTED,
@@ -113,24 +119,24 @@ def test_the_bake_ends_in_finalize() -> None:
 
 
 def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
-    verdict = machine.judge(SHIFTED, Look(None), SPEC, 1000.0)
-    assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, Gate.DEADLINE)
-    ended = machine.obey(SHIFTED, verdict, SPEC, 1000.0)
+    verdict = machine.judge(SHIFTED, TickObservation(None), SPEC, 1000.0)
+    assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, HoldReason.DEADLINE)
+    ended = machine.apply_verdict(SHIFTED, verdict, SPEC, 1000.0)
     assert (ended.phase, ended.planned) == (RolloutPhase.ROLLBACK, Outcome.INCONCLUSIVE)
     assert machine.candidate_weight(ended, SPEC) == 0
 
 
 def test_a_dead_candidate_is_rolled_back_at_once() -> None:
-    verdict = machine.judge(SHIFTED, Look(None, alive=False), SPEC, 101.0)
+    verdict = machine.judge(SHIFTED, TickObservation(None, alive=False), SPEC, 101.0)
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.HEALTH)
 
 
 def test_three_unhealthy_looks_in_a_row_roll_back() -> None:
-    sick = Look(GOOD, healthy=False)
+    sick = TickObservation(GOOD, healthy=False)
     progress = machine.absorb(machine.absorb(SHIFTED, sick, SPEC, 101.0), sick, SPEC, 101.0)
     assert machine.judge(progress, sick, SPEC, 101.0).action is Action.HOLD
-    well = machine.absorb(progress, Look(GOOD), SPEC, 101.0)
-    assert well.unhealthy_looks == 0
+    well = machine.absorb(progress, TickObservation(GOOD), SPEC, 101.0)
+    assert well.unhealthy_ticks == 0
     third = machine.absorb(progress, sick, SPEC, 101.0)
     assert machine.judge(third, sick, SPEC, 101.0).gate is Gate.HEALTH
 
@@ -149,32 +155,32 @@ def test_the_first_look_beyond_a_limit_is_remembered() -> None:
 
 def test_first_bad__only_callers_errors_differ__is_noted() -> None:
     worse = Window(Counts(100, 0, 100, client_errors=13), Counts(900, 0, 900))
-    progress = machine.absorb(SHIFTED, Look(worse), SPEC, 104.0)
+    progress = machine.absorb(SHIFTED, TickObservation(worse), SPEC, 104.0)
     assert progress.first_bad == 104.0
 
 
 def test_first_bad__median_beyond_its_limit__is_noted() -> None:
     spec = replace(SPEC, max_p50_ms=10.0)
     slow = Window(Counts(100, 0, 100, late=60), Counts(900, 0, 900))
-    assert machine.absorb(SHIFTED, Look(slow), spec, 104.0).first_bad == 104.0
+    assert machine.absorb(SHIFTED, TickObservation(slow), spec, 104.0).first_bad == 104.0
 
 
 def test_hold_changes_nothing() -> None:
-    hold = Verdict(Action.HOLD, Gate.DATA, "no data")
-    assert machine.obey(SHIFTED, hold, SPEC, 5.0) is SHIFTED
+    hold = Verdict(Action.HOLD, HoldReason.DATA, "no data")
+    assert machine.apply_verdict(SHIFTED, hold, SPEC, 5.0) is SHIFTED
 
 
 SHADOWED = replace(SPEC, shadow_percent=20, shadow_seconds=5, shadow_requests=30)
 
 
-def asked(wish: OperatorCommand, seq: int = 7) -> Request:
-    return Request(seq, wish, "by hand")
+def asked(command: OperatorCommand, seq: int = 7) -> Request:
+    return Request(seq, command, "by hand")
 
 
-def heeded(
-    progress: RolloutProgress, wish: OperatorCommand, now: float, spec: RolloutSpec = SPEC
+def applied(
+    progress: RolloutProgress, command: OperatorCommand, now: float, spec: RolloutSpec = SPEC
 ) -> RolloutProgress:
-    after = machine.heed(progress, asked(wish), spec, now)
+    after = machine.apply_command(progress, asked(command), spec, now)
     assert after is not None
     return after
 
@@ -202,14 +208,14 @@ def test_without_a_share_to_copy_there_is_no_shadow() -> None:
 def test_only_compared_copies_are_data_in_the_shadow() -> None:
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
     for _ in range(5):
-        progress = machine.absorb(progress, Look(GOOD), SHADOWED, 200.0)
-    held = machine.judge(progress, Look(GOOD), SHADOWED, 200.0)
-    assert (held.action, held.gate, held.n) == (Action.HOLD, Gate.DATA, 0)
+        progress = machine.absorb(progress, TickObservation(GOOD), SHADOWED, 200.0)
+    held = machine.judge(progress, TickObservation(GOOD), SHADOWED, 200.0)
+    assert (held.action, held.gate, held.n) == (Action.HOLD, HoldReason.DATA, 0)
 
 
 def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
-    cold = Look(Window(Counts(100, 50, 100), Counts(900, 0, 900)))
+    cold = TickObservation(Window(Counts(100, 50, 100), Counts(900, 0, 900)))
     for now in (100.5, 101.0, 101.5):
         progress = machine.absorb(progress, cold, SHADOWED, now)
     assert progress.evidence.ticks == 0
@@ -220,17 +226,19 @@ def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
 def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_to_wait() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60)
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
-    assert machine.judge(progress, Look(None), patient, 159.0).action is Action.HOLD
-    verdict = machine.judge(progress, Look(None), patient, 160.0)
-    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.DATA)
-    assert machine.obey(progress, verdict, patient, 160.0).phase is RolloutPhase.SHIFT
-    assert machine.judge(progress, Look(None), SHADOWED, 160.0).action is Action.HOLD
+    assert machine.judge(progress, TickObservation(None), patient, 159.0).action is Action.HOLD
+    verdict = machine.judge(progress, TickObservation(None), patient, 160.0)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, HoldReason.DATA)
+    assert machine.apply_verdict(progress, verdict, patient, 160.0).phase is RolloutPhase.SHIFT
+    assert machine.judge(progress, TickObservation(None), SHADOWED, 160.0).action is Action.HOLD
 
 
 def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60, max_disagreement=0.01)
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
-    wrong = Look(GOOD, shadow=ShadowWindow(requests=40, disagreed=1, rows=40, differed=1))
+    wrong = TickObservation(
+        GOOD, shadow=ShadowWindow(requests=40, disagreed=1, rows=40, differed=1)
+    )
     for _ in range(3):
         progress = machine.absorb(progress, wrong, patient, 110.0)
     held = machine.judge(progress, wrong, patient, 170.0)
@@ -238,83 +246,83 @@ def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
 
 
 def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
-    paused = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)
-    assert (paused.phase, paused.stage, paused.obeyed) == (
+    paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
+    assert (paused.phase, paused.stage, paused.applied) == (
         RolloutPhase.PAUSED,
         RolloutPhase.SHIFT,
         7,
     )
     assert machine.candidate_weight(paused, SPEC) == 10
-    held = machine.judge(looked(paused, 20, 5000.0), Look(GOOD), SPEC, 5000.0)
-    assert (held.action, held.gate) == (Action.HOLD, Gate.OPERATOR)
-    resumed = heeded(paused, OperatorCommand.RESUME, 5005.0)
+    held = machine.judge(looked(paused, 20, 5000.0), TickObservation(GOOD), SPEC, 5000.0)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.OPERATOR)
+    resumed = applied(paused, OperatorCommand.RESUME, 5005.0)
     assert (resumed.phase, resumed.interrupted) == (RolloutPhase.SHIFT, None)
     assert resumed.since == SHIFTED.since + 4900.0
     assert resumed.started == SHIFTED.started + 4900.0
 
 
 def test_harm_takes_a_paused_rollout_back() -> None:
-    paused = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)
+    paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
     bad = Window(Counts(100, 60, 100), Counts(900, 0, 900))
-    verdict = machine.judge(looked(paused, 20, 200.0, bad), Look(bad), SPEC, 200.0)
+    verdict = machine.judge(looked(paused, 20, 200.0, bad), TickObservation(bad), SPEC, 200.0)
     assert verdict.action is Action.ROLLBACK
-    assert machine.obey(paused, verdict, SPEC, 200.0).phase is RolloutPhase.ROLLBACK
-    dead = machine.judge(paused, Look(None, alive=False), SPEC, 200.0)
+    assert machine.apply_verdict(paused, verdict, SPEC, 200.0).phase is RolloutPhase.ROLLBACK
+    dead = machine.judge(paused, TickObservation(None, alive=False), SPEC, 200.0)
     assert (dead.action, dead.gate) == (Action.ROLLBACK, Gate.HEALTH)
 
 
 def test_a_pause_before_the_start_has_to_wait() -> None:
-    assert machine.heed(RolloutProgress(), asked(OperatorCommand.PAUSE), SPEC, 1.0) is None
-    warm = heeded(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.PAUSE, 2.0)
+    assert machine.apply_command(RolloutProgress(), asked(OperatorCommand.PAUSE), SPEC, 1.0) is None
+    warm = applied(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.PAUSE, 2.0)
     assert machine.candidate_weight(warm, SPEC) == 0
-    assert heeded(warm, OperatorCommand.RESUME, 3.0).phase is RolloutPhase.WARM
+    assert applied(warm, OperatorCommand.RESUME, 3.0).phase is RolloutPhase.WARM
 
 
 def test_a_request_that_changes_nothing_is_obeyed_all_the_same() -> None:
-    resumed = heeded(SHIFTED, OperatorCommand.RESUME, 101.0)
-    assert resumed == replace(SHIFTED, obeyed=7)
-    paused = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)
-    assert heeded(paused, OperatorCommand.PAUSE, 110.0).paused == 105.0
+    resumed = applied(SHIFTED, OperatorCommand.RESUME, 101.0)
+    assert resumed == replace(SHIFTED, applied=7)
+    paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
+    assert applied(paused, OperatorCommand.PAUSE, 110.0).paused == 105.0
 
 
-def test_an_abort_is_no_verdict_on_the_candidate() -> None:
-    for progress in (RolloutProgress(), SHIFTED, heeded(SHIFTED, OperatorCommand.PAUSE, 105.0)):
-        aborted = heeded(progress, OperatorCommand.ABORT, 106.0)
-        assert (aborted.phase, aborted.planned) == (RolloutPhase.ROLLBACK, Outcome.ABORTED)
-        assert machine.candidate_weight(aborted, SPEC) == 0
+def test_rollback_command__any_reversible_phase__returns_all_traffic() -> None:
+    for progress in (RolloutProgress(), SHIFTED, applied(SHIFTED, OperatorCommand.PAUSE, 105.0)):
+        reverted = applied(progress, OperatorCommand.ROLLBACK, 106.0)
+        assert (reverted.phase, reverted.planned) == (RolloutPhase.ROLLBACK, Outcome.ROLLED_BACK)
+        assert machine.candidate_weight(reverted, SPEC) == 0
 
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
-    progress = heeded(SHIFTED, OperatorCommand.PAUSE, 105.0) if paused else SHIFTED
-    full = heeded(progress, OperatorCommand.FULL, 106.0)
+    progress = applied(SHIFTED, OperatorCommand.PAUSE, 105.0) if paused else SHIFTED
+    full = applied(progress, OperatorCommand.FULL, 106.0)
     assert (full.phase, full.step) == (RolloutPhase.BAKE, 2)
     assert machine.candidate_weight(full, SPEC) == 100
     bad = Window(Counts(100, 60, 100), Counts())
     worse = looked(full, 30, 110.0, bad)
-    assert machine.judge(worse, Look(bad), SPEC, 110.0).action is Action.HOLD
-    dead = machine.judge(worse, Look(None, alive=False), SPEC, 110.0)
+    assert machine.judge(worse, TickObservation(bad), SPEC, 110.0).action is Action.HOLD
+    dead = machine.judge(worse, TickObservation(None, alive=False), SPEC, 110.0)
     assert dead.action is Action.ROLLBACK
-    verdict = machine.judge(worse, Look(bad), SPEC, 126.0)
-    assert (verdict.action, verdict.gate) == (Action.ADVANCE, Gate.OPERATOR)
-    assert machine.obey(worse, verdict, SPEC, 126.0).planned is Outcome.PROMOTED
+    verdict = machine.judge(worse, TickObservation(bad), SPEC, 126.0)
+    assert (verdict.action, verdict.gate) == (Action.ADVANCE, HoldReason.OPERATOR)
+    assert machine.apply_verdict(worse, verdict, SPEC, 126.0).planned is Outcome.PROMOTED
 
 
 def test_full_before_the_candidate_serves_waits_for_it() -> None:
-    full = heeded(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.FULL, 1.0)
+    full = applied(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.FULL, 1.0)
     assert (full.phase, full.override) == (RolloutPhase.WARM, True)
     assert machine.warmed(full, SHADOWED, 2.0).phase is RolloutPhase.BAKE
 
 
 def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> None:
     spec = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
-    verdict = machine.judge(SHIFTED, Look(None), spec, 1000.0)
-    paused = machine.obey(SHIFTED, verdict, spec, 1000.0)
+    verdict = machine.judge(SHIFTED, TickObservation(None), spec, 1000.0)
+    paused = machine.apply_verdict(SHIFTED, verdict, spec, 1000.0)
     assert (paused.phase, paused.ruling) == (RolloutPhase.PAUSED, verdict)
     assert machine.candidate_weight(paused, spec) == 10
-    resumed = heeded(paused, OperatorCommand.RESUME, 9000.0, spec)
+    resumed = applied(paused, OperatorCommand.RESUME, 9000.0, spec)
     assert (resumed.phase, resumed.ruling, resumed.started) == (RolloutPhase.SHIFT, None, 9000.0)
-    assert machine.judge(resumed, Look(None), spec, 9900.0).gate is Gate.DATA
+    assert machine.judge(resumed, TickObservation(None), spec, 9900.0).gate is HoldReason.DATA
 
 
 def test_latency_is_not_proved_by_a_small_share() -> None:
@@ -324,6 +332,6 @@ def test_latency_is_not_proved_by_a_small_share() -> None:
     for window, proved in ((unfair, False), (GOOD, True)):
         progress = half
         for _ in range(60):
-            progress = machine.absorb(progress, Look(window), limited, 200.0)
-        verdict = machine.judge(progress, Look(window), limited, 200.0)
+            progress = machine.absorb(progress, TickObservation(window), limited, 200.0)
+        verdict = machine.judge(progress, TickObservation(window), limited, 200.0)
         assert (verdict.action is Action.ADVANCE) is proved, verdict

@@ -123,7 +123,7 @@ def test_evidence_survives_a_restart(world: World) -> None:
     client = world.client()
     looks(world, lambda: result(client, final="false"), 5)
     before = world.client()
-    # The first look of a new process only begins to count.
+    # The first tick of a new process only begins to count.
     assert result(before, final="false")["n"] == 400
     world.serve()
     assert result(before, final="false")["n"] == 500
@@ -288,7 +288,7 @@ def test_every_address_of_a_name_is_asked(world: World, monkeypatch: pytest.Monk
     found = source.scrape()
     assert {uid.partition("@")[2] for uid in found.present} == {"127.0.0.1", "127.0.0.2"}
     # Only the first one listens here.
-    assert [each.requests for each in found.told.values()] == [7]
+    assert [each.requests for each in found.totals.values()] == [7]
 
 
 @pytest.mark.parametrize(

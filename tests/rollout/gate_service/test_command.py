@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import cli
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.wait import wait_until
 
 UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--services")

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Gate
+from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import Look
+from rollout.domain.state_machine import TickObservation
 from rollout.gate_service.session import (
     GateSession,
     Result,
@@ -24,7 +24,7 @@ BAD = Window(Counts(requests=100, errors=40, timed=60), Counts(requests=100, tim
 def after(*windows: Window, weight: int | None = 50, healthy: bool = True) -> GateSession:
     session = GateSession()
     for window in windows:
-        session = absorb(session, Look(window, healthy), SPEC, weight)
+        session = absorb(session, TickObservation(window, healthy), SPEC, weight)
     return session
 
 
@@ -42,7 +42,7 @@ def test_a_step_passes_before_the_proof_is_there() -> None:
     session = after(*[GOOD] * 3)
     assert result(session) is Result.SUCCESS
     verdict = judge(session, SPEC, final=True)
-    assert (result_of(verdict), verdict.gate) == (Result.INCONCLUSIVE, Gate.PROOF)
+    assert (result_of(verdict), verdict.gate) == (Result.INCONCLUSIVE, HoldReason.PROOF)
     assert result(after(*[GOOD] * 30), final=True) is Result.SUCCESS
 
 
@@ -59,12 +59,12 @@ def test_harm_is_a_failure_and_final() -> None:
     assert (result_of(verdict), verdict.gate) == (Result.FAILURE, Gate.ERRORS_VS_LIMIT)
     failed = replace(session, failed=verdict)
     for _ in range(100):
-        failed = absorb(failed, Look(GOOD), SPEC, 50)
+        failed = absorb(failed, TickObservation(GOOD), SPEC, 50)
     assert judge(failed, SPEC, final=True) == verdict
 
 
 def test_a_new_weight_needs_data_of_its_own() -> None:
-    session = absorb(after(*[GOOD] * 5, weight=5), Look(GOOD), SPEC, 25)
+    session = absorb(after(*[GOOD] * 5, weight=5), TickObservation(GOOD), SPEC, 25)
     assert (session.step_requests, session.step_ticks) == (100, 1)
     assert result(session) is Result.INCONCLUSIVE
     assert session.evidence.ticks == 6
@@ -73,9 +73,9 @@ def test_a_new_weight_needs_data_of_its_own() -> None:
 def test_silence_of_the_candidate_is_a_failure_at_the_third_look() -> None:
     session = GateSession()
     for expected in (Result.INCONCLUSIVE, Result.INCONCLUSIVE, Result.FAILURE):
-        session = absorb(session, Look(None, healthy=False), SPEC, 50)
+        session = absorb(session, TickObservation(None, healthy=False), SPEC, 50)
         assert result(session) is expected
-    assert result(absorb(session, Look(GOOD), SPEC, 50)) is Result.INCONCLUSIVE
+    assert result(absorb(session, TickObservation(GOOD), SPEC, 50)) is Result.INCONCLUSIVE
 
 
 def test_json_keeps_all_of_it() -> None:

@@ -25,11 +25,10 @@ from tests.support.wait import PATIENCE_SECONDS
 
 BLUE, GREEN = revision("tiny:aa"), revision("tiny:bb")
 SPEC = RolloutSpec()
-ROLLOUT_WISHES = (
+ROLLOUT_COMMANDS = (
     OperatorCommand.PAUSE,
     OperatorCommand.RESUME,
     OperatorCommand.FULL,
-    OperatorCommand.ABORT,
 )
 
 
@@ -163,7 +162,7 @@ def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Jou
     assert journal.requests(rollout) == ()
     assert journal.request("shop", OperatorCommand.ROLLBACK, "by hand") == rollout
     (request,) = journal.requests(rollout)
-    assert (request.wish, request.reason) == (OperatorCommand.ROLLBACK, "by hand")
+    assert (request.command, request.reason) == (OperatorCommand.ROLLBACK, "by hand")
 
 
 def test_after_a_promotion_the_hint_names_the_way_back(journal: Journal) -> None:
@@ -241,10 +240,10 @@ def test_last_command__what_a_client_asks_of_this_deployment__only_that_changes_
         client.save(client.rollout(other), client.rollout(other).progress, "tick", {}, epoch)
         client.append("shop", None, "ready", {}, client.deployment("shop").epoch)
         assert journal.last_command("shop") == 0
-        wishes = (partial(client.request, "shop", wish, "why") for wish in ROLLOUT_WISHES)
+        commands = (partial(client.request, "shop", command, "why") for command in ROLLOUT_COMMANDS)
         asked: list[Callable[[], object]] = [
             partial(client.begin, "shop", GREEN, SPEC),
-            *wishes,
+            *commands,
             partial(client.resize, "shop", lambda each: replace(each, replicas=2), "asked for"),
             partial(client.retire, "shop"),
         ]
@@ -315,7 +314,7 @@ def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
     journal.request("shop", OperatorCommand.PAUSE, "by hand")
     journal.request(
         "shop", OperatorCommand.RESUME, "at once"
-    )  # the pause is not obeyed yet, but asked
+    )  # the pause is not applied yet, but asked
 
 
 def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> None:
@@ -328,7 +327,7 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
             " values ('shop', ?, 1.0, 1, 'tick', '{}')",
             [(rollout,)] * 5000,
         )
-    journal.request("shop", OperatorCommand.ABORT, "by hand")
+    journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     steps = 0
 
     def count() -> int:
@@ -337,17 +336,17 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
         return 0
 
     journal._db.set_progress_handler(count, 100)
-    wishes = [request.wish for request in journal.requests(rollout)]
+    commands = [request.command for request in journal.requests(rollout)]
     kinds = [event.kind for event in journal.events("shop", ticks=False)]
     of_rollout = journal.events("shop", rollout=rollout, ticks=False)
     last = journal.last_event("shop")
     page = journal.events("shop", after=10, rollout=rollout, limit=3)
     journal._db.set_progress_handler(None, 0)
-    assert wishes == [OperatorCommand.PAUSE, OperatorCommand.ABORT]
-    assert kinds == ["up", "requested", OperatorCommand.PAUSE, OperatorCommand.ABORT]
+    assert commands == [OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]
+    assert kinds == ["up", "requested", OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]
     assert [event.kind for event in of_rollout] == kinds[1:]
     assert last is not None
-    assert last.kind == OperatorCommand.ABORT
+    assert last.kind == OperatorCommand.ROLLBACK
     assert [event.seq for event in page] == [11, 12, 13]
     assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
 

@@ -8,9 +8,10 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.domain.spec import Ports, RolloutSpec
-from rollout.drivers.local.launcher import free_ports
-from rollout.journal import paths as places
+from rollout.drivers.local.ports import free_ports
+from rollout.journal import paths
 from rollout.journal.journal import Journal
+from rollout.journal.schema import VERSION, connect, transaction
 from tests.support.rollouts import quick_settings, revision
 
 
@@ -26,26 +27,26 @@ def test_journal__cannot_be_opened__named_with_what_to_do(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("home")
 def test_up__a_log_cannot_be_written__refused_before_anything_is_recorded() -> None:
-    log = places.directory("shop") / "logs" / "proxy.log"
+    log = paths.directory("shop") / "logs" / "proxy.log"
     log.mkdir()
     with pytest.raises(MlctlError) as caught:
         deployments.up("shop", revision("tiny:aa"), free_ports(1)[0], settings=quick_settings())
     assert (caught.value.code, str(log) in caught.value.message) == (ErrorCode.INVALID_INPUT, True)
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         assert journal.events("shop") == ()
 
 
 @pytest.mark.usefixtures("home")
 def test_promote__the_daemons_log_cannot_be_written__no_rollout_is_recorded() -> None:
-    places.daemon_log("shop").mkdir()
-    with Journal(places.journal()) as journal:
+    paths.daemon_log("shop").mkdir()
+    with Journal(paths.journal()) as journal:
         journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         with pytest.raises(MlctlError, match=r"daemon\.log cannot be written"):
             deployments.promote("shop", revision("tiny:bb"), RolloutSpec())
         assert journal.rollouts("shop") == ()
 
 
-@pytest.mark.parametrize("version", [0, 2], ids=["older", "newer"])
+@pytest.mark.parametrize("version", [0, VERSION + 1], ids=["older", "newer"])
 def test_journal__of_another_layout__refused_and_left_as_it_is(
     tmp_path: Path, version: int
 ) -> None:
@@ -68,4 +69,17 @@ def test_journal__opened_while_another_writes__needs_no_write_lock(tmp_path: Pat
     writer.execute("begin immediate")
     with Journal(path) as journal:
         assert journal.deployments() == ()
+    writer.close()
+
+
+def test_connect__another_connection_writes__reads_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.db"
+    writer = connect(path)
+    monkeypatch.setattr("rollout.journal.schema.BUSY_SECONDS", 0.0)
+    with transaction(writer):
+        reader = connect(path)
+        assert reader.execute("select epoch from meta").fetchone()[0] == 0
+        reader.close()
     writer.close()

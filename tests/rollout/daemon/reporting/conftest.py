@@ -15,6 +15,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(path: Path) -> Iterator[EventCursors]:
+def cursors(path: Path) -> Iterator[EventCursors]:
     with EventCursors(path) as opened:
         yield opened

@@ -80,7 +80,7 @@ def test_no_line_of_a_log_leaves_the_machine() -> None:
         JournalEvent(
             8, "shop", None, 1.0, "restarted", {"role": "blue/0", "log": "secret", "why": "x"}
         ),
-        JournalEvent(9, "shop", None, 1.0, "plane_unavailable", {"message": "secret"}),
+        JournalEvent(9, "shop", None, 1.0, "proxy_unavailable", {"message": "secret"}),
         JournalEvent(9, "shop", None, 1.0, "champion_failed", {"message": "secret"}),
     ):
         told = notice(event)

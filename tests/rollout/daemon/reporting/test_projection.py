@@ -55,17 +55,17 @@ class MemoryRuns:
         return run
 
 
-def project(journal: Journal, told: EventCursors, runs: MemoryRuns) -> bool:
+def project(journal: Journal, cursors: EventCursors, runs: MemoryRuns) -> bool:
     """One pass of a process that knows nothing of the ones before."""
-    return Projection("shop", journal, told, runs).advance()
+    return Projection("shop", journal, cursors, runs).advance()
 
 
 def test_a_rollout_becomes_a_run_with_series(
-    played: Played, journal: Journal, told: EventCursors
+    played: Played, journal: Journal, cursors: EventCursors
 ) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.DONE)
-    assert not project(journal, told, runs)
+    assert not project(journal, cursors, runs)
     run = runs.only
     assert run["status"] == "FINISHED"
     assert run["tags"]["mlctl.outcome"] == "promoted"
@@ -73,96 +73,95 @@ def test_a_rollout_becomes_a_run_with_series(
     assert run["tags"]["mlctl.verdict"] == "proof"
     names = {sample.name for sample in run["samples"]}
     assert {"weight", "candidate/p99_ms", "log10_e/errors_vs_limit"} <= names
-    assert told.owed("shop") == ()
-    assert not project(journal, told, runs)
+    assert cursors.owed("shop") == ()
+    assert not project(journal, cursors, runs)
     assert runs.calls == ["open", "log", "close"]
 
 
 def test_piece_by_piece_it_is_the_same_run(
-    played: Played, journal: Journal, told: EventCursors
+    played: Played, journal: Journal, cursors: EventCursors
 ) -> None:
     runs, whole = MemoryRuns(), MemoryRuns()
     for phase in (RolloutPhase.SHIFT, RolloutPhase.BAKE):
         played.until(phase)
-        assert project(journal, told, runs)  # each time another process
+        assert project(journal, cursors, runs)  # each time another process
     played.until(RolloutPhase.DONE)
-    assert not project(journal, told, runs)
-    with transaction(told._db):
-        told._db.execute("delete from told")
-    project(journal, told, whole)
+    assert not project(journal, cursors, runs)
+    with transaction(cursors._db):
+        cursors._db.execute("delete from cursor")
+    project(journal, cursors, whole)
     assert runs.only["samples"] == whole.only["samples"]
     assert runs.only["tags"] == whole.only["tags"]
 
 
 @pytest.mark.parametrize("failed", [1, 2, 3])
 def test_a_registry_that_is_away_is_caught_up_with(
-    played: Played, journal: Journal, told: EventCursors, failed: int
+    played: Played, journal: Journal, cursors: EventCursors, failed: int
 ) -> None:
     """Whichever call fails, the next process writes the rest."""
     runs = MemoryRuns(fails=failed)
     played.until(RolloutPhase.DONE)
     with pytest.raises(MlctlError):
-        project(journal, told, runs)
-    place = told.place("shop", run_reader(1))
+        project(journal, cursors, runs)
+    place = cursors.cursor("shop", run_reader(1))
     assert place is not None
     assert place.body["error"] == "the registry does not answer"
-    assert not project(journal, told, runs)
+    assert not project(journal, cursors, runs)
     assert runs.only["status"] == "FINISHED"
-    place = told.place("shop", run_reader(1))
+    place = cursors.cursor("shop", run_reader(1))
     assert place is not None
     assert "error" not in place.body
 
 
 @pytest.mark.parametrize(
-    ("wish", "outcome", "status"),
+    ("command", "outcome", "status"),
     [
         (OperatorCommand.ROLLBACK, "rolled_back", "FAILED"),
-        (OperatorCommand.ABORT, "aborted", "KILLED"),
     ],
 )
 def test_how_it_ended_is_how_the_run_ends(
     played: Played,
     journal: Journal,
-    told: EventCursors,
-    wish: OperatorCommand,
+    cursors: EventCursors,
+    command: OperatorCommand,
     outcome: str,
     status: str,
 ) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.SHIFT)
-    journal.request("shop", wish, "it smells")
+    journal.request("shop", command, "it smells")
     played.until(RolloutPhase.DONE)
-    project(journal, told, runs)
+    project(journal, cursors, runs)
     assert runs.only["status"] == status
     assert runs.only["tags"]["mlctl.outcome"] == outcome
 
 
 def test_inconclusive_is_neither_good_nor_bad(
-    played: Played, journal: Journal, told: EventCursors
+    played: Played, journal: Journal, cursors: EventCursors
 ) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.SHIFT)
     played.until(RolloutPhase.DONE, requests=0)
-    project(journal, told, runs)
+    project(journal, cursors, runs)
     assert (runs.only["status"], runs.only["tags"]["mlctl.outcome"]) == ("KILLED", "inconclusive")
 
 
-def test_each_rollout_is_a_run(played: Played, journal: Journal, told: EventCursors) -> None:
+def test_each_rollout_is_a_run(played: Played, journal: Journal, cursors: EventCursors) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.DONE)
     second = played.begin("tiny:cc")
-    assert project(journal, told, runs)
-    assert told.owed("shop") == (second,)
+    assert project(journal, cursors, runs)
+    assert cursors.owed("shop") == (second,)
     assert [run["status"] for run in runs.runs.values()] == ["FINISHED", ""]
 
 
 def test_one_that_ended_because_the_deployment_was_taken_down(
-    played: Played, journal: Journal, told: EventCursors
+    played: Played, journal: Journal, cursors: EventCursors
 ) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.SHIFT)
     journal.retire("shop")
-    assert not project(journal, told, runs)
+    assert not project(journal, cursors, runs)
     assert runs.only["status"] == "FAILED"
     assert runs.only["tags"]["mlctl.verdict"] == "operator"
 

@@ -19,7 +19,7 @@ from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.runs import RunKeeper
 from rollout.domain.commands import runs_command
 from rollout.domain.state_machine import RolloutPhase
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from tests.support.played import Played
 from tests.support.wait import wait_until
@@ -31,7 +31,7 @@ WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1], 'starts').open('a').wri
 def at_home(home: Path, clock: ManualClock) -> Iterator[Played]:
     """The same journal where processes look for it."""
     assert not home.exists()
-    with Journal(places.journal(), clock) as journal:
+    with Journal(paths.journal(), clock) as journal:
         yield Played(journal, clock)
 
 
@@ -50,14 +50,14 @@ def poll_until(keeper: RunKeeper, tmp_path: Path, wanted: str) -> None:
 
 @pytest.mark.slow
 def test_a_teller_runs_only_while_something_is_owed(
-    played: Played, told: EventCursors, tmp_path: Path, clock: ManualClock
+    played: Played, cursors: EventCursors, tmp_path: Path, clock: ManualClock
 ) -> None:
     command = (sys.executable, "-c", WRITES, str(tmp_path))
-    keeper = RunKeeper("other", command, told, clock)
+    keeper = RunKeeper("other", command, cursors, clock)
     keeper.poll()
     assert keeper._child is None
     played.tick()
-    keeper = RunKeeper("shop", command, told, clock)
+    keeper = RunKeeper("shop", command, cursors, clock)
     poll_until(keeper, tmp_path, "shop")
     wait_until(lambda: not keeper._running())
     keeper.poll()
@@ -69,10 +69,10 @@ def test_a_teller_runs_only_while_something_is_owed(
 
 @pytest.mark.slow
 def test_the_pauses_double_while_it_fails(
-    played: Played, told: EventCursors, clock: ManualClock
+    played: Played, cursors: EventCursors, clock: ManualClock
 ) -> None:
     played.tick()
-    keeper = RunKeeper("shop", ("/bin/false",), told, clock)
+    keeper = RunKeeper("shop", ("/bin/false",), cursors, clock)
     pauses = []
     for _ in range(12):
         keeper.poll()
@@ -85,10 +85,10 @@ def test_the_pauses_double_while_it_fails(
 
 
 @pytest.mark.slow
-def test_a_teller_ends_with_its_daemon(played: Played, told: EventCursors) -> None:
+def test_a_teller_ends_with_its_daemon(played: Played, cursors: EventCursors) -> None:
     played.tick()
     code = "import sys, time; sys.stdin.read(); time.sleep(600)"
-    keeper = RunKeeper("shop", (sys.executable, "-c", code), told, SystemClock())
+    keeper = RunKeeper("shop", (sys.executable, "-c", code), cursors, SystemClock())
     keeper.poll()
     child = keeper._child
     assert child is not None
@@ -98,17 +98,17 @@ def test_a_teller_ends_with_its_daemon(played: Played, told: EventCursors) -> No
 
 @pytest.mark.usefixtures("home")
 def test_without_a_command_nothing_is_told(
-    played: Played, told: EventCursors, clock: ManualClock
+    played: Played, cursors: EventCursors, clock: ManualClock
 ) -> None:
     played.tick()
-    keeper = RunKeeper("shop", (), told, clock)
+    keeper = RunKeeper("shop", (), cursors, clock)
     keeper.poll()
     assert keeper._child is None
 
 
 def test_a_second_teller_leaves_at_once(at_home: Played) -> None:
     at_home.tick()
-    with (places.directory("shop") / "runs.lock").open("a") as lock:
+    with (paths.directory("shop") / "runs.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert runs.main("shop") == 0
     assert links("shop").runs == {}

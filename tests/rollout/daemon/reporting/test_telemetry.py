@@ -16,7 +16,7 @@ from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
 from rollout.daemon.reporting.webhooks import reader_of
 from rollout.domain.spec import DeploymentSettings
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.played import Played
 
 Labels = frozenset[tuple[str, str]]
@@ -54,7 +54,7 @@ def test_a_rollout_under_way(played: Played, collector: RolloutCollector) -> Non
     assert found["threshold", of()] == pytest.approx(20.0)
     assert 0 < found["e_value", of(gate="errors_vs_limit")] < 1
     assert found["proof_value", of(gate="errors_vs_limit")] > 1
-    assert found["last_look_seconds", of()] >= 0
+    assert found["last_tick_seconds", of()] >= 0
     assert found["requests_total", of(slot="green")] == 40.0
     assert found["requests_total", of(slot="blue")] == 360.0
 
@@ -82,12 +82,12 @@ def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
 
 
 def test_a_webhook_that_fails_is_told_by_its_host(
-    played: Played, collector: RolloutCollector, told: EventCursors
+    played: Played, collector: RolloutCollector, cursors: EventCursors
 ) -> None:
     url = "https://hooks.example/secret"
     settings = DeploymentSettings(webhooks=(url,))
     played.journal.resize("shop", lambda _: settings, "test")
-    told.put("shop", reader_of(url), Cursor(1, {"failures": 4, "error": "HTTP 500"}))
+    cursors.put("shop", reader_of(url), Cursor(1, {"failures": 4, "error": "HTTP 500"}))
     assert collected(collector)["webhook_failures", of(host="hooks.example")] == 4.0
 
 

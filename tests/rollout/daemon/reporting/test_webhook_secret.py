@@ -7,7 +7,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.reporting.webhook_secret import FILE_VARIABLE, VARIABLE, with_secret
 from rollout.domain.spec import DeploymentSettings
-from rollout.journal import paths as places
+from rollout.journal import paths
 
 SETTINGS = DeploymentSettings(webhooks=("https://hooks.example/x",))
 
@@ -24,7 +24,7 @@ def test_a_secret_in_the_environment_is_kept_for_the_daemon_alone(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "hush")
     path = Path(with_secret("shop", SETTINGS).webhook_secret or "")
-    assert path.parent == places.directory("shop")
+    assert path.parent == paths.directory("shop")
     assert path.read_text() == "hush"
     assert path.stat().st_mode & 0o777 == 0o600
 

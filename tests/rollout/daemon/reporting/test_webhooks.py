@@ -79,20 +79,20 @@ def test_every_notice_comes_once_and_in_order(
 
 
 def test_what_fails_is_sent_again_with_the_same_id(
-    played: Played, receiver: Receiver, path: Path, clock: ManualClock, told: EventCursors
+    played: Played, receiver: Receiver, path: Path, clock: ManualClock, cursors: EventCursors
 ) -> None:
     played.until(RolloutPhase.DONE)
     receiver.refuse(503, 500)
     webhook = hook(receiver, path, clock)
     assert webhook.step() == 1.0
     assert webhook.step() == 2.0
-    place = told.place("shop", reader_of(receiver.url))
+    place = cursors.cursor("shop", reader_of(receiver.url))
     assert place is not None
     assert place.body == {"failures": 2, "error": "HTTP 500"}
     step(webhook)
     assert receiver.taken == PROMOTED
     assert len({each.headers["webhook-id"] for each in receiver.deliveries[:3]}) == 1
-    place = told.place("shop", reader_of(receiver.url))
+    place = cursors.cursor("shop", reader_of(receiver.url))
     assert place is not None
     assert "failures" not in place.body
 

@@ -26,7 +26,7 @@ from rollout.journal.records import ENDED, TICK, JournalEvent, Rollout
 from services.online.observability.calls import RequestRecord
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
-from tests.support.memory import MemoryLauncher, MemoryPlane
+from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -69,7 +69,7 @@ class Shop:
 
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
-        self.plane = MemoryPlane(EDGES)
+        self.data_plane = MemoryDataPlane(EDGES)
         live, candidate = (
             replace(revision(tag), models=self.models) for tag in ("tiny:aa", "tiny:bb")
         )
@@ -79,7 +79,7 @@ class Shop:
         watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
         launcher = MemoryLauncher()
         samples = None if self.foreign else self.folder
-        world = World(self.plane, self.plane, launcher, self.clock, EDGES, samples)
+        world = World(self.data_plane, self.data_plane, launcher, self.clock, EDGES, samples)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
         for slot, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
             self.recorders[slot] = self._recorder(slot, each)
@@ -92,9 +92,9 @@ class Shop:
     def tick(self) -> None:
         """A second of traffic: live answers all or its share, copies go where they should."""
         self.clock.advance(1.0)
-        copied = self.plane.traffic.mirror > 0 if self.plane.traffic else False
-        for slot, weight in self.plane.weights.items():
-            self.plane.serve(slot, PER_TICK * weight // 100)
+        copied = self.data_plane.traffic.mirror > 0 if self.data_plane.traffic else False
+        for slot, weight in self.data_plane.weights.items():
+            self.data_plane.serve(slot, PER_TICK * weight // 100)
         for number in range(PER_TICK if copied else 0):
             self.requests += 1
             self._answer(Slot.BLUE, np.asarray([0.1, 0.8, 0.1]))
@@ -121,9 +121,9 @@ class Shop:
         recorder.put(seen, sampling, self.clock.wall(), 1, asked, answered)
 
     def _count_copies(self) -> None:
-        before = self.plane.shadow.get(Slot.GREEN, Totals(within=(0, 0)))
+        before = self.data_plane.shadow.get(Slot.GREEN, Totals(within=(0, 0)))
         copies = Totals(PER_TICK, self.failing, PER_TICK, (PER_TICK, PER_TICK))
-        self.plane.shadow[Slot.GREEN] = before.plus(copies)
+        self.data_plane.shadow[Slot.GREEN] = before.plus(copies)
 
     def until_done(self, limit: int = 200) -> Outcome | None:
         for _ in range(limit):
@@ -149,12 +149,12 @@ def test_answers_of_several_models_are_compared(
     models = ("1" * 64, "2" * 64)
     shop = Shop(tmp_path, journal, clock, broken=True, models=models, pipeline=pipeline)
     assert shop.until_done() is Outcome.ROLLED_BACK
-    assert 50 not in shop.plane.history
+    assert 50 not in shop.data_plane.history
 
 
 def test_a_candidate_that_answers_alike_is_promoted_and_nothing_is_left(shop: Shop) -> None:
     assert shop.until_done() is Outcome.PROMOTED
-    assert shop.plane.history == [0, 50, 100]
+    assert shop.data_plane.history == [0, 50, 100]
     compared = [
         event.body["shadow"]["requests"]
         for event in shop.journal.events("shop")
@@ -169,7 +169,7 @@ def test_a_candidate_that_answers_otherwise_never_gets_a_user(shop: Shop) -> Non
     shop.wrong = 0.1
     assert shop.until_done() is Outcome.ROLLED_BACK
     assert shop.ruling() is Gate.DISAGREEMENT
-    assert shop.plane.history == [0]
+    assert shop.data_plane.history == [0]
     (ended,) = (event for event in shop.journal.events("shop") if event.kind == ENDED)
     assert Path(ended.body["disagreements"]).exists()
     assert not shop.folder.control.exists()
@@ -179,14 +179,14 @@ def test_a_nan_takes_it_back_at_once(shop: Shop) -> None:
     shop.broken = True
     assert shop.until_done() is Outcome.ROLLED_BACK
     assert shop.ruling() is Gate.NON_FINITE
-    assert shop.plane.history == [0]
+    assert shop.data_plane.history == [0]
 
 
 def test_copies_that_fail_take_it_back(shop: Shop) -> None:
     shop.failing = PER_TICK // 2
     assert shop.until_done() is Outcome.ROLLED_BACK
     assert shop.ruling() in (Gate.ERRORS_VS_LIMIT, Gate.ERRORS_VS_LIVE)
-    assert shop.plane.history == [0]
+    assert shop.data_plane.history == [0]
 
 
 def test_servers_that_record_nothing_hold_nothing_up_and_it_is_said(
@@ -205,7 +205,7 @@ def test_who_asks_for_agreement_waits_for_it(
 ) -> None:
     shop = Shop(tmp_path, journal, clock, deaf=True)
     assert shop.until_done(400) is Outcome.INCONCLUSIVE
-    assert shop.plane.history == [0]
+    assert shop.data_plane.history == [0]
 
 
 def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(

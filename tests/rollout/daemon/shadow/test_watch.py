@@ -12,7 +12,7 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.daemon.shadow.watch import MAX_ROWS_PER_SECOND, Parties, ShadowWatch, wanted_share
+from rollout.daemon.shadow.watch import MAX_ROWS_PER_SECOND, Parties, ShadowComparison, wanted_share
 from rollout.domain.join import AnswerSide
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
@@ -44,7 +44,7 @@ class Shop:
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
         parties = Parties(Slot.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
-        self.watch = ShadowWatch(self.folder, parties, SPEC, 7, self.clock)
+        self.watch = ShadowComparison(self.folder, parties, SPEC, 7, self.clock)
         for slot, side in ((Slot.BLUE, AnswerSide.LIVE), (Slot.GREEN, AnswerSide.CANDIDATE)):
             writer = SegmentWriter(self.folder.segments(slot), SIGNATURE, DIGESTS[side])
             control = SamplingControl(Sampling(), self.folder.control)
@@ -69,7 +69,7 @@ class Shop:
         for _ in range(3):
             self.passed()
 
-    def look(self, both: int = 0, wrong: int = 0, rows: int = 2) -> ShadowWindow:
+    def observe(self, both: int = 0, wrong: int = 0, rows: int = 2) -> ShadowWindow:
         """A second with `both` requests to both slots, in `wrong` of them one row differs."""
         good = [[0.1, 0.8, 0.1]] * rows
         for number in range(both):
@@ -80,11 +80,11 @@ class Shop:
         return self.passed(both)
 
     def passed(self, requests: int = 5) -> ShadowWindow:
-        """The recorders write what is due, and a look is taken, a second later."""
+        """The recorders write what is due, and a tick is taken, a second later."""
         self.clock.advance(1.1)
         for recorder in self.recorders.values():
             recorder.flush()
-        return self.watch.look(requests)
+        return self.watch.observe(requests)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def shop(tmp_path: Path) -> Shop:
 def test_the_servers_are_told_to_record_and_what_they_write_is_compared(shop: Shop) -> None:
     shop.begin()
     assert shop.watch.kept() is None
-    found = [shop.look(20, wrong=4) for _ in range(3)]
+    found = [shop.observe(20, wrong=4) for _ in range(3)]
     assert sum(window.requests for window in found) == 60
     assert sum(window.rows for window in found) == 120
     assert sum(window.differed for window in found) == 12
@@ -110,7 +110,7 @@ def test_the_servers_are_told_to_record_and_what_they_write_is_compared(shop: Sh
 
 def test_drift_is_told_once_there_are_enough_rows(shop: Shop) -> None:
     shop.begin()
-    windows = [shop.look(20, wrong=20, rows=1) for _ in range(20)]
+    windows = [shop.observe(20, wrong=20, rows=1) for _ in range(20)]
     assert windows[0].psi is None
     last = windows[-1]
     assert last.psi is not None
@@ -130,17 +130,17 @@ def test_answers_of_another_revision_are_no_pairs(shop: Shop) -> None:
     control = SamplingControl(Sampling(), shop.folder.control)
     shop.recorders[Slot.GREEN] = Recorder(stranger, control, shop.clock)
     shop.begin()
-    assert shop.look(20).requests == 0
+    assert shop.observe(20).requests == 0
 
 
 def test_recording_ends_with_the_comparison_and_nothing_is_left(shop: Shop) -> None:
     shop.begin()
-    shop.look(5)
+    shop.observe(5)
     shop.watch.end()
     shop.watch.end()
     assert not shop.folder.control.exists()
     assert not list(shop.root.glob("samples/*/*.parquet"))
-    assert shop.look(5).requests == 0
+    assert shop.observe(5).requests == 0
 
 
 def test_a_daemon_that_died_leaves_nothing_on(shop: Shop) -> None:
@@ -153,7 +153,7 @@ def test_a_daemon_that_died_leaves_nothing_on(shop: Shop) -> None:
 def test_looks_keep_the_recording_on(shop: Shop) -> None:
     for _ in range(200):
         shop.passed()
-    assert shop.look(5).requests == 5
+    assert shop.observe(5).requests == 5
 
 
 def test_a_look_that_counted_nothing_does_not_raise_the_share(shop: Shop) -> None:

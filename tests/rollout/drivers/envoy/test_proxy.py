@@ -1,4 +1,4 @@
-"""What only Envoy does; what every proxy must do is in test_plane_contract."""
+"""What only Envoy does; what every proxy must do is in test_data_plane_contract."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import grpc
 import httpx
 import pytest
 
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import Ports, Slot
 from rollout.drivers.envoy import proxy as envoy
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.envoy.routes import route_table
-from rollout.drivers.local.launcher import free_ports
+from rollout.drivers.local.ports import free_ports
 from tests.support.planes import Stage, stage
 
 pytestmark = pytest.mark.slow
@@ -35,19 +35,21 @@ def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch)
     hosts.append({**hosts[0], "name": "another for the same domain"})
 
     monkeypatch.setattr(envoy, "route_table", lambda _traffic: table)
-    with pytest.raises(PlaneRejected):
-        running.plane.apply(ALL_GREEN)
-    assert running.plane.weights() == ALL_BLUE.weights
+    with pytest.raises(DataPlaneRejected):
+        running.data_plane.apply(ALL_GREEN)
+    assert running.data_plane.weights() == ALL_BLUE.weights
     assert httpx.post(running.url, trust_env=False).status_code == httpx.codes.OK
     monkeypatch.undo()
-    running.plane.apply(ALL_GREEN)
-    assert running.plane.weights() == ALL_GREEN.weights
+    running.data_plane.apply(ALL_GREEN)
+    assert running.data_plane.weights() == ALL_GREEN.weights
 
 
 def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     running.staff(BLUE, 1, "?delay=1.5")
     monkeypatch.setattr(envoy, "route_table", lambda traffic: route_table(traffic, 0.5))
-    running.plane.apply(TrafficSplit({BLUE: 100}, sticky=True))  # a file that is not in force yet
+    running.data_plane.apply(
+        TrafficSplit({BLUE: 100}, sticky=True)
+    )  # a file that is not in force yet
     for path, status in (("", 504), ("_stream", 200)):
         answer = httpx.post(running.url + path, trust_env=False, timeout=30)
         assert answer.status_code == status, answer.text
@@ -63,9 +65,9 @@ def test_without_envoy_nothing_is_known(tmp_path: Path) -> None:
     listen, admin = free_ports(2)
     files = EnvoyFiles(tmp_path, Ports(listen, admin))
     files.prepare(BLUE)
-    with files.plane() as plane:
-        with pytest.raises(PlaneUnavailable):
-            plane.read()
-        with pytest.raises(PlaneUnavailable):
-            plane.apply(ALL_GREEN)
+    with files.data_plane() as data_plane:
+        with pytest.raises(DataPlaneUnavailable):
+            data_plane.read()
+        with pytest.raises(DataPlaneUnavailable):
+            data_plane.apply(ALL_GREEN)
     assert not files.route(ALL_GREEN), "the weights must hold once Envoy is back"

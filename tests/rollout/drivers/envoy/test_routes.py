@@ -120,7 +120,7 @@ def test_before_any_route_nothing_is_known() -> None:
 def test_traffic_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="sum to 100"):
         TrafficSplit({BLUE: 95, GREEN: 6})
-    with pytest.raises(ValueError, match="sum to 100"):
+    with pytest.raises(ValueError, match="less than or equal to 100"):
         TrafficSplit({BLUE: 110, GREEN: -10})
     with pytest.raises(ValueError, match="cannot be copied"):
         TrafficSplit({BLUE: 100}, mirror=5)

@@ -14,16 +14,16 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.client import scaling as resizing
-from rollout.client.live_state import looking
+from rollout.client.live_state import open_live_view
 from rollout.client.process_table import listing
 from rollout.daemon.daemon import DAEMON
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.ports import TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.kubernetes.plane import KubernetesPlane
+from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.kubernetes.route import Claim
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import ENDED
 from tests.rollout.drivers.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
@@ -64,7 +64,7 @@ def traffic(state: FakeKube) -> Iterator[None]:
 
 
 def kill_daemon(name: str) -> None:
-    with Journal(places.journal()) as journal:
+    with Journal(paths.journal()) as journal:
         daemon, _ = journal.processes(name)[DAEMON]
     os.kill(daemon.pid, signal.SIGKILL)
 
@@ -96,8 +96,8 @@ def test_up_promote_down(state: FakeKube, target: KubernetesTarget) -> None:
         route = state.objects.pop(("httproutes", "web"))
         (status,) = deployments.status("shop")
         assert status.weights is None
-        with looking("shop") as looker:
-            assert not looker.look().answers
+        with open_live_view("shop") as view:
+            assert not view.observe().answers
         state.objects["httproutes", "web"] = route
     finally:
         deployments.down("shop")
@@ -109,7 +109,7 @@ def test_up_says_what_does_not_fit(state: FakeKube, target: KubernetesTarget) ->
     with pytest.raises(MlctlError, match="no rule has both Services") as caught:
         deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(wrong))
     assert caught.value.code is ErrorCode.INVALID_INPUT
-    with KubernetesPlane(target, Claim("another", 1)) as other:
+    with KubernetesDataPlane(target, Claim("another", 1)) as other:
         other.apply(TrafficSplit({Slot.BLUE: 100}))
     with pytest.raises(MlctlError, match="belongs to another deployment"):
         deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))

@@ -1,4 +1,4 @@
-"""Whole rollouts by the unchanged controller on a cluster's plane, meter and launcher."""
+"""Whole rollouts by the unchanged controller on a cluster's data_plane, meter and launcher."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.reporting.notices import notice
 from rollout.domain.gates import Gate
 from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
+from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.kubernetes.launcher import KubernetesLauncher
-from rollout.drivers.kubernetes.plane import KubernetesPlane
 from rollout.drivers.kubernetes.route import Claim
 from rollout.journal.journal import Journal, StaleEpochError
 from tests.rollout.drivers.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
@@ -48,14 +48,14 @@ class Stage:
     target: KubernetesTarget
     journal: Journal
     clock: ManualClock
-    plane: KubernetesPlane
+    data_plane: KubernetesDataPlane
     epoch: int
     directory: Path
 
     def __post_init__(self) -> None:
         rollout = self.journal.begin("shop", revision(GREEN_DIGEST), SPEC)
-        launcher = KubernetesLauncher(self.target, self.plane, self.directory)
-        world = World(self.plane, self.plane, launcher, self.clock, SERVED_EDGES_MS)
+        launcher = KubernetesLauncher(self.target, self.data_plane, self.directory)
+        world = World(self.data_plane, self.data_plane, launcher, self.clock, SERVED_EDGES_MS)
         settings = self.journal.deployment("shop").settings
         watch = Watch(self.epoch, settings, lambda: True)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
@@ -101,8 +101,8 @@ def stage(
     settings = DeploymentSettings(drain_seconds=2, ready_seconds=20, kubernetes=target)
     journal.create("shop", Ports(0, 0), settings, revision(BLUE_DIGEST))
     epoch = journal.take_over("shop")
-    with KubernetesPlane(target, Claim("shop-1", epoch), accept_seconds=0.3) as plane:
-        yield Stage(state, target, journal, clock, plane, epoch, tmp_path)
+    with KubernetesDataPlane(target, Claim("shop-1", epoch), accept_seconds=0.3) as data_plane:
+        yield Stage(state, target, journal, clock, data_plane, epoch, tmp_path)
 
 
 def test_the_settings_of_a_cluster_survive_the_journal(stage: Stage) -> None:
@@ -175,7 +175,7 @@ def test_an_api_server_that_is_away_holds_everything(stage: Stage) -> None:
     before, weights = stage.controller.progress, stage.weights()
     stage.state.down = 503
     for _ in range(5):
-        with pytest.raises(PlaneUnavailable):
+        with pytest.raises(DataPlaneUnavailable):
             stage.tick()
     assert stage.controller.progress == before
     assert stage.weights() == weights
@@ -188,7 +188,7 @@ def test_a_route_that_is_deleted_and_comes_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.state.objects.clear()
     for _ in range(3):
-        with pytest.raises(PlaneRejected, match="does not exist"):
+        with pytest.raises(DataPlaneRejected, match="does not exist"):
             stage.controller.tick()
     assert stage.controller.progress.phase is RolloutPhase.ROLLBACK
     stage.state.put("httproutes", route(weights=(50, 50)))
@@ -206,7 +206,7 @@ def test_weights_that_somebody_moves_are_moved_back(stage: Stage) -> None:
 
 def test_a_daemon_that_was_replaced_stops(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
-    with KubernetesPlane(stage.target, Claim("shop-1", stage.epoch + 1)) as newer:
+    with KubernetesDataPlane(stage.target, Claim("shop-1", stage.epoch + 1)) as newer:
         newer.apply(TrafficSplit({Slot.BLUE: 100}))
         with pytest.raises(StaleEpochError):
             stage.controller.tick()

@@ -42,7 +42,7 @@ def test_a_code_that_is_not_known_here_blames_the_server() -> None:
 def test_a_tally_counts_every_increment_once_over_all_restarts(
     lives: list[list[int]],
 ) -> None:
-    """Each life of the pod rises from zero; a look follows each rise."""
+    """Each life of the pod rises from zero; a tick follows each rise."""
     tally, expected, seen = PodTally(), 0, 0
     tally.add({"pod": totals(0)}, {"pod"})
     for life in lives:

@@ -8,7 +8,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.spec import DeploymentSettings
 from rollout.drivers.local.security_settings import guarding_environment, with_signer, with_token
-from rollout.journal import paths as places
+from rollout.journal import paths
 
 ONE = "one-0123456789abcdef"
 
@@ -39,7 +39,7 @@ def test_a_token_in_the_environment_is_kept_for_its_user_alone(
 ) -> None:
     monkeypatch.setenv("MLCTL_TOKEN", ONE)
     path = Path(with_token("shop", DeploymentSettings()).token_file or "")
-    assert path.parent == places.directory("shop")
+    assert path.parent == paths.directory("shop")
     assert path.read_text() == ONE
     assert path.stat().st_mode & 0o777 == 0o600
 

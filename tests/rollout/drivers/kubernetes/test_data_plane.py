@@ -1,4 +1,4 @@
-"""The plane against a real API over HTTP that enforces versions."""
+"""The data_plane against a real API over HTTP that enforces versions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain.counts import difference
 from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import Slot
+from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.kubernetes.gateway import Gateway
-from rollout.drivers.kubernetes.plane import KubernetesPlane
 from rollout.drivers.kubernetes.route import EPOCH, HOLDER, Claim
-from rollout.journal import paths as places
+from rollout.journal import paths
 from rollout.journal.journal import StaleEpochError
 from tests.support.kube import FakeKube, route
 
@@ -26,46 +26,48 @@ def share(green: int) -> TrafficSplit:
 
 
 @pytest.fixture
-def plane(target: KubernetesTarget) -> Iterator[KubernetesPlane]:
-    with KubernetesPlane(target, CLAIM, accept_seconds=0.3) as opened:
+def data_plane(target: KubernetesTarget) -> Iterator[KubernetesDataPlane]:
+    with KubernetesDataPlane(target, CLAIM, accept_seconds=0.3) as opened:
         yield opened
 
 
-def test_only_our_two_weights_change(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_only_our_two_weights_change(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
     before = state.route()
-    plane.apply(share(25))
+    data_plane.apply(share(25))
     after = state.route()
     assert state.weights() == {"shop-blue": 75, "shop-green": 25}
-    assert plane.weights() == {Slot.BLUE: 75, Slot.GREEN: 25}
+    assert data_plane.weights() == {Slot.BLUE: 75, Slot.GREEN: 25}
     assert after["spec"]["rules"][1] == before["spec"]["rules"][1]
     assert after["spec"]["parentRefs"] == before["spec"]["parentRefs"]
     marks = {"team": "search", EPOCH: "5", HOLDER: "shop-1"}
     assert after["metadata"]["annotations"] == marks
 
 
-def test_a_foreign_backend_keeps_its_weight(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_a_foreign_backend_keeps_its_weight(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     state.put("httproutes", route({"name": "old-stack", "port": 80, "weight": 40}))
-    plane.apply(share(10))
+    data_plane.apply(share(10))
     assert state.weights() == {"shop-blue": 90, "shop-green": 10, "old-stack": 40}
 
 
 def test_a_foreign_share_that_would_change_is_refused(
-    state: FakeKube, plane: KubernetesPlane
+    state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     other = {"name": "old-stack", "port": 80, "weight": 4}
     state.put("httproutes", route(other, weights=(6, 0)))
-    with pytest.raises(PlaneRejected, match="sum to 100"):
-        plane.apply(share(10))
+    with pytest.raises(DataPlaneRejected, match="sum to 100"):
+        data_plane.apply(share(10))
     assert state.weights() == {"shop-blue": 6, "shop-green": 0, "old-stack": 4}
 
 
-def test_what_holds_is_not_written_again(state: FakeKube, plane: KubernetesPlane) -> None:
-    plane.apply(share(10))
-    plane.apply(share(10))
+def test_what_holds_is_not_written_again(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+    data_plane.apply(share(10))
+    data_plane.apply(share(10))
     assert len(state.writes) == 1
 
 
-def test_a_write_in_between_is_kept(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_a_write_in_between_is_kept(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
     """Somebody adds a rule between our read and our write, three times in a row."""
     left = 3
 
@@ -79,23 +81,25 @@ def test_a_write_in_between_is_kept(state: FakeKube, plane: KubernetesPlane) -> 
             state.put("httproutes", changed)
 
     state.before_write = interfere
-    plane.apply(share(10))
+    data_plane.apply(share(10))
     names = [rule["backendRefs"][0]["name"] for rule in state.route()["spec"]["rules"]]
     assert names == ["shop-blue", "shop-green", "added-2", "added-1", "added-0"]
     assert state.weights() == {"shop-blue": 90, "shop-green": 10}
 
 
-def test_a_storm_of_conflicts_changes_nothing(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_a_storm_of_conflicts_changes_nothing(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     state.before_write = lambda: state.put("httproutes", state.route())  # type: ignore[assignment]
-    with pytest.raises(PlaneUnavailable, match="others keep changing"):
-        plane.apply(share(10))
+    with pytest.raises(DataPlaneUnavailable, match="others keep changing"):
+        data_plane.apply(share(10))
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
 def test_an_older_epoch_cannot_write(state: FakeKube, target: KubernetesTarget) -> None:
     with (
-        KubernetesPlane(target, Claim("shop-1", 6)) as newer,
-        KubernetesPlane(target, CLAIM) as older,
+        KubernetesDataPlane(target, Claim("shop-1", 6)) as newer,
+        KubernetesDataPlane(target, CLAIM) as older,
     ):
         newer.apply(share(0))
         with pytest.raises(StaleEpochError):
@@ -104,10 +108,10 @@ def test_an_older_epoch_cannot_write(state: FakeKube, target: KubernetesTarget) 
 
 
 def test_a_takeover_between_read_and_write_wins(
-    state: FakeKube, target: KubernetesTarget, plane: KubernetesPlane
+    state: FakeKube, target: KubernetesTarget, data_plane: KubernetesDataPlane
 ) -> None:
     """The holder stands still with its patch in hand; the next one writes; the first goes on."""
-    with KubernetesPlane(target, Claim("shop-1", 6)) as newer:
+    with KubernetesDataPlane(target, Claim("shop-1", 6)) as newer:
 
         def take_over() -> None:
             state.before_write = None
@@ -115,7 +119,7 @@ def test_a_takeover_between_read_and_write_wins(
 
         state.before_write = take_over
         with pytest.raises(StaleEpochError):
-            plane.apply(share(50))
+            data_plane.apply(share(50))
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
     assert state.route()["metadata"]["annotations"][EPOCH] == "6"
 
@@ -123,75 +127,79 @@ def test_a_takeover_between_read_and_write_wins(
 def test_another_deployment_s_route_is_left_alone(
     state: FakeKube, target: KubernetesTarget
 ) -> None:
-    with KubernetesPlane(target, Claim("other", 900)) as other:
+    with KubernetesDataPlane(target, Claim("other", 900)) as other:
         other.apply(share(0))
     with (
-        KubernetesPlane(target, CLAIM) as plane,
-        pytest.raises(PlaneRejected, match="another deployment"),
+        KubernetesDataPlane(target, CLAIM) as data_plane,
+        pytest.raises(DataPlaneRejected, match="another deployment"),
     ):
-        plane.apply(share(50))
+        data_plane.apply(share(50))
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_no_weight_without_a_ready_pod(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_no_weight_without_a_ready_pod(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
     for pod in state.pods["shop-green"]:
         pod.ready = False
-    with pytest.raises(PlaneUnavailable, match="no ready pod"):
-        plane.apply(share(10))
+    with pytest.raises(DataPlaneUnavailable, match="no ready pod"):
+        data_plane.apply(share(10))
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
-    assert not plane.read().healthy[Slot.GREEN]
+    assert not data_plane.read().healthy[Slot.GREEN]
 
 
 def test_every_rule_of_ours_is_moved_and_none_to_pods_that_are_not_ready(
-    state: FakeKube, plane: KubernetesPlane
+    state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     ours = route(weights=(100, 0))
     ours["spec"]["rules"].append(route(weights=(0, 100))["spec"]["rules"][0])
     state.put("httproutes", ours)
     for pod in state.pods["shop-blue"]:
         pod.ready = False
-    with pytest.raises(PlaneUnavailable, match="shop-blue has no ready pod"):
-        plane.apply(share(0))
+    with pytest.raises(DataPlaneUnavailable, match="shop-blue has no ready pod"):
+        data_plane.apply(share(0))
     assert not state.writes
     for pod in state.pods["shop-blue"]:
         pod.ready = True
-    plane.apply(share(0))
+    data_plane.apply(share(0))
     rules = state.route()["spec"]["rules"]
     assert rules[0]["backendRefs"] == rules[-1]["backendRefs"]
 
 
-def test_back_to_blue_even_if_nothing_is_ready(state: FakeKube, plane: KubernetesPlane) -> None:
-    plane.apply(share(50))
+def test_back_to_blue_even_if_nothing_is_ready(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
+    data_plane.apply(share(50))
     for pod in (*state.pods["shop-blue"], *state.pods["shop-green"]):
         pod.ready = False
-    plane.apply(share(0))
+    data_plane.apply(share(0))
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_a_refused_route_is_rejected(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_a_refused_route_is_rejected(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
     state.accepts = False
-    with pytest.raises(PlaneRejected, match="UnsupportedValue"):
-        plane.apply(share(10))
+    with pytest.raises(DataPlaneRejected, match="UnsupportedValue"):
+        data_plane.apply(share(10))
 
 
-def test_a_gateway_that_is_behind_is_waited_for(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_a_gateway_that_is_behind_is_waited_for(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     state.accepts = None  # the status stays that of the version before
-    with pytest.raises(PlaneUnavailable, match="not yet seen"):
-        plane.apply(share(10))
+    with pytest.raises(DataPlaneUnavailable, match="not yet seen"):
+        data_plane.apply(share(10))
     state.accepts = True
     state.put("httproutes", state.route())
-    plane.apply(share(10))
+    data_plane.apply(share(10))
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 500, 502, 503])
 def test_an_api_server_that_fails_decides_nothing(
-    state: FakeKube, plane: KubernetesPlane, code: int
+    state: FakeKube, data_plane: KubernetesDataPlane, code: int
 ) -> None:
     state.down = code
-    with pytest.raises(PlaneUnavailable):
-        plane.apply(share(10))
-    with pytest.raises(PlaneUnavailable):
-        plane.read()
+    with pytest.raises(DataPlaneUnavailable):
+        data_plane.apply(share(10))
+    with pytest.raises(DataPlaneUnavailable):
+        data_plane.read()
 
 
 @pytest.mark.usefixtures("home")
@@ -199,36 +207,39 @@ def test_a_daemon_that_waits_for_the_cluster_is_not_stuck(
     state: FakeKube, target: KubernetesTarget
 ) -> None:
     state.down = 503
-    directory, heartbeat = places.directory("shop"), places.heartbeat("shop")
+    directory, heartbeat = paths.directory("shop"), paths.heartbeat("shop")
     for epoch in (None, 5):
         assert not heartbeat.exists()
-        with Gateway(directory, target, epoch).plane() as plane, pytest.raises(PlaneUnavailable):
-            plane.weights()
+        with (
+            Gateway(directory, target, epoch).data_plane() as data_plane,
+            pytest.raises(DataPlaneUnavailable),
+        ):
+            data_plane.weights()
     assert heartbeat.exists()
 
 
-def test_a_route_that_is_gone(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_a_route_that_is_gone(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
     state.objects.clear()
-    with pytest.raises(PlaneRejected, match="does not exist"):
-        plane.apply(share(10))
+    with pytest.raises(DataPlaneRejected, match="does not exist"):
+        data_plane.apply(share(10))
 
 
-def test_copies_are_refused(plane: KubernetesPlane) -> None:
-    with pytest.raises(PlaneRejected, match="copies"):
-        plane.apply(TrafficSplit({Slot.BLUE: 100}, mirror=10, mirror_to=Slot.GREEN))
+def test_copies_are_refused(data_plane: KubernetesDataPlane) -> None:
+    with pytest.raises(DataPlaneRejected, match="copies"):
+        data_plane.apply(TrafficSplit({Slot.BLUE: 100}, mirror=10, mirror_to=Slot.GREEN))
 
 
-def test_all_pods_of_a_slot_are_counted(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_all_pods_of_a_slot_are_counted(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
     first, second = state.pods["shop-green"]
     first.serve(50)  # before anybody looked: belongs to no rollout
-    before = plane.read()
+    before = data_plane.read()
     first.serve(10)
     second.serve(5, seconds=0.2)
     second.serve(3, outcome="internal")
     second.serve(2, outcome="queue_full")
     second.serve(4, outcome="invalid_input")
     second.serve(1, outcome="gone")
-    parts = difference(before, plane.read())
+    parts = difference(before, data_plane.read())
     assert parts is not None
     green = parts[Slot.GREEN]
     assert (green.requests, green.errors, green.client_errors, green.abandoned) == (24, 5, 4, 1)
@@ -237,37 +248,41 @@ def test_all_pods_of_a_slot_are_counted(state: FakeKube, plane: KubernetesPlane)
     assert green.slower_than(200.0, SERVED_EDGES_MS) == 0
 
 
-def test_a_restarted_pod_makes_no_negative_window(state: FakeKube, plane: KubernetesPlane) -> None:
+def test_a_restarted_pod_makes_no_negative_window(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     first, second = state.pods["shop-green"]
-    plane.read()
+    data_plane.read()
     first.serve(40)
     second.serve(7)
-    before = plane.read()
+    before = data_plane.read()
     first.restart()
     first.serve(5)
     second.serve(1)
-    parts = difference(before, plane.read())
+    parts = difference(before, data_plane.read())
     assert parts is not None
     assert parts[Slot.GREEN].requests == 6
 
 
-def test_a_pod_that_left_takes_nothing_with_it(state: FakeKube, plane: KubernetesPlane) -> None:
-    plane.read()
+def test_a_pod_that_left_takes_nothing_with_it(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
+    data_plane.read()
     state.pods["shop-green"][0].serve(40)
-    before = plane.read()
+    before = data_plane.read()
     del state.pods["shop-green"][0]
-    parts = difference(before, plane.read())
+    parts = difference(before, data_plane.read())
     assert parts is not None
     assert parts[Slot.GREEN].requests == 0
 
 
 def test_a_silent_candidate_is_unhealthy_and_silent_pods_everywhere_are_no_news(
-    state: FakeKube, plane: KubernetesPlane
+    state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     for pod in state.pods["shop-green"]:
         pod.answers = False
-    assert plane.read().healthy == {Slot.BLUE: True, Slot.GREEN: False}
+    assert data_plane.read().healthy == {Slot.BLUE: True, Slot.GREEN: False}
     for pod in state.pods["shop-blue"]:
         pod.answers = False
-    with pytest.raises(PlaneUnavailable, match="no server tells"):
-        plane.read()
+    with pytest.raises(DataPlaneUnavailable, match="no server tells"):
+        data_plane.read()

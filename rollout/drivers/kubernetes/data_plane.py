@@ -12,7 +12,7 @@ from typing import Self
 
 from rollout.domain.counts import Reading
 from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import PlaneRejected, PlaneUnavailable, TrafficSplit
+from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import Endpoint, Slot
 from rollout.drivers.kubernetes import route as routes
 from rollout.drivers.kubernetes.cluster import Cluster, ConflictError
@@ -26,8 +26,8 @@ _ACCEPT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
-class KubernetesPlane:
-    """The plane of `target`, written on behalf of `claim`; without one it only reads.
+class KubernetesDataPlane:
+    """The data plane of `target`, written on behalf of `claim`; without one it only reads.
 
     `progress` is called after every question to the cluster.
     """
@@ -58,7 +58,7 @@ class KubernetesPlane:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster; PlaneUnavailable if there is no usable configuration."""
+        """The cluster; DataPlaneUnavailable if there is no usable configuration."""
         if self._opened is None:
             self._opened = Cluster(self._target.reach, self._progress)
         return self._opened
@@ -68,7 +68,7 @@ class KubernetesPlane:
         return False
 
     def weights(self) -> dict[Slot, int] | None:
-        """The weights in the route; PlaneRejected if it has no rule of ours."""
+        """The weights in the route; DataPlaneRejected if it has no rule of ours."""
         try:
             return routes.weights_of(self.cluster.route(self._target.route), self._target)
         except RouteUnfitError as error:
@@ -77,11 +77,13 @@ class KubernetesPlane:
     def apply(self, traffic: TrafficSplit) -> None:
         """Make the weights hold and wait until the Gateways that report have accepted them.
 
-        StaleEpochError if a later daemon wrote them. PlaneRejected for copies. Weights of a
+        StaleEpochError if a later daemon wrote them. DataPlaneRejected for copies. Weights of a
         route are not sticky, and testers are sent by rules of the user's own.
         """
         if traffic.mirror:
-            raise PlaneRejected("copies of requests are not made in a cluster: leave out --shadow")
+            raise DataPlaneRejected(
+                "copies of requests are not made in a cluster: leave out --shadow"
+            )
         try:
             self._await_accepted(self._write(traffic.weights))
         except RouteUnfitError as error:
@@ -105,7 +107,7 @@ class KubernetesPlane:
     def _write(self, weights: Mapping[Slot, int]) -> Json:
         """The route with these weights in it."""
         if self._claim is None:
-            raise PlaneUnavailable("this plane was opened for reading only")
+            raise DataPlaneUnavailable("this data_plane was opened for reading only")
         for attempt in range(_TRIES):
             found = self.cluster.route(self._target.route)
             self._check(routes.claim_of(found), self._claim)
@@ -117,13 +119,13 @@ class KubernetesPlane:
                 return self.cluster.patch_route(self._target.route, patch)
             except ConflictError:
                 time.sleep(_PAUSE * (attempt + 1))
-        raise PlaneUnavailable(f"others keep changing HTTPRoute {self._target.route}")
+        raise DataPlaneUnavailable(f"others keep changing HTTPRoute {self._target.route}")
 
     def _check(self, found: Claim | None, ours: Claim) -> None:
         if found is None:
             return
         if found.holder != ours.holder:
-            raise PlaneRejected(foreign(self._target, found.holder))
+            raise DataPlaneRejected(foreign(self._target, found.holder))
         if found.epoch > ours.epoch:
             raise StaleEpochError(f"epoch {ours.epoch} of HTTPRoute {self._target.route} is over")
 
@@ -135,7 +137,7 @@ class KubernetesPlane:
                 continue
             if self._ready(slot.other):
                 service = self._target.services[slot]
-                raise PlaneUnavailable(f"Service {service} has no ready pod: no traffic for it")
+                raise DataPlaneUnavailable(f"Service {service} has no ready pod: no traffic for it")
 
     def _ready(self, slot: Slot) -> bool:
         return any(pod.ready for pod in self.cluster.pods(self._target.services[slot]))
@@ -147,14 +149,16 @@ class KubernetesPlane:
             if word is Word.ACCEPTED:
                 return
             if word is Word.REFUSED:
-                raise PlaneRejected(why)
+                raise DataPlaneRejected(why)
             if time.monotonic() > deadline:
-                raise PlaneUnavailable(why)
+                raise DataPlaneUnavailable(why)
             time.sleep(_POLL_SECONDS)
             found = self.cluster.route(self._target.route)
 
-    def _unfit(self, error: RouteUnfitError) -> PlaneRejected:
-        return PlaneRejected(f"HTTPRoute {self._target.namespace}/{self._target.route}: {error}")
+    def _unfit(self, error: RouteUnfitError) -> DataPlaneRejected:
+        return DataPlaneRejected(
+            f"HTTPRoute {self._target.namespace}/{self._target.route}: {error}"
+        )
 
 
 def foreign(target: KubernetesTarget, holder: str) -> str:

@@ -71,14 +71,14 @@ def test_weights_hold_for_the_very_next_request(both: Stage) -> None:
 
 def test_a_share_is_a_share_and_is_counted(both: Stage) -> None:
     both.share(75)
-    before = both.plane.read()
+    before = both.data_plane.read()
     with Traffickers(both.ports.listen) as clients:
         clients.more(800)
     assert clients.failed == 0, clients.answers
     assert 0.17 < clients.answers["bb"] / clients.sent < 0.33
 
     def counted() -> bool:
-        parts = difference(before, both.plane.read())
+        parts = difference(before, both.data_plane.read())
         assert parts is not None
         told = {BLUE: clients.answers["aa"], GREEN: clients.answers["bb"]}
         return all(parts[c].requests == parts[c].timed == told[c] for c in Slot)
@@ -88,13 +88,13 @@ def test_a_share_is_a_share_and_is_counted(both: Stage) -> None:
 
 def test_answers_in_pieces_are_counted_but_not_timed(both: Stage) -> None:
     both.share(0)
-    before = both.plane.read()
+    before = both.data_plane.read()
     with httpx.Client(trust_env=False) as client:
         for path in ("", "_stream", "_stream"):
             assert client.post(both.url + path).status_code == httpx.codes.OK
 
     def counted() -> bool:
-        parts = difference(before, both.plane.read())
+        parts = difference(before, both.data_plane.read())
         assert parts is not None
         return (parts[GREEN].requests, parts[GREEN].timed, parts[GREEN].errors) == (3, 1, 0)
 
@@ -105,14 +105,14 @@ def test_errors_and_latencies_are_counted_exactly(both: Stage) -> None:
     both.replicas[GREEN][0].end()
     both.staff(GREEN, 1, "?delay=0.06&fail=0.5")
     both.share(0)
-    before = both.plane.read()
+    before = both.data_plane.read()
     with Traffickers(both.ports.listen, clients=8) as clients:
         clients.more(80)
     wrong = clients.failed
     assert 0 < wrong < clients.sent
 
     def counted() -> bool:
-        parts = difference(before, both.plane.read())
+        parts = difference(before, both.data_plane.read())
         assert parts is not None
         green = parts[GREEN]
         assert green.slower_than(59.0, LATENCY_EDGES_MS) == green.timed
@@ -128,8 +128,8 @@ def test_a_promotion_that_drains_and_stops_the_old_one_costs_no_request(both: St
         for blue in (99, 50, 0):
             both.share(blue)
             clients.more(50)
-        both.plane.connect(BLUE, ())
-        wait_until(lambda: both.plane.read().active[BLUE] == 0)
+        both.data_plane.connect(BLUE, ())
+        wait_until(lambda: both.data_plane.read().active[BLUE] == 0)
         both.replicas[BLUE][0].end(signal.SIGTERM)
         clients.more(50)
         both.staff(BLUE)
@@ -141,15 +141,15 @@ def test_a_promotion_that_drains_and_stops_the_old_one_costs_no_request(both: St
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
 def test_a_candidate_that_dies_at_half_costs_next_to_nothing(both: Stage, number: int) -> None:
     both.share(50)
-    before = both.plane.read()
+    before = both.data_plane.read()
     with Traffickers(both.ports.listen) as clients:
         clients.more(500)
         both.replicas[GREEN][0].end(number)
-        wait_until(lambda: not both.plane.read().healthy[GREEN], what="the death is seen")
+        wait_until(lambda: not both.data_plane.read().healthy[GREEN], what="the death is seen")
         clients.more(2000)
     # At most what the process had in hand when it vanished: one request of each client.
     assert clients.failed <= KILL_LIMIT * clients.sent, clients.answers
-    parts = difference(before, both.plane.read())
+    parts = difference(before, both.data_plane.read())
     assert parts is not None
     assert parts[GREEN].errors > 0, "rescued requests are errors of the one that was asked"
 
@@ -161,7 +161,7 @@ def test_a_replica_that_dies_leaves_its_slot_healthy(both: Stage) -> None:
         wait_until(lambda: b"request" in second.log.read_bytes(), what="both are in use")
         first.end()
         clients.more(400)
-        assert both.plane.read().healthy[GREEN]
+        assert both.data_plane.read().healthy[GREEN]
     assert clients.failed <= 5, clients.answers
     assert clients.answers["bb"] > clients.answers["aa"]
 
@@ -176,11 +176,11 @@ def test_replicas_share_the_work_of_their_slot(both: Stage) -> None:
 
 
 def test_the_traffic_survives_a_restart_of_the_proxy(both: Stage) -> None:
-    both.plane.apply(TrafficSplit({BLUE: 35, GREEN: 65}, testers=GREEN))
+    both.data_plane.apply(TrafficSplit({BLUE: 35, GREEN: 65}, testers=GREEN))
     both.stop_proxy()
     both.start_proxy()
-    assert both.plane.weights() == {BLUE: 35, GREEN: 65}
-    wait_until(lambda: all(both.plane.read().healthy.values()))
+    assert both.data_plane.weights() == {BLUE: 35, GREEN: 65}
+    wait_until(lambda: all(both.data_plane.read().healthy.values()))
     with Traffickers(both.ports.listen) as clients:
         clients.more(200)
     assert clients.failed == 0, clients.answers
@@ -188,23 +188,23 @@ def test_the_traffic_survives_a_restart_of_the_proxy(both: Stage) -> None:
 
 
 def test_a_slot_without_a_process_is_covered_by_the_other(both: Stage) -> None:
-    both.plane.connect(GREEN, ())
+    both.data_plane.connect(GREEN, ())
     both.share(0)
-    wait_until(lambda: not both.plane.read().healthy[GREEN])
+    wait_until(lambda: not both.data_plane.read().healthy[GREEN])
     with Traffickers(both.ports.listen) as clients:
         clients.more(50)
     assert set(clients.answers) == {"aa"}
 
 
 def test_testers_reach_the_candidate_and_are_not_counted(both: Stage) -> None:
-    both.plane.apply(TrafficSplit({BLUE: 100}, testers=GREEN))
-    before = both.plane.read()
+    both.data_plane.apply(TrafficSplit({BLUE: 100}, testers=GREEN))
+    before = both.data_plane.read()
     with Traffickers(both.ports.listen, tester=True) as testers:
         testers.more(50)
     assert set(testers.answers) == {"bb"}
     with httpx.Client(trust_env=False, headers={"cookie": f"a=b; {TESTER_COOKIE}=candidate"}) as c:
         assert c.post(both.url).json()["model_version"][:2] == "bb"
-    parts = difference(before, both.plane.read())
+    parts = difference(before, both.data_plane.read())
     assert parts is not None
     assert {(part.requests, part.abandoned) for part in parts.values()} == {(0, 0)}
     both.share(100)
@@ -216,12 +216,12 @@ def test_a_sticky_client_keeps_its_slot_while_the_weight_rises(
     both: Stage, jars: list[httpx.Client]
 ) -> None:
     sticky = {w: TrafficSplit({BLUE: 100 - w, GREEN: w}, sticky=True) for w in (0, 30, 60)}
-    both.plane.apply(sticky[30])
+    both.data_plane.apply(sticky[30])
     named, cookies = _by_header(both, 100), [_ask(both, jar) for jar in jars]
     assert 10 <= Counter(named)["bb"] <= 55
     assert _by_header(both, 100) == named
     assert [_ask(both, jar) for jar in jars] == cookies
-    both.plane.apply(sticky[60])
+    both.data_plane.apply(sticky[60])
     after = _by_header(both, 100) + [_ask(both, jar) for jar in jars]
     kept = [new for old, new in zip(named + cookies, after, strict=True) if old == "bb"]
     assert set(kept) == {"bb"}
@@ -229,7 +229,7 @@ def test_a_sticky_client_keeps_its_slot_while_the_weight_rises(
     with Traffickers(both.ports.listen) as clients:
         clients.more(50)
     assert clients.failed == 0, clients.answers
-    both.plane.apply(sticky[0])
+    both.data_plane.apply(sticky[0])
     assert {*_by_header(both, 20), *(_ask(both, jar) for jar in jars)} == {"aa"}
 
 
@@ -247,15 +247,15 @@ def test_copies_reach_the_candidate_and_nobody_else(both: Stage) -> None:
     for slot in Slot:
         both.replicas[slot][0].end()
         both.staff(slot, 1, "?trace=1")
-    both.plane.apply(shadowed)
-    before = both.plane.read()
+    both.data_plane.apply(shadowed)
+    before = both.data_plane.read()
     with Traffickers(both.ports.listen) as clients:
         clients.more(100)
     assert set(clients.answers) == {"aa"}
     asked, copied = (both.replicas[slot][0].log for slot in Slot)
     wait_until(lambda: _ids(asked, "request") == _ids(copied, "copy"))
     assert len(_ids(asked, "request")) == clients.sent
-    after = both.plane.read()
+    after = both.data_plane.read()
     parts = difference(before, after)
     assert parts is not None
     assert (parts[GREEN].requests, parts[GREEN].abandoned) == (0, 0)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from rollout.drivers.local.ports import free_ports, require_free, resolve_host
+
+
+def test_free_ports_are_distinct() -> None:
+    assert len(set(free_ports(5))) == 5
+
+
+def test_a_port_that_is_listened_on_is_taken() -> None:
+    free, taken = free_ports(2)
+    require_free("127.0.0.1", free, taken)
+    with socket.create_server(("127.0.0.1", taken)), pytest.raises(MlctlError) as caught:
+        require_free("127.0.0.1", free, taken)
+    assert caught.value.code is ErrorCode.PORT_TAKEN
+    assert f"127.0.0.1:{taken}" in caught.value.message
+
+
+def test_a_host_is_an_address() -> None:
+    assert resolve_host("localhost") == "127.0.0.1"
+    assert resolve_host("::1") == "::1"
+    with pytest.raises(MlctlError, match="'no such host'") as caught:
+        resolve_host("no such host")
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_a_port_is_taken_per_address_family() -> None:
+    (port,) = free_ports(1)
+    require_free("::1", port)
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        require_free("127.0.0.1", port)
+        with pytest.raises(MlctlError, match=rf"\[::1\]:{port}"):
+            require_free("::1", port)
+
+
+def test_own_ports_are_none_that_an_outgoing_connection_may_get() -> None:
+    ports = free_ports(20)
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ports)) == 20
+    assert max(ports) < max(lowest, 32_768)
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        monkeypatch.setattr("rollout.drivers.local.ports._CANDIDATES", range(port, port + 1))
+        monkeypatch.setattr("rollout.drivers.local.ports._MAX_TRIES", 1)
+        with pytest.raises(MlctlError, match="fewer than 1"):
+            free_ports(1)
