@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.ways import Way, bare_way, typed_way, v2_ways
+from benchmarks.ways import Way, bare_way, mixed_ways, typed_way, v2_ways
 from benchmarks.workloads import MAX_ROWS, NAME, Workload
 from rollout.drivers.local.launcher import free_ports
 from tests.support.wait import wait_until
@@ -119,7 +119,7 @@ class Arena:
         }
         return Contender(
             OURS,
-            v2_ways(self.workload),
+            (*v2_ways(self.workload), *mixed_ways(self.workload)),
             command,
             port,
             grpc_port,
@@ -174,7 +174,7 @@ class Arena:
             "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
             "BENCH_PATH": os.pathsep.join(map(str, (APPS, home / _PACKAGES))),
         }
-        ways = v2_ways(self.workload)
+        ways = (*v2_ways(self.workload), *mixed_ways(self.workload))
         ready = f"/v2/models/{NAME}/ready"
         return Contender(name, ways, command, port, grpc_port, folder, environment, ready)
 

@@ -1,8 +1,8 @@
-/* A closed-loop client that costs little: the same request over and over on each connection.
+/* A closed-loop client that costs little: one request after the other on each connection.
  *
- *   loadgen http|grpc PORT CONNECTIONS SECONDS REQUEST_FILE
+ *   loadgen http|grpc PORT CONNECTIONS SECONDS REQUEST_FILE [FIELDS_FILE]
  *
- * See wire.h for the file. Prints: answered failed seconds p50_us p99_us cpu_seconds.
+ * See wire.h for the files. Prints: answered failed seconds p50_us p99_us cpu_seconds.
  */
 #include "wire.h"
 
@@ -56,8 +56,10 @@ static int compare(const void *a, const void *b) {
 }
 
 int main(int count, char **arguments) {
-    must(count == 6, "usage: loadgen http|grpc PORT CONNECTIONS SECONDS REQUEST_FILE");
+    must(count == 6 || count == 7, "usage: loadgen http|grpc PORT CONNECTIONS SECONDS REQUEST_FILE [FIELDS_FILE]");
     begin(arguments[1], arguments[2], arguments[5]);
+    if (count == 7)
+        read_fields(arguments[6]);
     open_connections = atoi(arguments[3]);
     double start = now();
     end = start + atof(arguments[4]);

@@ -6,8 +6,10 @@ A client in Python would be the slower side: its core is full at some 20,000 ans
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -54,12 +56,36 @@ def build(name: str, folder: Path) -> Path:
     return program
 
 
+@dataclass(frozen=True, slots=True)
+class RandomField:
+    """Bytes of a request that differ in each: `kind` is h for hexadecimal digits, d for decimal
+    ones, b for any bytes.
+    """
+
+    offset: int
+    length: int
+    kind: str
+
+
 def run_load(
-    program: Path, kind: str, port: int, request: Path, connections: int, seconds: float
+    program: Path,
+    kind: str,
+    port: int,
+    request: Path,
+    connections: int,
+    seconds: float,
+    fields: Sequence[RandomField] = (),
 ) -> Load:
-    """Ask `port` by `kind`, http or grpc, over and over on each connection for `seconds`."""
+    """Send requests to `port` by `kind`, http or grpc, on each connection for `seconds`.
+
+    All requests are alike but for `fields`.
+    """
     command: list[str | Path] = [program, kind, str(port), str(connections)]
     command += [f"{seconds:.3f}", request]
+    if fields:
+        path = request.with_name("fields")
+        path.write_text("".join(f"{each.offset} {each.length} {each.kind}\n" for each in fields))
+        command.append(path)
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     answered, failed, taken, p50, p99, cpu = map(float, done.stdout.split())
     return Load(int(answered), int(failed), taken, p50 / 1e3, p99 / 1e3, cpu / taken)
@@ -93,7 +119,9 @@ def run_open(
     return Offered(int(opened), cpu / taken, *columns)
 
 
-def grpc_call(path: str, message: bytes) -> bytes:
+def grpc_call(
+    path: str, message: bytes, metadata: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
     """A unary call as the client's file has it: the headers' HPACK block, then the message."""
     fields = {
         ":method": "POST",
@@ -102,6 +130,7 @@ def grpc_call(path: str, message: bytes) -> bytes:
         ":authority": "127.0.0.1",
         "content-type": "application/grpc",
         "te": "trailers",
+        **metadata,
     }
     block = b"".join(_field(name.encode(), value.encode()) for name, value in fields.items())
     return len(block).to_bytes(4) + block + b"\0" + len(message).to_bytes(4) + message

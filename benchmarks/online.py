@@ -1,8 +1,10 @@
 """What a served answer costs, beside other servers and the limits, in the same run.
 
-One row in each request. A server and all its processes have one core, the client another;
-the figure is answers per second of the CPU of the server's whole process tree, so that
-neighbours count little. All servers stay up and take turns in rounds; medians are told.
+One row in each request. In the ways called "mixed" every request has other tensors, another
+X-Request-Id, traceparent and V2 id, as behind a proxy. A server and all its processes have one
+core, the client another; the figure is answers per second of the CPU of the server's whole
+process tree, so that neighbours count little. All servers stay up and take turns in rounds; the
+table has medians.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -157,11 +159,13 @@ class Bench:
         contender = server.contender
         request = self._folder / "request"
         request.write_bytes(way.request)
-        port = contender.port_of(way)
+        port, fields = contender.port_of(way), way.fields
         for clients in self._plan.clients:
-            run_load(self._program, way.kind, port, request, clients, _WARM_SECONDS)
+            run_load(self._program, way.kind, port, request, clients, _WARM_SECONDS, fields)
             before = server.cpu_seconds()
-            load = run_load(self._program, way.kind, port, request, clients, self._plan.seconds)
+            load = run_load(
+                self._program, way.kind, port, request, clients, self._plan.seconds, fields
+            )
             used = server.cpu_seconds() - before
             row = Row(
                 contender.name,
@@ -197,6 +201,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nets", nargs="+", choices=NAMES, default=["tiny"])
     parser.add_argument("--peers", type=Path, help="what `benchmarks.peers install` made")
     parser.add_argument("--only", nargs="+", help="contenders whose names begin so; ours always")
+    parser.add_argument("--ways", nargs="+", help="ways whose names contain one of these")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0)
@@ -241,6 +246,14 @@ def choose(workload: Workload, folder: Path, options: argparse.Namespace) -> lis
     if options.only is not None:
         starts = (OURS, *options.only)
         found = [each for each in found if each.name.startswith(starts)]
+    if options.ways is not None:
+        wanted = (*options.ways, "no model")
+        found = [
+            replace(
+                each, ways=tuple(way for way in each.ways if any(w in way.name for w in wanted))
+            )
+            for each in found
+        ]
     return found
 
 

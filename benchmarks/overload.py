@@ -95,7 +95,7 @@ def measure_costs(session: Session) -> dict[int, float]:
 async def offer(session: Session, costs: dict[int, float], rate: float) -> Result:
     """Ask at random moments, `rate` a second on average, for `SECONDS`."""
     meter, generator = Rows(), random.Random(1)
-    limits = Limits(MAX_ROWS, 4096, gather=True)
+    limits = Limits(MAX_ROWS, 4096, linger=True)
     batching = BatchExecutor(Model(session), limits, SystemClock(), meter, costs=BatchCosts(costs))
     latencies: list[tuple[float, float]] = []
     refusals: list[float] = []

@@ -3,6 +3,10 @@
  * For http the request file has the request's bytes. For grpc it has the HPACK block of the
  * headers after its length (4 bytes, big endian), and then the message with gRPC's five bytes
  * before it. A client says in `done` and `parted` what becomes of a connection then.
+ *
+ * A file of fields makes all requests differ: each line has the offset in the request file, the
+ * length and the kind of bytes that every request has anew: h for hexadecimal digits, d for
+ * decimal ones, b for any bytes.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -40,6 +44,15 @@ static size_t request_size, block_size, message_size;
 static void done(struct connection *from, int ok, const unsigned char *head, size_t size);
 /* The server hung up. */
 static void parted(struct connection *from);
+
+struct field {
+    size_t offset, length;
+    char kind;
+};
+
+static struct field *fields;
+static size_t field_count;
+static uint64_t random_state = 0x9e3779b97f4a7c15;
 
 static void must(int ok, const char *what) {
     if (!ok) {
@@ -81,6 +94,30 @@ static void send_all(struct connection *to, const void *bytes, size_t size) {
     must(write(to->file, bytes, size) == (ssize_t)size, "write");
 }
 
+/* xorshift64: fast, and never the same request twice. */
+static uint64_t next_random(void) {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+/* Write new bytes into each field of the request. */
+static void vary(void) {
+    for (size_t i = 0; i < field_count; i++) {
+        unsigned char *at = request + fields[i].offset;
+        uint64_t bits = 0;
+        for (size_t n = 0; n < fields[i].length; n++, bits >>= 8) {
+            if (n % 8 == 0)
+                bits = next_random();
+            unsigned byte = bits & 0xff;
+            at[n] = (unsigned char)(fields[i].kind == 'h'   ? "0123456789abcdef"[byte & 15]
+                                    : fields[i].kind == 'd' ? '0' + byte % 10
+                                                            : byte);
+        }
+    }
+}
+
 static void ask_grpc(struct connection *to) {
     if ((to->waiting = to->window < (int64_t)message_size))
         return; /* a WINDOW_UPDATE goes on */
@@ -102,6 +139,7 @@ static void ask_grpc(struct connection *to) {
 static void ask(struct connection *to) {
     to->answered = 0;
     to->stream += 2;
+    vary();
     if (grpc)
         ask_grpc(to);
     else
@@ -213,6 +251,18 @@ static size_t read_file(const char *path, unsigned char *bytes, size_t most) {
     size_t size = fread(bytes, 1, most, file);
     fclose(file);
     return size;
+}
+
+static void read_fields(const char *path) {
+    FILE *file = fopen(path, "r");
+    must(file != NULL, path);
+    struct field found;
+    while (fscanf(file, "%zu %zu %c", &found.offset, &found.length, &found.kind) == 3) {
+        fields = realloc(fields, (field_count + 1) * sizeof *fields);
+        must(fields != NULL, "realloc");
+        fields[field_count++] = found;
+    }
+    fclose(file);
 }
 
 static void begin(const char *protocol, const char *port_text, const char *path) {

@@ -174,18 +174,21 @@ def make_workload(name: str, root: Path) -> Workload:
     return Workload(name, seal(root, manifest), rows[:1], answers["y"][:1])
 
 
-def v2_json(workload: Workload) -> bytes:
-    """A V2 request with the row in its JSON."""
+def v2_json(workload: Workload, name: str = "") -> bytes:
+    """A V2 request with the row in its JSON, and the id `name` if there is one."""
+    identity = {"id": name} if name else {}
     return json.dumps(
-        {"inputs": [{**_tensor(workload), "data": workload.row.ravel().tolist()}]}
+        {**identity, "inputs": [{**_tensor(workload), "data": workload.row.ravel().tolist()}]}
     ).encode()
 
 
-def v2_binary(workload: Workload) -> tuple[bytes, int]:
+def v2_binary(workload: Workload, name: str = "") -> tuple[bytes, int]:
     """A V2 request with the row after its JSON, and the JSON's length in bytes."""
     size = {"parameters": {"binary_data_size": workload.row.nbytes}}
     wanted = [{"name": "y", "parameters": {"binary_data": True}}]
-    head = json.dumps({"inputs": [{**_tensor(workload), **size}], "outputs": wanted}).encode()
+    identity = {"id": name} if name else {}
+    tensor = {**_tensor(workload), **size}
+    head = json.dumps({**identity, "inputs": [tensor], "outputs": wanted}).encode()
     return head + workload.row.tobytes(), len(head)
 
 
@@ -194,9 +197,9 @@ def typed_json(workload: Workload) -> bytes:
     return json.dumps({"x": workload.row.tolist()}).encode()
 
 
-def v2_message(workload: Workload) -> bytes:
+def v2_message(workload: Workload, name: str = "") -> bytes:
     """A serialized ModelInferRequest with the row as raw bytes."""
-    request = methods()["ModelInfer"].request(model_name=NAME)
+    request = methods()["ModelInfer"].request(model_name=NAME, id=name)
     request.inputs.add(name="x", datatype=workload.datatype.value, shape=list(workload.row.shape))
     request.raw_input_contents.append(workload.row.tobytes())
     message: bytes = request.SerializeToString()

@@ -1,21 +1,22 @@
 """The V2 HTTP body: JSON, with tensors either in it or as binary data after it.
 
-With the header Inference-Header-Content-Length the body is that many bytes of JSON and
-then the tensors that give `binary_data_size`, in their order; with a length of zero it is
-the one tensor of a model that has one. An answer uses binary data for the outputs that
-asked for it, and has the same header then.
+With the header Inference-Header-Content-Length the body is that many bytes of JSON and then the
+tensors that give `binary_data_size`, in their order; with a length of zero it is the one tensor of
+a model with one input. A response uses binary data for the outputs that requested it, and has the
+same header then.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
-from bundle.tensors import DYNAMIC, Signature
+from bundle.tensors import DYNAMIC, Signature, TensorSpec
 from services.protocol.header import Header, Part, read_header
 from services.protocol.jsondata import decode_data, encode_data
 from services.protocol.wire import (
@@ -27,14 +28,19 @@ from services.protocol.wire import (
     invalid,
 )
 
-# A client sends the same header again and again, so what it means is kept: for at most this
-# many headers of at most this many bytes.
-_KEPT_HEADERS = 256
-_KEPT_BYTES = 4096
+# Parsed JSON headers, and encoded heads of output tensors, are cached: so many of each, and headers
+# of at most so many bytes. A header's id is no part of its key.
+_CACHED = 256
+_CACHED_BYTES = 4096
+_CACHED_JSON_BYTES = 64 << 10
+_DATA = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[')
+_DATA_KEY = b'"data"'
+_ID_KEY = b'"id"'
+_ID_VALUE = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([^"\\\x00-\x1f]*)"')
 
 
 class Encoded(NamedTuple):
-    """An answer's body; `header_length` is the JSON's length if binary data follows it."""
+    """A response's body; `header_length` is the JSON's length if binary data follows it."""
 
     body: bytes
     header_length: int | None
@@ -45,33 +51,31 @@ class Encoded(NamedTuple):
 
 
 class V2Codec:
-    """Decodes requests to one model and encodes its answers."""
+    """Decodes requests to one model and encodes its responses."""
 
     def __init__(self, name: str, version: str, signature: Signature) -> None:
-        self._head = {"model_name": name, "model_version": version}
+        self._model = {"model_name": name, "model_version": version}
+        self._start = orjson.dumps(self._model)[:-1]
         self._inputs = {spec.name: spec for spec in signature.inputs}
         self._outputs = {spec.name: spec for spec in signature.outputs}
-        self._datatypes = {spec.name: spec.dtype.value for spec in signature.outputs}
-        self._kept: dict[bytes, Header] = {}
+        self._headers: dict[bytes, Header] = {}
+        self._tensor_heads: dict[tuple[str, tuple[int, ...], int | None], bytes] = {}
 
     def decode(self, body: bytes, header_length: int | None) -> InferRequest:
-        """The request in `body`; INVALID_INPUT names the tensor, the field and what is expected."""
+        """Return the request in `body`.
+
+        INVALID_INPUT names the tensor, the field and what is expected.
+        """
         if header_length is None:
-            return _fill(read_header(body, self._inputs, self._outputs), body, len(body))
+            return self._decode_json(body)
         if header_length > len(body):
             raise invalid(
                 f"Inference-Header-Content-Length is {header_length}, "
                 f"but the body has {len(body)} bytes"
             )
         if header_length == 0:
-            return _fill(self._bare(len(body)), body, 0)
-        content = body[:header_length]
-        header = self._kept.get(content)
-        return _fill(header or self._read(content), body, header_length)
-
-    def kept(self, content: bytes) -> Header | None:
-        """What a header means that came before and may well come again; None of any other."""
-        return self._kept.get(content)
+            return _fill(self._bare(len(body)), "", body, 0)
+        return self._decode_binary(body, header_length)
 
     def encode(
         self,
@@ -79,45 +83,103 @@ class V2Codec:
         outputs: Mapping[str, np.ndarray],
         parameters: Mapping[str, str | float] | None = None,
     ) -> Encoded:
-        """The answer to `request`; INVALID_INPUT if an output cannot be sent the way it asked."""
-        tensors, chunks = [], []
+        """Return the response to `request`.
+
+        INVALID_INPUT if an output cannot be sent in the requested form.
+        """
+        tensors: list[bytes] = []
+        chunks: list[bytes] = []
         for name, binary in request.outputs.items():
             spec, array = self._outputs[name], outputs[name]
-            tensor: dict[str, Any] = {
-                "name": name,
-                "datatype": self._datatypes[name],
-                "shape": array.shape,
-            }
             if binary:
                 chunk = encode_raw(spec.dtype, array)
                 chunks.append(chunk)
-                tensor["parameters"] = {"binary_data_size": len(chunk)}
+                tensors.append(self._tensor_head(spec, array.shape, len(chunk)))
             else:
-                tensor["data"] = encode_data(spec, array)
-            tensors.append(tensor)
-        identity = {"id": request.id} if request.id else {}
-        document: dict[str, Any] = {**self._head, **identity, "outputs": tensors}
-        if parameters:
-            document["parameters"] = parameters
-        head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-        return Encoded(b"".join([head, *chunks]), len(head)) if chunks else Encoded(head, None)
+                data = orjson.dumps(encode_data(spec, array), option=orjson.OPT_SERIALIZE_NUMPY)
+                tensors.append(b"%b%b}" % (self._tensor_head(spec, array.shape, None), data))
+        identity = b',"id":' + orjson.dumps(request.id) if request.id else b""
+        end = b',"parameters":' + orjson.dumps(parameters) if parameters else b""
+        head = b'%b%b,"outputs":[%b]%b}' % (self._start, identity, b",".join(tensors), end)
+        if not chunks:
+            return Encoded(head, None)
+        return Encoded(b"".join((head, *chunks)), len(head))
 
     def encode_final(self, request: InferRequest) -> bytes:
-        """The response after the last piece of an answer: no outputs, and the flag that says so."""
+        """Return the response after the last part of a streamed answer: no outputs, and a flag."""
         identity = {"id": request.id} if request.id else {}
         final = {"parameters": {FINAL_RESPONSE: True}, "outputs": []}
-        return orjson.dumps({**self._head, **identity, **final})
+        return orjson.dumps({**self._model, **identity, **final})
 
-    def _read(self, content: bytes) -> Header:
-        header = read_header(content, self._inputs, self._outputs)
-        if header.lasting and len(content) <= _KEPT_BYTES:
-            if len(self._kept) >= _KEPT_HEADERS:
-                self._kept.clear()
-            self._kept[content] = header
-        return header
+    def _decode_binary(self, body: bytes, length: int) -> InferRequest:
+        """Decode a request whose JSON has `length` bytes, which is parsed unless it is cached."""
+        content = body[:length]
+        key, name = _without_id(content)
+        header = self._headers.get(key)
+        if header is None or name is None:
+            header = read_header(content, self._inputs, self._outputs)
+            name = header.id
+            if length <= _CACHED_BYTES and header.reusable and _is_only_id(content, name):
+                self._cache(key, header)
+        return _fill(header, name, body, length)
+
+    def _decode_json(self, body: bytes) -> InferRequest:
+        """Decode a request without binary data.
+
+        If its one tensor is a flat array, the text around that is parsed unless it is cached.
+        """
+        found = _DATA.search(body) if len(body) <= _CACHED_JSON_BYTES else None
+        if found is None:
+            header = read_header(body, self._inputs, self._outputs)
+            return _fill(header, header.id, body, len(body))
+        start = found.end() - 1
+        end = body.find(b"]", start) + 1
+        before, name = _without_id(body[:start])
+        key = b"%b\0%b" % (before, body[end:])
+        cached = self._headers.get(key)
+        if cached is not None and name is not None:
+            try:
+                data = orjson.loads(body[start:end])
+            except orjson.JSONDecodeError:
+                data = None  # the parser of the whole body knows the character
+            if data is not None:
+                declared = cached.parts[0].declared
+                inputs = {declared.spec.name: decode_data(declared, data)}
+                return InferRequest(name, inputs, cached.outputs, cached.timeout, cached.priority)
+        header = read_header(body, self._inputs, self._outputs)
+        if len(key) <= _CACHED_BYTES and _is_flat(header, body[start:end]):
+            only = body.count(_DATA_KEY) == 1 and body.find(_ID_KEY) < start
+            if only and _is_only_id(body, header.id):
+                self._cache(key, header._replace(parts=(header.parts[0]._replace(data=None),)))
+        return _fill(header, header.id, body, len(body))
+
+    def _cache(self, key: bytes, header: Header) -> None:
+        if len(self._headers) >= _CACHED:
+            self._headers.clear()
+        self._headers[key] = header
+
+    def _tensor_head(self, spec: TensorSpec, shape: tuple[int, ...], size: int | None) -> bytes:
+        """Return the JSON of an output of `size` binary bytes, or its start up to its data."""
+        key = (spec.name, shape, size)
+        head = self._tensor_heads.get(key)
+        if head is None:
+            tensor: dict[str, object] = {
+                "name": spec.name,
+                "datatype": spec.dtype.value,
+                "shape": shape,
+            }
+            if size is not None:
+                tensor["parameters"] = {"binary_data_size": size}
+                head = orjson.dumps(tensor)
+            else:
+                head = orjson.dumps(tensor)[:-1] + b',"data":'
+            if len(self._tensor_heads) >= _CACHED:
+                self._tensor_heads.clear()
+            self._tensor_heads[key] = head
+        return head
 
     def _bare(self, size: int) -> Header:
-        """The header of a body that is one tensor: its shape follows from its size."""
+        """Return the header of a body that is one tensor: its shape follows from its size."""
         (spec, *others) = self._inputs.values()
         itemsize = spec.dtype.itemsize
         dynamic = [axis for axis, length in enumerate(spec.shape) if length == DYNAMIC]
@@ -134,8 +196,39 @@ class V2Codec:
         return Header("", (Part(declared, size),), dict.fromkeys(self._outputs, True))
 
 
-def _fill(header: Header, body: bytes, offset: int) -> InferRequest:
-    """The request of `header`, with the binary data that is in `body` from `offset` on."""
+def _without_id(content: bytes) -> tuple[bytes, str | None]:
+    """Return JSON without the value of its first `"id"`, and that value; None if it is no text.
+
+    A value without quotes and escapes cannot change what the rest of the text means, so a header
+    that is cached by the rest, where that has only one `"id"`, is right for every value.
+    """
+    found = _ID_VALUE.search(content)
+    if found is None:
+        return content, ""
+    start, end = found.span(1)
+    try:
+        return content[:start] + content[end:], content[start:end].decode()
+    except UnicodeDecodeError:
+        return content, None
+
+
+def _is_flat(header: Header, array: bytes) -> bool:
+    """Whether `array` is the whole data of a request's only tensor, and all of it is numbers."""
+    numbers = array.count(b"[") == 1 and array.endswith(b"]") and b'"' not in array
+    return numbers and len(header.parts) == 1 and not header.keys
+
+
+def _is_only_id(content: bytes, name: str) -> bool:
+    """Whether a parsed header has no id at all, or `name` at the only place that looks like one."""
+    count = content.count(_ID_KEY)
+    if b"\\" in content or count > 1:
+        return False
+    found = _ID_VALUE.search(content)
+    return not name if found is None else found[1] == name.encode() and bool(name)
+
+
+def _fill(header: Header, request_id: str, body: bytes, offset: int) -> InferRequest:
+    """Return the request `request_id` of `header`, with its binary data from `offset` on."""
     view = memoryview(body)
     inputs: dict[str, np.ndarray] = {}
     for part in header.parts:
@@ -155,5 +248,5 @@ def _fill(header: Header, body: bytes, offset: int) -> InferRequest:
     if offset != len(body):
         raise invalid(f"{len(body) - offset} bytes of binary data belong to no input")
     return InferRequest(
-        header.id, inputs, header.outputs, header.timeout, header.priority, header.keys
+        request_id, inputs, header.outputs, header.timeout, header.priority, header.keys
     )

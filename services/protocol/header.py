@@ -1,6 +1,6 @@
 """The JSON part of a V2 request: what it declares, checked, before any tensor is made.
 
-Pure and without the binary data, so that what one text means can be remembered.
+Pure and without the binary data, so that a parsed header can be cached.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A request but for its binary data. `outputs` tells which are to be binary."""
+    """A request without its binary data. `outputs` are the names with whether they are binary."""
 
     id: str
     parts: tuple[Part, ...]
@@ -47,11 +47,9 @@ class Header(NamedTuple):
     keys: tuple[str, ...] = ()
 
     @property
-    def lasting(self) -> bool:
-        """Whether the same text may well come again: it names no request and holds no data."""
-        if self.id or self.keys:
-            return False
-        return all(part.size is not None for part in self.parts)
+    def reusable(self) -> bool:
+        """Whether it depends on nothing but its JSON and the id: all data is binary."""
+        return not self.keys and all(part.size is not None for part in self.parts)
 
 
 def read_header(content: bytes, inputs: Specs, outputs: Specs) -> Header:

@@ -6,7 +6,9 @@ fraction, a BOOL tensor no number, nothing overflows quietly; BF16 has no JSON f
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +23,13 @@ from services.protocol.wire import Declared, invalid, shown
 _BF16, _BYTES = Datatype.BF16, Datatype.BYTES
 BINARY_ONLY = frozenset({_BF16})
 _FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
+_STRUCT_CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "FP32": "f", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+        "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+    }
+)  # fmt: skip
+_STRUCT_VALUES = 4096
 _NUMBER = frozenset({int, float})
 _WHOLE = frozenset({int})
 _OTHER: Mapping[Datatype, frozenset[type]] = MappingProxyType(
@@ -105,6 +114,15 @@ def _from_numbers(declared: Declared, numbers: Numbers) -> np.ndarray:
 
 
 def _as_array(spec: TensorSpec, data: list[Any]) -> np.ndarray:
+    code = _STRUCT_CODES.get(spec.dtype.value)
+    if code is not None and len(data) <= _STRUCT_VALUES:
+        # For few values three times as fast as numpy; it rejects what does not fit, too.
+        try:
+            packed = struct.pack(f"={len(data)}{code}", *data)
+            if isfinite(sum(data)):
+                return np.frombuffer(packed, spec.dtype.numpy_name)
+        except (struct.error, OverflowError, TypeError):
+            pass  # nested lists, or a value out of range, which is reported below
     wanted = np.dtype(spec.dtype.numpy_name)
     try:
         with np.errstate(over="ignore"):

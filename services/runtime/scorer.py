@@ -8,7 +8,7 @@ what was expected. The two user functions are there only if the bundle has a tra
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -264,7 +264,7 @@ class Scorer:
         return next(iter(inputs.values()))
 
 
-def join_rows(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def join_rows(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays of `parts` one below the other, by name."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -40,7 +40,7 @@ class Policy(RuleBasedStateMachine):
             MAX_WAIT,
             self.joinable,
             self.max_queue,
-            gather=self.gather,
+            linger=self.gather,
             sizes=self.sizes,
         )
         self.policy = BatchScheduler(limits, BatchCosts({1: 0.25, 8: 0.5}))
@@ -78,7 +78,7 @@ class Policy(RuleBasedStateMachine):
 
     @rule(rows=st.integers(1, 2), priority=st.sampled_from(Priority))
     def refuse_without_a_look(self, rows: int, priority: Priority) -> None:
-        if self.policy.refusal(rows, priority, self.now) is not None:
+        if self.policy.quick_reject(rows, priority, self.now) is not None:
             with pytest.raises(QueueFullError):
                 self.policy.offer(rows, "a", self.now, self.now + 100.0, priority)
 

@@ -36,6 +36,7 @@ from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
+from tests.support.models import replace_infer
 
 INSIDE = "/srv/secret/model.onnx at 10.1.2.3:5432, libonnxruntime.so, onnxruntime 1.27"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
@@ -80,7 +81,7 @@ class Doors:
         self.host._registry = CollectorRegistry()
         self.front = service.to_asgi()
         self.failure: BaseException = RuntimeError()
-        monkeypatch.setattr(self.host, "infer", self._fail)
+        replace_infer(monkeypatch, self.host, self._fail)
         monkeypatch.setattr("services.online.server.seam._share_log", lambda: None)
 
     def _fail(self, *_arguments: Any, **_options: Any) -> Any:

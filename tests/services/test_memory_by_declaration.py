@@ -170,15 +170,16 @@ def test_decoder__one_large_body_is_being_read__others_are_answered(
             serving(shared_bundle) as (_, inference, http, _),
             httpx.AsyncClient(base_url=http.url) as client,
         ):
-            decode = inference.decode
+            codec: Any = inference._codec
+            decode = codec.decode
 
-            def slow(head: Any, body: bytes) -> Any:
+            def slow(body: bytes, length: int | None) -> Any:
                 if body == large:
                     reading.set()
                     assert go_on.wait(60)
-                return decode(head, body)
+                return decode(body, length)
 
-            monkeypatch.setattr(inference, "decode", slow)
+            monkeypatch.setattr(codec, "decode", slow)
             first = asyncio.create_task(client.post(PATH, content=large))
             await until(reading.is_set)
             try:

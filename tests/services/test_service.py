@@ -99,7 +99,7 @@ def test_our_application_and_protocol_are_in_front(
     protocol: Any = config.http_protocol_class
     assert issubclass(protocol, InferProtocol)
     assert config.get_loop_factory() is AcceptingLoop
-    assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.routes
+    assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.handlers
 
 
 def test_a_stop_lets_grpc_calls_have_their_answers(

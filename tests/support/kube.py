@@ -46,9 +46,10 @@ class FakePod:
     def serve(self, n: int, *, outcome: str = "ok", seconds: float = 0.004) -> None:
         """Count `n` requests with one outcome; answered ones took `seconds`."""
         for _ in range(n):
-            self._metrics.request("http", outcome)
             if outcome == "ok":
-                self._metrics.stages(0.0, 0.0, seconds, 0.0)
+                self._metrics.answered("http", 0.0, 0.0, seconds, 0.0)
+            else:
+                self._metrics.request("http", outcome)
 
     def get(self, path: str) -> tuple[int, bytes]:
         if not self.answers:

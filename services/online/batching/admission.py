@@ -1,6 +1,6 @@
-"""What a queue may hold, and what it is expected to make a newcomer wait. Pure.
+"""Admission to a model's queue: limits, and a forecast of how long a new request waits. Pure.
 
-The forecast knows the costs of batches, what runs, who waits and how much is offered.
+The forecast uses the costs of batches, the running batch, the queue and the offered load.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from services.online.batching.offered_load import OfferedLoad
 from services.protocol.priority import Lanes, Priority
 from services.runtime.batch_costs import BatchCosts
 
-# An overloaded server admits what comes in the time in which the next batch fills, and
-# this much more, as arrivals are not even.
+# An overloaded server admits the requests that fill the next batch, and this much more, because
+# arrivals are uneven.
 _ADMIT_SLACK = 1.25
-# It never refuses what would wait for less than so many smallest batches; requests that are
-# not joined need more room, as there every one of them makes the queue longer.
+# It never rejects a request that would wait for less than so many smallest batches; requests that
+# are not joined need more room, because each of them lengthens the queue.
 _ADMIT_JOINED = 3
 _ADMIT_ALONE = 6
 
@@ -28,10 +28,10 @@ _ADMIT_ALONE = 6
 class Limits:
     """`max_rows` of a batch, `max_queue_rows` waiting, and three times in seconds.
 
-    `max_wait` is how long a request may be held back to be joined with others; with `gather`
-    instead as long as it pays to wait for those who were just answered.
-    `max_queue` is the longest predicted wait that is accepted; None is no limit until
-    more is offered than the model can do, and then as little as keeps it busy.
+    `max_wait` is how long a request may be held back to be joined with others; with `linger`
+    instead as long as it pays to wait for clients that were just answered.
+    `max_queue` is the longest predicted wait that is accepted; None is no limit below overload, and
+    in overload as little as keeps the model busy.
     `max_long` is how many requests that run in steps are open at once.
     `sizes` are those that a full batch may have, rising to `max_rows`; none is that one only,
     as it is where requests are not joined.
@@ -43,7 +43,7 @@ class Limits:
     joinable: bool = True
     max_queue: float | None = None
     max_long: int = 64
-    gather: bool = False
+    linger: bool = False
     sizes: tuple[int, ...] = ()
 
 
@@ -70,10 +70,10 @@ class QueueFullError(MlctlError):
         self.retry_after = retry_after
 
 
-class Shut(NamedTuple):
-    """Whoever asks for so many `rows` in this lane is refused by `error`, whatever his deadline.
+class CachedRejection(NamedTuple):
+    """Cached rejection for requests of `rows` rows at this priority, whatever their deadline.
 
-    It holds up to the moment `until`, and no longer than nobody leaves the queue.
+    Valid until the time `until`, or until the queue shrinks.
     """
 
     rows: int
@@ -83,16 +83,16 @@ class Shut(NamedTuple):
 
 
 def deadline_exceeded() -> MlctlError:
-    """The error of a request whose time is over."""
+    """Return the error of a request that missed its deadline."""
     return MlctlError(
         ErrorCode.DEADLINE_EXCEEDED, "the answer was not ready before the request's deadline"
     )
 
 
 class Forecast:
-    """Predicted waits of one model's queue; told what is offered, started and ended.
+    """Predicted waits of one model's queue.
 
-    `between` is the seconds that a step of long work takes before each batch; 0 if none waits.
+    `between` is the seconds of a long request's step before each batch; 0 if no long request waits.
     """
 
     def __init__(self, limits: Limits, costs: BatchCosts, lanes: Lanes, size: BatchSize) -> None:
@@ -110,11 +110,11 @@ class Forecast:
         self._ended = 0.0
 
     def offered(self, rows: int, now: float, *, long: bool = False) -> None:
-        """A request of `rows` rows came, whether it will be accepted or not.
+        """Record that a request of `rows` rows arrived, accepted or not.
 
-        Those of `long` work are not counted, as its steps are not: there is a limit of its own.
+        Long requests are not counted, nor are their steps: they have their own limit.
         """
-        if self._limits.max_wait > 0:  # else nobody asks for the gaps
+        if self._limits.max_wait > 0:  # else the gaps are not used
             self._load.arrived(now)
         if self._started is not None and not long:
             self._load.offered(rows if self._limits.joinable else 1)
@@ -123,14 +123,14 @@ class Forecast:
             self._ended = now
 
     def started(self, rows: int, now: float) -> None:
-        """A batch of `rows` rows runs."""
+        """Record that a batch of `rows` rows starts."""
         self.running_rows = rows
         self._started = now
 
     def ended(self, seconds: float, *, step: bool = False) -> None:
-        """It has run for `seconds`, as a batch or as a `step` of long work.
+        """Record that the batch, or a `step` of a long request, has run for `seconds`.
 
-        What a step took is no measure of what the model can do for others in that time.
+        The time of a step says nothing about the throughput of batches.
         """
         if self._started is not None:
             self._ended = self._started + seconds
@@ -138,50 +138,50 @@ class Forecast:
         if step:
             return
         if self._batch.best != self._sized:
-            # Who were answered in a batch of the size before come in one of this: no measure.
+            # Clients answered in a batch of the previous size arrive in one of this size.
             self._sized, self._units = self._batch.best, 0.0
             self._load.skip()
             return
         units = self._possible(seconds)
-        if units and self._limits.joinable:  # it was done, whatever was thought possible
+        if units and self._limits.joinable:  # that many were done, whatever was predicted
             units = max(units, self.running_rows)
         self._units += units
         if self._batch.next != self._batch.best and self._units < self._most_units:
-            # Who come during a trial are as many as would have come during the next batch:
-            # the two are counted as one. But many trials in a row must not hide an overload.
+            # A trial and the next batch are counted as one, because as many requests arrive in
+            # both. But many trials in a row must not hide an overload.
             return
         self._load.ended(self._units, self._units / self._most_units)
         self._units = 0.0
 
     @property
     def idle_since(self) -> float:
-        """When the last batch ended."""
+        """The time at which the last batch ended."""
         return self._ended
 
     def running_seconds(self, now: float) -> float:
-        """For how long the running batch has been running; 0 if none does."""
-        started = self._started  # read once: a watchdog asks from another thread
+        """Return for how many seconds the running batch has run; 0 if none runs."""
+        started = self._started  # read once: the watchdog calls this on another thread
         return 0.0 if started is None else now - started
 
     def wait(self, priority: Priority, now: float) -> float:
-        """Seconds until a request that comes now is in a batch: what runs, and full batches."""
+        """Return the predicted seconds in the queue of a request that arrives now."""
         rows, requests = self._lanes.ahead_of(priority)
         return self._seconds_left(now) + self._seconds_of(rows, requests, rows // self._batch.best)
 
     def retry_after(self, now: float) -> float:
-        """Seconds until the queue as it is now has drained, as far as the costs are known."""
+        """Return the predicted seconds until the current queue is drained."""
         rows, requests = self._lanes.ahead_of(Priority.NORMAL)
         return self._seconds_left(now) + self._seconds_of(
             rows, requests, -(-rows // self._batch.best)
         )
 
     def longest_wait(self) -> float:
-        """The longest predicted wait that is accepted, in seconds.
+        """Return the longest predicted wait that is accepted, in seconds.
 
-        Unless it was told: a utilization (what is offered by what full batches can do)
-        below 1 drains by itself. Above, what comes in the last 1 / utilization of each
-        batch's time fills the next one, and any earlier arrival would but wait longer;
-        the more it is in doubt, the longer is waited.
+        Without `limits.max_queue`: below a utilization of 1 (offered load by the throughput of
+        full batches) a queue drains by itself. Above it, the requests of the last 1 / utilization
+        of each batch's time fill the next batch, and earlier ones would only wait longer. The less
+        certain the overload is, the longer the wait that is accepted.
         """
         if self._limits.max_queue is not None:
             return self._limits.max_queue
@@ -196,12 +196,12 @@ class Forecast:
         # What goes up and down does so over the time of the largest batches, as it is counted.
         return least * (1 + (doubt - 1) * self._batch.largest / self._batch.best)
 
-    def company_until(self, rows: int, requests: int) -> float | None:
-        """Until when one more request is worth waiting for; None if it is not.
+    def linger_until(self, rows: int, requests: int) -> float | None:
+        """Return until when it pays to wait for one more request; None if it does not.
 
         With n requests of r rows each on average and c(rows) the cost of a batch, one
         request more makes n + 1 of them wait for the gap until it comes and for the
-        longer batch; it saves the newcomer a batch of its own, c(r). So waiting pays while
+        longer batch; it saves the new request a batch of its own, c(r). So waiting pays while
         the gap is below c(r) / (n + 1) - (c(nr + r) - c(nr)).
         """
         each = -(-rows // requests)
@@ -211,12 +211,12 @@ class Forecast:
 
     @property
     def _full_seconds(self) -> float:
-        """Of a full batch; of one like the last, if requests are not joined."""
+        """The seconds of a full batch; of one like the last, if requests are not joined."""
         rows = self._batch.best if self._limits.joinable else max(1, self.running_rows)
         return self._costs.seconds(rows)
 
     def _possible(self, seconds: float) -> float:
-        """The rows that full batches do in that time; requests, if they are not joined."""
+        """Return the rows that full batches do in `seconds`; requests, if they are not joined."""
         full = self._full_seconds
         units = self._batch.best if self._limits.joinable else 1
         return units * seconds / full if full > 0 else 0.0

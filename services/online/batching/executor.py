@@ -1,25 +1,23 @@
-"""The asyncio shell around the batching policy: futures in, one thread that runs the model.
+"""Run a model's batches on one thread, or on the event loop, and answer their requests.
 
-Every submitted request's future is completed exactly once, with its own answer or its
-own error; cancelling the future is how a caller leaves. All state is touched only on
-the event loop's thread; only the model's run is elsewhere. What takes more than one
-batch's time goes to `LongRequests`. Callers that a desk speaks for have no futures.
+The asyncio shell around the pure scheduler. Each submitted request is completed exactly once, with
+its answer or its error, unless it is cancelled. All state is touched only on the event loop's
+thread; only the model's run may be elsewhere. Requests of more than one batch go to `LongRequests`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import QueueFullError
-from services.online.batching.desks import Caller, Desk, Told
-from services.online.batching.joining import Inputs, Outcome, cut, run_joined
+from services.online.batching.joining import Outcome, cut, run_joined
 from services.online.batching.long_requests import LongMeter, LongRequests, Stepwise, log_failure
 from services.online.batching.model_thread import ModelThread
 from services.online.batching.scheduler import (
@@ -35,6 +33,8 @@ from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
 
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner"]
+_Form = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
+_MAX_FORMS = 256
 
 
 class BatchRunner(Protocol):
@@ -46,18 +46,67 @@ class BatchRunner(Protocol):
 
 
 class BatchMeter(LongMeter, Protocol):
-    """Who is told about batches, streams and the queue."""
+    """Record batches, streams and the queue."""
 
     def queue_rows(self, rows: int) -> None: ...
 
 
-class _Job(NamedTuple):
-    """A request. Who waits is a future, or a caller of the desk if there is one."""
+class Waiter(Protocol):
+    """A request that waits for its answer: an asyncio future, or a request of a protocol."""
 
-    ticket: Ticket
-    inputs: Inputs
-    waiting: Any
-    desk: Desk | None = None
+    def done(self) -> bool:
+        """Whether it was answered, failed or left."""
+        ...
+
+    def set_result(self, answer: Answer, /) -> None:
+        """Complete it with its answer. Must not raise."""
+        ...
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Complete it with an error. Must not raise."""
+        ...
+
+
+class Cancellable(Protocol):
+    """A request in progress: a queued one, or a task."""
+
+    def cancel(self) -> object:
+        """Withdraw the request; its waiter is not completed."""
+        ...
+
+
+class _Job:
+    """A queued or running request."""
+
+    __slots__ = ("_executor", "inputs", "ticket", "waiter")
+
+    def __init__(
+        self, executor: BatchExecutor, ticket: Ticket, inputs: Arrays, waiter: Waiter
+    ) -> None:
+        self._executor = executor
+        self.ticket = ticket
+        self.inputs = inputs
+        self.waiter = waiter
+
+    def cancel(self) -> None:
+        """Withdraw the request, if it is open."""
+        self._executor.withdraw(self.ticket)
+
+
+def forward(future: asyncio.Future[Answer], waiter: Waiter) -> Cancellable:
+    """Complete `waiter` as `future` is completed; return the future, to cancel the request."""
+
+    def pass_on(done: asyncio.Future[Answer]) -> None:
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if waiter.done():
+            return
+        if error is None:
+            waiter.set_result(done.result())
+        else:
+            waiter.set_exception(error)
+
+    future.add_done_callback(pass_on)
+    return future
 
 
 class BatchExecutor:
@@ -95,10 +144,12 @@ class BatchExecutor:
             self._long = LongRequests(
                 stepwise, self._policy, self._thread, clock, self._long_changed, meter
             )
+        self._forms: dict[_Form, tuple[int, Hashable, bool]] = {}
         self._jobs: dict[int, _Job] = {}
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._now = 0.0
         self._answered = asyncio.Event()
         self._answered.set()
         self._empty = asyncio.Event()
@@ -129,73 +180,74 @@ class BatchExecutor:
     ) -> asyncio.Future[Answer]:
         """Queue `inputs`; the future is answered, or fails with DEADLINE_EXCEEDED, in `timeout` s.
 
+        Cancel the future to withdraw the request. Raises what `enqueue` raises.
+        """
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        request = self.enqueue(inputs, future, timeout, priority)
+
+        def withdraw(done: asyncio.Future[Answer]) -> None:
+            if done.cancelled():
+                request.cancel()
+
+        future.add_done_callback(withdraw)
+        return future
+
+    def enqueue(
+        self,
+        inputs: Arrays,
+        waiter: Waiter,
+        timeout: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> Cancellable:
+        """Queue `inputs`; `waiter` is answered, or fails with DEADLINE_EXCEEDED, in `timeout` s.
+
         Raises at once what is known at once: INVALID_INPUT, QUEUE_FULL, PAYLOAD_TOO_LARGE.
         """
-        rows = self._model.check(inputs)
-        if self._stepwise is not None and self._stepwise.is_long(rows):
+        form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
+        rows, key, is_long = self._forms.get(form) or self._check(form, inputs)
+        if is_long:
             stream = self._open(inputs, rows, timeout, priority, whole=True)
             answer = self._loop.create_task(anext(stream))
             # Here and not in the task, which may be cancelled before it begins.
             answer.add_done_callback(lambda _: stream.close())
-            return answer
-        now = self._clock.monotonic()
-        ticket = self._policy.offer(rows, self._key(inputs), now, now + timeout, priority)
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        future.add_done_callback(partial(self._on_done, ticket))
-        if not self._jobs:  # else it is known that there is work
+            return forward(answer, waiter)
+        if not self._pumping:
+            self._schedule()
+        now = self._now
+        if self._policy.rejecting and (full := self._policy.quick_reject(rows, priority, now)):
+            raise full
+        ticket = self._policy.offer(rows, key, now, now + timeout, priority)
+        job = _Job(self, ticket, inputs, waiter)
+        if not self._jobs:  # else the events are cleared already
             self._answered.clear()
             self._empty.clear()
-        self._jobs[ticket.number] = _Job(ticket, inputs, future)
-        self._schedule()
-        return future
+        self._jobs[ticket.number] = job
+        return job
 
-    def join_key(self, inputs: Arrays) -> Hashable | None:
-        """What the inputs' rows are joined by, if their bytes may be joined; else None."""
-        if self._lengths is not None or not self._policy.limits.joinable:
+    @property
+    def rejecting(self) -> bool:
+        """Whether a request was rejected since the queue last shrank."""
+        return self._policy.rejecting
+
+    def quick_reject(self, priority: Priority) -> QueueFullError | None:
+        """Return the error that any request of up to `max_rows` rows gets now, else None."""
+        if self._stepwise is not None and self._stepwise.is_long(1):
             return None
+        return self._policy.quick_reject(None, priority, self._clock.monotonic())
+
+    def _check(self, form: _Form, inputs: Arrays) -> tuple[int, Hashable, bool]:
+        """Check inputs, and cache the result: it depends on names, datatypes and shapes alone."""
         rows = self._model.check(inputs)
-        long = self._stepwise is not None and self._stepwise.is_long(rows)
-        return None if long else self._key(inputs)
+        is_long = self._stepwise is not None and self._stepwise.is_long(rows)
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        found = self._forms[form] = rows, self._key(inputs), is_long
+        return found
 
-    def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
-        """Queue what `callers` ask, for whom `desk` answers, and look at once what is to run.
-
-        Each is told by its `set_exception` what `submit` would raise; those that are alike
-        are told the same.
-        """
-        now = self._clock.monotonic()
-        jobs, offer = self._jobs, self._policy.offer
-        accepted, refused = False, False
-        for caller in callers:
-            if refused and (full := self._policy.refusal(caller.rows, caller.priority, now)):
-                caller.set_exception(full)
-                continue
-            try:
-                ticket = offer(caller.rows, caller.key, now, now + caller.timeout, caller.priority)
-            except MlctlError as error:
-                refused = True
-                caller.set_exception(error)
-                continue
-            number = caller.number = ticket.number
-            jobs[number] = _Job(ticket, caller, caller, desk)
-            accepted = True
-        if accepted:
-            self._answered.clear()
-            self._empty.clear()
-            self._pump()
-
-    def refusal(self, rows: int, priority: Priority) -> QueueFullError | None:
-        """What a request that is alike would be told now, and counted as offered; None if unknown.
-
-        Others were refused just before: to look at it would but cost the model's time.
-        """
-        return self._policy.refusal(rows, priority, self._clock.monotonic())
-
-    def withdraw(self, caller: Caller) -> None:
-        """Forget what a caller of a desk has asked, if it is open."""
-        job = self._jobs.pop(caller.number, None)
-        if job is not None:
-            self._policy.cancel(job.ticket)
+    def withdraw(self, ticket: Ticket) -> None:
+        """Drop a request whose client disconnected, if it is open."""
+        if self._jobs.pop(ticket.number, None) is not None:
+            self._policy.cancel(ticket)
             self._note_empty()
 
     def stream(
@@ -238,15 +290,17 @@ class BatchExecutor:
             self._timer.cancel()
         for job in list(self._jobs.values()):
             self._policy.cancel(job.ticket)
-            self._fail(job, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
+            self._fail(job.ticket, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
         if self._long is not None:
             self._long.close()
         self._thread.stop()
 
     def _schedule(self) -> None:
-        # Once per turn of the loop, so that requests which arrive together run together.
+        # Once per tick of the loop, so that requests which arrive together run together; all of
+        # them arrive at the same time, as far as their deadlines and times are concerned.
         if not self._pumping:
             self._pumping = True
+            self._now = self._clock.monotonic()
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
@@ -258,7 +312,8 @@ class BatchExecutor:
         if batch and self._long is not None and batch[0].long:
             self._long.step(batch[0], now)
         elif batch:
-            self._start([self._jobs[ticket.number] for ticket in batch], now)
+            jobs = self._jobs
+            self._start([jobs[ticket.number] for ticket in batch], now)
         self._arm(now)
 
     def _expire(self, now: float) -> None:
@@ -266,7 +321,7 @@ class BatchExecutor:
             if self._long is not None and ticket.long:
                 self._long.expire(ticket)
             else:
-                self._fail(self._jobs[ticket.number], deadline_exceeded())
+                self._fail(ticket, deadline_exceeded())
         self._note_empty()
 
     def _long_changed(self) -> None:
@@ -276,7 +331,7 @@ class BatchExecutor:
     def _start(self, jobs: list[_Job], now: float) -> None:
         rows = [job.ticket.rows for job in jobs]
         inputs = [job.inputs for job in jobs]
-        gone = [job.waiting.done for job in jobs]
+        gone = [job.waiter.done for job in jobs]
         work = partial(run_joined, self._model.run, inputs, rows, self._lengths, gone)
         if self._inline and sum(rows) <= self._policy.limits.max_rows:
             self._finish(jobs, now, work())
@@ -297,17 +352,17 @@ class BatchExecutor:
     def _finish(self, jobs: list[_Job], started: float, outcomes: list[Outcome]) -> None:
         seconds = self._clock.monotonic() - started
         rows = sum([job.ticket.rows for job in jobs])
-        tell = partial(self._tell, jobs, outcomes, started, seconds, rows)
-        # If a batch is full already, the model need not wait until all these are told; else
-        # all that is learned of the batch is learned when its callers have their answers.
+        answer = partial(self._answer, jobs, outcomes, started, seconds, rows)
+        # If the next batch is full already, start it before the answers are written; else write
+        # them first, because their clients may be the next batch.
         if self._policy.full and not self._inline:
             self._free(outcomes, seconds)
             self._pump()
-            tell()
+            answer()
             self._note_empty()
         else:
             try:
-                tell()
+                answer()
             finally:
                 self._free(outcomes, seconds)
                 self._note_empty()
@@ -320,42 +375,25 @@ class BatchExecutor:
         clean = not any([isinstance(outcome, Exception) for outcome in outcomes])  # noqa: C419 - faster
         self._policy.finished(seconds, clean=clean)
 
-    def _tell(
+    def _answer(
         self, jobs: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int
     ) -> None:
-        """Every request of a batch that ran learns its outcome, if it still waits."""
-        told: dict[Desk, list[Told]] = {}
+        """Complete every request of a batch that ran and that is still open."""
+        pop = self._jobs.pop
         for job, outcome in zip(jobs, outcomes, strict=True):
-            ticket, _, waiting, desk = job
-            wait = started - ticket.arrived
+            ticket = job.ticket
             if isinstance(outcome, Exception):
                 log_failure(outcome)
-                self._fail(job, outcome)
-            elif desk is None:
-                if not waiting.done():
-                    waiting.set_result(Answer(cut(outcome), wait, seconds, rows))
-            elif ticket.number in self._jobs:
-                del self._jobs[ticket.number]
-                if desk in told:
-                    told[desk].append((waiting, outcome, wait))
-                else:
-                    told[desk] = [(waiting, outcome, wait)]
-        for desk, callers in told.items():
-            desk.answer(callers, seconds)
+                self._fail(ticket, outcome)
+            elif pop(ticket.number, None) is not None and not job.waiter.done():
+                wait = started - ticket.arrived
+                job.waiter.set_result(Answer(cut(outcome), wait, seconds, rows))
 
-    def _fail(self, job: _Job, error: Exception) -> None:
-        """Tell a request that still waits; a future's callback takes it from the open ones."""
-        if job.desk is None:
-            if not job.waiting.done():
-                job.waiting.set_exception(error)
-        elif self._jobs.pop(job.ticket.number, None) is not None:
-            job.waiting.set_exception(error)
-
-    def _on_done(self, ticket: Ticket, future: asyncio.Future[Answer]) -> None:
-        self._jobs.pop(ticket.number, None)
-        if future.cancelled():
-            self._policy.cancel(ticket)
-        self._note_empty()
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        """Complete an open request with `error`."""
+        job = self._jobs.pop(ticket.number, None)
+        if job is not None and not job.waiter.done():
+            job.waiter.set_exception(error)
 
     def _note_empty(self) -> None:
         if not self._jobs and not self._long:
@@ -364,7 +402,7 @@ class BatchExecutor:
                 self._empty.set()
 
     def _arm(self, now: float) -> None:
-        """Keep one timer, at the policy's next event; one that fires early only looks again."""
+        """Keep one timer, at the policy's next event; a timer that fires early does no harm."""
         moment = self._policy.next_event(now)
         if moment is None:
             return

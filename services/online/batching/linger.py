@@ -1,4 +1,4 @@
-"""Whether to wait for those who were just answered: clients in a loop ask again at once. Pure.
+"""Decide whether to hold a batch briefly for closed-loop clients to send their next request. Pure.
 
 While a batch runs, the clients of the one before it ask again. They make the next batch, so two
 halves of the clients take turns in batches of half the size for ever, though all of them in one
@@ -51,7 +51,7 @@ class LingerHeuristic:
         self._back += rows
         self._last = now
 
-    def company(self, rows: int, now: float) -> bool:
+    def may_linger(self, rows: int, now: float) -> bool:
         """Whether a request that finds nobody is the first of many, as far as is known."""
         others = self._answered - rows
         if self._worth <= _WORTH or others <= 0:

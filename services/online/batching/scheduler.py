@@ -1,11 +1,14 @@
-"""The batching policy: which requests run together, and when. Pure; time is passed in.
+"""Scheduling policy of one model's queue: which requests form the next batch, and when it starts.
 
-Invariants: every accepted ticket leaves exactly once (released, cancelled or expired);
-waiting rows never exceed the limit; at most one batch runs; tickets are joined only if
-the model's rows are independent and their keys are equal; within a key and a lane first
-come is first served, and the head of each lane is soon in a batch, so nobody starves.
-Long work runs in steps: after each of them comes a batch if any waits, and the reverse.
-An idle server takes any request at once, so an estimate that is wrong corrects itself.
+Pure: no I/O and no clock; callers pass the time in seconds.
+
+Invariants
+- An accepted request leaves the queue exactly once: scheduled, cancelled or expired.
+- Queued rows never exceed `limits.max_queue_rows`; at most one batch runs at a time.
+- A batch mixes only requests with equal keys (shapes), and only if rows are independent.
+- Requests of one key and priority are served in arrival order; no request starves.
+- Long requests run in steps: after each step comes a batch if one waits, and the reverse.
+- An idle model accepts any request, so a wrong estimate corrects itself.
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ from math import inf
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import (
+    CachedRejection,
     Forecast,
     Limits,
     QueueFullError,
-    Shut,
     deadline_exceeded,
 )
 from services.online.batching.batch_size import BatchSize
@@ -40,25 +43,25 @@ class BatchScheduler:
         self.limits = limits
         self.costs = costs or BatchCosts()
         self._lanes = Lanes()
-        self._shifts = TimeSlicedQueue()
-        self._turn_of_long = False
+        self._time_sliced = TimeSlicedQueue()
+        self._long_is_next = False
         self._step_seconds = 0.0
         sizes = limits.sizes if limits.joinable else ()
         self._size = BatchSize(self.costs, sizes or (limits.max_rows,))
         self._forecast = Forecast(limits, self.costs, self._lanes, self._size)
-        self._gathering: LingerHeuristic | None = None
-        if limits.gather and limits.joinable:
-            self._gathering = LingerHeuristic(self.costs, self._size)
+        self._linger: LingerHeuristic | None = None
+        if limits.linger and limits.joinable:
+            self._linger = LingerHeuristic(self.costs, self._size)
         self._running: dict[int, Ticket] = {}
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
         self._next = 0
-        self._shut: Shut | None = None
+        self._rejection: CachedRejection | None = None
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that wait in both lanes, and those of long work that does not run just now."""
-        return self._lanes.rows + self._shifts.rows
+        """The queued rows of both priorities and of long requests."""
+        return self._lanes.rows + self._time_sliced.rows
 
     @property
     def busy(self) -> bool:
@@ -67,13 +70,13 @@ class BatchScheduler:
 
     @property
     def full(self) -> bool:
-        """Whether as many rows wait as a batch has."""
+        """Whether the queued rows fill a batch."""
         return self._lanes.rows >= self._size.next
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
-        return not self._busy and not self._lanes.count and not self._shifts.waiting
+        """Whether no batch runs and the queue is empty."""
+        return not self._busy and not self._lanes.count and not self._time_sliced.waiting
 
     def offer(
         self,
@@ -97,14 +100,14 @@ class BatchScheduler:
         self._forecast.offered(rows, now)
         if self._lanes.rows + rows > limit:
             full = QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
-            self._shut = Shut(rows, priority, inf, full)
+            self._rejection = CachedRejection(rows, priority, inf, full)
             raise full
         prompt = self.idle
         if self._busy or self._lanes.rows >= self._size.next:
             self._admit(rows, now, deadline, priority)
-        elif self._gathering is not None:
-            prompt = prompt and not self._gathering.company(rows, now)
-            self._gathering.arrived(rows, now)
+        elif self._linger is not None:
+            prompt = prompt and not self._linger.may_linger(rows, now)
+            self._linger.arrived(rows, now)
         ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority)
         self._next += 1
         self._lanes.add(ticket)
@@ -113,25 +116,39 @@ class BatchScheduler:
         heapq.heappush(self._deadlines, (last_start, ticket.number))
         return ticket
 
-    def refusal(self, rows: int, priority: Priority, now: float) -> QueueFullError | None:
-        """What `offer` would certainly raise, without a look at the queue, and counted; or None.
+    @property
+    def rejecting(self) -> bool:
+        """Whether a request was rejected since the queue last shrank."""
+        return self._rejection is not None
 
-        Until the queue is shorter all who are alike are told the same.
+    def quick_reject(
+        self, rows: int | None, priority: Priority, now: float
+    ) -> QueueFullError | None:
+        """Return the error `offer` is certain to raise, without scanning the queue, else None.
+
+        Valid for requests with the same rows and priority until the queue shrinks. With None for
+        `rows`, for any number that is not a long request. Counted as a rejection.
         """
-        shut = self._shut
-        if shut is None or now >= shut.until or rows != shut.rows or priority != shut.priority:
+        cached = self._rejection
+        if cached is None or now >= cached.until or priority != cached.priority:
             return None
-        self._forecast.offered(rows, now)
-        # What it was raised through is of no interest, and would be kept with it.
-        return shut.error.with_traceback(None)
+        if rows is None:
+            # A predicted wait is too long for any rows, a full queue for those rejected and more.
+            if cached.until == inf and cached.rows > 1:
+                return None
+        elif rows != cached.rows:
+            return None
+        self._forecast.offered(rows or 1, now)
+        # Without the traceback, which would keep the frames that it was raised through.
+        return cached.error.with_traceback(None)
 
     def offer_long(
         self, rows: int, now: float, deadline: float, priority: Priority = Priority.NORMAL
     ) -> Ticket:
-        """Accept work of `rows` rows that runs in steps, or raise.
+        """Accept a long request of `rows` rows, which runs in steps, or raise.
 
-        QUEUE_FULL if as much of it is open as may be, by its number or its rows;
-        PAYLOAD_TOO_LARGE and DEADLINE_EXCEEDED as `offer`.
+        QUEUE_FULL at the limit of open long requests or of their rows; PAYLOAD_TOO_LARGE and
+        DEADLINE_EXCEEDED as `offer`.
         """
         limit = self.limits.max_queue_rows
         if rows > limit:
@@ -139,66 +156,66 @@ class BatchScheduler:
         if deadline <= now:
             raise deadline_exceeded()
         self._forecast.offered(rows, now, long=True)
-        open_long = len(self._shifts) + any(ticket.long for ticket in self._running.values())
+        open_long = len(self._time_sliced) + any(ticket.long for ticket in self._running.values())
         retry_after = self._forecast.retry_after(now)
         if open_long >= self.limits.max_long:
             what = "long requests are open"
             raise QueueFullError(open_long, self.limits.max_long, retry_after, what=what)
-        if self._shifts.rows and self._shifts.rows + rows > limit:
-            raise QueueFullError(self._shifts.rows, limit, retry_after)
+        if self._time_sliced.rows and self._time_sliced.rows + rows > limit:
+            raise QueueFullError(self._time_sliced.rows, limit, retry_after)
         ticket = Ticket(self._next, rows, None, now, deadline, self.idle, priority, long=True)
         self._next += 1
-        self._shifts.add(ticket)
+        self._time_sliced.add(ticket)
         heapq.heappush(self._deadlines, (deadline, ticket.number))
         return ticket
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Forget a request whose caller left; whether it was not running."""
+        """Drop a request whose client disconnected; return whether it was queued, not running."""
         self._running.pop(ticket.number, None)
-        self._shut = None
-        waiting = self._shifts if ticket.long else self._lanes
+        self._rejection = None
+        waiting = self._time_sliced if ticket.long else self._lanes
         return waiting.remove(ticket.number) is not None
 
     def expire(self, now: float) -> list[Ticket]:
-        """Remove and return the requests that cannot be answered by their deadline any more.
+        """Remove and return requests that can no longer meet their deadline.
 
-        A running one is returned too, once, when the deadline has passed, so that its
-        caller can be told; its batch keeps the slot until it has finished.
+        A running request is returned once its deadline has passed, so that the client gets a 504;
+        its batch keeps the slot until it finishes.
         """
         overdue = []
         while self._deadlines and self._deadlines[0][0] <= now:
             number = heapq.heappop(self._deadlines)[1]
-            later = self._running.get(number) or self._shifts.get(number)
+            later = self._running.get(number) or self._time_sliced.get(number)
             if later is not None and later.deadline > now:
                 heapq.heappush(self._deadlines, (later.deadline, number))
                 continue
             ticket = self._running.pop(number, None) or self._lanes.remove(number)
-            ticket = ticket or self._shifts.remove(number)
+            ticket = ticket or self._time_sliced.remove(number)
             if ticket is not None:
-                self._shut = None
+                self._rejection = None
                 overdue.append(ticket)
         return overdue
 
     def release(self, now: float) -> list[Ticket]:
-        """The requests to run together now, in turn; empty if it is better to wait.
+        """Return the requests of the batch to start now, in order; empty to wait.
 
-        Long work comes alone, and for one step.
+        A long request is returned alone, for one step.
         """
         if self._busy:
             return []
-        batch = [] if self._turn_of_long and self._shifts.waiting else self._next_batch(now)
+        batch = [] if self._long_is_next and self._time_sliced.waiting else self._next_batch(now)
         if batch:
             self._lanes.release(batch)
-        elif self._shifts.waiting:
-            batch = [self._shifts.pop()]
+        elif self._time_sliced.waiting:
+            batch = [self._time_sliced.pop()]
         else:
             return []
-        self._shut = None
-        if self._gathering is not None:
-            self._gathering.released(now)
+        self._rejection = None
+        if self._linger is not None:
+            self._linger.released(now)
         long = batch[0].long
-        self._turn_of_long = not long
-        self._forecast.between = self._step_seconds if long or self._shifts.waiting else 0.0
+        self._long_is_next = not long
+        self._forecast.between = self._step_seconds if long or self._time_sliced.waiting else 0.0
         self._running = {ticket.number: ticket for ticket in batch}
         rows = sum([ticket.rows for ticket in batch])
         self._forecast.started(min(rows, self.limits.max_rows) if long else rows, now)
@@ -206,52 +223,52 @@ class BatchScheduler:
         return batch
 
     def finished(self, seconds: float, *, clean: bool = True) -> None:
-        """The running batch has ended after `seconds`; the slot is free.
+        """Record that the running batch ended after `seconds`; the slot is free.
 
-        Unless `clean` it was run in parts because one failed, which says nothing about
-        what such a batch takes.
+        If not `clean`, the batch ran in parts because a request failed, and its time is not used
+        for estimates.
         """
         if clean:
             self.costs.observe(self._forecast.running_rows, seconds)
         self._forecast.ended(seconds)
-        if self._gathering is not None:
-            self._gathering.ended(self._forecast.running_rows, self._forecast.idle_since)
+        if self._linger is not None:
+            self._linger.ended(self._forecast.running_rows, self._forecast.idle_since)
         self._size.ended(self._forecast.running_rows, seconds, self._lanes.rows)
         self._free_slot()
 
     def stepped(
         self, seconds: float, deadline: float | None = None, *, parked: bool = False
     ) -> None:
-        """A step of the running long work has ended after `seconds`; the slot is free.
+        """Record that a step of the running long request ended after `seconds`; the slot is free.
 
-        Without a `deadline` for what is left that was the last step. It waits for its
-        next turn, or is `parked` until `resume`; who left or was told meanwhile does neither.
+        `deadline` is that of the remaining steps; None after the last one. The request is queued
+        again, or `parked` until `resume`, unless it was cancelled or has expired.
         """
         for ticket in self._running.values():
             if deadline is not None:
-                self._shifts.add(ticket._replace(deadline=deadline), parked=parked)
+                self._time_sliced.add(ticket._replace(deadline=deadline), parked=parked)
         self._step_seconds = seconds
         self._forecast.ended(seconds, step=True)
         self._free_slot()
 
     def resume(self, ticket: Ticket, deadline: float) -> bool:
-        """Let parked work have its turns again, with a new deadline; whether it was parked."""
-        return self._shifts.resume(ticket.number, deadline)
+        """Queue a parked long request again with a new deadline; return whether it was parked."""
+        return self._time_sliced.resume(ticket.number, deadline)
 
     def next_event(self, now: float) -> float | None:
-        """When to look again if nothing else happens: a deadline, or the end of a wait."""
-        if not (self._busy or self._lanes.count or len(self._shifts)):
+        """Return when to call `expire` and `release` again if nothing else happens, or None."""
+        if not (self._busy or self._lanes.count or len(self._time_sliced)):
             self._deadlines.clear()  # one by one would cost each request as much as all of it
         while self._deadlines and not self._is_open(self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
         moments = [self._deadlines[0][0]] if self._deadlines else []
         if self._lanes.count and not self._busy:
             batch, full = self._compose(now)
-            moments.append(now if full else self._hold_until(batch, now))
+            moments.append(now if full else self._release_time(batch, now))
         return min(moments, default=None)
 
     def running_seconds(self, now: float) -> float:
-        """For how long the running batch has been running; 0 if none does."""
+        """Return for how many seconds the running batch has run; 0 if none runs."""
         return self._forecast.running_seconds(now)
 
     @property
@@ -267,50 +284,50 @@ class BatchScheduler:
             error = QueueFullError(
                 self._lanes.rows, self.limits.max_queue_rows, retry_after, wait=wait
             )
-            if wait > longest:  # which falls with the time, as long as nothing else happens
-                self._shut = Shut(rows, priority, now + wait - longest, error)
+            if wait > longest:  # the wait shrinks with time, until the queue changes
+                self._rejection = CachedRejection(rows, priority, now + wait - longest, error)
             raise error
 
     def _free_slot(self) -> None:
-        self._shut = None
+        self._rejection = None
         self._running = {}
         self._busy = False
         self._compact()
 
     def _next_batch(self, now: float) -> list[Ticket]:
-        """The short requests to run together now; none if it is better to wait."""
+        """Return the requests of the batch to start now, without long ones; empty to wait."""
         if not self._lanes.count:
             return []
         batch, full = self._compose(now)
-        return [] if not full and self._hold_until(batch, now) > now else batch
+        return [] if not full and self._release_time(batch, now) > now else batch
 
-    def _hold_until(self, batch: list[Ticket], now: float) -> float:
-        """When a batch that is not full is released: at once unless company is worth a wait."""
+    def _release_time(self, batch: list[Ticket], now: float) -> float:
+        """Return when to release a batch that is not full: now, unless it pays to linger."""
         oldest = self._lanes.oldest()
         if oldest.prompt:
             return oldest.arrived
-        company = self._company_until(batch, oldest, now)
-        if company <= now:
+        linger = self._linger_until(batch, oldest, now)
+        if linger <= now:
             return oldest.arrived
         # Twice what it takes: a batch that leaves at the last moment is late.
         rows = sum([ticket.rows for ticket in batch])
         in_time = min(ticket.deadline for ticket in batch) - 2 * self.costs.seconds(rows)
-        return min(company, in_time)
+        return min(linger, in_time)
 
-    def _company_until(self, batch: list[Ticket], oldest: Ticket, now: float) -> float:
-        """Until when those who came first may be held back for others, as far as it pays."""
-        if self._gathering is None and self.limits.max_wait <= 0:
+    def _linger_until(self, batch: list[Ticket], oldest: Ticket, now: float) -> float:
+        """Return until when the batch may wait for more requests, if waiting pays off."""
+        if self._linger is None and self.limits.max_wait <= 0:
             return now
         rows = sum([ticket.rows for ticket in batch])
-        if self._gathering is not None:
-            return self._gathering.until(rows, now)
-        company = self._forecast.company_until(rows, len(batch))
-        return now if company is None else min(oldest.arrived + self.limits.max_wait, company)
+        if self._linger is not None:
+            return self._linger.until(rows, now)
+        until = self._forecast.linger_until(rows, len(batch))
+        return now if until is None else min(oldest.arrived + self.limits.max_wait, until)
 
     def _compose(self, now: float) -> tuple[list[Ticket], bool]:
-        """The next in turn and those that may join it, and whether no more would fit.
+        """Return the next request and those that join it, and whether the batch is full.
 
-        A ticket is not joined where the larger batch would end after somebody's deadline.
+        A request is not joined if the larger batch would end after a deadline in it.
         """
         waiting = self._lanes.in_turn()
         batch = [next(waiting)]
@@ -318,7 +335,7 @@ class BatchScheduler:
         if not self.limits.joinable:
             return batch, True
         size = self._size.next
-        in_no_hurry = now + self.costs.seconds(size)
+        no_deadline_until = now + self.costs.seconds(size)
         for ticket in waiting:
             if ticket.key != batch[0].key:
                 continue
@@ -326,7 +343,10 @@ class BatchScheduler:
                 return batch, True
             if ticket.deadline < tightest:  # noqa: PLR1730 - min is a call for each request
                 tightest = ticket.deadline
-            if tightest < in_no_hurry and now + self.costs.seconds(rows + ticket.rows) > tightest:
+            if (
+                tightest < no_deadline_until
+                and now + self.costs.seconds(rows + ticket.rows) > tightest
+            ):
                 return batch, True
             batch.append(ticket)
             rows += ticket.rows
@@ -335,14 +355,17 @@ class BatchScheduler:
         return batch, rows >= size
 
     def _is_open(self, number: int) -> bool:
-        return number in self._lanes or number in self._running or number in self._shifts
+        return number in self._lanes or number in self._running or number in self._time_sliced
 
     def _compact(self) -> None:
         """Drop deadlines of answered requests before they outnumber the open ones.
 
         Without this, every answered request would stay in memory until its deadline.
         """
-        if len(self._deadlines) > 2 * (self._lanes.count + len(self._shifts)) + _SPARE_DEADLINES:
+        if (
+            len(self._deadlines)
+            > 2 * (self._lanes.count + len(self._time_sliced)) + _SPARE_DEADLINES
+        ):
             self._deadlines = [entry for entry in self._deadlines if self._is_open(entry[1])]
             heapq.heapify(self._deadlines)
 

@@ -53,13 +53,13 @@ _FIELD_TYPES: Mapping[str, type] = MappingProxyType(
 
 
 class GrpcCodec:
-    """Decodes requests to one model and encodes its answers."""
+    """Decodes requests to one model and encodes its responses; `outputs` are its output specs."""
 
     def __init__(self, name: str, version: str, signature: Signature) -> None:
         self._name = name
         self._version = version
         self._inputs = {spec.name: spec for spec in signature.inputs}
-        self._outputs = {spec.name: spec for spec in signature.outputs}
+        self.outputs = {spec.name: spec for spec in signature.outputs}
 
     def decode(self, message: Any) -> InferRequest:
         """The request in a ModelInferRequest; INVALID_INPUT names the tensor and the reason."""
@@ -88,6 +88,13 @@ class GrpcCodec:
             check_keys(parameters) if parameters else (),
         )
 
+    def declarations(self, message: Any) -> tuple[Declared, ...]:
+        """Return the inputs that a valid ModelInferRequest declares, in its order."""
+        return tuple(
+            declare(self._inputs, tensor.name, tensor.datatype, tensor.shape)
+            for tensor in message.inputs
+        )
+
     def encode(
         self,
         response: type[Any],
@@ -98,7 +105,7 @@ class GrpcCodec:
         """The ModelInferResponse to `request`."""
         message = response(model_name=self._name, model_version=self._version, id=request.id)
         for name in request.outputs:
-            spec, array = self._outputs[name], outputs[name]
+            spec, array = self.outputs[name], outputs[name]
             message.outputs.add(name=name, datatype=spec.dtype.value, shape=array.shape)
             message.raw_output_contents.append(encode_raw(spec.dtype, array))
         for name, value in (parameters or {}).items():
@@ -125,10 +132,10 @@ class GrpcCodec:
 
     def _requested(self, message: Any) -> Mapping[str, bool]:
         names = [output.name for output in message.outputs]
-        check_outputs(self._outputs, names)
+        check_outputs(self.outputs, names)
         for output in message.outputs:
             _parameters(output, f"output {output.name!r}")
-        return dict.fromkeys(names or self._outputs, True)
+        return dict.fromkeys(names or self.outputs, True)
 
 
 def wants_final(message: Any) -> bool:

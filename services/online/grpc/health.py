@@ -1,6 +1,6 @@
 """The standard gRPC health service: SERVING while the models are ready and the server runs on.
 
-Only the messages come from the package: its service drops watchers when one of several leaves.
+Only the messages come from the package: its service cost watchers when one of several leaves.
 """
 
 from __future__ import annotations

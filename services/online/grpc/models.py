@@ -12,6 +12,8 @@ from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import RequestRecord
+from services.online.security.tokens import Access
+from services.online.settings import ServerSettings
 
 
 class GrpcModel(NamedTuple):
@@ -39,6 +41,16 @@ class GrpcModels:
     def all(self) -> list[GrpcModel]:
         """The default model, and then the others."""
         return list(self._by_name.values())
+
+    @property
+    def access(self) -> Access:
+        """The tokens of the server."""
+        return self._serving.access
+
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings of the server."""
+        return self._serving.settings
 
     @property
     def inflight(self) -> Inflight:

@@ -17,9 +17,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from services.online.batching.budget import Hold
 from services.online.grpc.health import HEALTH_SERVICE, HealthService
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
-from services.online.grpc.http2.desk import InferDesk
-from services.online.grpc.http2.desks import InferDesks
 from services.online.grpc.http2.server import Http2Server
+from services.online.grpc.infer_call import InferCalls
 from services.online.grpc.models import GrpcModels, RequestContext
 from services.online.grpc.stream import StreamInfer
 from services.online.grpc.typed.service import TypedService, typed_services
@@ -45,11 +44,6 @@ class GrpcServer:
         self._host = host
         self._models = GrpcModels(host)
         self._methods = methods()
-        response = self._methods["ModelInfer"].response
-        self._desks = {
-            each.host.name: InferDesk(each.host, each.codec, response) for each in self._models.all
-        }
-        desks = list(self._desks.values())
         typed = typed_services(self._models)
         self._health = HealthService(host, SERVICE, *(service.name for service in typed))
         answered = {
@@ -58,8 +52,7 @@ class GrpcServer:
             **self._health.handlers(),
             **_reflection(typed),
         }
-        desk = desks[0] if len(desks) == 1 else InferDesks(desks)
-        self._server = Http2Server(host, answered, desk)
+        self._server = Http2Server(host, answered, InferCalls(self._models).open)
         self.port = self._server.listen(address, port, None if tls is None else tls.context())
 
     async def start(self) -> None:
@@ -147,26 +140,24 @@ class GrpcServer:
 
     async def _infer(self, message: bytes, call: GrpcCall) -> Any:
         return await counted(
-            self._models, message, call, lambda asking: self._ask(message, call, asking)
+            self._models, message, call, lambda context: self._ask(message, call, context)
         )
 
-    async def _ask(self, message: bytes, call: GrpcCall, asking: RequestContext) -> Any:
+    async def _ask(self, message: bytes, call: GrpcCall, context: RequestContext) -> Any:
         start = perf_counter()
         request = _parse(self._methods["ModelInfer"], message)
-        model = asking.of(self._models.find(request.model_name, request.model_version))
+        model = context.of(self._models.find(request.model_name, request.model_version))
         decoded = model.codec.decode(request)
         parse = perf_counter() - start
         kind = self._methods["ModelInfer"].response
-        response = await ask(
+        return await ask(
             model,
-            asking,
+            context,
             decoded,
             call,
             parse,
             lambda answer: model.codec.encode(kind, decoded, answer.outputs, answer.parameters),
         )
-        self._desks[model.host.name].learn(message, request, decoded)
-        return response
 
     def _parsed(
         self, name: str, answer: Callable[[Any], Awaitable[Any]]

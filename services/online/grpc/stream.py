@@ -48,23 +48,23 @@ class StreamInfer:
 
     async def _answer(self, message: bytes, call: GrpcCall) -> None:
         request = self._method.request()
-        asking = RequestContext(self._models, message.__len__, call)
+        context = RequestContext(self._models, message.__len__, call)
         failure: BaseException | None = None
         try:
             with Hold(self._models.inflight) as hold:
                 hold.grow(len(message))
                 request.MergeFromString(message)
                 model = self._models.find(request.model_name, request.model_version)
-                await self._send_pieces(asking.of(model), request, call)
+                await self._send_pieces(context.of(model), request, call)
         except asyncio.CancelledError as error:
             failure = error
             raise
         except Exception as error:  # noqa: BLE001 - it is logged and sent
             failure = self._public(error)
-            await call.write(self._refusal(failure, asking.model, request.id))
+            await call.write(self._refusal(failure, context.model, request.id))
         finally:
-            asking.count(failure)
-            asking.ended(failure)
+            context.count(failure)
+            context.ended(failure)
 
     async def _send_pieces(self, model: GrpcModel, request: Any, call: GrpcCall) -> None:
         decoded = model.codec.decode(request)

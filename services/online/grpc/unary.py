@@ -10,7 +10,7 @@ from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.observability.calls import Stages
+from services.online.observability.calls import GRPC, Stages
 from services.protocol.priority import LANE_HEADER, Priority, named_lane
 from services.protocol.wire import InferRequest
 
@@ -22,37 +22,34 @@ async def counted(
     infer: Callable[[RequestContext], Awaitable[Any]],
 ) -> Any:
     """Return what `infer` answers to an infer message, and count its outcome."""
-    asking = RequestContext(models, message.__len__, call)
-    failure: BaseException | None = None
+    context = RequestContext(models, message.__len__, call)
     try:
         with Hold(models.inflight) as hold:
             hold.grow(len(message))
-            return await infer(asking)
+            return await infer(context)
     except BaseException as error:
-        failure = error
-        asking.ended(error)
+        context.ended(error)
+        context.count(error)
         raise
-    finally:
-        asking.count(failure)
 
 
 async def ask(
     model: GrpcModel,
-    asking: RequestContext,
+    context: RequestContext,
     request: InferRequest,
     call: GrpcCall,
     parse: float,
     encode: Callable[[Answer], Any],
 ) -> Any:
     """Return the response to `request`, which took `parse` seconds to parse."""
-    host, seen = model.host, asking.seen
+    host, seen = model.host, context.seen
     limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
     priority = lane_of(call) or request.priority
     answer = await host.ask(request, min(limits, default=None), priority)
     start = perf_counter()
     response = encode(answer)
     serialize = perf_counter() - start
-    host.stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
+    host.answered(GRPC, parse, answer.queue_seconds, answer.infer_seconds, serialize)
     if seen is not None and host.observer is not None:
         stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
         host.observer.answered(seen, stages, request.inputs, answer, response.ByteSize())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import Hold
@@ -33,12 +33,15 @@ from services.online.observability.calls import RequestRecord
 
 __all__ = [
     "App",
+    "GoneError",
     "Message",
     "Receive",
     "Send",
     "V2App",
     "close_if_expecting",
+    "read_in_time",
     "send_error",
+    "send_response",
     "too_large",
 ]
 
@@ -48,6 +51,14 @@ _STREAMS = frozenset({"infer_stream", "generate_stream"})
 # The number of parts of /v2/models/NAME; longer paths name an operation of the model.
 _NAMED = 3
 _MODEL_PATHS: tuple[list[str], ...] = ([], ["ready"], ["config"], ["stats"])
+
+
+class BodyLimits(Protocol):
+    """A limit on bodies."""
+
+    def check_size(self, size: int) -> None:
+        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the limit."""
+        ...
 
 
 class V2App:
@@ -73,11 +84,11 @@ class V2App:
                 await self._infer_stream(scope, parts, receive, send)
             elif parts[1:2] == ["repository"]:
                 _require_method(scope, "POST")
-                await _send(send, await self._repository(parts[2:], receive))
+                await send_response(send, await self._repository(parts[2:], receive))
             else:
                 status, document = self._describe(parts)
                 _require_method(scope, "GET", "HEAD")
-                await _send(send, json_response(status, document))
+                await send_response(send, json_response(status, document))
         except MlctlError as error:
             await send_error(send, error)
         except GoneError:
@@ -118,7 +129,7 @@ class V2App:
             case ["index"]:
                 end = asyncio.get_running_loop().time() + self._inference.seconds
                 with Hold(self._host.inflight) as hold:
-                    body = await _read_in_time(receive, self._inference, hold, end)
+                    body = await read_in_time(receive, self._inference, hold, end)
                 return json_response(200, repository_index(self._host, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
                 refuse_change(verb)
@@ -132,40 +143,40 @@ class V2App:
         """Reject what the HTTP protocol leaves: another method, or a model that is not here."""
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.watch(headers, request_id, scope.get("client"))
+        seen = inference.observe(headers, request_id)
         error = _no_such_path()
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
         except MlctlError as found:
             error = found
-        response = inference.refuse(error, request_id, seen)
+        response = inference.reject(error, request_id, seen)
         close_if_expecting(headers, response)
-        await _send(send, response)
+        await send_response(send, response)
 
     async def _infer_stream(
         self, scope: Message, parts: list[str], receive: Receive, send: Send
     ) -> None:
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.watch(headers, request_id, scope.get("client"))
+        seen = inference.observe(headers, request_id)
         events = EventWriter(send, request_id)
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
             await _stream(inference, headers, events, receive, seen)
-            inference.ended(seen)
+            inference.report(seen)
         except (GoneError, asyncio.CancelledError) as error:
-            inference.gone(seen)
+            inference.disconnected(seen)
             if not isinstance(error, GoneError):
                 raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = inference.refuse(error, request_id, seen)
+            response = inference.reject(error, request_id, seen)
             if events.started:
                 await events.end(b"error", response.body)
             else:
                 close_if_expecting(headers, response)
-                await _send(send, response)
+                await send_response(send, response)
 
     def _require_path(self, parts: list[str]) -> None:
         match parts[2:-1]:
@@ -191,23 +202,21 @@ async def _stream(
     head = inference.open(headers, events.request_id, seen)
     deadline = asyncio.get_running_loop().time() + inference.seconds
     with inference.hold() as hold:
-        body = await _read_in_time(receive, inference, hold, deadline)
-        asked = await inference.ask_stream(head, body, hold)
-        await send_events(asked, inference, events, receive)
+        body = await read_in_time(receive, inference, hold, deadline)
+        streamed = await inference.submit_stream(head, body, hold)
+        await send_events(streamed, inference, events, receive)
 
 
-async def _read_in_time(
-    receive: Receive, inference: InferHandler, hold: Hold, deadline: float
-) -> bytes:
+async def read_in_time(receive: Receive, limits: BodyLimits, hold: Hold, deadline: float) -> bytes:
     """Read the complete body; raise DEADLINE_EXCEEDED at the loop's time `deadline`."""
     try:
         async with asyncio.timeout_at(deadline):
-            return await _read_body(receive, inference, hold)
+            return await _read_body(receive, limits, hold)
     except TimeoutError:
         raise deadline_exceeded() from None
 
 
-async def _read_body(receive: Receive, inference: InferHandler, hold: Hold) -> bytes:
+async def _read_body(receive: Receive, limits: BodyLimits, hold: Hold) -> bytes:
     """Read the complete body; raise PAYLOAD_TOO_LARGE or BusyError as soon as it is too much."""
     body = bytearray()
     while True:
@@ -215,7 +224,7 @@ async def _read_body(receive: Receive, inference: InferHandler, hold: Hold) -> b
         if message["type"] == "http.disconnect":
             raise GoneError
         body += message.get("body", b"")
-        inference.check_size(len(body))
+        limits.check_size(len(body))
         hold.grow(len(body))
         if not message.get("more_body"):
             return bytes(body)
@@ -245,10 +254,11 @@ async def send_error(
     """Answer a request with the headers `asked` with the error table's status and headers."""
     response = error_response(error)
     close_if_expecting(asked, response)
-    await _send(send, response)
+    await send_response(send, response)
 
 
-async def _send(send: Send, response: Response) -> None:
+async def send_response(send: Send, response: Response) -> None:
+    """Send a whole response."""
     start = {"type": "http.response.start", "status": response.status, "headers": response.headers}
     await send(start)
     await send({"type": "http.response.body", "body": response.body})

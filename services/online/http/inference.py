@@ -1,16 +1,17 @@
-"""One infer request over HTTP, from its head and body to its answer.
+"""Infer requests over HTTP, from headers and body to the response.
 
-The protocol asks this for whole answers and the ASGI application for streamed ones, so that both
-have the same limits, errors, headers and counts.
+The HTTP protocol uses this for whole answers and the ASGI application for streamed ones, so that
+both have the same limits, errors, headers and metrics.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 from urllib.parse import quote
@@ -19,20 +20,17 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.online.batching.admission import QueueFullError
 from services.online.batching.budget import Hold
-from services.online.batching.desks import Caller, Desk
-from services.online.batching.executor import Answer
+from services.online.batching.executor import Answer, Cancellable, forward
 from services.online.batching.scheduler import deadline_exceeded
-from services.online.http.responses import Response, error_response, make_response
+from services.online.http.responses import Response, error_response, success_to_wire
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import HTTP, RequestRecord, Stages
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
-from services.protocol.codec import Encoded, V2Codec
+from services.protocol.codec import V2Codec
 from services.protocol.compression import IDENTITY, content_coding, inflate_apart, pack
-from services.protocol.header import Header
 from services.protocol.priority import Priority, parse_priority
 from services.protocol.wire import InferRequest
-from services.runtime.padding import Arrays
 from services.runtime.streaming import AnswerStream
 
 _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"})
@@ -54,9 +52,9 @@ class RequestHead(NamedTuple):
 
     `json_length` is the size of the body's JSON part in bytes, `priority` overrides the body's;
     both are None if not given. `coding` is the body's content coding, `accept` the header
-    Accept-Encoding, `seen` the observability record of the request, or None.
+    Accept-Encoding, `record` the observability record of the request, or None.
 
-    A tuple, as one is made for every request and a frozen dataclass takes three times as long.
+    A named tuple, because one is made for every request.
     """
 
     request_id: bytes
@@ -64,25 +62,43 @@ class RequestHead(NamedTuple):
     coding: str
     accept: bytes
     priority: Priority | None
-    seen: RequestRecord | None = None
+    record: RequestRecord | None = None
 
 
-@dataclass(slots=True)
 class PendingRequest:
-    """A request that waits for the model; `request` is set before the answer is."""
+    """An infer request that waits for its answer, as `BatchExecutor.enqueue` takes one.
 
+    `head` is set when its headers were accepted, `request` when it was decoded, which took
+    `parse_seconds`. `hold` is its share of the memory budget.
+    """
+
+    __slots__ = ("head", "hold", "parse_seconds", "request")
     head: RequestHead
-    request: InferRequest = field(init=False)
-    future: asyncio.Future[Answer] = field(init=False)
-    parse_seconds: float = 0.0
+    request: InferRequest
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        self.parse_seconds = 0.0
+
+    def done(self) -> bool:
+        """Whether it was answered, failed or left."""
+        raise NotImplementedError
+
+    def set_result(self, answer: Answer, /) -> None:
+        """Send the answer."""
+        raise NotImplementedError
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Send the error."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class AskedStream:
+class StreamedAnswer:
     """A decoded request, and the parts of its streamed answer."""
 
     request: InferRequest
-    pieces: AnswerStream
+    parts: AnswerStream
 
 
 class InferHandler:
@@ -91,10 +107,13 @@ class InferHandler:
     def __init__(self, host: ServedModel) -> None:
         self._host = host
         self._codec = V2Codec(host.name, host.digest, host.signature)
-        # Two, so that one large body does not hold up all others.
+        # Two threads, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
         self._ids = RequestIds()
-        self.new_id = self._ids.make
+        self._row_values = _values_of_row(host.signature)
+        self._full: tuple[QueueFullError, Response] | None = None
+        self._times = (0.0, 0.0)
+        self._times_text = timing(0.0, 0.0)
 
     @property
     def name(self) -> str:
@@ -114,6 +133,12 @@ class InferHandler:
         return frozenset({f"{path}/infer".encode(), f"{version}/infer".encode()})
 
     @property
+    def observed(self) -> bool:
+        """Whether requests may have an observability record now."""
+        observer = self._host.observer
+        return observer is not None and observer.active
+
+    @property
     def seconds(self) -> float:
         """The maximum time of a request from its headers to its answer, in seconds."""
         return self._host.settings.deadline_ms / 1000
@@ -122,76 +147,20 @@ class InferHandler:
         """Return the caller's X-Request-Id if it can be echoed, else a new id."""
         return self._ids.of(headers.get(b"x-request-id"))
 
-    def watch(
-        self, headers: Mapping[bytes, bytes], request_id: bytes, client: object = None
-    ) -> RequestRecord | None:
-        """Return the observability record of this request, or None if nothing is enabled."""
+    def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
+        """Return the observability record of this request, or None if it has none."""
         observer = self._host.observer
-        if observer is None:
+        if observer is None or not observer.active:
             return None
         traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
-        return observer.begin(HTTP, request_id, traceparent, client, tracestate)
+        return observer.begin(HTTP, request_id, traceparent, tracestate)
 
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise UNAUTHENTICATED if the server requires a token and the headers have none."""
         self._host.access.require(headers.get(b"authorization"))
 
-    def lasting(self, content: bytes) -> Header | None:
-        """The V2 header that `content` is, if it was met and may well come again."""
-        return self._codec.kept(content)
-
-    def join_key(self, inputs: Arrays) -> Hashable | None:
-        """See `Batching.join_key`; None as well where each request is looked at by itself."""
-        return None if self._host.observer is not None else self._host.join_key(inputs)
-
-    def take_in(self, size: int, authorization: bytes | None) -> bool:
-        """Whether a request that was met before is taken, and a body of `size` bytes then held.
-
-        It is not where it would be refused, or observed: it has to go the long way.
-        """
-        host = self._host
-        if size > host.settings.max_body_bytes or host.observer is not None:
-            return False
-        return host.access.allows(authorization) and host.inflight.take(size)
-
-    def refusal(
-        self, size: int, authorization: bytes | None, rows: int, priority: Priority
-    ) -> QueueFullError | None:
-        """See `Batching.refusal`; for a request that `take_in` would take if there is room."""
-        host = self._host
-        if size > host.settings.max_body_bytes or host.observer is not None:
-            return None
-        return host.refusal(rows, priority) if host.access.allows(authorization) else None
-
-    def let_go(self, size: int) -> None:
-        """A body that was taken in is held no more."""
-        self._host.inflight.used -= size
-
-    def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
-        """See `Batching.submit_all`; UNAVAILABLE unless ready."""
-        self._host.submit_all(callers, desk)
-
-    def withdraw(self, caller: Caller) -> None:
-        """See `Batching.withdraw`."""
-        self._host.withdraw(caller)
-
-    def decode(self, head: RequestHead, body: bytes) -> InferRequest:
-        """Return the request in a body without a content coding; raises INVALID_INPUT."""
-        return self._codec.decode(body, head.json_length)
-
-    def encode(self, request: InferRequest, outputs: Arrays) -> Encoded:
-        """Encode an answer's body."""
-        return self._codec.encode(request, outputs)
-
-    def answered(
-        self, count: int, parse: float, queue: float, infer: float, serialize: float
-    ) -> None:
-        """Count `count` answers and the seconds that each of them spent in each stage."""
-        self._host.stages(parse, queue, infer, serialize, count)
-        self._host.count(HTTP, None, count)
-
     def open(
-        self, headers: Mapping[bytes, bytes], request_id: bytes, seen: RequestRecord | None = None
+        self, headers: Mapping[bytes, bytes], request_id: bytes, record: RequestRecord | None = None
     ) -> RequestHead:
         """Check the headers before the body is read.
 
@@ -213,7 +182,7 @@ class InferHandler:
         if b"mlctl-priority" in headers:
             priority = parse_priority(headers[b"mlctl-priority"].decode("latin-1"))
         accept = headers.get(b"accept-encoding", b"")
-        return RequestHead(request_id, json_length, coding, accept, priority, seen)
+        return RequestHead(request_id, json_length, coding, accept, priority, record)
 
     def hold(self) -> Hold:
         """Return a request's share of the bytes in flight, still empty.
@@ -227,36 +196,50 @@ class InferHandler:
         if size > self._host.settings.max_body_bytes:
             raise too_large(self._host.settings.max_body_bytes)
 
-    def ask(self, head: RequestHead, body: bytes, timeout: float, hold: Hold) -> PendingRequest:
-        """Inflate and decode the body and ask the model, which has at most `timeout` seconds.
+    def submit(self, pending: PendingRequest, body: bytes, timeout: float) -> Cancellable:
+        """Inflate and decode the body, and queue the request for at most `timeout` seconds.
 
-        `hold` has the body's bytes; what a compressed body inflates to is added.
+        `pending.hold` has the body's bytes; what a compressed body inflates to is added. Returns
+        what withdraws the request.
         """
         start = perf_counter()
-        if head.seen is not None:
-            head.seen.bytes_in = len(body)
-        asked = PendingRequest(head)
+        head = pending.head
+        if head.record is not None:
+            head.record.bytes_in = len(body)
+        full = self._host.quick_reject(head.priority or Priority.NORMAL)
+        if full is not None and self._is_short(head, body):
+            raise full
         if _is_heavy(head, body):
-            loop = asyncio.get_running_loop()
-            asked.future = loop.create_task(self._infer_apart(asked, body, timeout, hold))
-            return asked
-        request = asked.request = self.decode(head, body)
-        asked.parse_seconds = perf_counter() - start
+            task = asyncio.get_running_loop().create_task(
+                self._submit_apart(pending, body, timeout)
+            )
+            return forward(task, pending)
+        request = pending.request = self._codec.decode(body, head.json_length)
+        pending.parse_seconds = perf_counter() - start
         limit = timeout if request.timeout is None else min(timeout, request.timeout)
-        asked.future = self._host.ask(request, limit, head.priority or request.priority)
-        return asked
+        return self._host.handle(request, pending, limit, head.priority or request.priority)
 
-    async def ask_stream(self, head: RequestHead, body: bytes, hold: Hold) -> AskedStream:
-        """Decode the body and ask the model for a streamed answer, sent as JSON.
+    def _is_short(self, head: RequestHead, body: bytes) -> bool:
+        """Whether a request has at most a batch's rows and the priority of its headers.
 
-        `hold` is that of `ask`.
+        This is known from the size of the body: each value takes at least a byte.
         """
-        if head.seen is not None:
-            head.seen.bytes_in = len(body)
+        limits, row_values = self._host.limits, self._row_values
+        if limits is None or head.coding != IDENTITY or b"priority" in body:
+            return False
+        return len(body) <= row_values * limits.max_rows
+
+    async def submit_stream(self, head: RequestHead, body: bytes, hold: Hold) -> StreamedAnswer:
+        """Decode the body and queue the request for a streamed answer, sent as JSON.
+
+        `hold` has the body's bytes.
+        """
+        if head.record is not None:
+            head.record.bytes_in = len(body)
         if _is_heavy(head, body):
             request = await self._decode_apart(head, body, hold)
         else:
-            request = self.decode(head, body)
+            request = self._codec.decode(body, head.json_length)
         if binary := [name for name, wanted in request.outputs.items() if wanted]:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -264,105 +247,132 @@ class InferHandler:
                 "Request it as JSON, or use ModelStreamInfer of the gRPC API.",
             )
         priority = head.priority or request.priority
-        return AskedStream(request, self._host.stream(request.inputs, request.timeout, priority))
+        parts = self._host.stream(request.inputs, request.timeout, priority)
+        return StreamedAnswer(request, parts)
 
-    def encode_piece(self, asked: AskedStream, piece: Answer) -> bytes:
+    def encode_part(self, streamed: StreamedAnswer, part: Answer) -> bytes:
         """Encode one part of a streamed answer as one line of JSON."""
-        return self._codec.encode(asked.request, piece.outputs).body
+        return self._codec.encode(streamed.request, part.outputs).body
 
-    def encode_end(self, asked: AskedStream) -> bytes:
+    def encode_end(self, streamed: StreamedAnswer) -> bytes:
         """Encode the response that ends a streamed answer, and count the request."""
-        self._host.count("http", None)
-        return self._codec.encode_final(asked.request)
+        self._host.count(HTTP, None)
+        return self._codec.encode_final(streamed.request)
 
-    def answer(self, asked: PendingRequest, answer: Answer) -> Response:
-        """Make and count the response; raises if it cannot be encoded as requested."""
+    def respond(
+        self, pending: PendingRequest, answer: Answer, headers: bytes, *, close: bool
+    ) -> bytes:
+        """Make and count the whole response; raise if it cannot be encoded as requested.
+
+        `headers` are the server's own header lines; `close` announces the end of the connection.
+        """
         start = perf_counter()
-        encoded = self._codec.encode(asked.request, answer.outputs, answer.parameters)
+        head = pending.head
+        encoded = self._codec.encode(pending.request, answer.outputs, answer.parameters)
         queue, infer = answer.queue_seconds, answer.infer_seconds
-        extra = [(b"server-timing", timing(queue, infer)), (b"x-request-id", asked.head.request_id)]
-        if encoded.header_length is not None:
-            extra.append((b"inference-header-content-length", b"%d" % encoded.header_length))
-        body, packing = pack(encoded.body, asked.head.accept)
-        response = make_response(200, encoded.content_type.encode(), body, [*extra, *packing])
+        body = encoded.body
+        packing: Sequence[tuple[bytes, bytes]] = ()
+        if head.accept:
+            body, packing = pack(body, head.accept)
+        times = self._timing(queue, infer)
+        response = success_to_wire(
+            headers, head.request_id, times, body, encoded.header_length, packing, close=close
+        )
         serialize = perf_counter() - start
-        self._host.stages(asked.parse_seconds, queue, infer, serialize)
-        self._host.count("http", None)
-        seen, observer = asked.head.seen, self._host.observer
-        if seen is not None and observer is not None:
-            stages = Stages(asked.parse_seconds, queue, infer, serialize)
-            observer.answered(seen, stages, asked.request.inputs, answer, len(body))
+        self._host.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
+        record, observer = head.record, self._host.observer
+        if record is not None and observer is not None:
+            stages = Stages(pending.parse_seconds, queue, infer, serialize)
+            observer.answered(record, stages, pending.request.inputs, answer, len(body))
         return response
 
-    def refuse(
-        self, error: BaseException, request_id: bytes, seen: RequestRecord | None = None
+    def _timing(self, queue: float, infer: float) -> bytes:
+        """Return the Server-Timing header; most requests of a batch have the same."""
+        if (queue, infer) != self._times:
+            self._times = (queue, infer)
+            self._times_text = timing(queue, infer)
+        return self._times_text
+
+    def reject(
+        self, error: BaseException, request_id: bytes, record: RequestRecord | None = None
     ) -> Response:
         """Make and count the response to a failed request; an unexpected error shows no details."""
         if not is_public(error):
             logger.error("infer request %s failed", request_id.decode(), exc_info=error)
             error = failed()
-        self._host.count("http", error)
-        self.ended(seen, error)
-        return error_response(error, [(b"x-request-id", request_id)])
-
-    def failed(self, error: BaseException, count: int = 1) -> None:
-        """Count `count` failed requests that have no observability record."""
-        self._host.count(HTTP, error, count)
-
-    def refused(self, status: int, client: object = None) -> None:
-        """Count a connection that the protocol rejected with `status` before any request."""
-        error = MlctlError(_PROTOCOL_CODES[status], "the connection was refused")
         self._host.count(HTTP, error)
-        self.ended(self.watch({}, self.request_id({}), client), error, status)
+        self.report(record, error)
+        if not isinstance(error, QueueFullError):
+            return error_response(error, [(b"x-request-id", request_id)])
+        # In overload many requests get the same error.
+        if self._full is None or self._full[0] is not error:
+            self._full = error, error_response(error)
+        status, headers, body = self._full[1]
+        return Response(status, [*headers, (b"x-request-id", request_id)], body)
 
-    def gone(self, seen: RequestRecord | None = None) -> None:
+    def connection_rejected(self, status: int) -> None:
+        """Count a connection that the protocol rejected with `status` before any request."""
+        error = MlctlError(_PROTOCOL_CODES[status], "the connection was rejected")
+        self._host.count(HTTP, error)
+        self.report(self.observe({}, self.request_id({})), error, status)
+
+    def disconnected(self, record: RequestRecord | None = None) -> None:
         """Count a request whose client disconnected."""
         error = asyncio.CancelledError()
-        self._host.count("http", error)
-        self.ended(seen, error)
+        self._host.count(HTTP, error)
+        self.report(record, error)
 
-    def ended(
+    def report(
         self,
-        seen: RequestRecord | None,
+        record: RequestRecord | None,
         error: BaseException | None = None,
-        told: int | None = None,
+        status: int | None = None,
     ) -> None:
-        """Report a failed or streamed request to the observers."""
-        if seen is not None and self._host.observer is not None:
-            self._host.observer.ended(seen, error, told)
+        """Report a failed or streamed request to the observer.
 
-    async def _infer_apart(
-        self, asked: PendingRequest, body: bytes, seconds: float, hold: Hold
-    ) -> Answer:
+        `status` is the HTTP status if it is not that of the error.
+        """
+        if record is not None and self._host.observer is not None:
+            self._host.observer.ended(record, error, status)
+
+    async def _submit_apart(self, pending: PendingRequest, body: bytes, seconds: float) -> Answer:
         start = perf_counter()
         try:
             async with asyncio.timeout(seconds):
-                request = asked.request = await self._decode_apart(asked.head, body, hold)
+                request = await self._decode_apart(pending.head, body, pending.hold)
         except TimeoutError:
             raise deadline_exceeded() from None
-        asked.parse_seconds = perf_counter() - start
-        left = seconds - asked.parse_seconds
+        pending.request = request
+        pending.parse_seconds = perf_counter() - start
+        left = seconds - pending.parse_seconds
         limit = left if request.timeout is None else min(left, request.timeout)
-        priority = asked.head.priority or request.priority
-        return await self._host.ask(request, limit, priority)
+        return await self._host.ask(request, limit, pending.head.priority or request.priority)
 
     async def _decode_apart(self, head: RequestHead, body: bytes, hold: Hold) -> InferRequest:
         if head.coding != IDENTITY:
-            came, limit = len(body), self._host.settings.max_body_bytes
+            arrived, limit = len(body), self._host.settings.max_body_bytes
             body = await inflate_apart(
-                body, head.coding, limit, lambda size: hold.grow(came + size), self._decoder
+                body, head.coding, limit, lambda size: hold.grow(arrived + size), self._decoder
             )
             head = head._replace(coding=IDENTITY)
         if not _is_heavy(head, body):
-            return self.decode(head, body)
+            return self._codec.decode(body, head.json_length)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoder, self.decode, head, body)
+        decode = self._codec.decode
+        return await loop.run_in_executor(self._decoder, decode, body, head.json_length)
 
 
 def _is_heavy(head: RequestHead, body: bytes) -> bool:
     """Return whether decoding the body may block the event loop for milliseconds."""
     json = len(body) if head.json_length is None else head.json_length
     return json > _HEAVY_JSON or head.coding != IDENTITY
+
+
+def _values_of_row(signature: Signature) -> int:
+    """Return how many values a row has at least, over all inputs; 0 if that is not known."""
+    if not signature.batched or not signature.bounded:
+        return 0
+    return sum(math.prod(spec.shape[1:]) for spec in signature.inputs)
 
 
 def timing(queue: float, infer: float) -> bytes:

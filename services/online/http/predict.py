@@ -1,35 +1,197 @@
-"""BentoML's typed `/predict`, generated from the signature: one argument for each input tensor.
+"""The typed `/predict`: a JSON object with one argument for each input tensor.
 
-Names that are no Python identifiers are spelled with underscores. A model with one
-output answers with its array, one with several with an object of arrays. Of several models
-the first is at `/predict`, and each at `/predict/NAME`.
+Names that are no Python identifiers are spelled with underscores. A model with one output answers
+with its array, one with several with an object of arrays. Of several models the first is at
+`/predict`, and each at `/predict/NAME`. BentoML only declares these routes, for its pages and
+clients; `PredictApp` answers them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import keyword
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, PlainValidator, create_model
+import orjson
+from pydantic import BeforeValidator, PlainValidator, create_model
 
-from bundle.errors import MlctlError
+from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.online.http.predict_calls import take
+from services.online.batching.budget import Hold
+from services.online.http.app import (
+    GoneError,
+    Message,
+    Receive,
+    Send,
+    close_if_expecting,
+    read_in_time,
+    send_response,
+    too_large,
+)
+from services.online.http.fields import fields_of
+from services.online.http.responses import MethodError, error_response, make_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import Stages
+from services.online.observability.calls import PREDICT, RequestRecord, Stages
+from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
-from services.protocol.jsondata import decode_data
-from services.protocol.priority import LANE_HEADER, Priority, named_lane
-from services.protocol.wire import declare
+from services.protocol.jsonbody import parse_object
+from services.protocol.jsondata import decode_data, encode_data
+from services.protocol.priority import LANE_HEADER, Priority, parse_priority
+from services.protocol.wire import declare, shown
 
 ROUTE = "/predict"
+# The arguments are read on the event loop, at about a microsecond for each value.
+MAX_VALUES = 1 << 20
+_MEDIA_TYPES = frozenset({"", "application/json"})
+_MAX_NAMED = 5
 logger = logging.getLogger("mlctl.predict")
+
+
+class PredictApp:
+    """The ASGI application of `/predict` and `/predict/NAME`."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._apis = {path: _Predict(model) for path, model in predict_routes(serving).items()}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        api = self._apis.get(scope["path"])
+        if api is not None:
+            await api(scope, receive, send)
+            return
+        response = error_response(MlctlError(ErrorCode.NOT_FOUND, "there is no such path"))
+        close_if_expecting(fields_of(scope["headers"]), response)
+        await send_response(send, response)
+
+
+class _Predict:
+    """Answers the calls of one model."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._ids = RequestIds()
+        self._inputs = {
+            name: spec
+            for spec, name in zip(
+                model.signature.inputs,
+                argument_names(model.signature.inputs).values(),
+                strict=True,
+            )
+        }
+        self._outputs = argument_names(model.signature.outputs)
+
+    @property
+    def seconds(self) -> float:
+        """The maximum time of a call from its headers to its answer, in seconds."""
+        return self._model.settings.deadline_ms / 1000
+
+    def check_size(self, size: int) -> None:
+        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the limit."""
+        if size > self._model.settings.max_body_bytes:
+            raise too_large(self._model.settings.max_body_bytes)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        model, headers = self._model, fields_of(scope["headers"])
+        request_id = self._ids.of(headers.get(b"x-request-id"))
+        record = self._observe(headers, request_id)
+        try:
+            body = await self._answer(scope["method"], headers, receive, record)
+        except (GoneError, asyncio.CancelledError) as error:
+            self._failed(asyncio.CancelledError(), record)
+            if not isinstance(error, GoneError):
+                raise
+            return
+        except Exception as error:
+            public = error
+            if not is_public(error):
+                logger.exception("a predict call failed")
+                public = failed()
+            assert isinstance(public, MlctlError)
+            self._failed(public, record)
+            response = error_response(public, [(b"x-request-id", request_id)])
+            close_if_expecting(headers, response)
+        else:
+            model.count(PREDICT, None)
+            extra = [(b"x-request-id", request_id)]
+            response = make_response(200, b"application/json", body, extra)
+        await send_response(send, response)
+
+    async def _answer(
+        self,
+        method: str,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        record: RequestRecord | None,
+    ) -> bytes:
+        model = self._model
+        end = asyncio.get_running_loop().time() + self.seconds
+        if method != "POST":
+            raise MethodError(("POST",))
+        media_type = headers.get(b"content-type", b"").decode("latin-1")
+        if media_type.partition(";")[0].strip().lower() not in _MEDIA_TYPES:
+            raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content type is not served")
+        if b"content-encoding" in headers:
+            raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content encoding is not served")
+        priority = Priority.NORMAL
+        if LANE_HEADER.encode() in headers:
+            priority = parse_priority(headers[LANE_HEADER.encode()].decode("latin-1"))
+        length = headers.get(b"content-length", b"")
+        if length.isdigit():
+            self.check_size(int(length))
+        with Hold(model.inflight) as hold:
+            body = await read_in_time(receive, self, hold, end)
+            if record is not None:
+                record.bytes_in = len(body)
+            inputs = self._decode(body)
+            left = end - asyncio.get_running_loop().time()
+            answer = await model.infer(inputs, left, priority)
+            content = self._encode(answer.outputs)
+        if record is not None and model.observer is not None:
+            stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)
+            model.observer.answered(record, stages, inputs, answer, len(content))
+        return content
+
+    def _decode(self, body: bytes) -> dict[str, np.ndarray]:
+        """Return the inputs by the tensors' names; INVALID_INPUT, PAYLOAD_TOO_LARGE."""
+        # Each value but the outermost follows one of these.
+        if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+            raise MlctlError(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"the body has more than {MAX_VALUES} values",
+                "Send fewer rows in each request, or binary data to /v2/models/NAME/infer.",
+            )
+        arguments = parse_object(body)
+        missing = [f"{shown(name)} is missing" for name in self._inputs if name not in arguments]
+        if missing:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"the arguments are wrong: {', '.join(missing[:_MAX_NAMED])}",
+                "GET /docs.json describes the arguments.",
+            )
+        return {spec.name: to_array(spec, arguments[name]) for name, spec in self._inputs.items()}
+
+    def _encode(self, outputs: Mapping[str, np.ndarray]) -> bytes:
+        specs = self._model.signature.outputs
+        values = {self._outputs[spec.name]: _to_json(spec, outputs[spec.name]) for spec in specs}
+        document = next(iter(values.values())) if len(values) == 1 else values
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def _observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
+        observer = self._model.observer
+        if observer is None or not observer.active:
+            return None
+        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
+        return observer.begin(PREDICT, request_id, traceparent, tracestate)
+
+    def _failed(self, error: BaseException, record: RequestRecord | None) -> None:
+        self._model.count(PREDICT, error)
+        if record is not None and self._model.observer is not None:
+            self._model.observer.ended(record, error)
 
 
 def predict_routes(serving: Serving) -> dict[str, ServedModel]:
@@ -53,69 +215,33 @@ def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
     return names
 
 
-def make_predict(host: ServedModel, route: str = ROUTE) -> Any:
-    """The `predict` method of the service class of `host`, as a BentoML API at the path `route`."""
+def make_predict(model: ServedModel, route: str = ROUTE) -> Any:
+    """Return the declaration of the API of `model` for BentoML, at the path `route`."""
     import bentoml
 
-    names = argument_names(host.signature.inputs)
-    output = _output_type(host.signature)
-    types = {names[spec.name]: _input_type(spec) for spec in host.signature.inputs}
+    names = argument_names(model.signature.inputs)
+    output = _output_type(model.signature)
+    types = {names[spec.name]: _input_type(spec) for spec in model.signature.inputs}
 
-    async def predict(_self: Any, /, ctx: Any = None, **arguments: Any) -> Any:
-        return await _predict(host, names, output, arguments, ctx)
+    async def predict(_self: Any, /, **_arguments: Any) -> NoReturn:
+        raise NotImplementedError("PredictApp answers the calls")
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     parameters += [inspect.Parameter(name, kind, annotation=of) for name, of in types.items()]
-    parameters.append(inspect.Parameter("ctx", kind, annotation=bentoml.Context))
     signature = inspect.Signature(parameters, return_annotation=output)
     predict.__signature__ = signature  # type: ignore[attr-defined]
     predict.__annotations__ = {**types, "return": output}
-    predict.__doc__ = f"Ask model {host.name} (digest {host.digest})."
+    predict.__doc__ = f"Ask model {model.name} (digest {model.digest})."
     return bentoml.api(route=route)(predict)
 
 
-async def _predict(
-    host: ServedModel,
-    names: Mapping[str, str],
-    output: Any,
-    arguments: Mapping[str, Any],
-    context: Any,
-) -> Any:
-    """Ask the model and count; `context` is BentoML's of the request, if it gave one."""
-    failure: BaseException | None = None
-    seen = take(host, {} if context is None else context.request.scope)
-    try:
-        inputs = {name: arguments[plain] for name, plain in names.items()}
-        lines = () if context is None else context.request.headers.getlist(LANE_HEADER)
-        answer = await host.infer(inputs, priority=named_lane(lines) or Priority.NORMAL)
-        shaped = _shape_answer(host.signature, output, answer.outputs)
-        if seen is not None and host.observer is not None:
-            stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)
-            host.observer.answered(seen, stages, inputs, answer, None)
-    except MlctlError as error:
-        failure = error
-        raise _as_bentoml(error) from error
-    except BaseException as error:
-        failure = error
-        raise
-    else:
-        return shaped
-    finally:
-        host.count("predict", failure)
-        if failure is not None and seen is not None and host.observer is not None:
-            host.observer.ended(seen, failure)
-
-
 def _input_type(spec: TensorSpec) -> Any:
-    """An array that is checked before BentoML's own, more forgiving conversion sees it."""
+    """Return the type that BentoML describes the argument by."""
     from bentoml.validators import DType
 
     def convert(value: Any) -> np.ndarray:
-        try:
-            return to_array(spec, value)
-        except MlctlError as error:
-            raise _as_bentoml(error) from error
+        return to_array(spec, value)
 
     if spec.dtype is Datatype.BYTES:  # BentoML has no type for arrays of text
         return Annotated[list[Any], PlainValidator(convert)]
@@ -144,33 +270,16 @@ def _array_type(spec: TensorSpec) -> Any:
 
 
 def to_array(spec: TensorSpec, value: Any) -> np.ndarray:
-    """The array of an argument: an array as it is, nested lists by the rules of V2's JSON."""
+    """Return the array of an argument: nested lists follow the rules of V2's JSON."""
     if isinstance(value, np.ndarray):
         return value
     shape = np.shape(np.array(value, dtype=object))
     return decode_data(declare({spec.name: spec}, spec.name, spec.dtype.value, shape), value)
 
 
-def _shape_answer(signature: Signature, output: Any, outputs: Mapping[str, np.ndarray]) -> Any:
-    if len(signature.outputs) == 1:
-        return _from_array(signature.outputs[0], outputs)
-    names = argument_names(signature.outputs)
-    values = {names[spec.name]: _from_array(spec, outputs) for spec in signature.outputs}
-    assert issubclass(output, BaseModel)
-    return output(**values)
-
-
-def _from_array(spec: TensorSpec, outputs: Mapping[str, np.ndarray]) -> Any:
-    array = outputs[spec.name]
-    if spec.dtype is not Datatype.BYTES:
-        return array
-    return np.array([value.decode() for value in array.flat]).reshape(array.shape).tolist()
-
-
-def _as_bentoml(error: MlctlError) -> Exception:
-    from services.online.http.refused import RefusedError
-
-    if not is_public(error):
-        logger.error("a predict call failed", exc_info=error)
-        error = failed()
-    return RefusedError(error)
+def _to_json(spec: TensorSpec, array: np.ndarray) -> Any:
+    """Return an output for `orjson`, nested in its shape; raises what V2's JSON raises."""
+    flat = encode_data(spec, array)
+    if isinstance(flat, list):
+        return np.array(flat, dtype=object).reshape(array.shape).tolist()
+    return np.ascontiguousarray(flat).reshape(array.shape)

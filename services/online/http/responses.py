@@ -1,10 +1,10 @@
-"""HTTP answers as values: the error table as JSON, and an answer as bytes on the wire."""
+"""HTTP responses as values and as bytes on the wire."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -16,13 +16,17 @@ _JSON = b"application/json"
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
+_OK = b"HTTP/1.1 200 OK\r\n%b"
+_LENGTH_TIMING_ID = b"content-length: %d\r\nserver-timing: %b\r\nx-request-id: %b\r\n"
+_JSON_HEAD = _OK + b"content-type: application/json\r\n" + _LENGTH_TIMING_ID
+_BINARY_HEAD = (
+    _OK + b"content-type: application/octet-stream\r\n" + _LENGTH_TIMING_ID
+    + b"inference-header-content-length: %d\r\n"
+)  # fmt: skip
 
 
 class Response(NamedTuple):
-    """A whole answer. `headers` have lower-case names and the content's type and length.
-
-    A tuple, as one is made for every request and a frozen dataclass takes three times as long.
-    """
+    """A whole response. `headers` have lower-case names, and the content's type and length."""
 
     status: int
     headers: Headers
@@ -30,7 +34,7 @@ class Response(NamedTuple):
 
 
 class MethodError(MlctlError):
-    """METHOD_NOT_ALLOWED, with the methods that are."""
+    """METHOD_NOT_ALLOWED with the methods that are allowed."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self.allowed = ", ".join(allowed)
@@ -40,7 +44,7 @@ class MethodError(MlctlError):
 def make_response(
     status: int, media_type: bytes, body: bytes, extra: Iterable[tuple[bytes, bytes]] = ()
 ) -> Response:
-    """An answer of `media_type`, with `extra` headers."""
+    """Return a response of `media_type`, with `extra` headers."""
     length = b"%d" % len(body)
     return Response(
         status, [(b"content-type", media_type), (b"content-length", length), *extra], body
@@ -50,12 +54,12 @@ def make_response(
 def json_response(
     status: int, document: Mapping[str, Any] | list[Any], extra: Iterable[tuple[bytes, bytes]] = ()
 ) -> Response:
-    """An answer that is a JSON document."""
+    """Return a response that is a JSON document."""
     return make_response(status, _JSON, json.dumps(document).encode(), extra)
 
 
 def error_response(error: MlctlError, extra: Iterable[tuple[bytes, bytes]] = ()) -> Response:
-    """The error table's status, and the headers that belong to the error."""
+    """Return the response to a failed request: the error table's status, headers and document."""
     headers = list(extra)
     if isinstance(error, QueueFullError):
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
@@ -70,8 +74,9 @@ def error_response(error: MlctlError, extra: Iterable[tuple[bytes, bytes]] = ())
 
 
 def to_wire(response: Response, headers: bytes, *, close: bool) -> bytes:
-    """The answer's bytes; `headers` are the server's own, rendered; `close` says so to the client.
+    """Return the response's bytes.
 
+    `headers` are the server's own header lines; `close` announces the end of the connection.
     Nothing is checked: names and values must come from this program.
     """
     parts = [_STATUS_LINES[response.status], headers]
@@ -82,6 +87,31 @@ def to_wire(response: Response, headers: bytes, *, close: bool) -> bytes:
     return b"".join(parts)
 
 
+def success_to_wire(
+    headers: bytes,
+    request_id: bytes,
+    timing: bytes,
+    body: bytes,
+    header_length: int | None,
+    extra: Sequence[tuple[bytes, bytes]] = (),
+    *,
+    close: bool,
+) -> bytes:
+    """Return the bytes of a successful infer response; see `to_wire`.
+
+    `timing` is the value of Server-Timing, `header_length` the length of the JSON that binary
+    data follows, if any does.
+    """
+    if header_length is None:
+        head = _JSON_HEAD % (headers, len(body), timing, request_id)
+    else:
+        head = _BINARY_HEAD % (headers, len(body), timing, request_id, header_length)
+    if extra or close:
+        lines = [*extra, (b"connection", b"close")] if close else extra
+        return b"".join((head, render_headers(lines), b"\r\n", body))
+    return b"".join((head, b"\r\n", body))
+
+
 def render_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Header lines."""
-    return b"".join(b"%b: %b\r\n" % header for header in headers)
+    """Return headers as lines."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])

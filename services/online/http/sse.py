@@ -1,8 +1,8 @@
-"""An answer in pieces as server-sent events: one `data:` line of JSON for each of them.
+"""Streamed answers as server-sent events: one `data:` line of JSON for each part.
 
-The status is 200 only when there is a first piece, or when the first takes so long that
-a proxy might give up; what fails after that is told by an event. A reader that is slow
-holds the model's work back, and one that left ends it.
+The status is 200 only when there is a first part, or when the first takes so long that a proxy
+might give up; later failures are reported by an event. A slow reader holds the model's work back,
+and a disconnect ends it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
-from services.online.http.inference import AskedStream, InferHandler
+from services.online.http.inference import InferHandler, StreamedAnswer
 from services.runtime.streaming import Answer, AnswerStream
 
 Message = MutableMapping[str, Any]
@@ -23,11 +23,11 @@ _HEARTBEAT = b": nothing yet\n\n"
 
 
 class GoneError(Exception):
-    """The client left before it had its answer."""
+    """The client disconnected before it had its answer."""
 
 
 class EventWriter:
-    """Writes events to one response, whose head goes out with the first of them."""
+    """Writes events to one response, whose head is sent with the first event."""
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self.request_id = request_id
@@ -35,7 +35,7 @@ class EventWriter:
         self._headers = [
             (b"content-type", b"text/event-stream"),
             (b"cache-control", b"no-cache"),
-            # nginx and others keep what they forward until they have a page of it.
+            # nginx and others buffer a page of what they forward.
             (b"x-accel-buffering", b"no"),
             (b"x-request-id", request_id),
         ]
@@ -55,38 +55,38 @@ class EventWriter:
 
 
 async def send_events(
-    asked: AskedStream, inference: InferHandler, events: EventWriter, receive: Receive
+    streamed: StreamedAnswer, inference: InferHandler, events: EventWriter, receive: Receive
 ) -> None:
-    """Send each piece as it comes, and the end.
+    """Send each part as it comes, and the end.
 
-    Raises GoneError if the client disconnects first, and what the answer fails with.
+    Raises GoneError if the client disconnects first, and the error of an answer that fails.
     """
-    pieces = asked.pieces
+    parts = streamed.parts
     watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(lambda _: pieces.close())
+    watch.add_done_callback(lambda _: parts.close())
     try:
-        async for piece in _or_nothing(pieces):
-            if piece is None:
+        async for part in _or_heartbeat(parts):
+            if part is None:
                 await events.write(_HEARTBEAT)
             else:
-                await events.write(b"data: %b\n\n" % inference.encode_piece(asked, piece))
+                await events.write(b"data: %b\n\n" % inference.encode_part(streamed, part))
         if watch.done():
             raise GoneError
-        await events.end(b"end", inference.encode_end(asked))
+        await events.end(b"end", inference.encode_end(streamed))
     finally:
         watch.cancel()
-        pieces.close()
+        parts.close()
 
 
-async def _or_nothing(pieces: AnswerStream) -> AsyncIterator[Answer | None]:
-    """The pieces, and None each time that none has come for a while."""
+async def _or_heartbeat(parts: AnswerStream) -> AsyncIterator[Answer | None]:
+    """Yield the parts, and None each time that none has come for `HEARTBEAT_SECONDS`."""
     while True:
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):
-                piece = await anext(pieces)
+                part = await anext(parts)
         except TimeoutError:
             yield None
         except StopAsyncIteration:
             return
         else:
-            yield piece
+            yield part

@@ -7,13 +7,14 @@ stage alone, share its batches. The caller's deadline is that of all stages toge
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import MlctlError
 from bundle.tensors import Signature
+from services.online.batching.executor import Cancellable, Waiter, forward
 from services.online.batching.scheduler import Limits, Priority, deadline_exceeded
 from services.online.metrics.counts import Metrics
 from services.online.models.served_model import ModelPhase, ServedModel
@@ -90,15 +91,17 @@ class ServedPipeline(ServedModel):
         task.add_done_callback(self._open.discard)
         return task
 
+    def handle(
+        self, request: InferRequest, waiter: Waiter, timeout: float | None, priority: Priority
+    ) -> Cancellable:
+        """Run all stages and answer to `waiter`: nothing of a pipeline is precomputed."""
+        return forward(self.infer(request.inputs, timeout, priority), waiter)
+
     def ask(
         self, request: InferRequest, timeout: float | None, priority: Priority
     ) -> asyncio.Future[Answer]:
         """See `infer`: nothing of a pipeline is precomputed."""
         return self.infer(request.inputs, timeout, priority)
-
-    def join_key(self, inputs: Arrays) -> Hashable | None:  # noqa: ARG002 - none has one
-        """None: a request is queued for each stage by itself, so no desk speaks for it."""
-        return None
 
     def stream(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Hashable, Sequence
 from enum import Enum
 from typing import NoReturn
 
@@ -21,8 +20,13 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
-from services.online.batching.desks import Caller, Desk
-from services.online.batching.executor import Answer, BatchExecutor
+from services.online.batching.executor import (
+    Answer,
+    BatchExecutor,
+    Cancellable,
+    Waiter,
+    forward,
+)
 from services.online.batching.scheduler import Limits, Priority, QueueFullError
 from services.online.metrics.counts import Metrics
 from services.online.metrics.tally import Tally
@@ -200,32 +204,31 @@ class ServedModel:
         """
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
-    def submit_all(self, callers: Sequence[Caller], desk: Desk) -> None:
-        """See `BatchExecutor.submit_all`. Raises UNAVAILABLE unless ready."""
-        self._serving().submit_all(callers, desk)
-
-    def refusal(self, rows: int, priority: Priority) -> QueueFullError | None:
-        """See `BatchExecutor.refusal`. None unless ready."""
-        if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
+    def quick_reject(self, priority: Priority) -> QueueFullError | None:
+        """Return the error that any request of up to `limits.max_rows` rows gets now, else None."""
+        if self._batching is None or not self._batching.rejecting or self._precomputed is not None:
             return None
-        return self._batching.refusal(rows, priority)
+        if self.phase is not ModelPhase.READY or self._hung:
+            return None
+        return self._batching.quick_reject(priority)
 
-    def withdraw(self, caller: Caller) -> None:
-        """See `BatchExecutor.withdraw`."""
-        if self._batching is not None:
-            self._batching.withdraw(caller)
+    def handle(
+        self, request: InferRequest, waiter: Waiter, timeout: float | None, priority: Priority
+    ) -> Cancellable:
+        """Answer a request to `waiter`: from the precomputed answers to its keys, or by the model.
 
-    def join_key(self, inputs: dict[str, np.ndarray]) -> Hashable | None:
-        """See `BatchExecutor.join_key`."""
-        return self._serving().join_key(inputs)
+        `timeout` (seconds) can only shorten the deadline. Returns what withdraws the request.
+        Raises UNAVAILABLE unless ready, and what `BatchExecutor.enqueue` raises.
+        """
+        if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
+            seconds = self._seconds(timeout)
+            return self._serving().enqueue(request.inputs, waiter, seconds, priority)
+        return forward(self.ask(request, timeout, priority), waiter)
 
     def ask(
         self, request: InferRequest, timeout: float | None, priority: Priority
     ) -> asyncio.Future[Answer]:
-        """Answer a request: from what was precomputed, if it has keys and we have that, or `infer`.
-
-        Raises what `infer` does.
-        """
+        """Answer a request as `handle` does, to a future."""
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
             return self.infer(request.inputs, timeout, priority)
         return self._precomputed.ask(request, self._seconds(timeout), priority)
@@ -257,12 +260,12 @@ class ServedModel:
             return
         self._metrics.request(protocol, outcome_of(error), count)
 
-    def stages(
-        self, parse: float, queue: float, infer: float, serialize: float, count: int = 1
+    def answered(
+        self, protocol: str, parse: float, queue: float, infer: float, serialize: float
     ) -> None:
-        """Record the seconds that each of `count` answered requests spent in each stage."""
+        """Count an answered request and the seconds that it spent in each stage."""
         if self._metrics is not None:
-            self._metrics.stages(parse, queue, infer, serialize, count)
+            self._metrics.answered(protocol, parse, queue, infer, serialize)
 
     def publish(self) -> None:
         """Make everything that was counted so far readable on /metrics."""
@@ -329,7 +332,7 @@ class ServedModel:
             max_wait=(max_wait_ms or 0.0) / 1000,
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
-            gather=max_wait_ms is None and not inline,
+            linger=max_wait_ms is None and not inline,
             sizes=(*smaller, max_rows),
         )
 

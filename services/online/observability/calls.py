@@ -1,4 +1,4 @@
-"""A request as those who watch it know it: from its headers on, and when it is done."""
+"""A request as the observer records it: from its headers on, and when it is done."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CLIENT_CLOSED = 499
 
 
 class RequestRecord:
-    """A request that is watched; `bytes_in` are its body's once that is known.
+    """A request that is recorded; `bytes_in` is the size of its body once that is known.
 
-    `traced` is whether its caller records it, `sampling` what is to be written of its payload.
+    `traced` is whether its caller records the trace, `sampling` how its tensors are recorded.
     """
 
     __slots__ = (
-        "bytes_in", "client", "protocol", "request_id", "sampling", "started", "traced",
-        "traceparent", "tracestate",
+        "bytes_in", "protocol", "request_id", "sampling", "started", "traced", "traceparent",
+        "tracestate",
     )  # fmt: skip
 
     def __init__(
@@ -35,7 +35,6 @@ class RequestRecord:
         protocol: str,
         request_id: bytes,
         traceparent: bytes | None,
-        client: str | None,
         *,
         traced: bool,
         sampling: Sampling | None,
@@ -45,7 +44,6 @@ class RequestRecord:
         self.request_id = request_id
         self.traceparent = traceparent
         self.tracestate = tracestate
-        self.client = client
         self.traced = traced
         self.sampling = sampling
         self.bytes_in: int | None = None
@@ -53,7 +51,7 @@ class RequestRecord:
 
 
 class Stages(NamedTuple):
-    """The seconds that one answered request spent in each stage; None if nobody measured it."""
+    """The seconds that an answered request spent in each stage; None for a stage not measured."""
 
     parse: float | None
     queue: float
@@ -62,13 +60,13 @@ class Stages(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A watched request that ended at Unix time `at`, `seconds` after its headers came.
+    """A recorded request that ended at Unix time `at`, `seconds` after its headers arrived.
 
-    `code` is "ok", "gone" or an error code; the rest is known of answered requests only, but for
-    `told`, the HTTP status of a refusal where it is another one than the code's.
+    `code` is "ok", "gone" or an error code. `reported_status` is the HTTP status of a rejection
+    whose status is not that of its code. The rest is known of answered requests only.
     """
 
-    seen: RequestRecord
+    record: RequestRecord
     at: float
     seconds: float
     code: str
@@ -76,14 +74,14 @@ class Done(NamedTuple):
     rows: int | None = None
     batch_rows: int | None = None
     bytes_out: int | None = None
-    told: int | None = None
+    reported_status: int | None = None
 
     @property
     def status(self) -> int | str:
         """The HTTP status, or gRPC's by its name."""
-        if self.told is not None:
-            return self.told
-        grpc = self.seen.protocol == GRPC
+        if self.reported_status is not None:
+            return self.reported_status
+        grpc = self.record.protocol == GRPC
         if self.code == OK:
             return "OK" if grpc else 200
         if self.code == GONE:
@@ -93,7 +91,7 @@ class Done(NamedTuple):
 
 
 def outcome_of(error: BaseException | None) -> str:
-    """How a request ended: None is success, a cancellation is a caller who left."""
+    """Return how a request ended: None is success, a cancellation is a client that disconnected."""
     if error is None:
         return OK
     if isinstance(error, asyncio.CancelledError):
@@ -102,9 +100,9 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 class RecordedPayload(NamedTuple):
-    """What was asked and answered in one request of `rows` rows, to be written as `sampling` says.
+    """The tensors of one request of `rows` rows, to be written as `sampling` says.
 
-    Tensors that are not to be written are not in it; all of it holds `size` bytes.
+    Redacted tensors are left out; the rest has `size` bytes.
     """
 
     request_id: str

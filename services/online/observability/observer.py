@@ -1,4 +1,4 @@
-"""The observer of one model in one worker: what the path of a request tells it, and its thread."""
+"""The observer of one model in one worker: takes records and writes them on a thread."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from services.online.observability.tracing import Tracing, is_asked_for, open_tr
 
 Arrays = Mapping[str, np.ndarray]
 TICK_SECONDS = 0.2
-# A full disk is told once a minute, not five times a second.
+# A full disk is logged once a minute, not five times a second.
 _COMPLAIN_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 logger = logging.getLogger("mlctl.observe")
 
 
 class RecordSink(Protocol):
-    """What the thread drives."""
+    """Writes what was recorded; called on the observer's thread."""
 
     @property
     def dropped(self) -> int: ...
@@ -45,7 +45,11 @@ class RecordSink(Protocol):
 
 
 class Observer:
-    """Hears of every infer request of one model. All but `close` belongs to the event loop."""
+    """Records the infer requests of one model. All but `close` belongs to the event loop.
+
+    `active` is whether any request may have a record now: with neither an access log nor a
+    collector for traces, only while a share of the requests is sampled.
+    """
 
     def __init__(
         self,
@@ -54,13 +58,12 @@ class Observer:
         recorder: Recorder | None,
         *,
         batched: bool = True,
-        clients: bool = False,
     ) -> None:
         self._log = log
         self._tracing = tracing
         self._recorder = recorder
         self._batched = batched
-        self._clients = clients
+        self.active = self._is_active()
         self._sinks: list[RecordSink] = [
             sink for sink in (log, tracing, recorder) if sink is not None
         ]
@@ -75,23 +78,19 @@ class Observer:
         protocol: str,
         request_id: bytes,
         traceparent: bytes | None,
-        client: Any = None,
         tracestate: bytes | None = None,
     ) -> RequestRecord | None:
-        """A request's headers are there; None if nobody wants to hear more of it.
-
-        `client` is the peer's address: a pair of host and port, or gRPC's text.
-        """
+        """Return the record of a request whose headers arrived, or None if it has none."""
+        if not self.active:
+            return None
         traced = self._tracing is not None and is_sampled(traceparent)
         sampling = None if self._recorder is None else self._recorder.choose(request_id)
         if self._log is None and not traced and sampling is None:
             return None
-        peer = _shown(client) if self._clients and client else None
         return RequestRecord(
             protocol,
             request_id,
             traceparent,
-            peer,
             traced=traced,
             sampling=sampling,
             tracestate=tracestate if traced else None,
@@ -99,32 +98,33 @@ class Observer:
 
     def answered(
         self,
-        seen: RequestRecord,
+        record: RequestRecord,
         stages: Stages,
         inputs: Arrays,
         answer: Answer,
         bytes_out: int | None,
     ) -> None:
-        """The request was answered, in a body of `bytes_out` bytes if that is known."""
+        """Record the answer to a request, in a body of `bytes_out` bytes if that is known."""
         rows = next(iter((inputs or answer.outputs).values())).shape[0] if self._batched else 1
-        seconds, at = perf_counter() - seen.started, time.time()
-        self._tell(Done(seen, at, seconds, OK, stages, rows, answer.batch_rows, bytes_out))
-        if self._recorder is not None and seen.sampling is not None and inputs:
-            self._recorder.put(seen, seen.sampling, at, rows, inputs, answer.outputs)
+        seconds, at = perf_counter() - record.started, time.time()
+        self._put(Done(record, at, seconds, OK, stages, rows, answer.batch_rows, bytes_out))
+        if self._recorder is not None and record.sampling is not None and inputs:
+            self._recorder.put(record, record.sampling, at, rows, inputs, answer.outputs)
 
     def ended(
-        self, seen: RequestRecord, error: BaseException | None, told: int | None = None
+        self, record: RequestRecord, error: BaseException | None, status: int | None = None
     ) -> None:
-        """The request failed (with a CancelledError its caller left), or its stream is whole.
+        """Record that a request failed or its client disconnected, or the end of its stream.
 
-        `told` is the HTTP status, where it is not the error's.
+        `status` is the HTTP status if it is not that of the error.
         """
-        seconds = perf_counter() - seen.started
-        self._tell(Done(seen, time.time(), seconds, outcome_of(error), told=told))
+        seconds = perf_counter() - record.started
+        code = outcome_of(error)
+        self._put(Done(record, time.time(), seconds, code, reported_status=status))
 
     def expose(self, model: str, registry: CollectorRegistry) -> None:
-        """Tell in `registry` what was lost and what was recorded."""
-        told = [
+        """Add metrics to `registry` of what was dropped and what was recorded."""
+        dropped = [
             ("mlctl_access_log_dropped", "Requests missing in the access log.", self._log),
             ("mlctl_spans_dropped", "Traced requests without spans.", self._tracing),
             ("mlctl_samples_dropped", "Chosen requests not recorded.", self._recorder),
@@ -133,7 +133,7 @@ class Observer:
         self._exposition = Exposition(registry, self._publish)
         self._dropped = [
             (CounterSink(name, text, labels, (), registry), sink)
-            for name, text, sink in told
+            for name, text, sink in dropped
             if sink is not None
         ]
         self._rows = CounterSink(
@@ -146,20 +146,26 @@ class Observer:
             self._exposition.publish()
 
     def close(self) -> None:
-        """Write and send all that is left, and end the thread; blocks for some seconds at most."""
+        """Write and send the rest, and end the thread; blocks for up to ten seconds."""
         self._ending.set()
         self._thread.join(_STOP_SECONDS)
 
-    def _tell(self, done: Done) -> None:
+    def _put(self, done: Done) -> None:
         if self._log is not None:
             self._log.put(done)
-        if self._tracing is not None and done.seen.traced:
+        if self._tracing is not None and done.record.traced:
             self._tracing.put(done)
+
+    def _is_active(self) -> bool:
+        if self._log is not None or self._tracing is not None:
+            return True
+        return self._recorder is not None and self._recorder.sampling
 
     def _run(self) -> None:
         while not self._ending.wait(TICK_SECONDS):
             for sink in self._sinks:
                 self._guarded(sink, sink.flush)
+            self.active = self._is_active()
             self.publish()
         for sink in self._sinks:
             self._guarded(sink, sink.flush)
@@ -167,7 +173,7 @@ class Observer:
         self.publish()
 
     def _guarded(self, sink: RecordSink, work: Any) -> None:
-        """What fails here is told and counted; it must harm neither requests nor the others."""
+        """Log and count a failure of `work`; it must harm neither requests nor other sinks."""
         try:
             work()
         except Exception:
@@ -187,7 +193,7 @@ class Observer:
 def open_observer(
     settings: ObserveSettings, model: str, digest: str, signature: Signature, clock: Clock
 ) -> Observer | None:
-    """What `settings` ask for; None if that is nothing.
+    """Return the observer that `settings` enable, or None.
 
     RUNTIME_MISSING for a package that is not installed, INVALID_INPUT for a file or folder
     that cannot be written.
@@ -202,8 +208,7 @@ def open_observer(
         log = AccessLog(output, model, digest)
     if log is None and tracing is None and recorder is None:
         return None
-    clients, batched = settings.access_log_client, signature.batched
-    return Observer(log, tracing, recorder, batched=batched, clients=clients)
+    return Observer(log, tracing, recorder, batched=signature.batched)
 
 
 def _open_recorder(
@@ -222,7 +227,3 @@ def _open_recorder(
         )
     writer = SegmentWriter(settings.sample_dir, signature, digest)
     return Recorder(writer, SamplingControl(sampling, settings.sample_control), clock)
-
-
-def _shown(client: Any) -> str:
-    return client if isinstance(client, str) else ":".join(map(str, client[:2]))

@@ -96,6 +96,11 @@ class Recorder:
         """Chosen requests that were not recorded: they came too fast, or the disk was full."""
         return self._waiting.dropped + self._lost
 
+    @property
+    def sampling(self) -> bool:
+        """Whether any request is recorded now."""
+        return self._sampling.share > 0
+
     def choose(self, request_id: bytes) -> Sampling | None:
         """How the request with this id is to be recorded; None if it is not."""
         sampling = self._sampling
@@ -105,7 +110,7 @@ class Recorder:
 
     def put(
         self,
-        seen: RequestRecord,
+        record: RequestRecord,
         sampling: Sampling,
         at: float,
         rows: int,
@@ -116,8 +121,8 @@ class Recorder:
         inputs = _kept(asked, sampling) if sampling.inputs else {}
         # An answer is a part of its batch's, all of which would be held.
         outputs = {name: array.copy() for name, array in _kept(answered, sampling).items()}
-        size = max(_size(inputs), seen.bytes_in or 0 if inputs else 0) + _size(outputs)
-        request_id = seen.request_id.decode("latin-1")
+        size = max(_size(inputs), record.bytes_in or 0 if inputs else 0) + _size(outputs)
+        request_id = record.request_id.decode("latin-1")
         self._waiting.put(
             RecordedPayload(request_id, at, sampling, rows, size, inputs, outputs), size
         )

@@ -19,17 +19,16 @@ def _names(value: object) -> object:
 
 
 class ObserveSettings(BaseSettings):
-    """What is seen of requests; all of it is off by default.
+    """What is recorded of requests; all of it is off by default.
 
     `access_log` is `off`, `stdout`, `stderr` or a file, which is made anew when it was moved
-    away; `access_log_client` adds the address of the peer. `otlp_endpoint` is the base URL of
+    away. `otlp_endpoint` is the base URL of
     a collector: requests whose caller records its trace become spans there. `sample_share`
     of the requests is written to the folder `sample_dir`, without the tensors named in
     `sample_redact`. The document in `sample_control`, while it exists, wins over these.
     """
 
     access_log: str = OFF
-    access_log_client: bool = False
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     sample_dir: Path | None = None
     sample_share: Annotated[float, Field(ge=0, le=1)] = 0.0

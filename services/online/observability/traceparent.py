@@ -45,12 +45,12 @@ def parse_tracestate(header: bytes | None) -> list[tuple[str, str]]:
     return [] if len(found) > _MOST_MEMBERS else [(match[1], match[2]) for match in found]
 
 
-def trace_id(header: bytes) -> str | None:
+def trace_id(header: bytes) -> bytes | None:
     """The trace's id as the header spells it; None if the header is not valid."""
     match = _FORM.fullmatch(header)
     if match is None or match[1] == _NO_TRACE or match[2] == _NO_SPAN:
         return None
-    return match[1].decode()
+    return match[1]
 
 
 def is_sampled(header: bytes | None) -> bool:

@@ -55,7 +55,7 @@ class Tracing:
     def flush(self) -> None:
         """Give the SDK the spans of what was noted."""
         for done in self._waiting.take():
-            parent = parse_traceparent(done.seen.traceparent)
+            parent = parse_traceparent(done.record.traceparent)
             if parent is not None:
                 self._record(done, parent)
 
@@ -66,12 +66,12 @@ class Tracing:
     def _record(self, done: Done, parent: TraceParent) -> None:
         from opentelemetry.trace import SpanKind, StatusCode
 
-        seen = done.seen
+        record = done.record
         end = _nanoseconds(done.at)
         start = end - _nanoseconds(done.seconds)
         span = self._tracer.start_span(
-            self._names[seen.protocol],
-            context=_context(parent, seen.tracestate),
+            self._names[record.protocol],
+            context=_context(parent, record.tracestate),
             kind=SpanKind.SERVER,
             attributes=self._describe(done),
             start_time=start,
@@ -99,12 +99,12 @@ class Tracing:
             end = begin
 
     def _describe(self, done: Done) -> dict[str, Any]:
-        seen = done.seen
-        if seen.protocol == GRPC:
+        record = done.record
+        if record.protocol == GRPC:
             told = {"rpc.system": "grpc", "mlctl.grpc_status": done.status}
         else:
             told = {"http.request.method": "POST", "http.response.status_code": done.status}
-        told["mlctl.request_id"] = seen.request_id.decode("latin-1")
+        told["mlctl.request_id"] = record.request_id.decode("latin-1")
         if done.rows is not None:
             told["mlctl.rows"] = done.rows
         return {**self._attributes, **told}

@@ -28,14 +28,11 @@ from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
-from services.online.http.limits import BodyLimit
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
-from services.online.http.predict import make_predict, predict_routes
-from services.online.http.predict_calls import PredictCalls
+from services.online.http.predict import ROUTE, PredictApp, make_predict, predict_routes
 from services.online.http.responses import Response
 from services.online.http.token_gate import TokenGate
 from services.online.models.repository import Serving, serving_of
-from services.online.server.app import TimeLimit, bento_app
 from services.online.server.parent import ParentWatch
 from services.online.server.watchdog import Watchdog
 from services.online.server.workers import (
@@ -56,10 +53,13 @@ logger = logging.getLogger("mlctl.service")
 
 
 class Front:
-    """Sends /v2 and our description to our applications and everything else to BentoML's."""
+    """Sends /v2, /predict and our description to our applications, the rest to BentoML's."""
 
-    def __init__(self, v2: App, page: App, other: App, publish: Callable[[], None]) -> None:
+    def __init__(
+        self, v2: App, page: App, predict: App, other: App, publish: Callable[[], None]
+    ) -> None:
         self._v2 = v2
+        self._predict = predict
         self._page = page
         self._other = other
         self._publish = publish
@@ -72,9 +72,25 @@ class Front:
         if scope["type"] == "http":
             if path == "/v2" or path.startswith("/v2/"):
                 app = self._v2
+            elif path == ROUTE or path.startswith(f"{ROUTE}/"):
+                app = self._predict
             elif path == OPENAPI_PATH:
                 app = self._page
         await app(scope, receive, send)
+
+
+def bento_app(service: Any, is_main: bool) -> App:
+    """Return BentoML's own application, for its pages and metrics, without its TimeoutMiddleware.
+
+    That never cancels its timers, so each request would stay in memory for the longest time.
+    """
+    from _bentoml_impl.server.app import ServiceAppFactory
+
+    service.inject_config()
+    factory = ServiceAppFactory(service, is_main=is_main)
+    factory.timeout = None
+    app: App = factory()
+    return app
 
 
 class MlctlService(bentoml.Service[Any]):
@@ -84,15 +100,13 @@ class MlctlService(bentoml.Service[Any]):
         host: Serving = self.inner.host
         inference, *others = [InferHandler(each) for each in host.hosts]
         serve_http(host.settings, inference, *others)
-        limits = (host.settings.max_body_bytes, host.inflight)
-        timed = TimeLimit(bento_app(self, is_main), host.settings.deadline_ms / 1000 + 1)
-        limited = PredictCalls(BodyLimit(timed, *limits), predict_routes(host))
 
         def publish() -> None:
             forget_dead_workers()
             host.publish()
 
-        front = Front(V2App(host, inference, *others), OpenApiPage(host), limited, publish)
+        v2, page = V2App(host, inference, *others), OpenApiPage(host)
+        front = Front(v2, page, PredictApp(host), bento_app(self, is_main), publish)
         return gated(front, inference, host)
 
 
@@ -104,8 +118,8 @@ def gated(app: App, inference: InferHandler, host: Serving) -> App:
     def refuse(error: MlctlError, scope: Message) -> Response:
         headers = dict(scope["headers"])
         request_id = inference.request_id(headers)
-        seen = inference.watch(headers, request_id, scope.get("client"))
-        return inference.refuse(error, request_id, seen)
+        seen = inference.observe(headers, request_id)
+        return inference.reject(error, request_id, seen)
 
     return TokenGate(app, host.access, refuse)
 

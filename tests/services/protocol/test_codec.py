@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ def test_a_header_that_comes_again_means_the_same() -> None:
             codec.decode(head + short, len(head))
 
 
-def test_headers_are_kept_in_a_bounded_memory() -> None:
+def test_header_cache__many_headers__stays_bounded_and_holds_no_id() -> None:
     codec = V2Codec("m", "v", SIGNATURE)
     texts = {"name": "w", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}
 
@@ -108,8 +109,63 @@ def test_headers_are_kept_in_a_bounded_memory() -> None:
         send(parameters={"timeout": index + 1})
         send(id=f"request {index}")
     send(parameters={"note": "x" * 5000})
-    assert 0 < len(codec._kept) <= 256
-    assert all(len(head) <= 4096 and b"request" not in head for head in codec._kept)
+    assert 0 < len(codec._headers) <= 256
+    assert all(len(head) <= 4096 and b"request" not in head for head in codec._headers)
+
+
+ONE = TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2))
+JSON_LIKE = [
+    b'{"id":"a","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}',
+    b'{"id":"b","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[3,4]}]}',
+    b'{"id":"","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[3,4]}]}',
+    b'{"id":5,"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[3,4]}]}',
+    b'{"id":"\xff","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[3,4]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[[5],[6]]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[[5,6]]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[5],[6]]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[5,]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":["5","6"]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":["5]"]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1e99,0]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[true,0]}]}',
+    b'{"id":"c","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2,3]}]}',
+    b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}],"id":"a"}',
+    b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}],"id":"b"}',
+    b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}',
+    b'{"parameters":{"id":"p"},"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}',
+    b'{"parameters":{"id":"q"},"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}',
+    b'{"parameters":{"data":[1,2]},"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[7,8]}]}',
+    b'{"parameters":{"data":[5,6]},"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[7,8]}]}',
+    b'{"\\u0069d":"z","parameters":{"id":"z"},"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[7,8]}]}',
+    b'{"\\u0069d":"z","parameters":{"id":"y"},"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[7,8]}]}',
+    b'{"id":"a","id":"b","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}',
+    b'{"id":"a","inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2],"data":[3,4]}]}',
+]
+
+
+def result(codec: V2Codec, content: bytes, length: int | None) -> object:
+    try:
+        request = codec.decode(content, length)
+    except MlctlError as error:
+        return error.code, error.message
+    inputs = {name: array.tolist() for name, array in request.inputs.items()}
+    return request._replace(inputs=inputs)
+
+
+def test_header_cache__any_order_of_requests__decodes_as_without_a_cache() -> None:
+    binary = b'"parameters":{"binary_data_size":8}'
+    requests: list[tuple[bytes, int | None]] = [(content, None) for content in JSON_LIKE]
+    for content in JSON_LIKE:
+        head = re.sub(rb'"data":.*?\]+(?=\})', binary, content)
+        requests.append((head + np.array([1, 2], "<f4").tobytes(), len(head)))
+    signature = Signature(inputs=(ONE,), outputs=(ONE,))
+    expected = [result(V2Codec("m", "v", signature), *request) for request in requests]
+    for first in range(len(requests)):
+        codec = V2Codec("m", "v", signature)
+        order = [*range(first, len(requests)), *range(first)] * 2
+        assert [result(codec, *requests[number]) for number in order] == [
+            expected[number] for number in order
+        ]
 
 
 def test_half_floats_are_numbers_in_json() -> None:

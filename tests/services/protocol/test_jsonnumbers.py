@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.codec import V2Codec
@@ -106,15 +105,15 @@ def test_a_heavy_body_is_decoded_apart_and_others_go_on(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, threads = threading.Event(), []
-    decode = InferHandler.decode
+    decode = V2Codec.decode
 
-    def slow(inference: InferHandler, head: Any, content: bytes) -> InferRequest:
+    def slow(codec: V2Codec, content: bytes, length: int | None) -> InferRequest:
         threads.append(threading.current_thread().name)
         if len(threads) == 1:
             assert gate.wait(30)
-        return decode(inference, head, content)
+        return decode(codec, content, length)
 
-    monkeypatch.setattr(InferHandler, "decode", slow)
+    monkeypatch.setattr(V2Codec, "decode", slow)
     heavy = body(dtype=Datatype.FP32, rows=4000, data=",".join(["1.0000"] * 16000))
 
     async def main() -> None:

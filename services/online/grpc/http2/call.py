@@ -133,7 +133,7 @@ class GrpcCall:
         try:
             self._assembler.feed(data)
         except MlctlError as error:
-            self._turn_away(error)
+            self._reject_early(error)
             return
         self._untaken += size
         if self._arrived is not None and self._assembler.messages:
@@ -148,11 +148,11 @@ class GrpcCall:
         if self.done:
             return
         if not self._assembler.is_whole:
-            self._turn_away(invalid("the call ends within a message"))
+            self._reject_early(invalid("the call ends within a message"))
         elif self._arrived is not None:
             self._arrived.set()
         elif len(self._assembler.messages) != 1:
-            self._turn_away(invalid("the call has not exactly one message"))
+            self._reject_early(invalid("the call has not exactly one message"))
         else:
             self._disarm()
             if self._end is not None:
@@ -169,7 +169,7 @@ class GrpcCall:
     def stop(self, reason: MlctlError) -> None:
         """End the call with the status of `reason`, at whatever stage it is."""
         if self._task is None:
-            self._turn_away(reason)
+            self._reject_early(reason)
         else:
             self.refuse(reason)
             self._task.cancel()
@@ -187,8 +187,8 @@ class GrpcCall:
         self._let_go()
         self.done = True
         fields = ((b":status", b"%d" % status),)
-        outbox, refuse_rest = self._link.outbox, not self._ended
-        outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
+        outbox, reset_unfinished = self._link.outbox, not self._ended
+        outbox.end(self.stream, fields, reset_unfinished=reset_unfinished, seconds=self._seconds)
 
     @property
     def peer(self) -> str:
@@ -226,12 +226,12 @@ class GrpcCall:
         begun = self._arrived is not None and not assembler.is_whole and not assembler.messages
         if begun and self._late is None:
             loop = asyncio.get_running_loop()
-            self._late = loop.call_later(self._seconds, self._turn_away, deadline_exceeded())
+            self._late = loop.call_later(self._seconds, self._reject_early, deadline_exceeded())
         elif not begun and self._late is not None:
             self._late.cancel()
             self._late = None
 
-    def _turn_away(self, error: MlctlError) -> None:
+    def _reject_early(self, error: MlctlError) -> None:
         """Reject what arrived before the handler saw it, and end a handler that waits for more."""
         if self.done:
             return
@@ -321,8 +321,8 @@ class GrpcCall:
         # Without an answer before them the trailers are its headers, too.
         fields = ending if self._started else HEADERS + ending
         outbox = self._link.outbox
-        refuse_rest = not self._ended
-        outbox.end(self.stream, fields, refuse_rest=refuse_rest, seconds=self._seconds)
+        reset_unfinished = not self._ended
+        outbox.end(self.stream, fields, reset_unfinished=reset_unfinished, seconds=self._seconds)
         self._link.over(self)
 
     def _take(self) -> None:

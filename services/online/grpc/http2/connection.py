@@ -10,47 +10,44 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from bundle.errors import MlctlError
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.desk import InferCall
-from services.online.grpc.http2.desks import Taker
 from services.online.grpc.http2.events import (
+    ControlFrame,
+    DataReceived,
+    GoAwayReceived,
     HeadersReceived,
-    Left,
-    Noise,
-    Opened,
-    Parted,
-    Ponged,
-    Sent,
-    Whole,
+    PongReceived,
+    StreamReset,
+    WholeCall,
+    WindowOpened,
 )
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from services.online.grpc.http2.head import CallHead
-from services.online.grpc.http2.known import KnownCall
 from services.online.grpc.http2.leaky_bucket import Bucket
 from services.online.grpc.http2.outbox import Outbox, Parking
 
 _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"
-# While so much of what was answered waits for a client that does not take it, it asks no more.
+# A client with so many unsent bytes of answers may begin no more calls.
 _PARKED_BYTES = 16 << 20
-# The same for all connections together.
+# The same limit for all connections together.
 _ALL_PARKED_BYTES = 256 << 20
-_REFUSED_DROPS = 0.125
+_REJECTED_COST = 0.125
 logger = logging.getLogger("mlctl.grpc")
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In seconds: how often a connection is looked at, and how long what may take.
+    """The times of a connection in seconds.
 
-    `preface` is until it has become an HTTP/2 connection, `silence` until a client is asked
-    whether it is there and then until it is given up, `idle` without a call until it is told to
-    come again, `farewell` until a client must have heard that the server stops. A client that
-    reads must take `stall_bytes` in each `stall`.
+    `tick`: between two checks. `preface`: until it must speak HTTP/2. `silence`: without a byte
+    until the client is pinged, and then until the connection is dropped. `idle`: without a call
+    until the client is asked to connect again. `farewell`: until a client must have received the
+    announcement of a stop. A client must read `stall_bytes` in each `stall`.
     """
 
     tick: float = 5.0
@@ -65,11 +62,27 @@ class Times:
 OpenCall = Callable[["Connection", int, CallHead, bool], GrpcCall]
 
 
+class ConnectionCall(Protocol):
+    """A call as its connection knows it."""
+
+    stream: int
+
+    def leave(self) -> None:
+        """Withdraw the call: its client disconnected or cancelled it."""
+
+    def stop(self, reason: MlctlError) -> None:
+        """End the call with the status of `reason`."""
+
+
+# Answers a call that arrived whole and returns True, or returns False for others; it registers the
+# call with its last argument.
+OpenWhole = Callable[["Connection", int, CallHead, bytes, Callable[[ConnectionCall], None]], bool]
+
+
 class Connection(asyncio.Protocol):
     """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
 
-    `connections` has all that are open, of which there may be `most`, and `parking` what they
-    could not send yet. `desk` is asked first.
+    `connections` are the open ones, at most `most`; `parking` counts their unsent bytes.
     """
 
     transport: asyncio.Transport
@@ -81,40 +94,39 @@ class Connection(asyncio.Protocol):
         most: int,
         times: Times,
         parking: Parking,
-        desk: Taker,
+        open_whole: OpenWhole,
     ) -> None:
         self._open_call = open_call
+        self._open_whole = open_whole
         self.connections = connections
         self._most = most
         self._times = times
-        self._desk = desk
-        self.known: KnownCall | None = None
         self._core = Core()
         self.gone = asyncio.get_running_loop().create_future()
         self._parking = parking
         self.outbox = Outbox(self._core, self._wake, parking)
         self.peer = ""
-        self._calls: dict[int, GrpcCall | InferCall] = {}
+        self._calls: dict[int, ConnectionCall] = {}
         self._waking = False
         self._closed = False
         self._draining = False
-        self._told_last = False
+        self._announced_last = False
         self._handlers: Mapping[type, Callable[[Any], None]] = {
-            Whole: self._on_whole,
-            HeadersReceived: self._on_asked,
-            Sent: self._on_sent,
-            Left: self._on_left,
-            Opened: self._on_opened,
-            Noise: self._on_noise,
-            Ponged: self._on_ponged,
-            Parted: self._on_parted,
+            WholeCall: self._on_whole_call,
+            HeadersReceived: self._on_headers,
+            DataReceived: self._on_data_received,
+            StreamReset: self._on_stream_reset,
+            WindowOpened: self._on_window_opened,
+            ControlFrame: self._on_control_frame,
+            PongReceived: self._on_pong,
+            GoAwayReceived: self._on_goaway_received,
         }
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self._loop = asyncio.get_running_loop()
         self.connections.add(self)
-        name = transport.get_extra_info("peername")  # None once the client has reset it
+        name = transport.get_extra_info("peername")  # None after the client's reset
         if name is None or len(self.connections) > self._most or not _speaks_http2(transport):
             self._abort()
             return
@@ -122,7 +134,7 @@ class Connection(asyncio.Protocol):
         now = self._loop.time()
         self._bucket = Bucket(now)
         self._made = self._heard = self._called = now
-        self._asked = False
+        self._pinged = False
         self._stalled: tuple[float, int] | None = None
         self._timer = self._loop.call_later(self._times.tick, self._tick)
         self._wake()
@@ -139,17 +151,13 @@ class Connection(asyncio.Protocol):
         if self._closed:
             return
         self._heard = self._loop.time()
-        self._asked = False
-        self._waking = True  # nobody else has to: all is written at the end
+        self._pinged = False
+        self._waking = True  # everything is written at the end
         try:
-            call = self._core.again(data)
-            if call is None:
-                for event in self._core.receive(data):
-                    self._handlers[type(event)](event)
-                    if self.transport.is_closing():
-                        return
-            else:
-                self._meet(*call)
+            for event in self._core.receive(data):
+                self._handlers[type(event)](event)
+                if self.transport.is_closing():
+                    return
             self.flush()
         except BrokenError as error:
             logger.info("a connection broke HTTP/2's rules: %s", error)
@@ -159,7 +167,7 @@ class Connection(asyncio.Protocol):
             self._break(Reason.INTERNAL_ERROR)
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: it is not read from, either."""
+        """Stop reading from a client that reads too slowly."""
         self.outbox.paused = True
         self._stalled = self._loop.time(), self.transport.get_write_buffer_size()
         self.transport.pause_reading()
@@ -177,29 +185,20 @@ class Connection(asyncio.Protocol):
             self._core.give(stream, size)
             self._wake()
 
-    def begin(self, call: InferCall) -> None:
-        """The call is open."""
+    def _register(self, call: ConnectionCall) -> None:
         self._calls[call.stream] = call
 
-    def turn_away(self, stream: int, block: bytes) -> None:
-        """Answer a call, which may be open, with a block of trailers alone."""
-        self._core.turn_away(stream, block)
-        self._calls.pop(stream, None)
-        self._bucket.answered()
-        self._note_called()
-        self._wake()
-
-    def over(self, call: GrpcCall | InferCall) -> None:
-        """Forget the call."""
+    def over(self, call: ConnectionCall) -> None:
+        """Forget the call, which was answered."""
         self._bucket.answered()
         if self._calls.pop(call.stream, None) is not None:
             self._note_called()
 
     def drain(self) -> None:
-        """Ask the client to send its next calls elsewhere; end when those on the way are answered.
+        """Ask the client to send its next calls elsewhere; close after the open ones are answered.
 
-        First all streams are still taken. Only when the client has surely heard it is the
-        last one named, so that no call is lost between.
+        All streams are accepted at first. The last one is named only after the client has received
+        the announcement, so that no call is lost in between.
         """
         if self._closed or self._draining:
             return
@@ -207,10 +206,10 @@ class Connection(asyncio.Protocol):
         self._core.goaway(MAX_STREAM)
         self._core.ping(_DRAIN_PING)
         self._wake()
-        self._loop.call_later(self._times.farewell, self._tell_last)
+        self._loop.call_later(self._times.farewell, self._announce_last)
 
     def shutdown(self) -> None:
-        """`drain` soon: a client that has only just come would take its first call elsewhere."""
+        """`drain` after a moment, so that a new client can send its first call."""
         self._loop.call_later(self._times.farewell / 2, self.drain)
 
     def stop(self, reason: MlctlError) -> None:
@@ -219,14 +218,14 @@ class Connection(asyncio.Protocol):
             call.stop(reason)
         self._end()
 
-    def _on_whole(self, event: Whole) -> None:
-        self._meet(*event)
+    def _on_whole_call(self, event: WholeCall) -> None:
+        self._begin_whole(*event)
 
-    def _meet(self, stream: int, head: CallHead, data: bytes) -> None:
-        """A call came at once."""
+    def _begin_whole(self, stream: int, head: CallHead, data: bytes) -> None:
+        """Begin a call that arrived whole."""
         if not self._takes(stream):
             return
-        if self._desk.take(self, stream, head, data):
+        if self._open_whole(self, stream, head, data, self._register):
             return
         call = self._open_call(self, stream, head, True)
         if not call.done:
@@ -234,7 +233,7 @@ class Connection(asyncio.Protocol):
             call.feed(data, len(data), ended=True)
             call.end()
 
-    def _on_asked(self, event: HeadersReceived) -> None:
+    def _on_headers(self, event: HeadersReceived) -> None:
         if not self._takes(event.stream):
             return
         call = self._open_call(self, event.stream, event.head, event.ended)
@@ -244,15 +243,15 @@ class Connection(asyncio.Protocol):
                 call.end()
 
     def _takes(self, stream: int) -> bool:
-        """Whether a call is taken; one that is not may be asked again, elsewhere or later."""
+        """Whether a call is accepted; clients retry a refused stream elsewhere or later."""
         full = self.outbox.size > _PARKED_BYTES or self._parking.size > _ALL_PARKED_BYTES
-        if self._told_last or full:
+        if self._announced_last or full:
             self._core.refuse(stream)
-            self._on_noise(Noise(_REFUSED_DROPS))
+            self._on_control_frame(ControlFrame(_REJECTED_COST))
             return False
         return True
 
-    def _on_sent(self, event: Sent) -> None:
+    def _on_data_received(self, event: DataReceived) -> None:
         call = self._calls.get(event.stream)
         if isinstance(call, GrpcCall):
             call.feed(event.data, event.size, ended=event.ended)
@@ -261,41 +260,41 @@ class Connection(asyncio.Protocol):
         elif event.ended:
             self.outbox.ended(event.stream)
         else:
-            self.outbox.refuse_rest(event.stream)
+            self.outbox.reset_unfinished(event.stream)
 
-    def _on_left(self, event: Left) -> None:
+    def _on_stream_reset(self, event: StreamReset) -> None:
         self.outbox.forget(event.stream)
         call = self._calls.pop(event.stream, None)
         if call is not None:
             call.leave()
             self._note_called()
 
-    def _on_opened(self, event: Opened) -> None:
+    def _on_window_opened(self, event: WindowOpened) -> None:
         if event.stream:
             self.outbox.resume_one(event.stream)
         else:
             self.outbox.resume()
 
-    def _on_noise(self, event: Noise) -> None:
-        if not self._bucket.add(self._heard, event.drops):
+    def _on_control_frame(self, event: ControlFrame) -> None:
+        if not self._bucket.add(self._heard, event.cost):
             logger.warning("a client floods its connection, which is closed")
             self._break(Reason.ENHANCE_YOUR_CALM)
 
-    def _on_ponged(self, event: Ponged) -> None:
+    def _on_pong(self, event: PongReceived) -> None:
         if event.data == _DRAIN_PING:
-            self._tell_last()
+            self._announce_last()
 
-    def _on_parted(self, event: Parted) -> None:
-        """The client begins nothing more. It still waits for what it asked."""
+    def _on_goaway_received(self, event: GoAwayReceived) -> None:
+        """The client begins no more calls, and waits for the answers to its open ones."""
         if event.reason != Reason.NO_ERROR:
             self._end()
             return
-        self._draining = self._told_last = True
+        self._draining = self._announced_last = True
         self._end_if_done()
 
-    def _tell_last(self) -> None:
-        if not self._closed and not self._told_last:
-            self._told_last = True
+    def _announce_last(self) -> None:
+        if not self._closed and not self._announced_last:
+            self._announced_last = True
             self._core.goaway(self._core.last_stream)
             self._wake()
             self._end_if_done()
@@ -308,7 +307,7 @@ class Connection(asyncio.Protocol):
     def _note_called(self) -> None:
         if not self._calls:
             self._called = self._loop.time()
-            if self._told_last:
+            if self._announced_last:
                 self._loop.call_soon(self._end_if_done)
 
     def _end_if_done(self) -> None:
@@ -339,12 +338,12 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Write the unsent frames."""
         self._waking = False
         if self._closed:
             return
         self._write()
-        if self._told_last:
+        if self._announced_last:
             self._end_if_done()
 
     def _write(self) -> None:
@@ -360,20 +359,20 @@ class Connection(asyncio.Protocol):
             self._abort()
         if self._closed:
             return
-        self.outbox.refuse_rests()
+        self.outbox.reset_all_unfinished()
         if not self._calls and now - self._called >= times.idle:
             self.drain()
         elif now - self._heard >= times.silence:
-            if self._asked:
+            if self._pinged:
                 self._abort()
                 return
-            self._asked = True
+            self._pinged = True
             self._heard = now
             self._core.ping(_ALIVE_PING)
             self._wake()
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether the client takes nothing of what waits for it; also while it is closed."""
+        """Whether the client reads too little, also while the connection closes."""
         if self._stalled is None:
             if self._closed:
                 self._stalled = now, self.transport.get_write_buffer_size()
@@ -387,12 +386,12 @@ class Connection(asyncio.Protocol):
 
 
 def _speaks_http2(transport: asyncio.BaseTransport) -> bool:
-    """Whether TLS, if there is any, agreed on it."""
+    """Whether TLS, if it is used, negotiated h2."""
     tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
     return tls is None or tls.selected_alpn_protocol() == "h2"
 
 
 def _peer(name: Any) -> str:
-    """An address as gRPC writes it."""
+    """Return an address in the form of gRPC."""
     host, port = name[:2]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.events import (
+    ControlFrame,
+    DataReceived,
     Event,
+    GoAwayReceived,
     HeadersReceived,
-    Left,
-    Noise,
-    Opened,
-    Parted,
-    Ponged,
-    Sent,
+    PongReceived,
+    StreamReset,
+    WindowOpened,
 )
 from services.online.grpc.http2.frames import BrokenError, Reason, Setting
 from services.online.grpc.http2.head import MalformedError
@@ -27,15 +27,15 @@ from services.online.grpc.http2.sending import (
     MAX_STREAMS,
     Stream,
 )
-from services.online.grpc.http2.whole_calls import AtOnce, Block
+from services.online.grpc.http2.whole_calls import Block, Receiving
 
 _MAX_FRAGMENTS = 16
 # What still comes of a stream that has ended, and what asks for more than was told.
-_LATE_DROPS = 0.125
+_LATE_COST = 0.125
 _unpack = frames.FRAME_HEAD.unpack_from
 
 
-class Core(AtOnce):
+class Core(Receiving):
     """One connection: `receive` takes what came."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class Core(AtOnce):
         size = len(data)
         reader = self._reader
         while at + 9 <= size:
-            if reader.drops:  # by the heads before this frame
-                yield Noise(reader.drops)
-                reader.drops = 0.0
+            if reader.cost:  # by the heads before this frame
+                yield ControlFrame(reader.cost)
+                reader.cost = 0.0
             word, flags, stream = _unpack(data, at)
             length = word >> 8
             if length > MAX_FRAME_BYTES:
@@ -114,7 +114,7 @@ class Core(AtOnce):
         if kind == frames.HEADERS:
             return self._on_headers(flags, stream, payload)
         handle = self._rare.get(kind)
-        return iter((Noise(1.0),)) if handle is None else handle(flags, stream, payload)
+        return iter((ControlFrame(1.0),)) if handle is None else handle(flags, stream, payload)
 
     def _on_data(self, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         self._check_met(stream)
@@ -124,19 +124,19 @@ class Core(AtOnce):
         ended = bool(flags & frames.END_STREAM)
         found = self.streams.get(stream)
         if found is None:
-            yield Noise(_LATE_DROPS)
+            yield ControlFrame(_LATE_COST)
             return
         reason = self._refusal(found, size)
         if reason is not None:
             self.send_reset(stream, reason)
-            yield Left(stream, by_client=False)
+            yield StreamReset(stream, by_client=False)
             return
         found.room -= size
         if ended:
             self._end(stream, found)
         if not data and not ended:
-            yield Noise(1.0)
-        yield Sent(stream, data, size, ended)
+            yield ControlFrame(1.0)
+        yield DataReceived(stream, data, size, ended)
 
     def _refusal(self, found: Stream, size: int) -> Reason | None:
         if found.ended:
@@ -183,11 +183,11 @@ class Core(AtOnce):
             head = self._reader.read(block)
         except MalformedError:
             self.send_reset(stream, Reason.PROTOCOL_ERROR)
-            yield Noise(1.0)
+            yield ControlFrame(1.0)
             return
         if len(self.streams) > MAX_STREAMS:
             self.refuse(stream)
-            yield Noise(_LATE_DROPS)
+            yield ControlFrame(_LATE_COST)
             return
         yield HeadersReceived(stream, head, ended)
 
@@ -195,26 +195,26 @@ class Core(AtOnce):
         fields = self._reader.decode(block)
         found = self.streams.get(stream)
         if found is None:
-            yield Noise(_LATE_DROPS)
+            yield ControlFrame(_LATE_COST)
         elif found.ended or not ended or any(name.startswith(b":") for name, _ in fields):
             self.send_reset(stream, Reason.STREAM_CLOSED if found.ended else Reason.PROTOCOL_ERROR)
-            yield Left(stream, by_client=False)
+            yield StreamReset(stream, by_client=False)
         else:
             self._end(stream, found)
-            yield Sent(stream, b"", 0, ended=True)
+            yield DataReceived(stream, b"", 0, ended=True)
 
     def _on_priority(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if stream == 0 or len(payload) != 5:
             raise BrokenError(Reason.FRAME_SIZE_ERROR, "a priority has five bytes and a stream")
-        yield Noise(1.0)
+        yield ControlFrame(1.0)
 
     def _on_reset(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if len(payload) != 4:
             raise BrokenError(Reason.FRAME_SIZE_ERROR, "a reset has four bytes")
         self._check_met(stream)
-        yield Noise(1.0)
+        yield ControlFrame(1.0)
         if self.streams.pop(stream, None) is not None:
-            yield Left(stream, by_client=True)
+            yield StreamReset(stream, by_client=True)
 
     def _on_settings(self, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if stream:
@@ -239,8 +239,8 @@ class Core(AtOnce):
             raise BrokenError(Reason.FLOW_CONTROL_ERROR, "a window is too large")
         self.greeted = True
         self.out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        yield Noise(1.0)
-        yield Opened(0)
+        yield ControlFrame(1.0)
+        yield WindowOpened(0)
 
     def _on_push(self, _flags: int, _stream: int, _payload: bytes) -> Iterator[Event]:
         raise BrokenError(Reason.PROTOCOL_ERROR, "a client pushes nothing")
@@ -251,30 +251,30 @@ class Core(AtOnce):
         if stream:
             raise BrokenError(Reason.PROTOCOL_ERROR, "a ping is the connection's")
         if flags & frames.ACK:
-            yield Ponged(payload)
+            yield PongReceived(payload)
         else:
             self.out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
-        yield Noise(1.0)
+        yield ControlFrame(1.0)
 
     def _on_goaway(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if len(payload) < 8:
             raise BrokenError(Reason.FRAME_SIZE_ERROR, "a goodbye has eight bytes")
         if stream:
             raise BrokenError(Reason.PROTOCOL_ERROR, "a goodbye is the connection's")
-        yield Parted(frames.NUMBER.unpack_from(payload, 4)[0])
+        yield GoAwayReceived(frames.NUMBER.unpack_from(payload, 4)[0])
 
     def _on_window(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if len(payload) != 4:
             raise BrokenError(Reason.FRAME_SIZE_ERROR, "a window's update has four bytes")
         more = frames.NUMBER.unpack(payload)[0] & frames.MAX_WINDOW
-        yield Noise(_LATE_DROPS)
+        yield ControlFrame(_LATE_COST)
         if stream == 0:
             was_shut = self.window <= 0
             self.window += more
             if not more or self.window > frames.MAX_WINDOW:
                 raise BrokenError(Reason.FLOW_CONTROL_ERROR, "a window opens too far, or not")
             if was_shut:  # else it was not for this one that anything waits
-                yield Opened(0)
+                yield WindowOpened(0)
         else:
             self._check_met(stream)
             found = self.streams.get(stream)
@@ -284,9 +284,9 @@ class Core(AtOnce):
             if not more or found.window > frames.MAX_WINDOW:
                 reason = Reason.FLOW_CONTROL_ERROR if more else Reason.PROTOCOL_ERROR
                 self.send_reset(stream, reason)
-                yield Left(stream, by_client=False)
+                yield StreamReset(stream, by_client=False)
                 return
-            yield Opened(stream)
+            yield WindowOpened(stream)
 
     def _open(self, stream: int, *, ended: bool) -> None:
         self.last_stream = stream

@@ -1,7 +1,4 @@
-"""What a client did, as the HTTP/2 core tells it.
-
-Tuples, as one is made for nearly every frame.
-"""
+"""Events of the HTTP/2 core: what a client sent. Named tuples, one for nearly every frame."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import NamedTuple
 from services.online.grpc.http2.head import CallHead
 
 
-class Whole(NamedTuple):
-    """A call that came at once: its head, and all its data in one frame of `size` bytes."""
+class WholeCall(NamedTuple):
+    """A call that arrived whole: its head, and all its data in one frame."""
 
     stream: int
     head: CallHead
@@ -19,15 +16,15 @@ class Whole(NamedTuple):
 
 
 class HeadersReceived(NamedTuple):
-    """A call began; it has no data if that `ended` it."""
+    """A call began; it has no data if the headers `ended` it."""
 
     stream: int
     head: CallHead
     ended: bool
 
 
-class Sent(NamedTuple):
-    """Data of a call; with its padding it took `size` bytes of the windows. May be empty."""
+class DataReceived(NamedTuple):
+    """Data of a call, which may be empty; it used `size` bytes of the windows, padding included."""
 
     stream: int
     data: bytes
@@ -35,35 +32,44 @@ class Sent(NamedTuple):
     ended: bool
 
 
-class Left(NamedTuple):
-    """A stream was reset, by either side: nobody waits for it any more."""
+class StreamReset(NamedTuple):
+    """A stream was reset by the client or by the core."""
 
     stream: int
     by_client: bool
 
 
-class Opened(NamedTuple):
-    """More can be sent: of one stream, or of any if that is 0."""
+class WindowOpened(NamedTuple):
+    """The client takes more bytes of a stream, or of the connection if `stream` is 0."""
 
     stream: int
 
 
-class Noise(NamedTuple):
-    """Something that asks for nothing, `drops` of it."""
+class ControlFrame(NamedTuple):
+    """A frame that carries no call; its `cost` is charged to the client's rate limit."""
 
-    drops: float
+    cost: float
 
 
-class Ponged(NamedTuple):
+class PongReceived(NamedTuple):
     """The answer to a ping."""
 
     data: bytes
 
 
-class Parted(NamedTuple):
+class GoAwayReceived(NamedTuple):
     """The client begins no more calls, for `reason`."""
 
     reason: int
 
 
-Event = Whole | HeadersReceived | Sent | Left | Opened | Noise | Ponged | Parted
+Event = (
+    WholeCall
+    | HeadersReceived
+    | DataReceived
+    | StreamReset
+    | WindowOpened
+    | ControlFrame
+    | PongReceived
+    | GoAwayReceived
+)

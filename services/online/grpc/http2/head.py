@@ -7,8 +7,8 @@ import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 from bundle.errors import MlctlError
@@ -32,6 +32,8 @@ _REQUIRED = frozenset({b":method", b":scheme", b":path"})
 _ONE_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
+# Metadata that differs in every call and has no meaning for HTTP/2.
+PER_CALL = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
 # These are the protocol's own; all others are the caller's metadata.
 _OWN = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"}) | {
     b"grpc-accept-encoding"
@@ -49,11 +51,10 @@ class MalformedError(Exception):
     """Headers that HTTP/2 allows nobody to send."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallHead:
-    """A call's headers, `size` bytes of memory. `timeout_text` is as the caller wrote it.
+class CallHead(NamedTuple):
+    """A call's headers, `size` bytes of memory. `timeout_text` is as the client wrote it.
 
-    It is `plain` if all of them are right for a message that is not packed, and ask for no lane.
+    `plain` is whether they are all valid for an uncompressed message and name no priority.
     """
 
     method: bytes
@@ -65,6 +66,18 @@ class CallHead:
     fields: Fields
     size: int
     plain: bool = False
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the head may be cached: without a token, and without headers of one call."""
+        if self.authorization is not None:
+            return False
+        return all(name not in PER_CALL for name, _ in self.fields)
+
+    def field(self, name: bytes) -> bytes | None:
+        """Return the value of a header that occurs once; several values are joined by commas."""
+        values = [value for found, value in self.fields if found == name]
+        return b", ".join(dict.fromkeys(values)) if values else None
 
     @property
     def is_grpc(self) -> bool:
@@ -95,10 +108,26 @@ class CallHead:
 def parse_head(fields: Fields) -> CallHead:
     """Return the head of a call; raise MalformedError for headers that are against HTTP/2.
 
-    Heads are cached for all connections, but not those with a caller's token.
+    Parsed heads are cached for all connections, without the headers that differ in every call, and
+    not those with a client's token.
     """
-    secret = any(name == b"authorization" for name, _ in fields)
-    return _parse(fields) if secret else _parse_cached(fields)
+    same: list[tuple[bytes, bytes]] = []
+    extra, secret = 0, False
+    for field in fields:
+        name = field[0]
+        if name in PER_CALL:
+            extra += len(name) + len(field[1]) + _FIELD_BYTES
+        elif extra and name.startswith(b":"):
+            raise MalformedError(name)
+        else:
+            secret = secret or name == b"authorization"
+            same.append(field)
+    key = tuple(same)
+    head = _parse(key) if secret else _parse_cached(key)
+    if not extra:
+        return head
+    size = head.size + extra
+    return CallHead(*head[:6], fields, size, head.plain)
 
 
 def _parse(fields: Fields) -> CallHead:
@@ -126,7 +155,7 @@ def _parse(fields: Fields) -> CallHead:
         fields,
         sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields),
     )
-    return replace(head, plain=_is_plain(head))
+    return head._replace(plain=_is_plain(head))
 
 
 _parse_cached = lru_cache(maxsize=128)(_parse)

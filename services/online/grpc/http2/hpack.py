@@ -1,109 +1,205 @@
-"""Header compression that remembers: a client's calls begin with the same bytes, ours end so.
+"""Header compression (HPACK, RFC 7541): decodes one client's blocks, encodes without tables.
 
-What clients send is decoded by the library. What is kept of it is bounded, and belongs to one
-connection, as it depends on the connection's table. What we send uses no table at all.
+Calls of a client begin with the same headers, so blocks are decoded once: a whole block if it comes
+again, else the part before the first header that differs in every call (a request id, a trace).
+Both are forgotten when the client's table changes, because indexes may mean other headers then.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from functools import lru_cache
 
-from hpack import Decoder, Encoder, HPACKDecodingError, HPACKError
+from hpack import Encoder, HPACKDecodingError
+from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from services.online.grpc.http2.frames import BrokenError, Reason
-from services.online.grpc.http2.head import CallHead, Fields, parse_head
+from services.online.grpc.http2.head import PER_CALL, CallHead, Fields, parse_head
 
-# Says that our table is empty and stays so, RFC 7541 (6.3): whatever size the client allows.
+# Announces an empty table that stays empty, RFC 7541 (6.3), whatever size the client allows.
 NO_TABLE = b"\x20"
+_STATIC: Fields = HeaderTable.STATIC_TABLE
+_MAX_TABLE_BYTES = 4096
+_ENTRY_BYTES = 32
 # RFC 7541 (4.2). Each empties the table, and takes one byte.
 _MAX_RESIZES = 2
+_MAX_INTEGER_BYTES = 5
 _MAX_BLOCKS = 64
 _MAX_BLOCK_BYTES = 512
-# A field takes some microseconds, and may be one byte. No honest call has so many.
+# A field takes about a microsecond, and may be one byte. No honest call has so many.
 _FREE_FIELDS = 64
-_FIELD_DROPS = 0.125
-
-
-class _Table(HeaderTable):
-    """Knows whether it was changed, and how often resized, since `begin`."""
-
-    changed = False
-    resizes = 0
-
-    def begin(self) -> None:
-        """Another block is decoded."""
-        self.changed, self.resizes = False, 0
-
-    def add(self, name: bytes, value: bytes) -> None:
-        self.changed = True
-        super().add(name, value)
-
-    @property
-    def maxsize(self) -> int:
-        return self._maxsize
-
-    @maxsize.setter
-    def maxsize(self, newmax: int) -> None:
-        self.changed = True
-        self.resizes += 1
-        if self.resizes > _MAX_RESIZES:
-            raise HPACKDecodingError("more sizes of the table than a block may have")
-        HeaderTable.maxsize.__set__(self, newmax)  # type: ignore[attr-defined]
+_FIELD_COST = 0.125
+_huffman = lru_cache(maxsize=1024)(decode_huffman)
 
 
 class HeadReader:
-    """Decodes one connection's header blocks, those that left the table as it was only once.
+    """Decodes one connection's header blocks.
 
-    `last` is the last block of these, and its head. `drops` grows by what blocks of very many
-    fields cost; who charges the client for it sets it to 0 again.
+    `cost` grows by the cost of blocks with very many fields; the connection charges the client for
+    it and sets it to 0 again.
     """
 
     def __init__(self, max_header_list_size: int) -> None:
-        self._decoder = Decoder(max_header_list_size)
-        self._table = self._decoder.header_table = _Table()
-        self._known: dict[bytes, CallHead] = {}
-        self.last: tuple[bytes, CallHead] | None = None
-        self.drops = 0.0
+        self._max_bytes = max_header_list_size
+        self._table: deque[tuple[bytes, bytes]] = deque()
+        self._table_bytes = 0
+        self._table_limit = _MAX_TABLE_BYTES
+        self._heads: dict[bytes, CallHead] = {}
+        # The start of the last block up to its first header of one call, and what that contains.
+        self._start = b""
+        self._start_fields: Fields = ()
+        self._start_bytes = 0
+        self.cost = 0.0
 
     def read(self, block: bytes) -> CallHead:
-        """The head of a call. Raises BrokenError, and MalformedError if only the call is broken."""
-        if self.last is not None and self.last[0] == block:
-            return self.last[1]
-        found = self._known.get(block)
+        """Return the head of a call.
+
+        Raises BrokenError, and MalformedError if only the call is broken.
+        """
+        found = self._heads.get(block)
         if found is not None:
-            self.last = block, found
             return found
-        head = parse_head(self.decode(block))
-        if not self._table.changed and len(block) <= _MAX_BLOCK_BYTES:
-            if head.authorization is None:  # tokens are not kept beyond the next head
-                if len(self._known) >= _MAX_BLOCKS:
-                    self._known.clear()
-                self._known[block] = head
-            self.last = block, head
+        fields, changed = self._decode(block)
+        head = parse_head(fields)
+        if not changed and len(block) <= _MAX_BLOCK_BYTES and head.reusable:
+            if len(self._heads) >= _MAX_BLOCKS:
+                self._heads.clear()
+            self._heads[block] = head
         return head
 
     def decode(self, block: bytes) -> Fields:
-        """The fields of any block, also of one that nobody wants: the table is for all."""
-        table = self._table
-        table.begin()
+        """Return the fields of a block; unwanted blocks are decoded, too: they change the table."""
+        return self._decode(block)[0]
+
+    def _decode(self, block: bytes) -> tuple[Fields, bool]:
+        """Return the fields, and whether the block changed the table."""
         try:
-            fields = tuple(self._decoder.decode(block, raw=True))
-        except HPACKError:
-            raise BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken") from None
-        if table.changed:  # what other blocks say may be something else now
-            self._known.clear()
-            self.last = None
+            fields, changed = self._parse(block)
+        except (IndexError, HPACKDecodingError):
+            raise _broken() from None
         if len(fields) > _FREE_FIELDS:
-            self.drops += (len(fields) - _FREE_FIELDS) * _FIELD_DROPS
-        return fields
+            self.cost += (len(fields) - _FREE_FIELDS) * _FIELD_COST
+        return fields, changed
+
+    def _parse(self, block: bytes) -> tuple[Fields, bool]:
+        fields: list[tuple[bytes, bytes]] = []
+        at = total = resizes = 0
+        changed, stable = False, True
+        if self._start and block.startswith(self._start):
+            fields += self._start_fields
+            at, total, stable = len(self._start), self._start_bytes, False
+        else:  # it may have a token, which is kept no longer than needed
+            self._start, self._start_fields = b"", ()
+        size = len(block)
+        while at < size:
+            begin, byte = at, block[at]
+            at += 1
+            if byte >= 0x80:
+                index, at = _integer(block, at, byte & 0x7F, 0x7F)
+                field = self._entry(index)
+            elif byte & 0xE0 == 0x20:
+                resizes += 1
+                if fields or resizes > _MAX_RESIZES:
+                    raise _broken()
+                at = self._resize(block, at, byte & 0x1F)
+                changed = True
+                continue
+            else:
+                field, at = self._literal(block, at, byte)
+                changed = changed or byte >= 0x40
+            if stable and field[0] in PER_CALL:
+                stable = False
+                if not changed:
+                    self._start, self._start_fields = block[:begin], tuple(fields)
+                    self._start_bytes = total
+            fields.append(field)
+            total += len(field[0]) + len(field[1]) + _ENTRY_BYTES
+            if total > self._max_bytes:
+                raise _broken()
+        if changed:  # the same bytes may mean other headers now
+            self._heads.clear()
+            self._start, self._start_fields = b"", ()
+        return tuple(fields), changed
+
+    def _literal(self, block: bytes, at: int, byte: int) -> tuple[tuple[bytes, bytes], int]:
+        """Return a field that is written out, and where the next begins; add it to the table."""
+        mask = 0x3F if byte >= 0x40 else 0x0F
+        index = byte & mask
+        if index:
+            index, at = _integer(block, at, index, mask)
+            name = self._entry(index)[0]
+        else:
+            name, at = _string(block, at)
+        value, at = _string(block, at, secret=name == b"authorization")
+        if byte >= 0x40:
+            self._add((name, value))
+        return (name, value), at
+
+    def _resize(self, block: bytes, at: int, first: int) -> int:
+        """Change the table's size, and return where the next field begins."""
+        limit, at = _integer(block, at, first, 0x1F)
+        if limit > _MAX_TABLE_BYTES:
+            raise _broken()
+        self._table_limit = limit
+        self._evict(0)
+        return at
+
+    def _entry(self, index: int) -> tuple[bytes, bytes]:
+        if index == 0:
+            raise _broken()
+        return _STATIC[index - 1] if index <= len(_STATIC) else self._table[index - 62]
+
+    def _add(self, field: tuple[bytes, bytes]) -> None:
+        size = len(field[0]) + len(field[1]) + _ENTRY_BYTES
+        self._evict(size)
+        if size <= self._table_limit:
+            self._table.appendleft(field)
+            self._table_bytes += size
+
+    def _evict(self, room: int) -> None:
+        """Drop the oldest entries until `room` bytes are free, or the table is empty."""
+        table = self._table
+        while table and self._table_bytes + room > self._table_limit:
+            name, value = table.pop()
+            self._table_bytes -= len(name) + len(value) + _ENTRY_BYTES
+
+
+def _integer(block: bytes, at: int, value: int, mask: int) -> tuple[int, int]:
+    """Return the integer whose first bits are `value`, and where the next field begins."""
+    if value != mask:
+        return value, at
+    for shift in range(0, 7 * _MAX_INTEGER_BYTES, 7):
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise _broken()
+
+
+def _string(block: bytes, at: int, *, secret: bool = False) -> tuple[bytes, int]:
+    """Return the string at `at`, and where the next field begins; secrets are not cached."""
+    byte = block[at]
+    length, at = _integer(block, at + 1, byte & 0x7F, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise _broken()
+    text = block[at:end]
+    if byte >= 0x80:
+        text = decode_huffman(text) if secret else _huffman(text)
+    return text, end
+
+
+def _broken() -> BrokenError:
+    return BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken")
 
 
 @lru_cache(maxsize=64)
 def encode(fields: Fields) -> bytes:
-    """A block that adds nothing to any table: the same bytes for the same fields.
+    """Return a block that adds nothing to any table: the same bytes for the same fields.
 
-    Nor is it packed: the library does that in Python, and a refusal has many bytes of headers.
+    It is not Huffman-coded: that is slow in Python, and an error has many bytes of headers.
     """
     encoder = Encoder()
     return bytes(encoder.encode([(name, value, True) for name, value in fields], huffman=False))

@@ -20,9 +20,9 @@ class Bucket:
         self._at = now
         self._level = 0.0
 
-    def add(self, now: float, drops: float = 1.0) -> bool:
-        """Whether it still holds after so many drops more."""
-        self._level = max(0.0, self._level - (now - self._at) * PER_SECOND) + drops
+    def add(self, now: float, cost: float = 1.0) -> bool:
+        """Whether it still holds after so many cost more."""
+        self._level = max(0.0, self._level - (now - self._at) * PER_SECOND) + cost
         self._at = now
         return self._level <= CAPACITY
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bundle.errors import MlctlError
+from services.online.grpc.http2.head import CallHead
 from services.online.http.fields import fields_of
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import GRPC, RequestRecord
@@ -25,15 +26,27 @@ class GrpcCalls:
 
     def begin(self, size: Callable[[], int] | None, call: GrpcCall) -> RequestRecord | None:
         """Return the record of a request of `size` bytes, or None if nothing of it is recorded."""
-        if self._host.observer is None:
+        if self._host.observer is None or not self._host.observer.active:
             return None
         fields = fields_of([(name.encode(), _bytes(value)) for name, value in call.metadata])
         request_id = self._ids.of(fields.get(b"x-request-id"))
         traceparent, tracestate = fields.get(b"traceparent"), fields.get(b"tracestate")
-        seen = self._host.observer.begin(GRPC, request_id, traceparent, call.peer, tracestate)
+        seen = self._host.observer.begin(GRPC, request_id, traceparent, tracestate)
         if seen is not None and size is not None:
             seen.bytes_in = size()
         return seen
+
+    def begin_call(self, head: CallHead, size: int) -> RequestRecord | None:
+        """Return the record of a call of `size` bytes, or None if nothing of it is recorded."""
+        observer = self._host.observer
+        if observer is None or not observer.active:
+            return None
+        request_id = self._ids.of(head.field(b"x-request-id"))
+        traceparent, tracestate = head.field(b"traceparent"), head.field(b"tracestate")
+        record = observer.begin(GRPC, request_id, traceparent, tracestate)
+        if record is not None:
+            record.bytes_in = size
+        return record
 
     def refused(self, error: MlctlError, call: GrpcCall) -> None:
         """Count and report a call that was rejected before its message was read."""

@@ -1,7 +1,7 @@
-"""What a connection sends: at once where the client's windows allow it, else when they do.
+"""The answers of a connection: sent as soon as the client's windows allow it.
 
-What waits is parked per stream, in order. Nothing is sent while the transport is full, so
-that a slow reader's answers are in one place.
+Unsent bytes are parked per stream, in order. Nothing is sent while the transport is full, so that
+a slow reader's answers are in one place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from services.online.grpc.http2.sending import Sending
 
 
 class _Parked:
-    """The rest of one stream."""
+    """The unsent rest of one stream."""
 
     __slots__ = ("drained", "ending", "pieces", "timer")
 
@@ -27,13 +27,13 @@ class _Parked:
         self.timer: asyncio.TimerHandle | None = None
 
     def stop_timer(self) -> None:
-        """Nothing waits any more."""
+        """Stop the time limit: everything is sent."""
         if self.timer is not None:
             self.timer.cancel()
 
 
 class Parking:
-    """How many bytes all connections of a server have parked."""
+    """The number of bytes that all connections of a server have parked."""
 
     __slots__ = ("size",)
 
@@ -44,14 +44,14 @@ class Parking:
 class Outbox:
     """The sending half of one connection; `wake` is called when there is something to write.
 
-    What it parks is counted in `parking` as well.
+    Parked bytes are counted in `parking` as well.
     """
 
     def __init__(self, core: Sending, wake: Callable[[], None], parking: Parking) -> None:
         self._core = core
         self._wake = wake
         self._parked: dict[int, _Parked] = {}
-        self._refused: set[int] = set()
+        self._unfinished: set[int] = set()
         self.paused = False
         self._parking = parking
         self.size = 0  # in bytes, of what is parked
@@ -66,12 +66,12 @@ class Outbox:
         return not self._parked
 
     def start(self, stream: int, headers: Fields) -> None:
-        """Send the headers that begin an answer."""
+        """Send the headers of an answer."""
         self._core.send_headers(stream, headers)
         self._wake()
 
     def message(self, stream: int, data: bytes) -> bool:
-        """Send a message, or what the windows allow of it; whether that was all."""
+        """Send a message, or the part that the windows allow; return whether that was all."""
         core = self._core
         free = stream not in self._parked and not self.paused
         if free and len(data) <= core.may_send(stream):
@@ -86,57 +86,60 @@ class Outbox:
 
     def answer(self, stream: int, message: bytes, seconds: float) -> None:
         """Send a whole answer of one message, in any number of frames."""
-        if self.paused or not self._core.answer(stream, message):
+        if not self.paused and self._core.answer(stream, message):
+            self._wake()
+        else:
             self.start(stream, HEADERS)
             self.message(stream, message)
-            self.end(stream, OK_TRAILERS, refuse_rest=False, seconds=seconds)
+            self.end(stream, OK_TRAILERS, reset_unfinished=False, seconds=seconds)
 
-    def end(self, stream: int, trailers: Fields, *, refuse_rest: bool, seconds: float) -> None:
-        """End an answer, or answer with trailers alone; `refuse_rest` of what is asked still.
+    def end(self, stream: int, trailers: Fields, *, reset_unfinished: bool, seconds: float) -> None:
+        """End an answer, or answer with trailers alone.
 
-        What is not taken within `seconds` is dropped.
+        With `reset_unfinished` the client may still be sending, and is stopped if it goes on. The
+        stream is reset if the client does not read the answer within `seconds`.
         """
         parked = self._parked.get(stream)
         if parked is not None:
-            parked.ending = trailers, refuse_rest
+            parked.ending = trailers, reset_unfinished
             loop = asyncio.get_running_loop()
             parked.timer = loop.call_later(seconds, self.reset, stream, Reason.CANCEL)
             return
-        self._end(stream, trailers, refuse_rest=refuse_rest)
+        self._end(stream, trailers, reset_unfinished=reset_unfinished)
 
-    def _end(self, stream: int, trailers: Fields, *, refuse_rest: bool) -> None:
+    def _end(self, stream: int, trailers: Fields, *, reset_unfinished: bool) -> None:
         self._core.send_headers(stream, trailers, end=True)
-        if refuse_rest:
-            self._refused.add(stream)
+        if reset_unfinished:
+            self._unfinished.add(stream)
         self._wake()
 
-    def refuse_rest(self, stream: int) -> None:
-        """More came of a stream that was answered: tell the client to send no more of it.
+    def reset_unfinished(self, stream: int) -> None:
+        """Stop a client that sends more of a call that was answered.
 
-        Not at once: most have sent all before they hear of the answer, and some take the end
-        of what they still send for their call's failure.
+        Not with the answer: most clients have sent everything by then, and some take the reset for
+        the call's failure.
         """
-        if stream in self._refused:
+        if stream in self._unfinished:
             self.reset(stream, Reason.NO_ERROR)
 
-    def refuse_rests(self) -> None:
-        """The same for all that were answered and neither ended nor reset since."""
-        for stream in list(self._refused):
-            self.refuse_rest(stream)
+    def reset_all_unfinished(self) -> None:
+        """Stop the clients of all answered calls that neither ended nor were reset since."""
+        for stream in list(self._unfinished):
+            self.reset_unfinished(stream)
 
     def ended(self, stream: int) -> None:
-        """The client sends no more of the stream."""
-        self._refused.discard(stream)
+        """Record that the client has ended its half of the stream."""
+        self._unfinished.discard(stream)
 
     def reset(self, stream: int, reason: Reason) -> None:
-        """End a stream at once, and drop what is parked."""
+        """Reset a stream, and drop its parked bytes."""
         self.forget(stream)
         self._core.send_reset(stream, reason)
         self._wake()
 
     def forget(self, stream: int) -> None:
-        """The stream is no more: drop what is parked."""
-        self._refused.discard(stream)
+        """Drop the parked bytes of a stream that has ended."""
+        self._unfinished.discard(stream)
         parked = self._parked.pop(stream, None)
         if parked is not None:
             self._count(-sum(map(len, parked.pieces)))
@@ -145,8 +148,8 @@ class Outbox:
                 parked.drained.cancel()
 
     def clear(self) -> None:
-        """The connection is gone."""
-        self._refused.clear()
+        """Drop everything: the connection is closed."""
+        self._unfinished.clear()
         for stream in list(self._parked):
             self.forget(stream)
 
@@ -159,14 +162,14 @@ class Outbox:
             await asyncio.shield(parked.drained)
 
     def resume(self) -> None:
-        """Windows were opened, or the transport takes more: send what can be sent, in turns."""
+        """Send what the windows and the transport allow now, stream by stream."""
         for stream in list(self._parked):
             if self._core.window <= 0:
                 return
             self.resume_one(stream)
 
     def resume_one(self, stream: int) -> None:
-        """The same for one stream, if anything of it is parked."""
+        """Send the parked bytes of one stream, if it has any."""
         parked = self._parked.pop(stream, None)
         if parked is not None:
             self._parked[stream] = parked  # behind the others, for the next time
@@ -193,5 +196,5 @@ class Outbox:
         if parked.drained is not None and not parked.drained.done():
             parked.drained.set_result(None)
         if parked.ending is not None:
-            trailers, refuse_rest = parked.ending
-            self._end(stream, trailers, refuse_rest=refuse_rest)
+            trailers, reset_unfinished = parked.ending
+            self._end(stream, trailers, reset_unfinished=reset_unfinished)

@@ -67,15 +67,6 @@ class Sending:
         """Send headers or trailers."""
         self.headers(stream, encode(fields), end=end)
 
-    def turn_away(self, stream: int, block: bytes) -> None:
-        """Answer a call of which all has come with trailers alone, which `encode` made."""
-        if self.ready:
-            del self.streams[stream]
-            head = len(block) << 8 | frames.HEADERS
-            self.out.append(frames.FRAME_HEAD.pack(head, _LAST, stream) + block)
-        else:
-            self.headers(stream, block, end=True)
-
     def answer(self, stream: int, message: bytes) -> bool:
         """Send a whole answer of one message, if the windows and a frame have room for it."""
         found, size = self.streams[stream], len(message)

@@ -14,8 +14,7 @@ import grpc
 from bundle.errors import MlctlError
 from services.online.batching.budget import Inflight
 from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
-from services.online.grpc.http2.connection import Connection, Times
-from services.online.grpc.http2.desks import Taker
+from services.online.grpc.http2.connection import Connection, OpenWhole, Times
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.http2.observed_calls import GrpcCalls
@@ -37,18 +36,18 @@ _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 class Http2Server:
     """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
 
-    `desk` answers the calls that it recognizes. If a token is required, callers without one are
-    rejected before a message is read.
+    If a token is required, callers without one are rejected before a message is read.
     """
 
     def __init__(
         self,
         host: Serving,
         handlers: Mapping[str, MethodHandler],
-        desk: Taker,
+        open_whole: OpenWhole,
     ) -> None:
         self._host = host
         self._handlers = handlers
+        self._open_whole = open_whole
         self._calls = GrpcCalls(host.hosts[0])
         self._room = Inflight(_CALLS_BYTES)
         self._probes = Inflight(_PROBES_BYTES)
@@ -57,7 +56,6 @@ class Http2Server:
         self._servers: list[asyncio.AbstractServer] = []
         self._connections: set[Connection] = set()
         self._parking = Parking()
-        self._desk = desk
 
     def listen(self, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen on all addresses that `address` resolves to, and return the port.
@@ -124,7 +122,7 @@ class Http2Server:
     def _connect(self) -> Connection:
         most = self._host.settings.max_connections
         return Connection(
-            self._open, self._connections, most, self._times, self._parking, self._desk
+            self._open, self._connections, most, self._times, self._parking, self._open_whole
         )
 
     def _open(self, connection: Connection, stream: int, head: CallHead, ended: bool) -> GrpcCall:

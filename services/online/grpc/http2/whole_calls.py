@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from services.online.grpc.http2 import frames
-from services.online.grpc.http2.events import Noise, Whole
+from services.online.grpc.http2.events import ControlFrame, WholeCall
 from services.online.grpc.http2.frames import BrokenError, Reason
-from services.online.grpc.http2.head import CallHead, MalformedError
+from services.online.grpc.http2.head import MalformedError
 from services.online.grpc.http2.hpack import HeadReader
 from services.online.grpc.http2.sending import (
     CONNECTION_WINDOW_BYTES,
@@ -35,7 +35,7 @@ class Block:
         self.fragments = 0
 
 
-class AtOnce(Sending):
+class Receiving(Sending):
     """What a connection knows of what came, and the short way of a call that is all there."""
 
     def __init__(self) -> None:
@@ -48,32 +48,9 @@ class AtOnce(Sending):
         self._tail = bytearray()
         self._block: Block | None = None
 
-    def again(self, data: bytes) -> tuple[int, CallHead, bytes] | None:
-        """The call that `data` is, if it is one and nothing else and its head is the last one's.
-
-        Its parts are those of the event that `receive` would tell; nothing has changed if it
-        is None.
-        """
-        last = self._reader.last
-        if last is None or self._tail or self._block is not None:
-            return None
-        block, head = last
-        end, size = 9 + len(block), len(data)
-        if size < end + 9 or not data.startswith(block, 9):
-            return None
-        word, flags, stream = _unpack(data)
-        if word != len(block) << 8 | frames.HEADERS or flags != frames.END_HEADERS:
-            return None
-        found = self._body(data, stream, end)
-        if found is None or found[2] != size:
-            return None
-        window, start, _ = found
-        self._begin(stream, window, size - start)
-        return stream, head, data[start:]
-
     def _whole(
         self, data: bytes, stream: int, start: int, end: int
-    ) -> tuple[Whole | Noise, int] | None:
+    ) -> tuple[WholeCall | ControlFrame, int] | None:
         """The call whose headers are there, if all of it is, and where it ends; else None."""
         found = None if end - start > MAX_HEADER_BYTES else self._body(data, stream, end)
         if found is None or self._block is not None:
@@ -84,9 +61,9 @@ class AtOnce(Sending):
         except MalformedError:
             self.last_stream = stream
             self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
-            return Noise(1.0), end  # its block is read, and its data comes late
+            return ControlFrame(1.0), end  # its block is read, and its data comes late
         self._begin(stream, window, stop - at)
-        return Whole(stream, head, data[at:stop]), stop
+        return WholeCall(stream, head, data[at:stop]), stop
 
     def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int] | None:
         """What the client opens of the window of a new call, and where its data is; else None.

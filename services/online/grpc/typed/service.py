@@ -48,14 +48,14 @@ class TypedService:
         return MethodHandler(self._answer, self._codec.response.SerializeToString)
 
     async def _answer(self, message: bytes, call: GrpcCall) -> Any:
-        async def infer(asking: RequestContext) -> Any:
+        async def infer(context: RequestContext) -> Any:
             start = perf_counter()
-            model = asking.of(self._model)
+            model = context.of(self._model)
             request = self._codec.decode(message)
             parse = perf_counter() - start
             return await ask(
                 model,
-                asking,
+                context,
                 request,
                 call,
                 parse,

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.online.batching.budget import BusyError
-from services.online.http.connection.plain_parser import PlainParser
 from services.online.http.responses import error_response, make_response, render_headers, to_wire
 
+_NOT_HTTP = "Invalid HTTP request received."
 _LARGE_HEAD = "The head of the request is too large."
+_UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class _HeadError(Exception):
@@ -35,7 +37,7 @@ class LimitedProtocol(HttpToolsProtocol):
     head_seconds = 10.0
     drain_seconds = 10.0
     # A rejected connection stays open for this time, so that its client can read the answer.
-    refusal_seconds = 1.0
+    rejection_seconds = 1.0
     # At shutdown an idle connection stays open for this time, for a request that is in transit.
     farewell_seconds = 0.5
     # A client must read `stall_bytes` in each `stall_seconds` while an answer waits to be sent.
@@ -46,7 +48,9 @@ class LimitedProtocol(HttpToolsProtocol):
     _in_head = True
     _in_body = False
     _broken = False
-    _refused_head: tuple[int, str] | None = None
+    _rejected_head: tuple[int, str] | None = None
+    # The time of the last response, on the loop's clock.
+    _idle_since = 0.0
     # The number of bytes read since the head began.
     _read_bytes = 0
     # Whether the last read began or ended a head or had a part of a body, and the number of bytes
@@ -58,12 +62,12 @@ class LimitedProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _leave_timer: asyncio.TimerHandle | None = None
     _leaving = False
+    _ignores_upgrade = False
     # The request that is being answered: `cycle` is the last one, which may wait behind it.
     _started: RequestResponseCycle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.parser = PlainParser(self)
         if self.idle_seconds is not None:
             self.timeout_keep_alive = self.idle_seconds
 
@@ -75,7 +79,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            self._refuse_connection()
+            self._reject_connection()
         else:
             self._arm_head()
 
@@ -94,15 +98,65 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._progress = False
         self._read_bytes = len(data) + (self._read_bytes if self._in_head else 0)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
+            self._parse_rest(data, error)
         if self._in_head or self._in_body:
             self._unfinished_bytes = 0 if self._progress else self._unfinished_bytes + len(data)
             if self._unfinished_bytes > self.max_head_bytes:
-                self._refuse_flood()
+                self._reject_flood()
             elif self._in_head:
                 self._arm_head()
         elif not self._in_body and self.timeout_keep_alive_task is None and not self.answering:
             self._arm_head()  # blank lines alone must not hold the connection either
+
+    def _parse_rest(self, data: bytes, error: Exception) -> None:
+        """Go on after the parser stopped with `error` within `data`.
+
+        It stops at the end of a head that offers another protocol and takes the body for bytes of
+        that protocol. A server may ignore such an offer (RFC 9110, 7.8), so the head is fed again
+        without it, except for websockets.
+        """
+        while isinstance(error, httptools.HttpParserUpgrade):
+            if not self._ignores_upgrade:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                else:
+                    self._unsupported_upgrade_warning()
+                return
+            data = self._head_without_upgrade() + bytes(data[error.args[0] :])
+            self._ignores_upgrade = False
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            try:
+                self.parser.feed_data(data)
+            except (httptools.HttpParserUpgrade, httptools.HttpParserError) as found:
+                error = found
+            else:
+                return
+        self.logger.warning(_NOT_HTTP)
+        self.send_400_response(_NOT_HTTP)
+
+    def _is_ignored_upgrade(self) -> bool:
+        """Whether the head that ends now will be fed again without its offer of a protocol."""
+        parser = self.parser
+        if not parser.should_upgrade():
+            return False
+        self._ignores_upgrade = parser.get_method() != b"CONNECT" and not self._should_upgrade()
+        return self._ignores_upgrade
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                kept = [token for token in tokens if token.lower() not in _UPGRADE_HEADERS]
+                lines.append(b"connection: %b" % b", ".join(kept))
+            elif name not in _UPGRADE_HEADERS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         self._in_head = self._progress = True
@@ -113,13 +167,15 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._in_head:
             return  # trailers are ignored
         if len(self.headers) >= self.max_headers:
-            self._refuse_head(431, "The request has too many headers.")
+            self._reject_head(431, "The request has too many headers.")
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._is_ignored_upgrade():
+            return
         self._check_head()
         super().on_headers_complete()
         self._end_head()  # not before: uvicorn may reject the target
@@ -131,6 +187,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._ignores_upgrade:
+            return
         self._in_body = False
         if self._drain_timer is not None:
             self._drain_timer.cancel()
@@ -138,12 +196,32 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch_close()
-        if self.flow.write_paused:
-            self.flow.pause_reading()
+        # In place of the inherited method, which makes a new timer for each response.
+        self.server_state.total_requests += 1
+        flow = self.flow
+        if self.transport.is_closing():
+            self._watch_close()
+        elif self.pipeline:
+            flow.resume_reading()
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            flow.resume_reading()
+            self._idle_since = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._arm_keep_alive(self.timeout_keep_alive)
+        if flow.write_paused:
+            flow.pause_reading()
         if self._in_body and not self.answering:
             self._drain()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Leave the keep-alive timer alone, which uvicorn cancels: it checks when it fires."""
+
+    def _arm_keep_alive(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            seconds, self.timeout_keep_alive_handler
+        )
 
     def shutdown(self) -> None:
         """End the connection after the answer to its request, or to one that is in transit.
@@ -157,8 +235,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._leave_timer = self.loop.call_later(self.farewell_seconds, super().shutdown)
 
     def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._watch_close()
+        """Close the connection if it was idle for the keep-alive time, else wait for the rest.
+
+        A request that arrives meanwhile has other timers; the response to it starts this one anew.
+        """
+        self.timeout_keep_alive_task = None
+        seconds = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if self.answering or self._in_body or self._head_timer is not None:
+            return
+        if seconds > 0:
+            self._arm_keep_alive(seconds)
+        else:
+            super().timeout_keep_alive_handler()
+            self._watch_close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -186,12 +275,12 @@ class LimitedProtocol(HttpToolsProtocol):
             super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        if self._refused_head is not None:
-            self._fail(*self._refused_head)
+        if self._rejected_head is not None:
+            self._fail(*self._rejected_head)
         else:
             self._fail(400, msg)
 
-    def note_refusal(self, status: int) -> None:
+    def note_rejection(self, status: int) -> None:
         """Called when a connection is answered `status` before a request; a subclass counts it."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -207,13 +296,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._read_bytes > self.max_head_bytes:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > self.max_head_bytes:
-                self._refuse_head(431, _LARGE_HEAD)
+                self._reject_head(431, _LARGE_HEAD)
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
-            self._refuse_head(400, "The request needs exactly one Host header.")
+            self._reject_head(400, "The request needs exactly one Host header.")
 
-    def _refuse_head(self, status: int, message: str) -> None:
-        self._refused_head = status, message
+    def _reject_head(self, status: int, message: str) -> None:
+        self._rejected_head = status, message
         raise _HeadError
 
     def _end_head(self) -> None:
@@ -247,14 +336,14 @@ class LimitedProtocol(HttpToolsProtocol):
             waiting.keep_alive = False
             self.flow.pause_reading()
             return
-        refused = self._in_body and waiting is None
-        if refused or self.pipeline or (waiting is not None and waiting.response_started):
+        rejected = self._in_body and waiting is None
+        if rejected or self.pipeline or (waiting is not None and waiting.response_started):
             self._close()
             return
         if waiting is not None:
             self._abandon()
         else:
-            self.note_refusal(status)
+            self.note_rejection(status)
         response = make_response(status, b"text/plain; charset=utf-8", message.encode())
         headers = render_headers(self.server_state.default_headers)
         self.transport.write(to_wire(response, headers, close=True))
@@ -262,21 +351,21 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._drain()
 
-    def _refuse_connection(self) -> None:
+    def _reject_connection(self) -> None:
         """Send 503 before reading anything. The connection does not count toward the limit."""
         self._broken = True
         self.connections.discard(self)
-        self.note_refusal(503)
-        refusal = error_response(
+        self.note_rejection(503)
+        rejection = error_response(
             BusyError(f"the server has its limit of {self.max_connections} connections already")
         )
         headers = render_headers(self.server_state.default_headers)
-        self.transport.write(to_wire(refusal, headers, close=True))
+        self.transport.write(to_wire(rejection, headers, close=True))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._drain_timer = self.loop.call_later(self.refusal_seconds, self.transport.abort)
+        self._drain_timer = self.loop.call_later(self.rejection_seconds, self.transport.abort)
 
-    def _refuse_flood(self) -> None:
+    def _reject_flood(self) -> None:
         if self._in_head:
             self._fail(431, _LARGE_HEAD)
         else:

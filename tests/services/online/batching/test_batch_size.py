@@ -12,7 +12,7 @@ from tests.services.online.batching.test_batcher_under_load import dense, flat
 from tests.support.simulation import Cost, SimulatedServer, Story, percentile, poisson
 
 SIZES = (1, 8, 32, 64)
-LIMITS = Limits(64, 4096, gather=True, sizes=SIZES)
+LIMITS = Limits(64, 4096, linger=True, sizes=SIZES)
 SOON = 0.0003
 
 
@@ -73,7 +73,7 @@ def test_clients_in_a_loop_get_what_the_best_size_gives() -> None:
     story = loop(cached, believed(cached))
     assert rate(story) >= 0.985 * 8 / cached(8)
     assert max(story.batches[16:]) > 8  # larger ones are tried
-    largest = loop(cached, believed(cached), limits=Limits(64, 4096, gather=True))
+    largest = loop(cached, believed(cached), limits=Limits(64, 4096, linger=True))
     assert rate(story) >= 1.08 * rate(largest)
     usual = percentile(story.latencies(since=1.0), 0.5)
     assert usual <= percentile(largest.latencies(since=1.0), 0.5)
@@ -124,7 +124,7 @@ def test_clients_that_ask_for_now_more_now_less_are_no_overload_of_small_batches
 def test_at_three_times_the_capacity_the_accepted_wait_for_full_batches_only(
     cost: Cost, sizes: tuple[int, ...], best: int
 ) -> None:
-    limits = Limits(64, 4096, gather=True, sizes=sizes)
+    limits = Limits(64, 4096, linger=True, sizes=sizes)
     capacity = best / cost(best)
     half = SimulatedServer(limits, cost, believed(cost)).play(poisson(0.5 * capacity, 40.0))
     arrivals = poisson(3 * capacity, 60.0)
@@ -139,7 +139,7 @@ def test_sizes_measured_anew_do_not_hide_an_overload(cost: Cost) -> None:
     """Where what a batch takes goes up and down, another size seems to be better all the time."""
     longest = []
     for sizes in ((), SIZES):
-        limits, chance = Limits(64, 4096, gather=True, sizes=sizes), random.Random(1)
+        limits, chance = Limits(64, 4096, linger=True, sizes=sizes), random.Random(1)
 
         def busy(rows: int, chance: random.Random = chance) -> float:
             return cost(rows) * chance.uniform(0.9, 1.4)

@@ -112,7 +112,7 @@ def test_nor_are_they_whenever_they_ask_and_however_much(
     cost: Cost, clients: int, sizes: tuple[int, ...]
 ) -> None:
     """What is asked for goes up and down about what can be done, which is no overload."""
-    server = SimulatedServer(Limits(32, 4096, gather=True), cost)
+    server = SimulatedServer(Limits(32, 4096, linger=True), cost)
     story = server.loop(clients, 0.0004, 10.0, sizes=sizes)
     assert not story.refused
     assert sum(story.batches) >= 0.9 * 10.0 * 32 / cost(32)

@@ -13,10 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from bundle.errors import ErrorCode
 from bundle.verify import VerifiedBundle
@@ -25,7 +21,7 @@ from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
-from services.online.http.limits import BodyLimit
+from services.online.http.predict import PredictApp
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
@@ -118,22 +114,28 @@ def test_a_client_that_leaves_lets_go(bundle: VerifiedBundle) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_bentoml_s_routes_are_bounded_too(streamed: bool) -> None:
-    async def read(request: Request) -> PlainTextResponse:
-        return PlainTextResponse(str(len(await request.body())))
-
+def test_predict__memory_budget_is_used_up__is_rejected(
+    bundle: VerifiedBundle, streamed: bool
+) -> None:
     async def main() -> None:
-        inflight = Inflight(100)
-        routes = [Route("/", read, methods=["POST"])]
-        transport = httpx.ASGITransport(BodyLimit(Starlette(routes=routes), 1000, inflight))
+        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+        await host.start()
+        host.inflight.limit = 100
+        transport = httpx.ASGITransport(PredictApp(host))
+        content = b'{"x": [[1, 2, 3, 4]]}' + b" " * 50
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            with Hold(inflight) as other:
+
+            async def chunks() -> AsyncIterator[bytes]:
+                yield content
+
+            with Hold(host.inflight) as other:
                 other.grow(50)
-                refused = await client.post("/", content=pieces() if streamed else BODY)
-                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-            taken = await client.post("/", content=pieces() if streamed else BODY)
-            assert taken.text == str(len(BODY))
-        assert inflight.used == 0
+                rejected = await client.post("/predict", content=chunks() if streamed else content)
+                assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "1")
+            answered = await client.post("/predict", content=chunks() if streamed else content)
+            assert answered.json() == [[12, 14, 16, 18]]
+        assert host.inflight.used == 0
+        await host.stop()
 
     asyncio.run(main())
 

@@ -15,8 +15,8 @@ SECONDS = 3.0
 SOON = 0.0003
 
 
-def server(cost: Cost, rows: int, *, gather: bool) -> SimulatedServer:
-    return SimulatedServer(Limits(rows, 4096, gather=gather), cost)
+def server(cost: Cost, rows: int, *, linger: bool) -> SimulatedServer:
+    return SimulatedServer(Limits(rows, 4096, linger=linger), cost)
 
 
 def gathering_of(measured: dict[int, float], rows: int) -> LingerHeuristic:
@@ -41,7 +41,7 @@ def test_clients_in_a_loop_are_answered_in_one_batch(
 ) -> None:
     """Without, the two halves of them take turns for ever."""
     apart, together = (
-        server(cost, rows, gather=gather).loop(clients, SOON, SECONDS) for gather in (False, True)
+        server(cost, rows, linger=linger).loop(clients, SOON, SECONDS) for linger in (False, True)
     )
     assert len(together.answered) >= times * len(apart.answered)
     settled = together.batches[len(together.batches) // 2 : -10]
@@ -56,32 +56,32 @@ def test_clients_in_a_loop_are_answered_in_one_batch(
 def test_requests_by_chance_hardly_notice(cost: Cost, rows: int, load: float) -> None:
     rate = load * rows / cost(rows)
     arrivals = poisson(rate, max(4.0, 2000 / rate))
-    apart, together = (server(cost, rows, gather=gather).play(arrivals) for gather in (False, True))
+    apart, together = (server(cost, rows, linger=linger).play(arrivals) for linger in (False, True))
     assert mean(together) <= 1.03 * mean(apart)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 16, 64])
 def test_clients_that_take_their_time_are_not_waited_for(clients: int) -> None:
     apart, together = (
-        server(dense, 64, gather=gather).loop(clients, 0.05, SECONDS) for gather in (False, True)
+        server(dense, 64, linger=linger).loop(clients, 0.05, SECONDS) for linger in (False, True)
     )
     assert mean(together) <= 1.03 * mean(apart)
 
 
 def test_one_client_alone_is_never_held_back() -> None:
-    crowd = server(dense, 64, gather=True)
+    crowd = server(dense, 64, linger=True)
     crowd.loop(16, SOON, 2.0)  # it has learned that waiting pays
     alone = [crowd.ask(3.0 + 0.1 * number) for number in range(20)]
     assert alone == pytest.approx([dense(1)] * 20)
 
 
 def test_clients_that_left_are_soon_not_waited_for() -> None:
-    crowd = server(dense, 64, gather=True)
+    crowd = server(dense, 64, linger=True)
     crowd.loop(64, SOON, 2.0)
     known = len(crowd.story.answered)
     crowd.play(poisson(0.5 * 64 / dense(64), 2.0, start=3.0))
     latencies = [end - one.moment for one, end in crowd.story.answered[known:]]
-    fresh = server(dense, 64, gather=False).play(poisson(0.5 * 64 / dense(64), 2.0, start=3.0))
+    fresh = server(dense, 64, linger=False).play(poisson(0.5 * 64 / dense(64), 2.0, start=3.0))
     usual = fresh.latencies()
     assert sum(latencies) / len(latencies) <= 1.03 * sum(usual) / len(usual)
 
@@ -113,11 +113,11 @@ def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
     assert sum(waits) == 3  # one chance in seventeen
 
 
-@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("linger", [False, True])
 @pytest.mark.parametrize(("cost", "rows", "clients"), [(steep, 32, 40), (dense, 64, 70)])
 def test_clients_in_a_loop_are_never_refused(
-    cost: Cost, rows: int, clients: int, gather: bool
+    cost: Cost, rows: int, clients: int, linger: bool
 ) -> None:
     """Somewhat more of them than a batch holds: long and short batches in turn."""
-    story = server(cost, rows, gather=gather).loop(clients, SOON, SECONDS)
+    story = server(cost, rows, linger=linger).loop(clients, SOON, SECONDS)
     assert not story.refused

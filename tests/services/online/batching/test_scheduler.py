@@ -322,13 +322,13 @@ def test_long_work_does_not_look_like_overload() -> None:
 
 def test_who_is_alike_is_refused_without_a_look_until_one_might_be_taken() -> None:
     policy = busy(costs=FLAT, max_queue=0.1)  # what runs takes 1 s
-    assert policy.refusal(1, Priority.NORMAL, 0.0) is None
+    assert policy.quick_reject(1, Priority.NORMAL, 0.0) is None
     with pytest.raises(QueueFullError) as refused:
         policy.offer(1, "k", 0.25, FAR)
-    assert policy.refusal(1, Priority.NORMAL, 0.875) is refused.value
-    assert policy.refusal(2, Priority.NORMAL, 0.875) is None
-    assert policy.refusal(1, Priority.HIGH, 0.875) is None
-    assert policy.refusal(1, Priority.NORMAL, 0.91) is None
+    assert policy.quick_reject(1, Priority.NORMAL, 0.875) is refused.value
+    assert policy.quick_reject(2, Priority.NORMAL, 0.875) is None
+    assert policy.quick_reject(1, Priority.HIGH, 0.875) is None
+    assert policy.quick_reject(1, Priority.NORMAL, 0.91) is None
     policy.offer(1, "k", 0.91, FAR)
 
 
@@ -336,7 +336,7 @@ def test_who_was_refused_for_his_deadline_says_nothing_of_others() -> None:
     policy = busy(costs=FLAT)
     with pytest.raises(QueueFullError):
         policy.offer(1, "k", 0.0, 1.5)
-    assert policy.refusal(1, Priority.NORMAL, 0.0) is None
+    assert policy.quick_reject(1, Priority.NORMAL, 0.0) is None
     policy.offer(1, "k", 0.0, FAR)
 
 
@@ -347,14 +347,14 @@ def test_a_look_is_worth_it_when_the_queue_is_shorter(how: str) -> None:
     waiting = [policy.offer(1, "k", 0.0, 5.5) for _ in range(3)]
     with pytest.raises(QueueFullError):
         policy.offer(1, "k", 0.0, FAR)
-    assert policy.refusal(1, Priority.NORMAL, 0.125) is not None
+    assert policy.quick_reject(1, Priority.NORMAL, 0.125) is not None
     if how == "leave":
         policy.cancel(waiting[0])
     elif how == "expire":
         assert len(policy.expire(4.6)) == 3
     else:
         policy.finished(0.125)
-    assert policy.refusal(1, Priority.NORMAL, 0.125) is None
+    assert policy.quick_reject(1, Priority.NORMAL, 0.125) is None
 
 
 def test_parked_work_has_no_turn_and_a_deadline_of_its_own() -> None:

@@ -24,6 +24,7 @@ from services.online.grpc.server import GrpcServer
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
+from tests.support.models import replace_infer
 
 Call = Callable[..., Any]
 insecure_channel: Any = grpc.insecure_channel
@@ -155,14 +156,14 @@ def test_overload_and_surprises(bundle: VerifiedBundle, monkeypatch: pytest.Monk
 
             return infer_instead
 
-        monkeypatch.setattr(host, "infer", raising(QueueFullError(8, 8, 2.3)))
+        replace_infer(monkeypatch, host, raising(QueueFullError(8, 8, 2.3)))
         full = await refused(call("ModelInfer", infer()))
         assert full.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert dict(full.trailing_metadata() or {})["retry-after"] == "3"
         info, retry = details_of(full)
         assert (info.reason, info.domain) == ("QUEUE_FULL", "mlctl")
         assert retry.retry_delay.ToMilliseconds() == 2300
-        monkeypatch.setattr(host, "infer", raising(RuntimeError("/srv/secret")))
+        replace_infer(monkeypatch, host, raising(RuntimeError("/srv/secret")))
         broken = await refused(call("ModelInfer", infer()))
         assert [type(detail) for detail in details_of(broken)] == [ErrorInfo]
         assert broken.code() is grpc.StatusCode.INTERNAL
@@ -190,7 +191,7 @@ def test_a_long_quotation_leaves_the_status_readable(
             unknown = await refused(call("ModelInfer", message))
             assert unknown.code() is grpc.StatusCode.NOT_FOUND
             assert len(details_of(unknown)) == 1
-        monkeypatch.setattr(host, "infer", refuse)
+        replace_infer(monkeypatch, host, refuse)
         long = await refused(call("ModelInfer", infer()))
         assert long.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert str(long.details()).strip(letter) == "..."
@@ -213,7 +214,7 @@ def test_a_caller_that_leaves_withdraws_its_request(
             asked.set_result(pending)
             return pending
 
-        monkeypatch.setattr(host, "infer", never)
+        replace_infer(monkeypatch, host, never)
         ongoing = call("ModelInfer", infer(), timeout=patience)
         pending = await asyncio.wait_for(asked, 20)
         if patience == 20:
@@ -236,7 +237,7 @@ def test_deadlines_and_priorities_reach_the_model(
             asked.append((timeout, priority))
             return answers(inputs, timeout, priority)
 
-        monkeypatch.setattr(host, "infer", noting)
+        replace_infer(monkeypatch, host, noting)
         await call("ModelInfer", infer(), timeout=9)
         message = infer()
         message.parameters["timeout"].int64_param = 2_000_000

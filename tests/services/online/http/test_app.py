@@ -21,6 +21,7 @@ from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.compression import deflate
 from tests.support.listening import listening
+from tests.support.models import replace_infer
 
 Client = httpx.AsyncClient
 INFER = "/v2/models/tiny/infer"
@@ -216,7 +217,7 @@ def test_a_full_queue_names_the_seconds_to_wait(ask: Ask, monkeypatch: pytest.Mo
         def full(*_arguments: Any) -> None:
             raise QueueFullError(8, 8, 2.3)
 
-        monkeypatch.setattr(host, "infer", full)
+        replace_infer(monkeypatch, host, full)
         answer = await client.post(INFER, json=REQUEST)
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "3"
@@ -231,7 +232,7 @@ def test_an_unexpected_failure_shows_nothing_of_the_inside(
         def broken(*_arguments: Any) -> None:
             raise RuntimeError("/srv/secret")
 
-        monkeypatch.setattr(host, "infer", broken)
+        replace_infer(monkeypatch, host, broken)
         answer = await client.post(INFER, json=REQUEST)
         assert answer.status_code == 500
         assert "secret" not in answer.text
@@ -298,7 +299,7 @@ def test_parameters_reach_the_model(ask: Ask, monkeypatch: pytest.MonkeyPatch) -
             asked.append((timeout, priority))
             return answers(inputs, timeout, priority)
 
-        monkeypatch.setattr(host, "infer", noting)
+        replace_infer(monkeypatch, host, noting)
         parameters = {"timeout": 2_000_000, "priority": 1}
         assert (await client.post(INFER, json={**REQUEST, "parameters": parameters})).is_success
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
+from services.online.batching.admission import CachedRejection, QueueFullError
 from services.online.batching.executor import Answer
-from services.online.http.inference import InferHandler
+from services.online.http.inference import InferHandler, PendingRequest
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
@@ -35,13 +37,19 @@ def asked(inference: InferHandler, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     calls: list[Any] = []
     loop = asyncio.new_event_loop()
 
-    def infer(*arguments: Any) -> asyncio.Future[Answer]:
+    def handle(*arguments: Any) -> asyncio.Future[Answer]:
         calls.append(arguments)
         return loop.create_future()
 
-    monkeypatch.setattr(inference._host, "infer", infer)
+    monkeypatch.setattr(inference._host, "handle", handle)
     yield calls
     loop.close()
+
+
+def submit(inference: InferHandler, headers: dict[bytes, bytes], body: bytes, left: float) -> None:
+    pending = PendingRequest(inference.hold())
+    pending.head = inference.open(headers, b"id")
+    inference.submit(pending, body, left)
 
 
 def test_targets_are_what_clients_send(tmp_path: Any) -> None:
@@ -69,9 +77,9 @@ def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> 
         ({b"mlctl-priority": b"High"}, BODY),
         ({b"mlctl-priority": b"normal"}, high),
     ):
-        inference.ask(inference.open(headers, b"id"), body, 5.0, inference.hold())
+        submit(inference, headers, body, 5.0)
     normal, other = Priority.NORMAL, Priority.HIGH
-    assert [priority for _, _, priority in asked] == [normal, other, other, normal]
+    assert [priority for *_, priority in asked] == [normal, other, other, normal]
     with pytest.raises(MlctlError) as caught:
         inference.open({b"mlctl-priority": b"\xff"}, b"id")
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -80,9 +88,9 @@ def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> 
 def test_the_shorter_time_counts(inference: InferHandler, asked: list[Any]) -> None:
     body = BODY[:-1] + b',"parameters":{"timeout":2000000}}'
     for left in (5.0, 1.0):
-        inference.ask(inference.open({}, b"id"), body, left, inference.hold())
-    assert [timeout for _, timeout, _ in asked] == [2.0, 1.0]
-    np.testing.assert_array_equal(asked[0][0]["x"], [[1, 2, 3, 4]])
+        submit(inference, {}, body, left)
+    assert [timeout for *_, timeout, _ in asked] == [2.0, 1.0]
+    np.testing.assert_array_equal(asked[0][0].inputs["x"], [[1, 2, 3, 4]])
 
 
 def test_a_declared_length_is_refused_before_the_body(inference: InferHandler) -> None:
@@ -90,3 +98,38 @@ def test_a_declared_length_is_refused_before_the_body(inference: InferHandler) -
     with pytest.raises(MlctlError) as caught:
         inference.open({b"content-length": b"101"}, b"id")
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
+
+
+def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
+    shared_bundle: VerifiedBundle,
+) -> None:
+    async def main() -> None:
+        model = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+        await model.start()
+        inference = InferHandler(model)
+        full = QueueFullError(8, 8, 2.3)
+        executor: Any = model._batching
+        policy = executor._policy
+        policy._rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
+
+        def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
+            try:
+                submit(inference, headers, body, 5.0)
+            except MlctlError as error:
+                return error.code
+            return None
+
+        broken = b'{"inputs":'
+        assert outcome({}, broken) is ErrorCode.QUEUE_FULL
+        assert outcome({b"mlctl-priority": b"high"}, broken) is ErrorCode.INVALID_INPUT
+        assert outcome({}, broken + b'"priority"') is ErrorCode.INVALID_INPUT
+        assert outcome({}, broken + b" " * 10_000) is ErrorCode.INVALID_INPUT
+        first, second = (inference.reject(full, name) for name in (b"a", b"b"))
+        assert first.body is second.body
+        assert dict(first.headers)[b"x-request-id"] == b"a"
+        assert dict(second.headers) == {**dict(first.headers), b"x-request-id": b"b"}
+        policy._rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
+        assert outcome({}, broken) is ErrorCode.INVALID_INPUT
+        await model.stop()
+
+    asyncio.run(main())

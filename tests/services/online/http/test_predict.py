@@ -4,20 +4,19 @@ import asyncio
 import importlib
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.requests import Request
 
-from bundle.errors import ErrorCode, MlctlError
+from bundle.errors import MlctlError
 from bundle.manifest import Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.online.batching.executor import Answer
-from services.online.http.predict import argument_names, make_predict, to_array
+from services.online.http.predict import PredictApp, argument_names, make_predict, to_array
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
@@ -77,43 +76,81 @@ def host(bundle: VerifiedBundle, store_home: Path, monkeypatch: pytest.MonkeyPat
     return ServedModel(odd, ServerSettings(), registry=CollectorRegistry())
 
 
-def ask(api: Any, **arguments: Any) -> Any:
-    given = api.input_spec(**arguments)
-    return asyncio.run(api.func(None, **{name: getattr(given, name) for name in arguments}))
+def post(model: ServedModel, *calls: dict[str, Any]) -> list[httpx.Response]:
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(PredictApp(model))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return [
+                await client.request(**{"method": "POST", "url": "/predict", **c}) for c in calls
+            ]
+
+    return asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_text_and_several_outputs(host: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, np.ndarray]] = []
-    lanes: list[Priority] = []
+def test_predict__text_and_several_outputs__are_an_object_by_name(
+    host: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[dict[str, np.ndarray], Priority]] = []
 
-    def answer(inputs: dict[str, np.ndarray], *, priority: Priority) -> asyncio.Future[Answer]:
-        lanes.append(priority)
-        asked.append(inputs)
-        future = asyncio.get_running_loop().create_future()
+    async def answer(inputs: dict[str, np.ndarray], _timeout: float, priority: Priority) -> Answer:
+        given.append((inputs, priority))
         outputs = {"a.b": np.ones(1, np.float32), "text": np.array([b"yes"], dtype=object)}
-        future.set_result(Answer(outputs, 0.0, 0.0, 1))
-        return future
+        return Answer(outputs, 0.0, 0.0, 1)
 
     monkeypatch.setattr(host, "infer", answer)
-    found = ask(make_predict(host), the_words=["hi"], n=[3])
-    assert asked[0]["the words"].tolist() == [b"hi"]
-    assert asked[0]["n"].dtype == np.int64
-    assert found.a_b.tolist() == [1]
-    assert found.text == ["yes"]
-    scope = {"type": "http", "path": "/predict", "headers": [(b"mlctl-priority", b"high")]}
-    context = SimpleNamespace(request=Request(scope))
-    asyncio.run(make_predict(host).func(None, the_words=["hi"], n=[3], ctx=context))
-    assert lanes == [Priority.NORMAL, Priority.HIGH]
+    arguments = {"the_words": ["hi"], "n": [3]}
+    calls = [
+        {"json": arguments, "headers": {"x-request-id": "mine"}},
+        {"json": arguments, "headers": {"mlctl-priority": "high"}},
+    ]
+    first, second = post(host, *calls)
+    assert first.json() == second.json() == {"a_b": [1.0], "text": ["yes"]}
+    assert first.headers["x-request-id"] == "mine"
+    assert given[0][0]["the words"].tolist() == [b"hi"]
+    assert given[0][0]["n"].dtype == np.int64
+    assert [priority for _, priority in given] == [Priority.NORMAL, Priority.HIGH]
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "code", "message"),
+    [
+        ({"json": {"the_words": ["hi"], "n": [1.5]}}, 400, "invalid_input", "INT64"),
+        ({"json": {"n": [1]}}, 400, "invalid_input", "'the_words' is missing"),
+        ({"json": [1]}, 400, "invalid_input", "not a JSON object"),
+        ({"content": b"{"}, 400, "invalid_input", "not valid JSON"),
+        ({"json": {"the_words": ["hi"], "n": [1]}}, 503, "unavailable", "starting"),
+        ({"url": "/predict/other"}, 404, "not_found", "no such path"),
+        ({"method": "GET"}, 405, "method_not_allowed", "POST"),
+        ({"data": {"x": "1"}}, 415, "unsupported_media_type", "content type"),
+        ({"files": {"x": b"1"}}, 415, "unsupported_media_type", "content type"),
+        ({"content": b"[" + b"1," * (1 << 20)}, 413, "payload_too_large", "1048576 values"),
+        ({"headers": {"content-length": "99999999"}}, 413, "payload_too_large", "limit of"),
+        ({"json": {}, "headers": {"mlctl-priority": "low"}}, 400, "invalid_input", "priority"),
+        ({"headers": {"content-encoding": "gzip"}}, 415, "unsupported_media_type", "encoding"),
+    ],
+)  # fmt: skip
+def test_predict__wrong_call__has_the_status_and_code_of_the_error_table(
+    host: ServedModel, call: dict[str, Any], status: int, code: str, message: str
+) -> None:
+    (response,) = post(host, call)
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+    assert message in response.json()["error"]
+
+
+def test_predict__unexpected_failure__shows_nothing_of_it(
+    host: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> Answer:
+        raise RuntimeError("/srv/secret")
+
+    monkeypatch.setattr(host, "infer", fail)
+    (response,) = post(host, {"json": {"the_words": ["hi"], "n": [1]}})
+    assert (response.status_code, response.json()["code"]) == (500, "internal")
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_errors_become_bentomls_with_our_status(host: ServedModel) -> None:
-    from bentoml.exceptions import BentoMLException
-
-    with pytest.raises(BentoMLException, match="INT64") as wrong:
-        ask(make_predict(host), the_words=["hi"], n=[1.5])
-    assert wrong.value.error_code == 400
-    with pytest.raises(BentoMLException, match="starting") as early:
-        ask(make_predict(host), the_words=["hi"], n=[1])
-    assert early.value.error_code == MlctlError(ErrorCode.UNAVAILABLE, "").spec.http
+def test_declaration__bentoml__describes_the_arguments(host: ServedModel) -> None:
+    api = make_predict(host)
+    assert set(api.input_spec.model_fields) == {"the_words", "n"}

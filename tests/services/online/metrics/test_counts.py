@@ -86,8 +86,8 @@ def test_the_time_in_a_transform_is_told_and_its_warm_up_is_not(tmp_path: Path) 
 def test_every_stage_of_an_answer_is_told() -> None:
     registry = CollectorRegistry()
     metrics = Metrics("m", registry)
-    metrics.stages(parse=0.00002, queue=0.5, infer=20.0, serialize=0.0)
-    metrics.stages(parse=0.00002, queue=0.25, infer=0.0, serialize=0.0)
+    metrics.answered("http", parse=0.00002, queue=0.5, infer=20.0, serialize=0.0)
+    metrics.answered("http", parse=0.00002, queue=0.25, infer=0.0, serialize=0.0)
 
     def value(suffix: str, stage: str, **labels: str) -> float | None:
         found = {"model": "m", "stage": stage, **labels}

@@ -23,8 +23,7 @@ from services.online.metrics.counts import BatchStats, Metrics
 async def main():
     metrics = Metrics("m")
     for _ in range(3):
-        metrics.request("http", "ok")
-        metrics.stages(0.1, 0.2, 0.3, 0.4)
+        metrics.answered("http", 0.1, 0.2, 0.3, 0.4)
     metrics.batch(BatchStats(7, 0.5, 0.25))
     if sys.argv[1] == "asked":
         metrics.publish()

@@ -20,10 +20,11 @@ def test_tritons_names_have_the_same_sums() -> None:
     registry = CollectorRegistry()
     metrics, other = Metrics("m", registry), Metrics("other", registry)
     assert set(told(registry).values()) == {0}
-    for outcome in ("ok", "ok", "queue_full", "gone"):
+    for outcome in ("queue_full", "gone"):
         metrics.request("http", outcome)
     metrics.batch(BatchStats(rows=5, queue_seconds=0.2, infer_seconds=0.5))
-    metrics.stages(0.001, 0.2, 0.5, 0.002, count=2)
+    for _ in range(2):
+        metrics.answered("http", 0.001, 0.2, 0.5, 0.002)
     other.request("grpc", "internal")
     expected = {
         "nv_inference_request_success": 2,
@@ -37,6 +38,6 @@ def test_tritons_names_have_the_same_sums() -> None:
         "nv_inference_compute_output_duration_us": 4_000,
     }
     assert told(registry) == told(registry) == expected
-    metrics.stages(0.0, 0.1, 0.0, 0.0)
+    metrics.answered("http", 0.0, 0.1, 0.0, 0.0)
     assert told(registry)["nv_inference_queue_duration_us"] == 500_000
     assert told(registry, "other")["nv_inference_request_failure"] == 1

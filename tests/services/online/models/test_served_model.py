@@ -116,7 +116,7 @@ def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
         return host._limits(Scorer.open(bundle, host.settings), inline=False)
 
     sizes = (1, 8, 32)
-    assert limits(plain) == Limits(32, 4096, gather=True, sizes=sizes)
+    assert limits(plain) == Limits(32, 4096, linger=True, sizes=sizes)
     assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05, sizes=sizes)
     ours = limits(told, max_wait_ms=0, max_queue_ms=0)
     assert ours == Limits(32, 9, 0.0, max_queue=0.0, sizes=sizes)

@@ -76,8 +76,7 @@ def test_a_whole_answer_in_pieces_is_a_request_that_was_answered(tmp_path: Path)
 
 def test_times_are_nanoseconds_and_failures_are_apart() -> None:
     metrics = Metrics("m", CollectorRegistry())
-    metrics.stages(0.001, 0.002, 0.003, 0.004)
-    metrics.request("http", "ok")
+    metrics.answered("http", 0.001, 0.002, 0.003, 0.004)
     for outcome in ("gone", "queue_full", "invalid_input"):
         metrics.request("http", outcome)
     metrics.batch(BatchStats(5, 0.0, 0.5))

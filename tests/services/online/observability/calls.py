@@ -20,13 +20,11 @@ def seen(
     sampling: Sampling | None = None,
     traceparent: bytes | None = TRACEPARENT,
     tracestate: bytes | None = None,
-    client: str | None = None,
 ) -> RequestRecord:
     return RequestRecord(
         protocol,
         request_id,
         traceparent,
-        client,
         traced=True,
         sampling=sampling,
         tracestate=tracestate,

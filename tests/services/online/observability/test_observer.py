@@ -50,6 +50,7 @@ def test_a_name_to_redact_that_no_tensor_has_is_told(
 
 def test_a_request_that_nobody_wants_is_not_watched(tmp_path: Path) -> None:
     ours = observer(sample_dir=tmp_path / "s", sample_control=tmp_path / "none.json")
+    assert not ours.active
     assert ours.begin("http", b"r", TRACEPARENT) is None
     ours.close()
     ours = observer(otlp_endpoint="http://127.0.0.1:9")
@@ -61,19 +62,19 @@ def test_a_request_that_nobody_wants_is_not_watched(tmp_path: Path) -> None:
 
 def test_the_thread_writes_and_what_was_lost_is_told(tmp_path: Path) -> None:
     path, registry = tmp_path / "log", CollectorRegistry()
-    ours = observer(access_log=str(path), access_log_client=True)
+    ours = observer(access_log=str(path))
     ours.expose("tiny", registry)
-    seen = ours.begin("http", b"r1", None, ("10.1.2.3", 80))
+    seen = ours.begin("http", b"r1", None)
     assert seen is not None
     ours.answered(seen, STAGES, {"x": X}, answer(Y), 10)
     wait_until(path.read_bytes, what="a line is written while the server runs")
-    other = ours.begin("grpc", b"r2", None, "ipv4:10.1.2.3:80")
+    other = ours.begin("grpc", b"r2", None)
     assert other is not None
     ours.ended(other, asyncio.CancelledError())
     ours.close()
     first, second = [json.loads(line) for line in path.read_text().splitlines()]
-    assert (first["rows"], first["client"]) == (3, "10.1.2.3:80")
-    assert (second["code"], second["client"]) == ("gone", "ipv4:10.1.2.3:80")
+    assert (first["rows"], first["protocol"]) == (3, "http")
+    assert (second["code"], second["protocol"]) == ("gone", "grpc")
     labels = {"model": "tiny"}
     assert registry.get_sample_value("mlctl_access_log_dropped_total", labels) == 0
     assert registry.get_sample_value("mlctl_samples_dropped_total", labels) is None

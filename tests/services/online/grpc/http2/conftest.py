@@ -1,9 +1,9 @@
-"""A started host with a lean gRPC server, and a raw HTTP/2 client for what no gRPC client sends."""
+"""A started model with a gRPC server, and a raw HTTP/2 client for what no gRPC client sends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
 from services.online.grpc.http2.connection import Times
-from services.online.grpc.http2.desk import InferCall, InferDesk
 from services.online.grpc.server import GrpcServer
-from services.online.http.connection.repeated import Turn
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
@@ -139,27 +137,12 @@ Serve = Callable[..., CollectorRegistry]
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def serve(shared_bundle: VerifiedBundle, request: pytest.FixtureRequest) -> Serve:
-    """Run a test with a started lean server, whose connections have other times if it says so."""
+    """Run a test with a started server, whose connections have `times`."""
 
     def run(use: Use, times: Times | None = None, **settings: Any) -> CollectorRegistry:
         return serving(shared_bundle, use, times, request.param, **settings)
 
     return run
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferCall]]:
-    """The calls that the desk took."""
-    found: list[InferCall] = []
-    arrive = InferDesk.arrive
-
-    def note(desk: InferDesk, call: InferCall) -> Turn:
-        found.append(call)
-        return arrive(desk, call)
-
-    monkeypatch.setattr(InferDesk, "arrive", note)
-    yield found
-    assert all(call.done() and call.data == b"" for call in found)
 
 
 def serving(

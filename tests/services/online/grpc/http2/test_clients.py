@@ -11,7 +11,6 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 
-from services.online.grpc.http2.desk import InferCall
 from services.online.grpc.server import GrpcServer
 from services.online.models.served_model import ServedModel
 from tests.services.online.grpc.http2.conftest import INFER, Serve, X, infer_message
@@ -44,7 +43,7 @@ def test_tritonclient(serve: Serve) -> None:
     serve(use)
 
 
-def test_tritonclient_with_an_id_for_each_call(serve: Serve, taken: list[InferCall]) -> None:
+def test_tritonclient_with_an_id_for_each_call(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         async with AIO.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             await client.infer("tiny", asked(), request_id="first")
@@ -53,7 +52,6 @@ def test_tritonclient_with_an_id_for_each_call(serve: Serve, taken: list[InferCa
                 *(client.infer("tiny", asked(), request_id=text) for text in texts)
             )
         assert [answer.get_response().id for answer in answers] == texts
-        assert len(taken) > len(texts) / 2  # one that is read in two parts goes the long way
 
     serve(use)
 

@@ -30,6 +30,7 @@ from tests.services.online.grpc.http2.conftest import (
     infer_message,
 )
 from tests.support.listening import until
+from tests.support.models import replace_infer
 
 STREAM = f"/{SERVICE}/ModelStreamInfer".encode()
 GZIP = (b"grpc-encoding", b"gzip")
@@ -189,7 +190,7 @@ def test_a_reset_withdraws_what_was_asked(serve: Serve, monkeypatch: pytest.Monk
             asked.append(asyncio.get_running_loop().create_future())
             return asked[-1]
 
-        monkeypatch.setattr(host, "infer", never)
+        replace_infer(monkeypatch, host, never)
         raw = await Raw.open(server.port)
         body = framed(infer_message().SerializeToString())
         first, _ = raw.ask(head(), body), raw.ask(head(), body)
@@ -279,7 +280,7 @@ def test_a_drain_loses_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
             await go.wait()
             return await infer(*arguments)
 
-        monkeypatch.setattr(host, "infer", later)
+        replace_infer(monkeypatch, host, later)
         raw = await Raw.open(server.port)
         body = framed(infer_message().SerializeToString())
         streams = [raw.ask(head(), body)]

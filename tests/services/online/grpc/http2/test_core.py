@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.core import Core
 from services.online.grpc.http2.events import (
+    ControlFrame,
+    DataReceived,
     Event,
     HeadersReceived,
-    Left,
-    Noise,
-    Opened,
-    Sent,
-    Whole,
+    StreamReset,
+    WholeCall,
+    WindowOpened,
 )
 from services.online.grpc.http2.frames import BrokenError, Reason, frame
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS
@@ -161,10 +161,10 @@ def test_windows_of_what_comes() -> None:
     told(asking(), core)
     chunk = frame(frames.DATA, 0, 1, bytes(1 << 14))
     for _ in range(WINDOW_BYTES >> 14):
-        assert isinstance(told(chunk, core)[-1], Sent)
+        assert isinstance(told(chunk, core)[-1], DataReceived)
     core.give(1, 1 << 14)
-    assert isinstance(told(chunk, core)[-1], Sent)
-    assert told(chunk, core) == [Left(1, by_client=False)]
+    assert isinstance(told(chunk, core)[-1], DataReceived)
+    assert told(chunk, core) == [StreamReset(1, by_client=False)]
     assert resets(core) == [(1, Reason.FLOW_CONTROL_ERROR)]
     given_back = sum(
         frames.NUMBER.unpack(part[9:])[0]
@@ -182,7 +182,7 @@ def test_streams_have_a_limit() -> None:
         told(asking(2 * number + 1), core)
     more = 2 * MAX_STREAMS + 1
     whole = asking(more) + frame(frames.DATA, frames.END_STREAM, more, b"x")
-    assert all(isinstance(event, Noise) for event in told(whole, core))
+    assert all(isinstance(event, ControlFrame) for event in told(whole, core))
     assert resets(core) == [(more, Reason.REFUSED_STREAM)]
     assert len(core.streams) == MAX_STREAMS
 
@@ -192,11 +192,13 @@ def test_who_opens_a_window_is_told_apart_from_who_opens_all() -> None:
     core = greeted()
     told(asking(1, DONE) + asking(3, DONE), core)
     more = frame(frames.WINDOW_UPDATE, 0, 3, U32(1)), frame(frames.WINDOW_UPDATE, 0, 0, U32(1))
-    assert [event for event in told(b"".join(more), core) if type(event) is Opened] == [Opened(3)]
+    assert [event for event in told(b"".join(more), core) if type(event) is WindowOpened] == [
+        WindowOpened(3)
+    ]
     while core.may_send(1) > 0:
         core.send_data(1, bytes(core.may_send(1)))
     core.send_data(3, bytes(core.window))
-    assert Opened(0) in told(more[1], core)
+    assert WindowOpened(0) in told(more[1], core)
 
 
 def test_many_settings_in_a_frame_are_one_change() -> None:
@@ -214,13 +216,13 @@ def test_a_call_that_comes_at_once() -> None:
     for between, window in ((b"", 65535), (opening, 65635)):
         core = greeted()
         (event,) = told(asking() + between + data, core)
-        assert isinstance(event, Whole)
+        assert isinstance(event, WholeCall)
         assert (event.stream, event.head.path, event.data) == (1, INFER.decode(), b"message")
         assert core.streams[1].window == window
         core = greeted()
         kinds = [type(found) for found in told_bytewise(asking() + between + data, core)]
-        assert next(kind for kind in kinds if kind is not Noise) is HeadersReceived
-        assert kinds[-1] is Sent
+        assert next(kind for kind in kinds if kind is not ControlFrame) is HeadersReceived
+        assert kinds[-1] is DataReceived
         assert core.streams[1].window == window
     too_far = frame(frames.WINDOW_UPDATE, 0, 1, U32(frames.MAX_WINDOW))
     core = greeted()
@@ -236,7 +238,7 @@ def test_padding_and_priority_are_taken_off() -> None:
         asking(flags=flags, block=b"\2" + bytes(5) + BLOCK + bytes(2)) + padded, core
     )
     assert isinstance(asked, HeadersReceived)
-    assert sent == Sent(1, b"data", 8, ended=True)
+    assert sent == DataReceived(1, b"data", 8, ended=True)
 
 
 @settings(deadline=None)
@@ -294,16 +296,16 @@ class Client:
             self.over.add(event.stream_id or 0)
 
     def serve(self, event: Event) -> None:
-        if isinstance(event, HeadersReceived | Whole):
+        if isinstance(event, HeadersReceived | WholeCall):
             self.came[event.stream] = getattr(event, "data", b"")
-            if isinstance(event, Whole) or event.ended:
+            if isinstance(event, WholeCall) or event.ended:
                 self.finish(event.stream)
-        elif isinstance(event, Sent):
+        elif isinstance(event, DataReceived):
             self.came[event.stream] += event.data
             self.server.give(event.stream, event.size)
             if event.ended:
                 self.finish(event.stream)
-        elif isinstance(event, Left):
+        elif isinstance(event, StreamReset):
             assert event.by_client
             self.owed.pop(event.stream, None)
 

@@ -13,7 +13,6 @@ from h2.settings import SettingCodes
 
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.http2.connection import Connection, Times
-from services.online.grpc.http2.desks import InferDesks
 from services.online.grpc.http2.outbox import Parking
 from services.online.grpc.server import GrpcServer
 from services.online.models.served_model import ServedModel
@@ -98,7 +97,7 @@ def test_connection__peer_reset_before_accept__is_aborted_without_error() -> Non
 
     async def accept() -> None:
         connections: set[Connection] = set()
-        connection = Connection(_no_call, connections, 10, Times(), Parking(), InferDesks([]))
+        connection = Connection(_no_call, connections, 10, Times(), Parking(), _no_infer)
         wire = Wire(peername=None)
         connection.connection_made(wire)
         assert wire.closed
@@ -108,6 +107,10 @@ def test_connection__peer_reset_before_accept__is_aborted_without_error() -> Non
         assert not wire.sent
 
     asyncio.run(accept())
+
+
+def _no_infer(*_args: object) -> bool:
+    raise AssertionError("no call is made")
 
 
 def _no_call(*_args: object) -> GrpcCall:

@@ -1,4 +1,4 @@
-"""A call that is all there is of its head the second time means what it would byte by byte."""
+"""A call that arrives in one read means the same as one that arrives byte by byte."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.events import Whole
+from services.online.grpc.http2.events import (
+    ControlFrame,
+    DataReceived,
+    HeadersReceived,
+    WholeCall,
+    WindowOpened,
+)
 from services.online.grpc.http2.frames import BrokenError, frame
 from services.online.grpc.http2.hpack import encode
-from services.online.grpc.http2.sending import CONNECTION_WINDOW_BYTES, MAX_STREAMS
 from tests.services.online.grpc.http2.conftest import head
 
 HELLO = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
@@ -56,77 +61,29 @@ def received(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
-def tell(core: Core, data: bytes, *, shortly: bool) -> list[Any]:
-    again = core.again(data) if shortly else None
-    if again is not None:
-        return [Whole(*again)]
+def receive(core: Core, pieces: list[bytes]) -> list[Any]:
+    """The events of `pieces`; a call in whole as the events of its parts, without the noise."""
     found: list[Any] = []
     try:
-        found += core.receive(data)
+        for piece in pieces:
+            for event in core.receive(piece):
+                if isinstance(event, WholeCall):
+                    size = len(event.data)
+                    found.append(HeadersReceived(event.stream, event.head, ended=False))
+                    found.append(DataReceived(event.stream, event.data, size, ended=True))
+                elif not isinstance(event, ControlFrame | WindowOpened):
+                    found.append(event)
     except BrokenError as error:
         found.append(error.reason)
     return found
 
 
-def state(core: Core) -> tuple[Any, ...]:
-    streams = {number: (s.window, s.room, s.ended) for number, s in core.streams.items()}
-    return core.last_stream, core._room, bytes(core._tail), core.out, streams
-
-
 @given(received())
-def test_it_means_the_same(pieces: list[bytes]) -> None:
-    short, long = Core(), Core()
+def test_whole_calls__in_one_read_or_byte_by_byte__mean_the_same(pieces: list[bytes]) -> None:
+    whole, single = Core(), Core()
     for piece in (HELLO, *pieces):
-        expected = tell(long, piece, shortly=False)
-        assert tell(short, piece, shortly=True) == expected
-        assert state(short) == state(long)
+        expected = receive(single, [bytes([byte]) for byte in piece])
+        assert receive(whole, [piece]) == expected
         if expected and isinstance(expected[-1], frames.Reason):
             return
-        for event in expected:
-            if isinstance(event, Whole) and event.stream in long.streams:  # else it was reset
-                for core in (short, long):
-                    core.turn_away(event.stream, BLOCKS[0])
-
-
-def greeted() -> Core:
-    core = Core()
-    list(core.receive(HELLO))
-    return core
-
-
-def test_only_the_last_head_is_known_and_only_while_the_table_is_the_same() -> None:
-    core = greeted()
-    first = call(1, BLOCKS[0], b"x")
-    assert core.again(first) is None
-    (event,) = core.receive(first)
-    assert isinstance(event, Whole)
-    assert core.again(call(3, BLOCKS[0], b"yz", 5)) == (3, event.head, b"yz")
-    assert core.again(call(5, BLOCKS[1], b"x")) is None
-    list(core.receive(call(5, BLOCKS[3], b"x")))
-    assert core.again(call(7, BLOCKS[0], b"x")) is None
-    assert core.last_stream == 5
-
-
-def test_what_is_not_alone_or_not_right_is_left_to_the_long_way() -> None:
-    core = greeted()
-    list(core.receive(call(1, BLOCKS[0], b"x")))
-    right = call(3, BLOCKS[0], b"x")
-    wrong = (
-        *(right[:size] for size in range(len(right))),
-        right + b"\0",
-        call(1, BLOCKS[0], b"x"),
-        call(2, BLOCKS[0], b"x"),
-        call(3, BLOCKS[0], b"x", 0),
-        call(3, BLOCKS[0], b"x", frames.MAX_WINDOW),
-        call(3, BLOCKS[0], bytes(frames.DEFAULT_FRAME_BYTES * 5)),
-    )
-    for data in wrong:
-        assert core.again(data) is None
-    assert core.last_stream == 1
-    core._room = 0
-    assert core.again(right) is None
-    core._room = CONNECTION_WINDOW_BYTES
-    core.streams |= dict.fromkeys(range(1001, 1001 + 2 * MAX_STREAMS, 2), core.streams[1])
-    assert core.again(right) is None
-    core.streams.clear()
-    assert core.again(right) is not None
+        assert whole.last_stream == single.last_stream

@@ -108,8 +108,8 @@ def bench(module_bench: Bench) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def lean_count(monkeypatch: pytest.MonkeyPatch) -> list[InferCycle]:
-    """The requests that the lean path took, as they come."""
+def cycles(monkeypatch: pytest.MonkeyPatch) -> list[InferCycle]:
+    """The requests that the infer path took, as they come."""
     taken: list[InferCycle] = []
     init = InferCycle.__init__
 

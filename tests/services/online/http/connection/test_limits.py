@@ -141,7 +141,7 @@ def test_a_broken_head_is_refused_once(bench: Bench, pieces: list[bytes], status
             await until(lambda: not server.state.connections)
 
     limits = {"head_seconds": 0.05, "drain_seconds": 0.2}
-    bench.run(use, **limits, connection_made=receive, note_refusal=note)
+    bench.run(use, **limits, connection_made=receive, note_rejection=note)
     assert (refused, wrong) == ([status], [])
 
 
@@ -274,7 +274,7 @@ def test_one_connection_too_many_is_told_so(bench: Bench) -> None:
         (taken,) = await talk(server, request(headers=CLOSE))
         assert taken.status == 200
 
-    bench.run(use, max_connections=2, refusal_seconds=0.1)
+    bench.run(use, max_connections=2, rejection_seconds=0.1)
 
 
 @pytest.mark.parametrize("content", [request(), GET])

@@ -1,4 +1,4 @@
-"""Whatever is sent in whatever pieces, the lean protocol answers what a stock uvicorn answers."""
+"""The infer path answers requests in any pieces as a stock uvicorn does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bundle.errors import MlctlError
+from services.online.batching.executor import Answer
 from services.online.http.app import Message, Receive, Send, V2App
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.fields import fields_of
+from services.online.http.inference import InferHandler, PendingRequest
+from services.online.http.responses import Response
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,
@@ -60,6 +63,31 @@ REQUESTS = st.one_of(
 LAST = request(headers="Connection: close\r\n")
 
 
+class Waiting(PendingRequest):
+    """A request whose answer is a future."""
+
+    def __init__(self, inference: InferHandler) -> None:
+        super().__init__(inference.hold())
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def set_result(self, answer: Answer, /) -> None:
+        self.future.set_result(answer)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self.future.set_exception(error)
+
+
+def parsed(wire: bytes) -> Response:
+    """A response of the infer path as a value."""
+    head, _, content = wire.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    headers = [tuple(line.split(b": ", 1)) for line in lines]
+    return Response(int(first.split()[1]), headers, content)  # type: ignore[arg-type]
+
+
 class Reference:
     """`app`, and infer requests of any spelling in plain ASGI."""
 
@@ -78,11 +106,14 @@ class Reference:
             while more:
                 message = await receive()
                 body, more = body + message["body"], message.get("more_body", False)
-            with inference.hold() as hold:
-                asked = inference.ask(head, body, inference.seconds, hold)
-                response = inference.answer(asked, await asked.future)
+            pending = Waiting(inference)
+            pending.head = head
+            inference.submit(pending, body, inference.seconds)
+            answer = await pending.future
+            wire = inference.respond(pending, answer, b"", close=False)
+            response = parsed(wire)
         except MlctlError as error:
-            response = inference.refuse(error, request_id)
+            response = inference.reject(error, request_id)
         start = {"status": response.status, "headers": response.headers}
         await send({"type": "http.response.start", **start})
         await send({"type": "http.response.body", "body": response.body})
@@ -135,9 +166,9 @@ def test_framing_is_that_of_a_stock_uvicorn(
         async with (
             asyncio.timeout(60),
             listening(reference, HttpToolsProtocol) as stock,
-            listening(app, infer_protocol(bench.inference)) as lean,
+            listening(app, infer_protocol(bench.inference)) as ours,
         ):
-            expected, found = await answers(stock, pieces), await answers(lean, pieces)
+            expected, found = await answers(stock, pieces), await answers(ours, pieces)
             assert len(expected) == len(requests) + 1
             assert found == expected
 

@@ -25,7 +25,7 @@ from tests.services.online.http.connection.test_protocol import (
 from tests.support.listening import Listening, until
 
 
-def test_pipelined_requests_are_answered_in_their_order(bench: Bench, lean_count: Lean) -> None:
+def test_pipelined_requests_are_answered_in_their_order(bench: Bench, cycles: Lean) -> None:
     bodies = [BODY.replace(b"[1, 2, 3, 4]", b"[%d, 0, 0, 0]" % number) for number in range(5)]
     live = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n\r\n"
     content = request(body=bodies[0]) + live + request(body=bodies[1]) + request("/v2/models/x")
@@ -40,7 +40,7 @@ def test_pipelined_requests_are_answered_in_their_order(bench: Bench, lean_count
         assert found[3]["code"] == "model_not_found"
 
     bench.run(use)
-    assert len(lean_count) == 5
+    assert len(cycles) == 5
 
 
 def test_infer__expects_100_continue__gets_it_before_the_body(bench: Bench) -> None:

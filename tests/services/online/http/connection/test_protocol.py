@@ -26,6 +26,7 @@ from tests.services.online.http.connection.conftest import (
     request,
 )
 from tests.support.listening import Listening, until
+from tests.support.models import replace_infer
 
 Lean = list[InferCycle]
 CHUNKED = (
@@ -73,11 +74,11 @@ def never(host: Any, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Future[Ans
         asked.append(asyncio.get_running_loop().create_future())
         return asked[-1]
 
-    monkeypatch.setattr(host, "infer", infer)
+    replace_infer(monkeypatch, host, infer)
     return asked
 
 
-def test_an_answer_comes_from_the_lean_path(bench: Bench, lean_count: Lean) -> None:
+def test_an_answer_comes_from_the_infer_path(bench: Bench, cycles: Lean) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             replies = []
@@ -95,12 +96,12 @@ def test_an_answer_comes_from_the_lean_path(bench: Bench, lean_count: Lean) -> N
             assert server.state.total_requests == 2
 
     bench.run(use)
-    assert len(lean_count) == 2
+    assert len(cycles) == 2
 
 
 @pytest.mark.parametrize("pieces", [None, 1, 7])
 def test_pieces_and_chunks_make_no_difference(
-    bench: Bench, lean_count: Lean, pieces: int | None
+    bench: Bench, cycles: Lean, pieces: int | None
 ) -> None:
     async def use(server: Listening) -> None:
         for content in (request(headers=CLOSE), CHUNKED):
@@ -112,7 +113,7 @@ def test_pieces_and_chunks_make_no_difference(
                 assert json.loads(reply.body)["outputs"][0]["data"] == [12, 14, 16, 18]
 
     bench.run(use)
-    assert len(lean_count) == 2
+    assert len(cycles) == 2
 
 
 def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
@@ -134,7 +135,7 @@ def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
     ],
 )
 def test_what_is_no_infer_request_goes_to_the_application(
-    bench: Bench, lean_count: Lean, content: bytes
+    bench: Bench, cycles: Lean, content: bytes
 ) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
@@ -143,7 +144,7 @@ def test_what_is_no_infer_request_goes_to_the_application(
             assert b"HTTP/1.1 200 OK\r\n" in answer
 
     bench.run(use)
-    assert not lean_count
+    assert not cycles
 
 
 @pytest.mark.parametrize(
@@ -151,29 +152,29 @@ def test_what_is_no_infer_request_goes_to_the_application(
     [f"{INFER}?a=b", f"{INFER}/", INFER.replace("tiny", "%74iny"), f"http://test{INFER}"],
 )
 def test_infer__path_in_another_spelling__is_answered(
-    bench: Bench, lean_count: Lean, target: str
+    bench: Bench, cycles: Lean, target: str
 ) -> None:
     async def use(server: Listening) -> None:
         replies = await talk(server, request(target) + request(headers=CLOSE))
         assert [reply.status for reply in replies] == [200, 200]
 
     bench.run(use)
-    assert len(lean_count) == 2
+    assert len(cycles) == 2
 
 
-def test_http_1_0_is_answered_once(bench: Bench, lean_count: Lean) -> None:
+def test_http_1_0_is_answered_once(bench: Bench, cycles: Lean) -> None:
     async def use(server: Listening) -> None:
         (reply,) = await talk(server, request().replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert reply.status == 200
         assert reply.headers[b"connection"] == b"close"
 
     bench.run(use)
-    assert len(lean_count) == 1
+    assert len(cycles) == 1
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_large_is_refused_while_it_comes(
-    bench: Bench, lean_count: Lean, chunked: bool
+    bench: Bench, cycles: Lean, chunked: bool
 ) -> None:
     large = b" " * (LIMIT * 5)
     if chunked:
@@ -188,7 +189,7 @@ def test_a_body_that_is_too_large_is_refused_while_it_comes(
 
     before = bench.counted("payload_too_large")
     bench.run(use)
-    assert len(lean_count) == 2
+    assert len(cycles) == 2
     assert bench.counted("payload_too_large") == before + 1
 
 
@@ -214,20 +215,18 @@ def test_a_body_that_does_not_come_meets_the_deadline(bench: Bench) -> None:
     bench.run(use)
 
 
-def test_the_deadline_of_a_refused_body_answers_nothing_more(
-    bench: Bench, lean_count: Lean
-) -> None:
+def test_the_deadline_of_a_refused_body_answers_nothing_more(bench: Bench, cycles: Lean) -> None:
     """Its answer would be taken for that of the connection's next request."""
     head = f"POST {INFER} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(head.encode() + b"1\r\n \r\n")
-            await until(lambda: lean_count and lean_count[0]._timer is not None)
+            await until(lambda: cycles and cycles[0]._timer is not None)
             writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (LIMIT, bytes(LIMIT)))
             assert (await read_reply(reader)).status == 413
-            assert lean_count[0]._timer is not None
-            assert lean_count[0]._timer.cancelled()
+            assert cycles[0]._timer is not None
+            assert cycles[0]._timer.cancelled()
             writer.write(request(headers=CLOSE))
             assert (await read_reply(reader)).status == 200
             assert await reader.read() == b""

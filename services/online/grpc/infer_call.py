@@ -1,0 +1,200 @@
+"""A ModelInfer call that arrived whole: from its message to the scheduler and back.
+
+Other calls, and those that arrive in pieces, are compressed or malformed, are `GrpcCall`s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+from bundle.errors import MlctlError
+from services.online.batching.budget import Hold
+from services.online.batching.executor import Answer, Cancellable
+from services.online.grpc.http2.head import HEADERS, CallHead, Fields, make_trailers
+from services.online.grpc.http2.messages import PREFIX_BYTES, prefix
+from services.online.grpc.http2.outbox import Outbox
+from services.online.grpc.infer_message import InferMessages
+from services.online.grpc.models import GrpcModel, GrpcModels
+from services.online.grpc.status import status_of, trailers
+from services.online.observability.calls import GRPC, RequestRecord, Stages
+from services.online.security.public import failed, is_public
+from services.protocol.messages import SERVICE
+from services.protocol.wire import InferRequest
+
+PATH = f"/{SERVICE}/ModelInfer"
+logger = logging.getLogger("mlctl.grpc")
+
+
+class InferConnection(Protocol):
+    """The connection of an infer call."""
+
+    outbox: Outbox
+
+    def over(self, call: InferCall) -> None:
+        """Forget the call, which was answered."""
+
+
+class InferCall:
+    """One call in progress, as `BatchExecutor.enqueue` takes a request."""
+
+    __slots__ = (
+        "_answered", "_connection", "_handler", "_hold", "_model", "_parse_seconds", "_queued",
+        "_record", "_request", "stream",
+    )  # fmt: skip
+    _request: InferRequest
+
+    def __init__(
+        self, handler: InferCalls, connection: InferConnection, stream: int, model: GrpcModel
+    ) -> None:
+        self.stream = stream
+        self._handler = handler
+        self._connection = connection
+        self._model = model
+        self._hold = Hold(handler.models.inflight)
+        self._parse_seconds = 0.0
+        self._record: RequestRecord | None = None
+        self._queued: Cancellable | None = None
+        self._answered = False
+
+    def begin(self, head: CallHead, message: bytes, arrived: int) -> None:
+        """Decode and queue the call whose message has `arrived` bytes."""
+        start = perf_counter()
+        handler = self._handler
+        self._observe(head, arrived)
+        try:
+            handler.access.require(head.authorization)
+            self._hold.grow(arrived)
+            before = self._model
+            request = self._request = handler.messages.decode(message, self._use)
+            if self._model is not before:
+                self._observe(head, arrived)
+            timeout = request.timeout
+            if head.timeout_text is not None:
+                seconds = head.timeout
+                timeout = seconds if timeout is None or seconds is None else min(seconds, timeout)
+            self._parse_seconds = perf_counter() - start
+            self._queued = self._model.host.handle(request, self, timeout, request.priority)
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            self.set_exception(error)
+
+    def _use(self, model: GrpcModel) -> None:
+        self._model = model
+
+    def _observe(self, head: CallHead, arrived: int) -> None:
+        observer = self._model.host.observer
+        if observer is not None and observer.active:
+            self._record = self._model.calls.begin_call(head, arrived)
+
+    def done(self) -> bool:
+        """Whether the call was answered or cancelled."""
+        return self._answered
+
+    def set_result(self, answer: Answer, /) -> None:
+        """Send the answer."""
+        start = perf_counter()
+        model, request = self._model, self._request
+        try:
+            data = self._handler.messages.encode(model, request, answer.outputs, answer.parameters)
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            self.set_exception(error)
+            return
+        self._complete()
+        connection = self._connection
+        content = prefix(PREFIX_BYTES + len(data)) + data
+        connection.outbox.answer(self.stream, content, self._handler.seconds)
+        connection.over(self)
+        host, parse = model.host, self._parse_seconds
+        queue, infer = answer.queue_seconds, answer.infer_seconds
+        serialize = perf_counter() - start
+        host.answered(GRPC, parse, queue, infer, serialize)
+        if self._record is not None and host.observer is not None:
+            stages = Stages(parse, queue, infer, serialize)
+            host.observer.answered(self._record, stages, request.inputs, answer, len(data))
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Send the status of `error`; an unexpected error shows no details."""
+        if not is_public(error):
+            logger.error("a call of %s failed", PATH, exc_info=error)
+            error = failed()
+        self._report(error)
+        self._reject(error)
+
+    def leave(self) -> None:
+        """Withdraw the call: its client disconnected or cancelled it."""
+        if self._answered:
+            return
+        self._complete()
+        if self._queued is not None:
+            self._queued.cancel()
+        self._report(asyncio.CancelledError())
+
+    def stop(self, reason: MlctlError) -> None:
+        """End the call with the status of `reason`."""
+        if self._answered:
+            return
+        if self._queued is not None:
+            self._queued.cancel()
+        self._report(reason)
+        self._reject(reason)
+
+    def _reject(self, error: MlctlError) -> None:
+        if self._answered:
+            return
+        self._complete()
+        fields = self._handler.rejection(error)
+        connection, seconds = self._connection, self._handler.seconds
+        connection.outbox.end(self.stream, fields, reset_unfinished=False, seconds=seconds)
+        connection.over(self)
+
+    def _report(self, error: BaseException) -> None:
+        self._model.host.count(GRPC, error)
+        self._model.calls.ended(self._record, error)
+
+    def _complete(self) -> None:
+        self._answered = True
+        self._hold.release()
+
+
+class InferCalls:
+    """Opens the infer calls of a server."""
+
+    def __init__(self, models: GrpcModels) -> None:
+        self.models = models
+        self.messages = InferMessages(models)
+        self._settings = models.settings
+        self._rejection: tuple[MlctlError, Fields] | None = None
+        self.access = models.access
+        self.seconds = self._settings.deadline_ms / 1000
+
+    def rejection(self, error: MlctlError) -> Fields:
+        """Return the headers of a failed call; in overload many calls get the same error."""
+        if self._rejection is None or self._rejection[0] is not error:
+            fields = HEADERS + make_trailers(*status_of(error), trailers(error))
+            self._rejection = error, fields
+        return self._rejection[1]
+
+    def open(
+        self,
+        connection: InferConnection,
+        stream: int,
+        head: CallHead,
+        data: bytes,
+        register: Callable[[InferCall], None],
+    ) -> bool:
+        """Begin the call and return True, if it is one uncompressed message of ModelInfer.
+
+        `register` makes the connection remember it, before it may be answered.
+        """
+        size = len(data) - PREFIX_BYTES
+        if not head.plain or head.path != PATH or size < 0 or size > self._settings.max_body_bytes:
+            return False
+        if data[0] or int.from_bytes(data[1:PREFIX_BYTES]) != size:
+            return False
+        call = InferCall(self, connection, stream, self.models.default)
+        register(call)
+        call.begin(head, data[PREFIX_BYTES:], size)
+        return True
