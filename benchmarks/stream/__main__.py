@@ -21,7 +21,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import Arena
+from benchmarks.servers import mlctl_server
 from benchmarks.stream.places import SCHEMES, Stream, broker, fill, values
 from benchmarks.stream.ways import Spec
 from benchmarks.workloads import Workload, make_workload
@@ -158,7 +158,7 @@ def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:
 @contextmanager
 def served(workload: Workload, folder: Path) -> Iterator[str]:
     """Our server over HTTP, and where it is."""
-    server = Arena(workload, folder, None, folder).ours()
+    server = mlctl_server(workload, folder)
     process = server.start()
     try:
         yield f"http://127.0.0.1:{server.port}"

@@ -1,0 +1,73 @@
+"""Result documents, and the page and charts made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks.page import README, bar_chart, update_page
+from benchmarks.result import BarChart, BenchmarkResult, measuring
+
+SVG = "{http://www.w3.org/2000/svg}"
+PAGE = "# Page\n\n<!-- online -->\nold\n<!-- /online -->\n\nThe end.\n"
+
+
+def write_result(folder: Path, program: str = "online") -> None:
+    folder.mkdir()
+    with measuring(program, folder / f"{program}.json") as result:
+        table = result.table("tiny", "server", "responses/CPU-s", "p50 ms")
+        table.add("mlctl", 51_551.4, 0.1634)
+        result.chart("tiny", "responses per CPU-second", {"mlctl": 51_551.4})
+
+
+def test_result__measured__records_conditions_and_tables(tmp_path: Path) -> None:
+    write_result(tmp_path / "results")
+    text = (tmp_path / "results" / "online.json").read_text()
+    found = BenchmarkResult.model_validate_json(text)
+    assert found.tables[0].rows == [("mlctl", "51,551", "0.163")]
+    conditions = found.conditions
+    assert conditions.commit
+    assert "cores" in conditions.machine
+    assert "onnxruntime" in conditions.versions
+    assert conditions.load_at_end >= 0
+
+
+def test_page__result_document__replaces_the_text_between_its_markers(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(PAGE)
+    write_result(tmp_path / "results")
+    update_page(tmp_path / "results", page)
+    text = page.read_text()
+    assert "old" not in text
+    assert "| mlctl | 51,551 | 0.163 |" in text
+    assert "![tiny](charts/online-1.svg)" in text
+    assert text.endswith("The end.\n")
+    assert (tmp_path / "charts" / "online-1.svg").exists()
+    update_page(tmp_path / "results", page)
+    assert page.read_text() == text
+
+
+def test_page__no_markers_for_a_program__names_the_markers(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(PAGE)
+    write_result(tmp_path / "results", "unknown")
+    with pytest.raises(SystemExit, match="<!-- unknown -->"):
+        update_page(tmp_path / "results", page)
+
+
+@pytest.mark.parametrize(
+    "program", ["online", "overload", "optimize", "runners", "rollout", "gpu", "soak"]
+)
+def test_page__every_program__has_markers(program: str) -> None:
+    text = README.read_text()
+    assert text.index(f"<!-- {program} -->") < text.index(f"<!-- /{program} -->")
+
+
+def test_bar_chart__values__bars_are_proportional_and_labels_escaped() -> None:
+    chart = BarChart(title="a < b", unit="rows/s", values={"one & only": 100.0, "half": 50.0})
+    image = ET.fromstring(bar_chart(chart))
+    _, first, second = (float(each.get("width", "0")) for each in image.findall(f"{SVG}rect"))
+    assert first == pytest.approx(2 * second)
+    assert [each.text for each in image.findall(f"{SVG}text")][1:3] == ["one & only", "100"]
