@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench soak fuzz audit container-check clean
+.PHONY: help demo test quick check fix coverage coverage-core mutants bench soak fuzz audit container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -13,12 +13,40 @@ help: ## Show these targets
 demo: .venv/.demo ## Walk one real model through the whole chain
 	$(BIN)/mlctl demo
 
-# The tests drive real servers and brokers, on a machine that may stall: what fails beside
-# other tests counts if it fails alone, too. Both outcomes are shown.
-test: check ## Run all checks and the whole test suite
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder || { \
-		[ $$? -eq 1 ] && echo "Some tests failed; they run once more, alone." && \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --exitfirst; }
+REPORTS := build/reports
+# Two processes share the tests file by file.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test: check ## Run all checks and the whole test suite; writes build/reports/tests.xml
+	$(PYTEST) --retry-stalled --junit-xml $(REPORTS)/tests.xml
+
+quick: .venv/.dev ## Run the tests that start no process and train nothing (under 3 minutes)
+	$(PYTEST) -m "not slow"
+
+PACKAGES := bundle,registry,services,optimize,loadtest,bento,rollout,cli
+
+coverage: .venv/.dev ## Measure the branch coverage of the whole suite (twice its time)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run --source=$(PACKAGES) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --retry-stalled
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=cover
+
+# Pure decisions, of which each wrong one costs users most: tests/README.md.
+CORE := bundle/manifest.py,optimize/choice.py,services/online/batching/scheduler.py,rollout/domain/gates.py,rollout/domain/state_machine.py
+CORE_TESTS := tests/bundle/test_manifest.py tests/optimize/test_choice*.py $(addprefix tests/services/online/batching/test_,scheduler.py joining.py linger.py time_slices.py \
+	long_requests.py offered_load.py) tests/properties/test_services_batcher.py tests/properties/test_services_long.py \
+	tests/rollout/domain/test_gates.py tests/rollout/domain/test_state_machine.py tests/properties/test_rollout_machine.py
+
+coverage-core: .venv/.dev ## Require 99 % of the branches of the five pure modules, by their own tests
+	$(BIN)/coverage erase
+	$(BIN)/coverage run --include=$(CORE) -m pytest --quiet -m "not slow" $(CORE_TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include=$(CORE) --show-missing --fail-under=99
+
+mutants: .venv/.dev ## Change the five pure modules line by line; lists the changes that no test notices
+	$(PIP_INSTALL) --editable '.[mutants]'
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
 
 check: .venv/.dev ## Check format, lint, types and layers; changes nothing
 	$(BIN)/ruff format --check .

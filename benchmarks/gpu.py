@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from benchmarks.workloads import MAX_ROWS, NAMES, Workload, make_workload
-from services.runtime.graphs import open_graphed
+from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.session import open_session
 
 BATCHES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
@@ -57,7 +57,7 @@ def runs_of(workload: Workload, provider: str) -> dict[str, Run]:
     runs: dict[str, Run] = {provider: lambda rows: session.run({"x": rows})["y"]}
     if provider == "cuda":
         signature = workload.bundle.manifest.model_signature
-        graphed = open_graphed(workload.model, signature, batching)
+        graphed = open_cuda_graphs(workload.model, signature, batching)
         runs["cuda, one graph for each size"] = lambda rows: graphed.run({"x": rows})["y"]
     return runs
 

@@ -28,8 +28,8 @@ from rollout.drivers.local.launcher import free_ports
 from services.online.models.precomputed import PrecomputedLookup
 from services.online.models.precomputed_metrics import PrecomputedMetrics
 from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
-from services.precomputed.finding import Finder
-from services.precomputed.rows import RowCodec
+from services.precomputed.lookup import Lookup
+from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest
@@ -75,21 +75,21 @@ async def measure(store: PrecomputedStore, written: float, keys: int) -> StoreCo
     """Time requests for random keys, all of which exist."""
     generator = np.random.default_rng(1)
     picked = [_key(each) for each in generator.integers(0, keys, REQUESTS + MANY).tolist()]
-    finder = Finder(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
-    async with _precomputed(finder) as precomputed:
+    reader = Lookup(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
+    async with _precomputed(reader) as precomputed:
         ones = [picked[index : index + 1] for index in range(REQUESTS)]
-        lookup = await _lookups(finder, ones)
+        lookup = await _lookups(reader, ones)
         request = await _requests(precomputed, ones)
         step = max(1, REQUESTS // 1000)
         many = [picked[index : index + MANY] for index in range(0, REQUESTS, step)]
-        return StoreCosts(written, lookup, request, await _lookups(finder, many))
+        return StoreCosts(written, lookup, request, await _lookups(reader, many))
 
 
-async def _lookups(finder: Finder, requests: Sequence[Sequence[str]]) -> np.ndarray:
+async def _lookups(reader: Lookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
     seconds = []
     for keys in requests:
         start = time.perf_counter()
-        found = finder.find(keys) if finder.quick else await finder.find_on_thread(keys)
+        found = reader.find(keys) if reader.quick else await reader.find_on_thread(keys)
         seconds.append(time.perf_counter() - start)
         assert None not in found.rows, "a written key was not found before the timeout"
     return np.array(seconds[_WARM if len(seconds) > 10 * _WARM else 0 :]) * 1e6
@@ -109,12 +109,12 @@ async def _requests(
 
 
 @asynccontextmanager
-async def _precomputed(finder: Finder) -> AsyncIterator[PrecomputedLookup]:
+async def _precomputed(reader: Lookup) -> AsyncIterator[PrecomputedLookup]:
     def submit(*_request: object) -> asyncio.Future[Answer]:
         raise AssertionError("every key exists, so the model must not run")
 
     meter = PrecomputedMetrics("bench", CollectorRegistry())
-    precomputed = PrecomputedLookup(RowCodec((_OUTPUT,)), finder, submit, meter, SystemClock())
+    precomputed = PrecomputedLookup(RowCodec((_OUTPUT,)), reader, submit, meter, SystemClock())
     try:
         yield precomputed
     finally:

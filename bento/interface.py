@@ -7,8 +7,8 @@ from pathlib import Path
 from bundle.interface import PREDICT
 from bundle.tensors import Signature
 from bundle.verify import read_manifest
-from services.runtime.bento_layout import model_folder, read_together
-from services.runtime.pipeline import join
+from services.runtime.bento_layout import model_folder, read_bento_manifest
+from services.runtime.pipeline import pipeline_signature
 
 
 def interface_of(source: Path) -> dict[str, Signature]:
@@ -17,12 +17,12 @@ def interface_of(source: Path) -> dict[str, Signature]:
     With several models, `/predict` has one as well, because its default model may change.
     MANIFEST_INVALID as at the start of a server.
     """
-    together = read_together(source)
+    together = read_bento_manifest(source)
     if together is None:
         manifest = read_manifest(model_folder(source))
         return {manifest.name: manifest.signature}
     stages = {name: read_manifest(model_folder(source, name)).signature for name in together.names}
     if together.pipeline is None:
         return {**stages, PREDICT: stages[together.default]}
-    whole = join(together.pipeline, stages)
+    whole = pipeline_signature(together.pipeline, stages)
     return {**stages, together.name: whole, PREDICT: whole}

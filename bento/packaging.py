@@ -29,7 +29,12 @@ from bundle.files import sha256_file, write_atomic
 from bundle.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
 from bundle.manifest import canonical_json
 from bundle.verify import VerifiedBundle, verify
-from services.runtime.bento_layout import MODEL_FOLDER, BentoContents, pack, unpack
+from services.runtime.bento_layout import (
+    MODEL_FOLDER,
+    BentoContents,
+    combine_bundles,
+    read_contents,
+)
 from services.runtime.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
@@ -37,7 +42,7 @@ from services.runtime.bento_store import (
     BentoInfo,
     find_bento,
 )
-from services.runtime.requirements import RuntimeFlavor, pinned
+from services.runtime.requirements import RuntimeFlavor, pin_requirements
 
 __all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
@@ -78,16 +83,16 @@ def build_bento(
     not installed here, because the versions are pinned to the installed ones. INTERNAL with the end
     of BentoML's output if BentoML fails.
     """
-    packed = bundles if isinstance(bundles, BentoContents) else pack([bundles])
+    packed = bundles if isinstance(bundles, BentoContents) else combine_bundles([bundles])
     tag = bento_tag(packed, flavor)
-    requirements = pinned(packed.bundles, flavor)
+    requirements = pin_requirements(packed.bundles, flavor)
     content = _content_digest(packed, requirements)
     present = _present(tag)
     if present is not None and not force and _is_whole(present, packed, content):
         return BuiltBento(tag, packed.digest, present.path, reused=True, content_digest=content)
     own = {DIGEST_LABEL: packed.digest, CONTENT_LABEL: content}
-    if packed.together is not None:
-        own[MODELS_LABEL] = packed.together.told()
+    if packed.bento_manifest is not None:
+        own[MODELS_LABEL] = packed.bento_manifest.label()
     if flavor is not None:
         own["mlctl.runtime"] = flavor.value
     with (
@@ -107,7 +112,7 @@ def build_bento(
 
 def bento_tag(bundles: VerifiedBundle | BentoContents, flavor: RuntimeFlavor | None = None) -> str:
     """Return NAME:VERSION of the Bento of `bundles`; a requested flavor is part of the version."""
-    packed = bundles if isinstance(bundles, BentoContents) else pack([bundles])
+    packed = bundles if isinstance(bundles, BentoContents) else combine_bundles([bundles])
     suffix = "" if flavor is None else f"-{flavor.value}"
     return f"{packed.name}:{packed.digest[:12]}{suffix}"
 
@@ -127,10 +132,10 @@ def _is_whole(bento: BentoInfo, packed: BentoContents, content: str) -> bool:
     if bento.labels.get(CONTENT_LABEL) != content:
         return False
     try:
-        unpack(source)
+        read_contents(source)
     except (MlctlError, OSError):
         return False
-    notes = packed.notes().items()
+    notes = packed.digest_files().items()
     if any(not _has(source / name, text) for name, text in notes):
         return False
     return all(_same(file, source / _name_in_bento(file)) for file in bento_sources())
@@ -169,7 +174,7 @@ def _content_digest(packed: BentoContents, requirements: Sequence[str]) -> str:
     document = {
         "files": files,
         "models": models,
-        "notes": {name: text.decode() for name, text in packed.notes().items()},
+        "notes": {name: text.decode() for name, text in packed.digest_files().items()},
         "requirements": list(requirements),
     }
     return hashlib.sha256(canonical_json(document)).hexdigest()
@@ -183,7 +188,7 @@ def _stage(stage: Path, packed: BentoContents) -> None:
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, stage / folder)
         verify(stage / folder, bundle.digest)
-    for name, text in packed.notes().items():
+    for name, text in packed.digest_files().items():
         (stage / name).write_bytes(text)
 
 
@@ -203,7 +208,7 @@ def _bentofile(
             "services/",
             "bundle/",
             *(f"{one}/" for one in sorted(folders)),
-            *packed.notes(),
+            *packed.digest_files(),
         ],
         "python": {"packages": list(requirements), "lock_packages": False},
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bento.packaging import BuiltBento, build_bento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import RUNTIMES, installed_version
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from services.runtime.requirements import RuntimeFlavor
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def build_registered(
             "mlctl.version": first.version,
             "mlctl.source": first.source_uri,
         }
-        packed = pack(bundles, name, maps)
+        packed = combine_bundles(bundles, name, maps)
         built = build_bento(packed, labels, force=force, flavor=flavor)
     uris = {each.digest: each.uri for each in published}
     models = [
@@ -84,8 +84,8 @@ def split_stages(models: Sequence[str], maps: Sequence[str]) -> tuple[list[str],
         if maps:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                "--map connects the stages of a pipeline, and there is none",
-                "Write a pipeline as one word: mlctl build A+B --map B.INPUT=A.OUTPUT.",
+                "--connect connects the stages of a pipeline, and there is none",
+                "Write a pipeline as one word: mlctl build A+B --connect B.INPUT=A.OUTPUT.",
             )
         return stages, None
     if len(models) > 1 or "" in stages:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle, verify
-from services.runtime.bento_layout import is_bundle, unpack
+from services.runtime.bento_layout import is_bundle, read_contents
 from services.runtime.bento_store import DIGEST_LABEL, BentoInfo, find_bento
-from services.runtime.signing import check, signature_beside, signature_in
+from services.runtime.signing import check_signature, signature_beside, signature_in
 
 
 def find_signable(reference: str) -> list[tuple[VerifiedBundle, Path]]:
     """Return the verified bundles of `reference`, each with the path of its signature.
 
     `reference` is a bundle's folder, or NAME:VERSION or NAME of a Bento in the store. Raises as
-    `verify`, `unpack` and `find_bento` do.
+    `verify`, `read_contents` and `find_bento` do.
     """
     folder = Path(reference)
     if is_bundle(folder):
@@ -27,15 +27,15 @@ def find_signable(reference: str) -> list[tuple[VerifiedBundle, Path]]:
 def verify_bento(bento: BentoInfo, public_key: Path | None) -> None:
     """Verify every file of a Bento's bundles, and their signatures if there is a key.
 
-    Raises as `unpack`; SIGNATURE_INVALID if a signature is missing or wrong.
+    Raises as `read_contents`; SIGNATURE_INVALID if a signature is missing or wrong.
     """
     for bundle, signature in _in_bento(bento):
         if public_key is not None:
-            check(bundle, public_key, signature)
+            check_signature(bundle, public_key, signature)
 
 
 def _in_bento(bento: BentoInfo) -> list[tuple[VerifiedBundle, Path]]:
-    packed = unpack(bento.source)
+    packed = read_contents(bento.source)
     if bento.labels.get(DIGEST_LABEL) != packed.digest:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models that its label names"

@@ -1,9 +1,8 @@
-"""What travels: the contract between optimizing, building, serving and promoting a model.
+"""The contract between optimizing, building, serving and promoting a model.
 
-A *bundle* is a directory with a manifest that lists every file in it by size and
-sha256. Its digest, the sha256 of the canonical manifest, is the identity of the
-model everywhere else. This package imports no other package of the project and no
-machine learning library.
+A *bundle* is a directory with a manifest that lists every file in it by size and sha256. Its
+digest, the sha256 of the canonical manifest, identifies the model everywhere else. This package
+imports no other package of the project and no machine-learning library.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Time as a value that tests can hold still."""
+"""Clocks that tests can replace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds from two clocks: `monotonic` for intervals, `wall` for the record."""
+    """Seconds of two clocks: `monotonic` for intervals, `wall` for timestamps."""
 
     def monotonic(self) -> float: ...
 
@@ -25,7 +25,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told; the in-memory twin of `SystemClock`."""
+    """A clock for tests, which moves only by `advance`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -1,8 +1,8 @@
-"""A store of finished directories by content hash, for work that is dear to repeat.
+"""A cache of finished directories by content hash, for expensive work.
 
-An entry lists its files with their sha256, the key that it was made for, and the
-seconds it took. It appears only when complete; one that does not match its list is
-built again, and two processes never build the same one at once.
+An entry records its files with their sha256, its key, and the seconds it took. It appears only when
+complete; an entry that does not match its record is built again. Two processes never build the same
+entry at the same time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Key = Mapping[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A finished directory; `reused` if it was there before."""
+    """A finished directory; `reused` if it was in the cache."""
 
     root: Path
     reused: bool
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class EntryRecord:
-    """What an entry says of itself; `files` maps names to hex sha256."""
+    """The record in an entry; `files` maps names to hex sha256."""
 
     key: dict[str, Scalar]
     files: dict[str, str]
@@ -50,10 +50,10 @@ class EntryRecord:
 
 
 def fetch_or_build(store: Path, key: Key, build: Callable[[Path], None], clock: Clock) -> Entry:
-    """The entry for `key` in `store`; if none is whole, `build` fills an empty directory.
+    """Return the intact entry for `key` in `store`, or let `build` fill an empty directory.
 
-    What `build` raises passes through and leaves nothing behind. A process that finds
-    another one building the same entry waits for it.
+    Exceptions of `build` pass through and leave nothing behind. If another process is building the
+    same entry, wait for it.
     """
     target = store / hash_key(key)
     with exclusive(store / f".{target.name}.lock"):
@@ -71,12 +71,12 @@ def fetch_or_build(store: Path, key: Key, build: Callable[[Path], None], clock: 
 
 
 def hash_key(key: Key) -> str:
-    """The name of an entry: the hex sha256 of its canonical key."""
+    """Return the name of an entry: the hex sha256 of its canonical key."""
     return hashlib.sha256(canonical_json(dict(key))).hexdigest()
 
 
 def read_record(target: Path) -> EntryRecord | None:
-    """What the entry at `target` says of itself; None if there is none or it is damaged."""
+    """Read the record of the entry at `target`; None if it is missing or damaged."""
     try:
         return TypeAdapter(EntryRecord).validate_json((target / LIST_NAME).read_bytes())
     except (OSError, ValidationError):
@@ -84,7 +84,7 @@ def read_record(target: Path) -> EntryRecord | None:
 
 
 def is_whole(target: Path) -> bool:
-    """Whether the entry at `target` holds exactly the files it lists, unaltered."""
+    """Whether the entry at `target` has exactly the files of its record, unaltered."""
     record = read_record(target)
     if record is None:
         return False

@@ -1,4 +1,4 @@
-"""The names of every failure; stable, since scripts and clients match on them."""
+"""The error codes; stable, because scripts and clients match on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """Stable machine-readable names of failures."""
+    """Stable machine-readable names of errors."""
 
     INTERNAL = "internal"
     INVALID_INPUT = "invalid_input"
@@ -16,12 +16,12 @@ class ErrorCode(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     UNAUTHENTICATED = "unauthenticated"
     NOT_PERMITTED = "not_permitted"
-    KEY_NOT_FOUND = "key_not_found"
+    NO_PRECOMPUTED_ANSWER = "no_precomputed_answer"
     MODEL_NOT_FOUND = "model_not_found"
     BENTO_NOT_FOUND = "bento_not_found"
     DEPLOYMENT_NOT_FOUND = "deployment_not_found"
     REGISTRY_UNAVAILABLE = "registry_unavailable"
-    PICKLE_REFUSED = "pickle_refused"
+    PICKLE_REJECTED = "pickle_rejected"
     UNSUPPORTED_MODEL = "unsupported_model"
     MANIFEST_INVALID = "manifest_invalid"
     MANIFEST_VERSION_UNKNOWN = "manifest_version_unknown"
@@ -56,7 +56,7 @@ class ErrorCode(StrEnum):
     SINK_UNAVAILABLE = "sink_unavailable"
     CLUSTER_UNAVAILABLE = "cluster_unavailable"
     BROKER_UNAVAILABLE = "broker_unavailable"
-    INDEX_UNAVAILABLE = "index_unavailable"
+    PACKAGE_INDEX_UNAVAILABLE = "package_index_unavailable"
     TOO_MANY_DEAD_LETTERS = "too_many_dead_letters"
     QUEUE_FULL = "queue_full"
     DEADLINE_EXCEEDED = "deadline_exceeded"

@@ -1,4 +1,4 @@
-"""Every failure that mlctl can name, with its hint and its status in each protocol."""
+"""Every error code with its meaning, its hint, and its status in each protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bundle.error_codes import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class ErrorSpec:
-    """How one error shows: `exit_code` of a command, `http` status, `grpc` status name."""
+    """How an error is reported: `exit_code` of a command, `http` status, `grpc` status name."""
 
     meaning: str
     hint: str
@@ -28,53 +28,53 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "An unexpected failure.", "The log has the details.", 1, 500, "INTERNAL"
         ),
         ErrorCode.INVALID_INPUT: ErrorSpec(
-            "A value given by the caller is wrong.",
+            "A value from the caller is not valid.",
             "Correct the value that the message names.",
             2,
             400,
             "INVALID_ARGUMENT",
         ),
         ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorSpec(
-            "The request's content type is not served.",
+            "The server does not accept the request's content type.",
             "Send application/json, or binary tensor data with Inference-Header-Content-Length.",
             2,
             415,
             "INVALID_ARGUMENT",
         ),
         ErrorCode.PAYLOAD_TOO_LARGE: ErrorSpec(
-            "The request is larger than the server accepts.",
+            "The request exceeds the server's size limit.",
             "Send fewer rows in each request.",
             2,
             413,
             "RESOURCE_EXHAUSTED",
         ),
         ErrorCode.NOT_FOUND: ErrorSpec(
-            "There is nothing under that name.", "Check the name.", 3, 404, "NOT_FOUND"
+            "Nothing has that name.", "Check the name.", 3, 404, "NOT_FOUND"
         ),
         ErrorCode.METHOD_NOT_ALLOWED: ErrorSpec(
-            "The path does not take that method.",
-            "Use the method that the Allow header names.",
+            "The path does not support that method.",
+            "Use a method of the Allow header.",
             2,
             405,
             "UNIMPLEMENTED",
         ),
         ErrorCode.UNAUTHENTICATED: ErrorSpec(
-            "The server asks for a token, and the request shows none that is valid.",
-            "Send the header `Authorization: Bearer TOKEN`; who operates the server has one.",
+            "The server requires a token, and the request has no valid one.",
+            "Send the header `Authorization: Bearer TOKEN`; the server's operator has the token.",
             2,
             401,
             "UNAUTHENTICATED",
         ),
         ErrorCode.NOT_PERMITTED: ErrorSpec(
-            "The server does not let its callers do that.",
-            "Ask who operates the server.",
+            "The server does not permit this request.",
+            "Ask the server's operator.",
             2,
             403,
             "PERMISSION_DENIED",
         ),
-        ErrorCode.KEY_NOT_FOUND: ErrorSpec(
-            "No answer is precomputed for that entity key.",
-            "Send the inputs as well: then the model answers.",
+        ErrorCode.NO_PRECOMPUTED_ANSWER: ErrorSpec(
+            "There is no precomputed answer for that entity key.",
+            "Send the inputs as well, so that the model can answer.",
             3,
             404,
             "NOT_FOUND",
@@ -88,8 +88,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.BENTO_NOT_FOUND: ErrorSpec(
             "The Bento store has no such Bento.",
-            "`mlctl build NAME` builds one; `bentoml list` shows what there is, with the "
-            "BENTOML_HOME that `mlctl doctor` names.",
+            "Build one with `mlctl build NAME`; `mlctl doctor` shows which Bento store is used.",
             3,
             404,
             "NOT_FOUND",
@@ -102,13 +101,13 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "NOT_FOUND",
         ),
         ErrorCode.REGISTRY_UNAVAILABLE: ErrorSpec(
-            "The MLflow registry could not be reached or answered with an error.",
+            "The MLflow registry is unreachable or returned an error.",
             "Check MLFLOW_TRACKING_URI, or unset it to use the local registry.",
             12,
             503,
             "UNAVAILABLE",
         ),
-        ErrorCode.PICKLE_REFUSED: ErrorSpec(
+        ErrorCode.PICKLE_REJECTED: ErrorSpec(
             "The model is stored as a pickle, which runs code when it is loaded.",
             'Log it again with serialization_format="pt2", or, if you trust its author, '
             "pass --allow-pickle (the manifest records it).",
@@ -117,77 +116,77 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "FAILED_PRECONDITION",
         ),
         ErrorCode.UNSUPPORTED_MODEL: ErrorSpec(
-            "The registered model has a form that mlctl does not take.",
+            "mlctl does not support this kind of model.",
             "Log it with mlflow.pytorch (pt2) or mlflow.onnx, with a tensor signature.",
             4,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.MANIFEST_INVALID: ErrorSpec(
-            "The bundle's manifest is missing or not valid.",
+            "The bundle's manifest is missing or invalid.",
             _BUNDLE_HINT,
             4,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.MANIFEST_VERSION_UNKNOWN: ErrorSpec(
-            "The bundle's manifest has a schema version that this mlctl does not know.",
-            "Use the mlctl that wrote it, or build it again with this one.",
+            "This mlctl does not support the schema version of the bundle's manifest.",
+            "Use the mlctl that wrote it, or build the bundle again with this one.",
             4,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.FILE_ALTERED: ErrorSpec(
-            "A file of the bundle is not the one its manifest lists.",
+            "A file of the bundle differs from its manifest.",
             _BUNDLE_HINT,
             4,
             500,
             "DATA_LOSS",
         ),
         ErrorCode.FILE_MISSING: ErrorSpec(
-            "A file that the manifest lists is not in the bundle.",
+            "A file of the manifest is missing in the bundle.",
             _BUNDLE_HINT,
             4,
             500,
             "DATA_LOSS",
         ),
         ErrorCode.FILE_UNLISTED: ErrorSpec(
-            "The bundle holds a file that its manifest does not list.",
+            "The bundle has a file that its manifest does not list.",
             _BUNDLE_HINT,
             4,
             500,
             "DATA_LOSS",
         ),
         ErrorCode.PATH_UNSAFE: ErrorSpec(
-            "A path in the bundle is a link or points outside of it.",
+            "A path in the bundle is a link or points outside the bundle.",
             _BUNDLE_HINT,
             4,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.DIGEST_MISMATCH: ErrorSpec(
-            "The bundle is not the one that was asked for.",
+            "The bundle has another digest than expected.",
             "Fetch it again; the registry's mlctl.digest tag names the right one.",
             4,
             500,
             "DATA_LOSS",
         ),
         ErrorCode.SIGNATURE_INVALID: ErrorSpec(
-            "A signature is asked for, and the bundle has none that is valid.",
-            "Sign it with `mlctl sign`, or give the public key of who signed it.",
+            "A signature is required, and the bundle has no valid one.",
+            "Sign it with `mlctl sign`, or use the public key of its signer.",
             4,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.PARITY_FAILED: ErrorSpec(
             "The model's answers on its golden rows differ from the recorded ones.",
-            "Run `mlctl optimize` on this kind of machine; do not serve this bundle here.",
+            "Run `mlctl optimize` on this kind of machine, and serve its result here.",
             5,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.EXPORT_FAILED: ErrorSpec(
-            "The model could not be exported to ONNX faithfully.",
+            "The ONNX export differs from the model, or failed.",
             "Rewrite the part of the model that the message names.",
             6,
             500,
@@ -195,14 +194,14 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.NOTHING_PASSED: ErrorSpec(
             "No variant meets the goals.",
-            "Loosen the goal that the table names, or give more rows to judge on.",
+            "Loosen the goal in the table, or judge on more rows with --eval-rows.",
             5,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.RUNTIME_MISSING: ErrorSpec(
-            "A package that this command needs is not installed.",
-            "Install the extra that the message names.",
+            "A required package is not installed.",
+            "Install the extra in the message.",
             7,
             500,
             "FAILED_PRECONDITION",
@@ -215,42 +214,42 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "FAILED_PRECONDITION",
         ),
         ErrorCode.PROVIDER_UNAVAILABLE: ErrorSpec(
-            "The execution provider that was asked for is not the one that runs.",
-            "`mlctl doctor` says what is missing; MLCTL_PROVIDER=cpu serves on the CPU.",
+            "The requested execution provider cannot be used.",
+            "`mlctl doctor` shows what is missing; MLCTL_PROVIDER=cpu serves on the CPU.",
             7,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.PATH_INACCESSIBLE: ErrorSpec(
-            "The operating system does not let mlctl read or write a path.",
-            "Check the owner and the permissions of the path that the message names.",
+            "The operating system denies access to a path.",
+            "Check the owner and permissions of the path in the message.",
             2,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.DISK_FULL: ErrorSpec(
-            "There is no space left to write to.",
+            "The disk is full.",
             "Free some space, then run the same command again: finished work is kept.",
             13,
             507,
             "RESOURCE_EXHAUSTED",
         ),
         ErrorCode.PORT_TAKEN: ErrorSpec(
-            "Another process listens on that port.",
-            "Pass a free port with --port.",
+            "The port is already in use.",
+            "Use a free port with --port.",
             8,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.DEPLOYMENT_EXISTS: ErrorSpec(
-            "A deployment with that name runs already.",
+            "A deployment with that name is already running.",
             "Change its model with `mlctl promote`, or stop it with `mlctl down`.",
             8,
             409,
             "ALREADY_EXISTS",
         ),
         ErrorCode.ROLLOUT_ACTIVE: ErrorSpec(
-            "A rollout of this deployment is under way.",
+            "A rollout of this deployment is in progress.",
             "Follow it with `mlctl status NAME`, or end it with `mlctl rollback NAME`.",
             8,
             409,
@@ -264,16 +263,16 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "ALREADY_EXISTS",
         ),
         ErrorCode.INTERFACE_BROKEN: ErrorSpec(
-            "The candidate refuses what callers of the live model send, or lacks what they read.",
-            "Start it beside the live one with `mlctl up` under another name, or, if all callers "
-            "are ready for it, promote it with --allow-breaking.",
+            "The candidate rejects requests of current callers, or lacks outputs that they read.",
+            "Start it as another deployment with `mlctl up`, or, if all callers are ready for the "
+            "change, promote it with --allow-breaking.",
             8,
             409,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.WORSE_EVIDENCE: ErrorSpec(
             "The candidate's proved score is clearly worse than the live model's on the same data.",
-            "Promote another version, or start this one all the same with --force.",
+            "Promote another version, or start this one anyway with --skip-checks.",
             8,
             409,
             "FAILED_PRECONDITION",
@@ -300,77 +299,77 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "ABORTED",
         ),
         ErrorCode.CANNOT_END: ErrorSpec(
-            "A rollout is not expected to end before its deadline at today's traffic.",
+            "At the current traffic the rollout is not expected to finish before its deadline.",
             "Send more traffic, allow more time with --deadline, loosen the limits, or start it "
-            "all the same with --force.",
+            "anyway with --skip-checks.",
             11,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.JOB_CHANGED: ErrorSpec(
-            "The output holds answers of a batch job that is not this one.",
-            "Give another --out, or remove those answers and begin anew with --restart.",
+            "The output has answers of another batch job.",
+            "Use another --out, or remove those answers and start again with --restart.",
             8,
             409,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.JOB_RUNNING: ErrorSpec(
-            "Another process writes to that output.", "Wait for its end.", 8, 409, "ABORTED"
+            "Another process is writing to that output.", "Wait until it ends.", 8, 409, "ABORTED"
         ),
         ErrorCode.TOO_MANY_BAD_ROWS: ErrorSpec(
-            "A batch job met more bad rows than --max-errors allows.",
-            "Look at their reasons, then mend the input, or run it again with a larger "
-            "--max-errors: finished work is kept.",
+            "A batch job rejected more rows than --max-errors allows.",
+            "Look up the reasons in the quarantine, and correct the input or raise --max-errors. "
+            "Finished work is kept.",
             14,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.SOURCE_UNAVAILABLE: ErrorSpec(
-            "Rows could not be read, even after waiting: the place did not answer.",
-            "Once it is reachable again, run the same command: finished work is kept.",
+            "The source of rows is unavailable.",
+            "When it is reachable again, run the same command: finished work is kept.",
             12,
             503,
             "UNAVAILABLE",
         ),
         ErrorCode.SINK_UNAVAILABLE: ErrorSpec(
-            "Answers could not be written, even after waiting.",
-            "Once the place is reachable again, run the same command: finished work is kept.",
+            "The destination of the answers is unavailable.",
+            "When it is reachable again, run the same command: finished work is kept.",
             12,
             503,
             "UNAVAILABLE",
         ),
         ErrorCode.CLUSTER_UNAVAILABLE: ErrorSpec(
-            "The cluster that scores a batch did not answer, or lost the same work repeatedly.",
-            "Once it is well again, run the same command: finished work is kept.",
+            "The cluster of a batch job is unreachable, or lost the same work repeatedly.",
+            "When it is healthy again, run the same command: finished work is kept.",
             12,
             503,
             "UNAVAILABLE",
         ),
         ErrorCode.BROKER_UNAVAILABLE: ErrorSpec(
-            "A stream's broker did not answer, even after waiting.",
-            "Once it is reachable again, run the same command: it goes on after the last commit.",
+            "The broker of a stream is unavailable.",
+            "When it is reachable again, run the same command: it continues after the last commit.",
             12,
             503,
             "UNAVAILABLE",
         ),
-        ErrorCode.INDEX_UNAVAILABLE: ErrorSpec(
-            "The index of Python packages could not be reached.",
-            "Run it where it can be reached, or give a lock file that was made there with --lock.",
+        ErrorCode.PACKAGE_INDEX_UNAVAILABLE: ErrorSpec(
+            "The index of Python packages is unreachable.",
+            "Run the command where it is reachable, or use a lock file from there with --lock.",
             12,
             503,
             "UNAVAILABLE",
         ),
         ErrorCode.TOO_MANY_DEAD_LETTERS: ErrorSpec(
-            "More of a stream's messages could not be answered than --max-dead-rate allows.",
-            "Look at their reasons with `mlctl stream peek`, mend the senders or the model, then "
-            "run it again: nothing after the last commit was taken.",
+            "A stream has more dead letters than --max-dead-rate allows.",
+            "Look up the reasons with `mlctl stream peek`, and correct the senders or the model. "
+            "The next run continues after the last commit.",
             14,
             500,
             "FAILED_PRECONDITION",
         ),
         ErrorCode.QUEUE_FULL: ErrorSpec(
-            "The server has as much work waiting as it accepts.",
-            "Retry after the time that Retry-After names.",
+            "The server's queue is full.",
+            "Retry after the time in Retry-After.",
             9,
             503,
             "RESOURCE_EXHAUSTED",
@@ -386,7 +385,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "The server is starting or stopping.", "Retry shortly.", 9, 503, "UNAVAILABLE"
         ),
         ErrorCode.INTERRUPTED: ErrorSpec(
-            "Stopped by the user.", "Run the same command again to go on.", 130, 503, "CANCELLED"
+            "Stopped by the user.", "Run the same command again to continue.", 130, 503, "CANCELLED"
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""The one error of mlctl: a code of the table, one sentence, and what to do.
+"""The base class of mlctl's errors.
 
 Raise `MlctlError` with an `ErrorCode`; a command exits with the table's exit code, the
 HTTP API answers with its HTTP status, the gRPC API with its gRPC status.
@@ -13,10 +13,10 @@ __all__ = ["ERROR_TABLE", "ErrorCode", "ErrorSpec", "MlctlError"]
 
 
 class MlctlError(Exception):
-    """The root of mlctl's errors: a code of the table, one sentence, and what to do.
+    """An error with a code of the table, a message of one sentence, and a hint what to do.
 
-    `message` must be safe to show to a remote client: no paths of the server and no
-    library text unless the error can only reach the operator.
+    `message` must be safe for remote clients: no paths of the server and no library text, unless
+    only the operator can see the error.
     """
 
     def __init__(self, code: ErrorCode, message: str, hint: str | None = None) -> None:
@@ -31,7 +31,7 @@ class MlctlError(Exception):
         return ERROR_TABLE[self.code]
 
     def as_dict(self) -> dict[str, str | int]:
-        """The form that `--json` and the HTTP API print."""
+        """Return the error as `--json` and the HTTP API print it."""
         return {
             "code": self.code.value,
             "message": self.message,

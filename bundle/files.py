@@ -1,4 +1,4 @@
-"""Reading and writing files so that a crash leaves either the old content or the new."""
+"""Read and write files so that a crash leaves either the old or the new content."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# The disk, the quota or the limit of a file's size (`ulimit -f`) is exhausted.
+# The disk is full, or the quota or the maximum file size (`ulimit -f`) is reached.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CHUNK = 1 << 20
 _SCRATCH = re.compile(r"\.scratch-(\d+)-")
 
 
 def sha256_file(path: Path) -> str:
-    """The hex sha256 of a file's content, read in pieces; a symbolic link is not followed."""
+    """Return the hex sha256 of a file's content; OSError for a symbolic link."""
     digest = hashlib.sha256()
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         while chunk := file.read(_CHUNK):
@@ -45,7 +45,7 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise the OSError that writing the file `path` would raise; leave no trace."""
+    """Raise the OSError that writing the file `path` would raise; leave nothing behind."""
     try:
         if path.exists():
             with path.open("ab"):
@@ -68,9 +68,9 @@ def fsync_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_directory(parent: Path) -> Iterator[Path]:
-    """An empty directory in `parent`, gone with the block unless it was renamed.
+    """Yield an empty directory in `parent`, removed after the block unless it was renamed.
 
-    What killed processes left of theirs is removed first.
+    Scratch directories of killed processes are removed first.
     """
     for path in parent.iterdir():
         match = _SCRATCH.match(path.name)
@@ -85,7 +85,7 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def exclusive(lock: Path) -> Iterator[None]:
-    """Hold an advisory lock on the file `lock`; the kernel drops it when its holder dies."""
+    """Hold an advisory lock on the file `lock`; the kernel releases it if the process dies."""
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -95,9 +95,9 @@ def exclusive(lock: Path) -> Iterator[None]:
 
 
 def settle(finished: Path, target: Path, whole: Callable[[Path], bool]) -> None:
-    """Give the directory `finished` the name `target` beside it, unless a `whole` one is there.
+    """Rename the directory `finished` to `target` unless `target` exists and is `whole`.
 
-    A damaged one is replaced. Processes that finish the same thing at once take turns.
+    A damaged `target` is replaced. Concurrent processes take turns.
     """
     with exclusive(target.parent / f".{target.name}.lock"):
         if not (target.is_dir() and whole(target)):
@@ -105,7 +105,7 @@ def settle(finished: Path, target: Path, whole: Callable[[Path], bool]) -> None:
 
 
 def replace_directory(finished: Path, target: Path) -> None:
-    """Give the directory `finished` the name `target`, whatever has that name now."""
+    """Rename the directory `finished` to `target`, and remove an existing `target`."""
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     else:

@@ -1,4 +1,4 @@
-"""Where local state lives: everything under `$MLCTL_HOME`, nothing in the current directory."""
+"""Local state: everything is under `$MLCTL_HOME`, nothing in the current directory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def home_path() -> Path:
 
 
 def mlctl_home() -> Path:
-    """The absolute state directory, created (mode 0700) if it does not exist yet."""
+    """Return the absolute state directory; create it (mode 0700) if it does not exist."""
     home = home_path()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return home
 
 
 def state_dir(*parts: str) -> Path:
-    """A directory under the state directory, created if it does not exist yet."""
+    """Return a directory under the state directory; create it if it does not exist."""
     path = mlctl_home().joinpath(*parts)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def bento_home() -> Path:
-    """The Bento store: $BENTOML_HOME made absolute, else one under the state directory."""
+    """Return the Bento store: $BENTOML_HOME, by default a directory under the state directory."""
     configured = os.environ.get(BENTO_HOME_VARIABLE)
     if not configured:
         return state_dir("bentoml")
@@ -43,10 +43,10 @@ def bento_home() -> Path:
 
 
 def bento_environment() -> dict[str, str]:
-    """What a process that builds or serves a Bento needs on top of ours.
+    """Return additional environment variables for a process that builds or serves a Bento.
 
-    The Bento's own packages and bundle are used, not those of the current directory or of
-    an MLCTL_BUNDLE of ours (empty counts as unset); no library reports its usage.
+    They make it use the Bento's packages and bundle, not those of the current directory or of
+    MLCTL_BUNDLE (empty counts as unset), and turn off usage reports of libraries.
     """
     return {
         BENTO_HOME_VARIABLE: str(bento_home()),

@@ -1,7 +1,7 @@
-"""What callers of one revision would miss at another, read from the signatures. Pure.
+"""Find breaking changes between the interfaces of two revisions. Pure.
 
-An interface is the signature of all that can be asked, by name. Callers send what the former
-signature takes and read what it gives, so a candidate may take more and give more, never less.
+An interface is the signatures of all models by name. Callers send the inputs of the live signature
+and read its outputs, so a candidate may accept more and return more, never less.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
 
 Interface = Mapping[str, Signature]
-# What asks no model by its name; the interface of one model leaves it out.
+# The endpoint without a model name; the interface of a single model leaves it out.
 PREDICT = "/predict"
 
 
 def to_document(interface: Interface) -> dict[str, Any]:
-    """An interface as plain JSON values."""
+    """Return an interface as plain JSON values."""
     return {name: signature.model_dump(mode="json") for name, signature in interface.items()}
 
 
 def from_document(document: Mapping[str, Any]) -> dict[str, Signature]:
-    """The inverse of `to_document`."""
+    """Parse the form of `to_document`."""
     return {name: Signature.model_validate(value) for name, value in document.items()}
 
 
 def broken(before: Interface, after: Interface) -> tuple[str, ...]:
-    """What callers of `before` would miss at `after`, a short sentence each; empty if nothing."""
+    """Return a sentence for each change from `before` to `after` that breaks callers."""
     return tuple(_broken(before, after))
 
 
@@ -36,14 +36,14 @@ def _broken(before: Interface, after: Interface) -> Iterator[str]:
         before, after = _with_predict(before), _with_predict(after)
     for name, signature in before.items():
         if name not in after:
-            yield f"{name!r} is gone"
+            yield f"{name!r} is missing"
             continue
         for reason in _changed(signature, after[name]):
             yield f"{name!r}: {reason}"
 
 
 def _with_predict(interface: Interface) -> Interface:
-    """The interface with what `/predict` asks: the only model, if it does not say which."""
+    """Return the interface with the model of `/predict`, which is the only model by default."""
     if len(interface) != 1:
         return interface
     (only,) = interface.values()
@@ -55,23 +55,24 @@ def _changed(before: Signature, after: Signature) -> Iterator[str]:
     yield from _side("input", before.inputs, after.inputs)
     for spec in after.inputs:
         if spec.name not in known:
-            yield f"input {spec.name!r} is new, and no caller sends it"
+            yield f"input {spec.name!r} is new, and callers do not send it"
     yield from _side("output", before.outputs, after.outputs)
 
 
 def _side(side: str, before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> Iterator[str]:
-    """What became of the tensors that callers know. The typed services tell them by their place."""
-    places = {spec.name: place for place, spec in enumerate(after)}
-    for place, was in enumerate(before):
-        if was.name not in places:
-            yield f"{side} {was.name!r} is gone"
+    """Compare the tensors that callers use. Typed services identify them by position."""
+    positions = {spec.name: position for position, spec in enumerate(after)}
+    for position, was in enumerate(before):
+        if was.name not in positions:
+            yield f"{side} {was.name!r} is missing"
             continue
-        now = after[places[was.name]]
+        now = after[positions[was.name]]
         wide, narrow = (now, was) if side == "input" else (was, now)
         if now.dtype is not was.dtype or not _holds(wide.shape, narrow.shape):
             yield f"{side} {was.name!r} is {_form(now)}, was {_form(was)}"
-        elif places[was.name] != place:
-            yield f"{side} {was.name!r} has place {places[was.name] + 1}, had {place + 1}"
+        elif positions[was.name] != position:
+            now_at = positions[was.name] + 1
+            yield f"{side} {was.name!r} is at position {now_at}, was at {position + 1}"
 
 
 def _holds(wide: Sequence[int], narrow: Sequence[int]) -> bool:

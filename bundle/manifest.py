@@ -1,7 +1,7 @@
-"""The manifest (schema version 1): what a bundle is, where it came from, which files it holds.
+"""The manifest (schema version 1): a bundle's model, its origin, its evidence and its files.
 
-Its canonical form, and so the bundle's digest, does not depend on key order,
-whitespace or the platform: sorted keys, no spaces, UTF-8, no NaN or infinity.
+Its canonical form, and so the bundle's digest, does not depend on key order, whitespace or the
+platform: sorted keys, no spaces, UTF-8, no NaN or infinity.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SourceVersion(_Value):
 
 
 class VariantInfo(_Value):
-    """Which optimization made the model file, and for which runtime."""
+    """The recipe that made the model file, and the runtime that it is for."""
 
     recipe: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
@@ -72,11 +72,11 @@ class VariantInfo(_Value):
 
 
 class Batching(_Value):
-    """How requests may be joined. A model whose rows influence each other is never batched.
+    """Batching policy of the model. A model with dependent rows is never batched.
 
-    `pad` names the inputs whose second, dynamic dimension is a length that may be filled
-    up with the given value, so that sequences of unlike length share a batch. The other
-    three are the model's own defaults of the server's settings with these names.
+    `pad` maps inputs to the value that pads their second, dynamic dimension, so that
+    variable-length sequences share a batch. The other three are the model's defaults of the
+    server's settings with these names.
     """
 
     max_rows: PositiveInt
@@ -97,13 +97,12 @@ class Batching(_Value):
 
 
 class Evidence(_Value):
-    """The proved numbers behind the choice, against the source model.
+    """The measured evidence for the variant, compared with the source model.
 
     `max_abs_error` and `relative_l2` compare outputs with the source model's on
     held-out rows; `agreement` is the share of rows with the same top class. `score` is
-    the task `metric` on labelled rows, `drop` how much worse than the source model's it
-    is, and `drop_high` the upper bound of its confidence interval (all null where they
-    do not apply).
+    the task `metric` on labelled rows, `drop` its decrease against the source model, and
+    `drop_high` the upper bound of the confidence interval of `drop` (null where not applicable).
     """
 
     rows: PositiveInt
@@ -117,23 +116,23 @@ class Evidence(_Value):
 
 
 class TransformSpec(_Value):
-    """User code around the model, whose file itself takes and gives `model_signature`."""
+    """User code around the model; the model file itself has `model_signature`."""
 
     model_signature: Signature
 
 
 class Axis(_Value):
-    """One dimension of an input, the first has axis 0."""
+    """One dimension of an input; the first is axis 0."""
 
     input: Annotated[str, Field(max_length=256)]
     axis: Annotated[int, Field(ge=0)]
 
 
 class InputConstraints(_Value):
-    """What the model needs of its inputs beyond the signature. It is checked before the model runs.
+    """Requirements on inputs beyond the signature, checked before the model runs.
 
-    `ranges` are the smallest and the largest value of integer inputs, both allowed. The
-    dimensions of each group in `equal_lengths` must have the same size in a request.
+    `ranges` are the minimum and maximum value of integer inputs, both inclusive. The dimensions of
+    each group in `equal_lengths` must have equal sizes in a request.
     """
 
     ranges: dict[str, tuple[int, int]] = {}
@@ -151,8 +150,8 @@ class FileEntry(_Value):
 class Manifest(_Value):
     """The whole manifest. `files` is sorted by path and never lists the manifest itself.
 
-    `signature` is what clients see. With a `transform` it is what the code in the folder
-    transform/ takes and gives, and may differ from the model's own.
+    Clients see `signature`. With a `transform` it has the inputs and outputs of the code in the
+    folder transform/, which may differ from the model's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="mlctl bundle manifest")
@@ -214,13 +213,13 @@ class Manifest(_Value):
 
     @property
     def model_signature(self) -> Signature:
-        """What the model file takes and gives: `signature`, unless a transform is around it."""
+        """The inputs and outputs of the model file: `signature`, unless there is a transform."""
         return self.signature if self.transform is None else self.transform.model_signature
 
     def canonical(self) -> bytes:
-        """The bytes that the digest is taken of, and that are written to disk."""
+        """Return the bytes of the file, which the digest covers."""
         document = self.model_dump(mode="json")
-        # What is not there is left out, so that bundles keep the digest that they always had.
+        # Absent optional fields are omitted, so that a new field does not change old digests.
         for name in ("transform", "input_constraints"):
             if document[name] is None:
                 del document[name]
@@ -236,7 +235,7 @@ class Manifest(_Value):
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys, no spaces, UTF-8; ValueError for NaN and infinities."""
+    """Return JSON with sorted keys, no spaces, UTF-8; ValueError for NaN and infinities."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -244,7 +243,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Read a manifest strictly; MANIFEST_INVALID or MANIFEST_VERSION_UNKNOWN say what is wrong."""
+    """Parse a manifest strictly; MANIFEST_INVALID or MANIFEST_VERSION_UNKNOWN."""
     if len(content) > MAX_MANIFEST_BYTES:
         raise _invalid(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
@@ -266,7 +265,7 @@ def parse_manifest(content: bytes) -> Manifest:
 
 
 def manifest_json_schema() -> dict[str, Any]:
-    """The JSON Schema of the manifest, as published in docs/manifest.schema.json."""
+    """Return the JSON Schema of the manifest, published in docs/manifest.schema.json."""
     schema = Manifest.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

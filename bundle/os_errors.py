@@ -1,4 +1,4 @@
-"""Translate errors of the operating system: which path, what is wrong with it, what to do."""
+"""Translate errors of the operating system into messages with the path and a hint."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _WRONG_KIND = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
 
 
 def translate_os_error(error: OSError) -> MlctlError | None:
-    """Return the error to show for `error`, or None if only its author can explain it.
+    """Return the error to show for `error`, or None if it has no general explanation.
 
-    A missing file is not translated: the code that opens a file of the user's knows what
-    the file is for, and any other missing file is a fault of mlctl.
+    A missing file is not translated: code that opens a user's file reports what the file is for,
+    and any other missing file is a defect of mlctl.
     """
     name = error.filename
     if error.errno == errno.EFBIG:
         return MlctlError(
             ErrorCode.DISK_FULL,
-            "a file has reached its largest size" + ("" if name is None else f": {name}"),
+            "a file reached the maximum file size" + ("" if name is None else f": {name}"),
             "Raise the limit with `ulimit -f unlimited`, then run the same command again.",
         )
     if error.errno in NO_SPACE:
@@ -46,7 +46,7 @@ def translate_os_error(error: OSError) -> MlctlError | None:
 
 
 def _alternative(path: Path) -> str:
-    """The setting that puts another path in the place of `path`."""
+    """Return how to use another path instead of `path`."""
     bentos = os.environ.get(BENTO_HOME_VARIABLE)
     homes = {HOME_VARIABLE: home_path()} | ({BENTO_HOME_VARIABLE: Path(bentos)} if bentos else {})
     for variable, home in homes.items():

@@ -1,15 +1,18 @@
-"""Which packages are installed here, asked of their metadata and never by importing them."""
+"""Which packages are installed, read from their metadata without importing them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
+
+from bundle.errors import ErrorCode, MlctlError
 
 # They overwrite each other's files, so at most one of them may be installed.
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 def installed_version(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Return the installed version of a distribution, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -22,3 +25,21 @@ def install_hint(extras: str) -> str:
     It names no package index: `mlctl` on the public one is another project.
     """
     return f"In the checkout of mlctl: pip install -c constraints.txt '.[{extras}]'"
+
+
+def require_onnxruntime(is_installed: Callable[[str], bool] | None = None) -> None:
+    """Raise RUNTIME_MISSING or RUNTIME_CONFLICT unless exactly one ONNX Runtime is installed.
+
+    onnxruntime and onnxruntime-gpu install the same files: with both, either may have
+    overwritten the other. `is_installed` defaults to this environment's packages.
+    """
+    check = is_installed or (lambda name: installed_version(name) is not None)
+    found = [name for name in RUNTIMES if check(name)]
+    if not found:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            "ONNX Runtime is not installed",
+            f"{install_hint('cpu')} (gpu for CUDA)",
+        )
+    if len(found) > 1:
+        raise MlctlError(ErrorCode.RUNTIME_CONFLICT, f"{' and '.join(found)} are both installed")

@@ -1,4 +1,4 @@
-"""The one path resolver: names from a manifest become paths only through `resolve_inside`."""
+"""Resolve paths: names from a manifest become paths only through `resolve_inside`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 
 _MAX_PATH = 512
-_MAX_PART_BYTES = 255  # of a name in a directory, on every usual file system
-# Besides what escapes on its own, refuse what another layer could decode into an escape:
-# percent-encoding, path parameters, backslashes, drive letters.
+_MAX_PART_BYTES = 255  # limit of a file name on common file systems
+# Characters that another layer could decode into a path outside the folder: percent-encoding, path
+# parameters, backslashes, drive letters.
 _FORBIDDEN = frozenset('\\%;:*?"<>|')
 
 
@@ -18,13 +18,13 @@ def check_relative(name: str) -> str:
     """Return `name` if it is a plain relative POSIX path; raise PATH_UNSAFE with the reason."""
     reason = _why_unsafe(name)
     if reason is not None:
-        raise MlctlError(ErrorCode.PATH_UNSAFE, f"path {name!r} is refused: {reason}")
+        raise MlctlError(ErrorCode.PATH_UNSAFE, f"path {name!r} is rejected: {reason}")
     return name
 
 
 def _why_unsafe(name: str) -> str | None:
     if not name or len(name) > _MAX_PATH:
-        return f"its length is not between 1 and {_MAX_PATH}"
+        return f"it has {len(name)} characters, expected 1 to {_MAX_PATH}"
     if name.startswith("/"):
         return "it is absolute"
     if any(ord(char) < 32 or ord(char) == 127 for char in name):
@@ -42,21 +42,21 @@ def _why_unsafe(name: str) -> str | None:
 
 
 def resolve_inside(root: Path, name: str) -> Path:
-    """The path of `name` under `root`, refusing links on the way and anything outside.
+    """Return the path of `name` under `root`; PATH_UNSAFE for links and paths outside `root`.
 
-    The file itself need not exist; every part that does must not be a link.
+    The file need not exist; no existing part of the path may be a link.
     """
     check_relative(name)
     path = root
     for part in name.split("/"):
         path = path / part
-        refuse_link(path, name)
+        reject_link(path, name)
     if not path.resolve().is_relative_to(root.resolve()):
-        raise MlctlError(ErrorCode.PATH_UNSAFE, f"path {name!r} is refused: it leaves the bundle")
+        raise MlctlError(ErrorCode.PATH_UNSAFE, f"path {name!r} is rejected: it leaves the bundle")
     return path
 
 
-def refuse_link(path: Path, name: str) -> None:
+def reject_link(path: Path, name: str) -> None:
     """Raise PATH_UNSAFE if `path` exists as a symbolic link, hard link or special file."""
     try:
         status = path.lstat()
@@ -70,4 +70,4 @@ def refuse_link(path: Path, name: str) -> None:
         reason = "it is neither a file nor a directory"
     else:
         return
-    raise MlctlError(ErrorCode.PATH_UNSAFE, f"path {name!r} is refused: {reason}")
+    raise MlctlError(ErrorCode.PATH_UNSAFE, f"path {name!r} is rejected: {reason}")

@@ -1,13 +1,12 @@
-"""Samples of what a server was asked and what it answered: how they are asked for and told.
+"""Samples of requests and answers: the document that configures them, and the format of segments.
 
-The server writes them as Parquet segments and whoever wants them reads the folder: tomorrow's
-calibration rows, and the pairs by which a rollout compares two revisions. Who writes and who
-reads share this module and nothing else.
+A server writes Parquet segments into a folder. They become calibration rows, and a rollout compares
+two revisions with them. Writer and readers share only this module.
 
-A folder of segments reads in the order of their names, which start with the time of writing.
-The columns: `request_id` string, `row` int32 (the row within its request), `at` the time of the
-answer as timestamp in microseconds, UTC, `digest` string; then `in.NAME` as the caller sent it
-and `out.NAME` as it was answered. A tensor's further dimensions are nested lists, of a fixed
+Segments are read in the order of their names, which start with the time of writing. The columns:
+`request_id` string, `row` int32 (the row within its request), `at` the time of the answer as UTC
+timestamp in microseconds, `digest` string; then `in.NAME` as sent by the caller and `out.NAME` as
+answered. A tensor's further dimensions are nested lists, of a fixed
 size where the signature has one. BYTES are binary, since not all are text; BF16 is stored as
 float32, FP16 as float16. A model without a batch dimension has one row for each request.
 """
@@ -35,16 +34,16 @@ _SPACE = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a server is to record.
+    """What a server records.
 
     Attributes:
-        share: of the requests, 0 to 1. The request id alone decides, so that two servers
-            that got the same request both record it or both do not.
-        until: Unix time at which recording ends by itself; None for never.
-        flush_seconds: greatest age of a row that is not on disk yet.
-        max_bytes: the oldest segments are removed beyond it.
+        share: share of the requests, 0 to 1. Only the request id decides, so two servers that get
+            the same request either both record it or both do not.
+        until: Unix time at which recording ends; None for never.
+        flush_seconds: maximum time until a row is on disk.
+        max_bytes: maximum size of all segments; the oldest are removed.
         redact: names of tensors that are never written.
-        inputs: whether the inputs are written too, or the outputs alone.
+        inputs: whether inputs are written too, or only outputs.
     """
 
     share: float = 0.0
@@ -57,24 +56,24 @@ class Sampling:
     def __post_init__(self) -> None:
         object.__setattr__(self, "redact", tuple(self.redact))
         if not 0 <= self.share <= 1:
-            raise _invalid(f"share = {self.share!r} is not between 0 and 1")
+            raise _invalid(f"share is {self.share!r}, expected 0 to 1")
         if not 0 < self.flush_seconds < math.inf or self.max_bytes <= 0:
             raise _invalid("flush_seconds and max_bytes must be above 0")
         if self.until is not None and not math.isfinite(self.until):
-            raise _invalid(f"until = {self.until!r} is no time")
+            raise _invalid(f"until is {self.until!r}, expected Unix time")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s form; INVALID_INPUT if it is not one."""
+        """Parse the form of `to_json`; INVALID_INPUT if that fails."""
         try:
             document = json.loads(text)
             known = {field.name for field in fields(cls)}
             if not isinstance(document, dict) or not set(document) <= known:
                 raise _invalid("a field of the sampling document is unknown")
-            # Strictly: a name in place of a list of names must not redact its letters.
+            # Strict: a name instead of a list of names must not redact single letters.
             return TypeAdapter(cls).validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
@@ -84,8 +83,8 @@ class Sampling:
             raise _invalid(f"the sampling document is not JSON: {error}") from error
 
 
-def chosen(request_id: bytes, share: float) -> bool:
-    """Whether the request with this id is one of the `share` that is recorded."""
+def is_sampled(request_id: bytes, share: float) -> bool:
+    """Whether a request with this id is recorded, for a `share` of 0 to 1."""
     if share >= 1:
         return True
     number = int.from_bytes(blake2b(request_id, digest_size=4).digest())
@@ -93,7 +92,7 @@ def chosen(request_id: bytes, share: float) -> bool:
 
 
 def write_sampling(path: Path, sampling: Sampling) -> None:
-    """Put the document where a server polls for it, whole or not at all."""
+    """Write the document atomically to the file that a server polls."""
     write_atomic(path, sampling.to_json().encode())
 
 

@@ -32,22 +32,22 @@ class Datatype(StrEnum):
 
     @property
     def itemsize(self) -> int | None:
-        """Bytes of one element on the wire; None for BYTES, whose elements vary."""
+        """Bytes of one element on the wire; None for BYTES, whose elements differ."""
         return _ITEMSIZE[self]
 
     @property
     def is_integer(self) -> bool:
-        """Whether its values are whole numbers."""
+        """Whether its values are integers."""
         return self.value.startswith(("INT", "UINT"))
 
     @property
     def numpy_name(self) -> str:
-        """The numpy dtype that holds it: `object` for BYTES, the raw `uint16` bits for BF16."""
+        """The numpy dtype of its arrays: `object` for BYTES, raw `uint16` bits for BF16."""
         return _NUMPY_NAME[self]
 
     @classmethod
     def from_numpy_name(cls, name: str) -> Datatype:
-        """The datatype of a numpy dtype's name (`float32` → FP32); ValueError if it has none."""
+        """Return the datatype of a numpy dtype's name (`float32` → FP32), else ValueError."""
         try:
             return _FROM_NUMPY[name]
         except KeyError:
@@ -112,7 +112,7 @@ class TensorSpec(BaseModel):
     shape: Annotated[tuple[Dimension, ...], Field(max_length=16)]
 
     def mismatch(self, dtype: Datatype, shape: Sequence[int]) -> str | None:
-        """Why a tensor of `dtype` and `shape` does not fit, as a sentence; None if it fits."""
+        """Return why a tensor of `dtype` and `shape` does not match, or None if it does."""
         if dtype is not self.dtype:
             return f"tensor {self.name!r}: datatype is {dtype.value}, expected {self.dtype.value}"
         fits = len(shape) == len(self.shape)
@@ -126,7 +126,7 @@ class TensorSpec(BaseModel):
 
 
 class Signature(BaseModel):
-    """What a model takes and gives. Names are unique on each side."""
+    """The inputs and outputs of a model, with unique names on each side."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -148,7 +148,7 @@ class Signature(BaseModel):
 
     @property
     def bounded(self) -> bool:
-        """Whether the number of rows alone says how large the inputs are."""
+        """Whether the number of rows determines the size of the inputs."""
         first = 1 if self.batched else 0
         return all(
             spec.dtype is not Datatype.BYTES and DYNAMIC not in spec.shape[first:]

@@ -1,7 +1,7 @@
-"""The PEM files of a listener with TLS, checked before anything starts.
+"""The PEM files of a TLS listener, checked before anything starts.
 
-At least TLS 1.2, and below 1.3 only ciphers with forward secrecy and authentication.
-With a client CA only callers that show a certificate of it are answered (mutual TLS).
+TLS 1.2 or newer; below 1.3 only ciphers with forward secrecy and authentication. With a client CA,
+callers need a certificate that it signed (mutual TLS).
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-_HINT = "Give PEM files: the certificate with its chain, its key without a password, and the CA."
+_HINT = "Use PEM files: the certificate with its chain, its key without a password, and the CA."
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """A server's chain and key, and the CA of its callers if they need a certificate."""
+    """A server's certificate chain and key, and the CA of client certificates, if required."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def check(self) -> None:
-        """INVALID_INPUT names the file that cannot be used, and why."""
+        """Raise INVALID_INPUT with the file that cannot be used, and the reason."""
         for path in (self.cert, self.key, self.client_ca):
             if path is not None:
                 _require_readable(path)
         self.context()
 
     def context(self) -> ssl.SSLContext:
-        """A server's side of connections; raises INVALID_INPUT."""
+        """Return the TLS context of a server; INVALID_INPUT if a file cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
         try:
-            # An encrypted key would ask for its password on the terminal.
+            # Without this an encrypted key prompts for its password on the terminal.
             context.load_cert_chain(self.cert, self.key, password=lambda: b"")
         except (OSError, ValueError) as error:
             raise _unusable(f"{self.cert} and {self.key}", error) from None
@@ -51,7 +51,7 @@ class TlsFiles:
 
 
 def checked_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
-    """The checked files, or None where none is given; raises INVALID_INPUT."""
+    """Return the checked files, or None if no path is set; INVALID_INPUT if they are not valid."""
     if cert is None and key is None and client_ca is None:
         return None
     if cert is None or key is None:
@@ -73,8 +73,8 @@ def _require_readable(path: Path) -> None:
         raise _unusable(str(path), error) from None
 
 
-def _unusable(what: str, error: Exception) -> MlctlError:
-    # The library's own names end with where in its source it was: "[SSL: X] text (_ssl.c:1)".
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or "no PEM file"
-    told = str(reason).replace("_", " ").lower()
-    return MlctlError(ErrorCode.INVALID_INPUT, f"TLS cannot use {what}: {told}", _HINT)
+def _unusable(files: str, error: Exception) -> MlctlError:
+    # The library's texts end with a position in its source: "[SSL: X] text (_ssl.c:1)".
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or "not a PEM file"
+    text = str(reason).replace("_", " ").lower()
+    return MlctlError(ErrorCode.INVALID_INPUT, f"TLS cannot use {files}: {text}", _HINT)

@@ -1,7 +1,7 @@
-"""Bearer tokens as an operator gives them: in a variable, or in a file with one on each line.
+"""Bearer tokens from an environment variable, or from a file with one token per line.
 
-A file may hold several, so that a new token can be handed out before the old one ends.
-Empty lines and lines that begin with # are ignored. No token is ever part of an error.
+A file can have several, so that a new token works before the old one is removed. Empty lines and
+lines that begin with # are ignored. Errors never contain a token.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 
 TOKEN, TOKEN_FILE = "MLCTL_TOKEN", "MLCTL_TOKEN_FILE"
-# What RFC 6750 lets a header carry, and no shorter than can be guessed in practice.
+# The characters of RFC 6750, and long enough that a token cannot be guessed.
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]{16,512}=*")
-_HINT = "Make a token with `openssl rand -hex 32`; a file has one on each line."
+_HINT = "Make a token with `openssl rand -hex 32`; a file has one token per line."
 _MAX_FILE_BYTES = 64 << 10
 
 
 def parse_tokens(text: str, where: str) -> tuple[str, ...]:
-    """The tokens of a file's `text`; INVALID_INPUT names `where` and the line at fault."""
+    """Parse the tokens of a file's `text`; INVALID_INPUT names `where` and the line at fault."""
     lines = [line.strip() for line in text.splitlines()]
     tokens = {number: line for number, line in enumerate(lines, 1) if line and line[0] != "#"}
     if not tokens:
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"{where} holds no token", _HINT)
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{where} has no token", _HINT)
     for number, token in tokens.items():
         if not _TOKEN.fullmatch(token):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"line {number} of {where} is no token: 16 to 512 letters, digits or -._~+/",
+                f"line {number} of {where} is not a token of 16 to 512 letters, digits or -._~+/",
                 _HINT,
             )
     return tuple(dict.fromkeys(tokens.values()))
 
 
 def read_tokens(path: Path) -> tuple[str, ...]:
-    """The tokens of the file at `path`; INVALID_INPUT if it cannot be read or holds none."""
+    """Read the tokens of the file at `path`; INVALID_INPUT if it cannot be read or has none."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -52,7 +52,7 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
 
 def token_of(environment: Mapping[str, str]) -> str | None:
-    """The token with which to call a server that was started in `environment`; None for none.
+    """Return the token for calls to a server that runs with `environment`, or None.
 
     Raises what `read_tokens` raises.
     """

@@ -1,4 +1,4 @@
-"""Sealing a directory into a bundle, and verifying one before anything in it is loaded."""
+"""Seal a directory into a bundle, and verify a bundle before anything in it is loaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file, write_atomic
 from bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
-from bundle.paths import check_relative, refuse_link, resolve_inside
+from bundle.paths import check_relative, reject_link, resolve_inside
 from bundle.tensors import Signature
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBundle:
-    """A bundle whose every file was found to be the one its manifest lists."""
+    """A bundle whose files all match its manifest."""
 
     root: Path
     manifest: Manifest
@@ -29,11 +29,11 @@ class VerifiedBundle:
 
     @property
     def signature(self) -> Signature:
-        """What the model takes and gives, its transform included."""
+        """The inputs and outputs of the model, including its transform."""
         return self.manifest.signature
 
     def path(self, name: str) -> Path:
-        """The path of a listed file; FILE_MISSING if the manifest does not list it."""
+        """Return the path of a listed file; FILE_MISSING if the manifest does not list it."""
         if all(entry.path != name for entry in self.manifest.files):
             raise MlctlError(ErrorCode.FILE_MISSING, f"the bundle has no file {name!r}")
         return resolve_inside(self.root, name)
@@ -56,16 +56,17 @@ def seal(root: Path, manifest: Manifest) -> VerifiedBundle:
 def read_manifest(root: Path) -> Manifest:
     """Parse the manifest of the bundle at `root` without checking its files.
 
-    Only its canonical bytes are taken, so that no byte of it can change unnoticed.
+    Only its canonical bytes are accepted, so every changed byte is detected.
     """
     path = root / MANIFEST_NAME
-    refuse_link(path, MANIFEST_NAME)
+    reject_link(path, MANIFEST_NAME)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise MlctlError(
-            ErrorCode.MANIFEST_INVALID, f"no bundle here: {MANIFEST_NAME} is not a file"
+            ErrorCode.MANIFEST_INVALID,
+            f"{root.name or root} is not a bundle: it has no file {MANIFEST_NAME}",
         ) from error
     manifest = parse_manifest(content)
     if content != manifest.canonical():
@@ -78,8 +79,8 @@ def read_manifest(root: Path) -> Manifest:
 def verify(root: Path, expected_digest: str | None = None) -> VerifiedBundle:
     """Check every file of the bundle at `root`: size, sha256, nothing unlisted, no links.
 
-    Raises the error of the first problem, naming the path. With `expected_digest` a
-    bundle that is whole but another one is refused too.
+    Raises the error of the first problem and names the path. With `expected_digest`, an intact
+    bundle with another digest is DIGEST_MISMATCH.
     """
     manifest = read_manifest(root)
     if expected_digest is not None and manifest.digest != expected_digest:
@@ -118,12 +119,12 @@ def _describe(root: Path, name: str) -> FileEntry:
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """Relative POSIX paths of all files under `root`; links and special files are refused."""
+    """Yield relative POSIX paths of all files under `root`; PATH_UNSAFE for links and the like."""
     for directory, subdirectories, files in os.walk(root, onerror=_raise):
         for entry in (*subdirectories, *files):
             path = Path(directory, entry)
             name = path.relative_to(root).as_posix()
-            refuse_link(path, name)
+            reject_link(path, name)
             if entry in files:
                 yield name
 

@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 _TICK_SECONDS = 2.0
 
 _OPTIONS = (
-    click.option("--namespace", default="default", show_default=True, help="In the cluster."),
-    click.option("--route", help="The HTTPRoute that shares out the requests."),
-    click.option("--services", metavar="blue=NAME,green=NAME", help="The Service of each slot."),
+    click.option(
+        "--namespace", default="default", show_default=True, help="Namespace in the cluster."
+    ),
+    click.option("--route", help="HTTPRoute that splits the traffic."),
+    click.option("--services", metavar="blue=NAME,green=NAME", help="Service of each slot."),
     click.option(
         "--pods",
         type=click.Choice(("api", "direct")),
         default="api",
         show_default=True,
-        help="Ask pods through the API server, or at their own addresses.",
+        help="Read pods' metrics through the API server, or at their own addresses.",
     ),
-    click.option("--context", help="The kubeconfig's context.  [default: its current one]"),
+    click.option("--context", help="Context of the kubeconfig.  [default: the current one]"),
 )
 
 

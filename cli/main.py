@@ -1,12 +1,17 @@
-"""The `mlctl` command: its groups of commands in the order in which a model walks through them."""
+"""The `mlctl` command, with its commands in the order in which a model goes through them."""
 
 from __future__ import annotations
 
 import gc
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from bundle import __version__
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from cli.commands.abort import abort
 from cli.commands.batch import batch
 from cli.commands.bench import bench
@@ -40,27 +45,66 @@ from cli.commands.up import up
 from cli.commands.verify import verify
 from cli.commands.why import why
 
-COMMANDS = (
-    doctor, demo, models, optimize, pull, build, sign, verify, serve, containerize, sbom, client,
-    manifests, batch, stream, precomputed, bench, parity, up, scale, promote, pause, resume, abort,
-    rollback, status, ps, logs, history, why, gate, down,
-)  # fmt: skip
+SECTIONS = {
+    "Start here": (doctor, demo),
+    "Models and Bentos": (models, optimize, build, pull, sign, verify),
+    "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
+    "Deployments and rollouts": (
+        up, scale, promote, pause, resume, abort, rollback, status, ps, logs, history, why, down,
+    ),
+    "Containers and clusters": (containerize, sbom, manifests, gate),
+}  # fmt: skip
+COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
 
 
-class OrderedGroup(click.Group):
-    """A group whose help keeps the order in which its commands were added."""
+class Mlctl(click.Group):
+    """The group of all commands: help in sections, and usage errors as JSON with --json."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
 
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(str(each.name), each.get_short_help_str(66)) for each in commands], 13, 2
+                )
 
-@click.group(cls=OrderedGroup, context_settings={"help_option_names": ["-h", "--help"]})
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args)
+        if not options.get("standalone_mode", True) or "--json" not in arguments:
+            return super().main(arguments, *rest, **options)
+        try:
+            code = super().main(arguments, *rest, **{**options, "standalone_mode": False})
+        except click.UsageError as error:
+            code = _print_usage_error(error)
+        except click.Abort:
+            code = ERROR_TABLE[ErrorCode.INTERRUPTED].exit_code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_usage_error(error: click.UsageError) -> int:
+    command = error.ctx.command_path if error.ctx is not None else "mlctl"
+    failure = MlctlError(
+        ErrorCode.INVALID_INPUT, error.format_message(), f"`{command} --help` shows the options."
+    )
+    click.echo(json.dumps({"error": failure.as_dict()}, indent=2, ensure_ascii=False))
+    return failure.spec.exit_code
+
+
+@click.group(
+    cls=Mlctl, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="mlctl")
 def cli() -> None:
     """Take a model from the MLflow registry to traffic in production, with proof at each step.
 
-    A model walks through optimize, build, up and promote. State is kept under
-    $MLCTL_HOME; every command has --json, and exits with the codes of docs/errors.md.
+    The chain is optimize, build, up, promote; `mlctl demo` shows it in a few minutes. State is
+    kept under $MLCTL_HOME. Every command has --json and uses the exit codes of docs/errors.md.
     """
 
 
@@ -70,8 +114,8 @@ for _command in COMMANDS:
 
 def main() -> None:
     """The entry point of the `mlctl` script."""
-    # Most of what a command allocates are modules that live until its end: looking at them
-    # again and again while they are imported, and once more at exit, takes seconds.
+    # Most allocations of a command are modules that live until it ends. Collecting garbage while
+    # they are imported, and at exit, would take seconds.
     gc.set_threshold(50_000, 20, 100)
     try:
         cli(standalone_mode=True)

@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, progress and errors on stderr, --json as one document."""
+"""How commands print: results on stdout, progress and errors on stderr, JSON with --json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Concatenate, Literal, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, Literal, NoReturn, ParamSpec, overload
 
 import click
 
@@ -24,14 +24,14 @@ PIPE_WIDTH = 400
 
 
 class CommandOutput:
-    """Where a command writes; with `as_json` stdout carries one JSON document and nothing else."""
+    """The output of a command; with `as_json` stdout has JSON and nothing else."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
     @functools.cached_property
     def stdout(self) -> Console:
-        """The console of results; a pipe or a file is as wide as what is written to it."""
+        """The console of results; lines are not wrapped in a pipe or a file."""
         from rich.console import Console
 
         width = None if sys.stdout.isatty() else PIPE_WIDTH
@@ -46,12 +46,12 @@ class CommandOutput:
 
     @property
     def live(self) -> bool:
-        """Whether moving progress may be drawn."""
+        """Whether a moving progress line can be drawn."""
         return not self.as_json and self.stderr.is_terminal
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Callable[[str], None]]:
-        """A moving status line while the block runs; its text is set by the function given."""
+        """Show a status line while the block runs; the yielded function sets its text."""
         from rich.text import Text
 
         if not self.live:
@@ -65,27 +65,35 @@ class CommandOutput:
         click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
     def line(self, text: str) -> None:
-        """Print one line of the result; `text` is shown as it is, without markup."""
+        """Print one line of the result, without interpreting markup."""
         self.stdout.print(printable(text), markup=False)
 
     def marked(self, mark: str, style: str, name: str, text: str) -> None:
-        """Print one aligned line of a report: a coloured mark, a name, and what was found."""
+        """Print one aligned line of a report: a coloured mark, a name and a text."""
         from rich.text import Text
 
         line = Text.assemble((f"{mark:<5}", style), f"{name:<14} ", printable(text))
         self.stdout.print(line)
 
     def note(self, text: str) -> None:
-        """Say what goes on, on stderr; silent with --json."""
+        """Print progress on stderr; nothing with --json."""
         if not self.as_json:
             self.stderr.print(printable(text), markup=False, style="dim")
 
-    def aside(self, text: str) -> None:
-        """As `note`, for a signal handler: it may interrupt an import of rich, or printing."""
+    def note_from_signal(self, text: str) -> None:
+        """Print a note from a signal handler, which may interrupt rich or its import."""
         if not self.as_json:
             start = "\n" if sys.stderr.isatty() else ""
-            with contextlib.suppress(OSError):  # nobody listens any more
+            with contextlib.suppress(OSError):  # stderr is closed
                 os.write(2, f"{start}{printable(text)}\n".encode())
+
+    def warn_unknown_variables(self) -> None:
+        """Warn on stderr about `MLCTL_*` variables that nothing reads, even with --json."""
+        from bundle.variables import unknown_variables
+        from services.online.settings import ServerSettings
+
+        for sentence in unknown_variables(os.environ, ServerSettings.model_fields):
+            self.stderr.print(f"Warning: {printable(sentence)}", markup=False, style="yellow")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
         """Print a table; columns whose name ends in ">" are right-aligned."""
@@ -101,7 +109,7 @@ class CommandOutput:
         self.stdout.print(table)
 
     def fail(self, error: MlctlError) -> NoReturn:
-        """Report `error` and leave with its exit code."""
+        """Print `error` and exit with its exit code."""
         if self.as_json:
             self.document({"error": error.as_dict()})
         else:
@@ -112,7 +120,7 @@ class CommandOutput:
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: names from a registry or a log are untrusted."""
+    """Return `text` without control characters: names from a registry or a log are untrusted."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
@@ -120,14 +128,32 @@ P = ParamSpec("P")
 
 
 def counted(count: int, thing: str) -> str:
-    """`count` of `thing`, as one says it: "1 file", "1,500 files"."""
+    """Return a count with its noun: "1 file", "1,500 files"."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def reporting(function: Callable[Concatenate[CommandOutput, P], None]) -> Callable[..., None]:
-    """Turn `function(output, ...)` into a command's body: adds --json, reports every error."""
+Body = Callable[Concatenate[CommandOutput, P], None]
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+
+@overload
+def reporting(function: Body[P], /) -> Callable[..., None]: ...
+@overload
+def reporting(*, json_lines: bool) -> Callable[[Body[P]], Callable[..., None]]: ...
+def reporting(
+    function: Body[P] | None = None, /, *, json_lines: bool = False
+) -> Callable[..., None] | Callable[[Body[P]], Callable[..., None]]:
+    """Turn `function(output, ...)` into a command's body: adds --json, reports every error.
+
+    With `json_lines` the command prints several JSON documents, one per line.
+    """
+    text = "Print JSON lines on stdout." if json_lines else "Print one JSON document on stdout."
+    if function is not None:
+        return _with_json(function, text)
+    return lambda body: _with_json(body, text)
+
+
+def _with_json(function: Body[P], text: str) -> Callable[..., None]:
+    @click.option("--json", "as_json", is_flag=True, help=text)
     @functools.wraps(function)
     def body(as_json: bool, *args: P.args, **kwargs: P.kwargs) -> None:
         output = CommandOutput(as_json=as_json)
@@ -193,5 +219,5 @@ def _unexpected(error: Exception) -> MlctlError:
     return MlctlError(
         ErrorCode.INTERNAL,
         f"{type(error).__name__}: {error}",
-        f"Set {DEBUG_VARIABLE}=1 and run it again to see where it happened.",
+        f"This is a defect of mlctl. Run it again with {DEBUG_VARIABLE}=1 to see the traceback.",
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from cli.options import Duration
+
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 _PERCENT = click.IntRange(0, 100)
 
@@ -31,27 +33,34 @@ _STEPS = (
         callback=_steps,
         help="Percents of the traffic, rising to 100.",
     ),
-    _option("--step-seconds", type=float, default=30.0, help="Minimum seconds per step."),
+    _option(
+        "--step-time",
+        "step_seconds",
+        type=Duration(),
+        default="30s",
+        help="Minimum time per step.",
+    ),
     _option("--min-requests", type=int, default=5, help="Minimum candidate requests per step."),
     _option(
-        "--bake-seconds",
-        type=float,
-        default=300.0,
-        help="Minimum seconds at 100 % before the previous model is stopped.",
+        "--bake-time",
+        "bake_seconds",
+        type=Duration(),
+        default="5m",
+        help="Minimum time at 100 % before the previous model is stopped.",
     ),
     _option(
         "--burst",
         "burst_seconds",
-        type=float,
-        default=5.0,
-        help="Seconds: a fault that lasts up to this long counts as one event.",
+        type=Duration(),
+        default="5s",
+        help="A fault that lasts up to this long counts as one event.",
     ),
     _option(
         "--deadline",
         "deadline_seconds",
-        type=float,
-        default=3600.0,
-        help="Seconds after which a rollout that is not proved is inconclusive.",
+        type=Duration(),
+        default="1h",
+        help="Time after which a rollout without enough evidence is inconclusive.",
     ),
     _option(
         "--on-inconclusive",
@@ -73,16 +82,22 @@ _SHADOW = (
         default=20,
         help="Percent of the traffic to copy to BENTO before it answers users; 0: none.",
     ),
-    _option("--shadow-seconds", type=float, default=10.0, help="Minimum seconds of copying."),
+    _option(
+        "--shadow-time",
+        "shadow_seconds",
+        type=Duration(),
+        default="10s",
+        help="Minimum time of copying.",
+    ),
     _option(
         "--shadow-requests", type=click.IntRange(1), default=50, help="Minimum number of copies."
     ),
     _option(
         "--shadow-wait",
         "shadow_wait_seconds",
-        type=click.FloatRange(0, min_open=True),
-        default=120.0,
-        help="Maximum seconds to wait for copies; no limit with --min-agreement.",
+        type=Duration("1ms"),
+        default="2m",
+        help="Maximum time to wait for copies; no limit with --min-agreement.",
     ),
     _option("--mirror-percent", type=_PERCENT, default=0, help="Percent to copy during the steps."),
     click.option(
@@ -120,7 +135,8 @@ _CONDUCT = (
         "current rollout.",
     ),
     click.option(
-        "--force",
+        "--skip-checks",
+        "force",
         is_flag=True,
         help="Start although it may not end in time, its proved score is worse, or it proves "
         "latency at a small share.",

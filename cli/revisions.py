@@ -30,7 +30,7 @@ def find_revision(bento: str) -> Revision:
     from bundle.verify import read_manifest
     from rollout.domain.spec import Revision
     from services.online.settings import load_settings
-    from services.runtime.bento_layout import model_folder, read_together
+    from services.runtime.bento_layout import model_folder, read_bento_manifest
     from services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
@@ -44,7 +44,7 @@ def find_revision(bento: str) -> Revision:
     verify_bento(found, load_settings().require_signature)
     labels = {name: found.labels[f"mlctl.{name}"] for name in _LABELS}
     evidence = read_manifest(model_folder(found.source)).evidence
-    together = read_together(found.source)
+    together = read_bento_manifest(found.source)
     models = () if together is None else tuple(together.models[name] for name in together.names)
     return Revision(
         found.tag,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.options import Duration
+
 if TYPE_CHECKING:
     from rollout.domain.spec import DeploymentSettings
 
@@ -14,21 +16,22 @@ _BOUNDS = (
     click.option(
         "--min-replicas",
         type=click.IntRange(0, 64),
-        help="Scale with the load, down to this; 0 stops all when nobody asks.",
+        help="Scale with the load, down to this number; 0 stops all replicas without requests.",
     ),
     click.option(
-        "--max-replicas", type=click.IntRange(1, 64), help="Scale with the load, up to this."
+        "--max-replicas", type=click.IntRange(1, 64), help="Scale with the load, up to this number."
     ),
     click.option(
-        "--idle-seconds",
-        type=click.FloatRange(0, min_open=True),
-        help="Time without a request before the last replica stops.  [default: 300]",
+        "--idle-time",
+        "idle_seconds",
+        type=Duration("1ms"),
+        help="Time without a request before the last replica stops.  [default: 5m]",
     ),
 )
 
 
 def bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --min-replicas, --max-replicas and --idle-seconds."""
+    """Add --min-replicas, --max-replicas and --idle-time."""
     for option in reversed(_BOUNDS):
         function = option(function)
     return function

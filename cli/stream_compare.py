@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bundle.errors import ERROR_TABLE, ErrorCode
 from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 @click.argument("live")
 @click.argument("candidate")
 @click.option(
-    "--last", type=click.IntRange(1), default=10_000, show_default=True, help="Of each, at most."
+    "-n",
+    "--last",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Of each, at most.",
 )
 @click.option(
     "--min-agreement",
@@ -59,8 +65,10 @@ def compare(
     spec = RolloutSpec(max_disagreement=1.0 - min_agreement, tolerance=tolerance)
     found = judge_streams(ours.answers, theirs.answers, spec)
     _show(output, found, sorted(ours.digests), sorted(theirs.digests))
-    if code := {"rollback": 10, "advance": 0}.get(found.verdict.action.value, 11):
-        raise click.exceptions.Exit(code)
+    action = found.verdict.action.value
+    if action != "advance":
+        code = ErrorCode.ROLLED_BACK if action == "rollback" else ErrorCode.INCONCLUSIVE
+        raise click.exceptions.Exit(ERROR_TABLE[code].exit_code)
 
 
 def _show(

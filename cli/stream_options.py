@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from cli.options import Duration, parse_options
 
 if TYPE_CHECKING:
     from services.stream.base import StreamUrl
@@ -90,10 +91,10 @@ _OPTIONS = (
     ),
     click.option(
         "--patience",
-        type=click.FloatRange(0),
-        default=300.0,
+        type=Duration(),
+        default="5m",
         show_default=True,
-        help="Seconds to wait for a broker or a model that is away.",
+        help="Time to wait for a broker or a model that is away.",
     ),
     click.option("--max-messages", type=click.IntRange(1), help="End after so many."),
     click.option("--until-empty", is_flag=True, help="End when the group has nothing left."),
@@ -112,7 +113,6 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
     """What the options ask for; INVALID_INPUT for a value of a wrong form."""
-    from cli.batches import pairs
     from services.stream.base import LinkRequest, StreamUrl
     from services.stream.engine import RunSettings
     from services.stream.payloads import PayloadRequest
@@ -136,7 +136,7 @@ def wanted_run(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
             tuple(name for text in given["keep"] for name in text.split(",") if name),
             given["max_message_bytes"],
             map=given["mapped"],
-            options=pairs(given["options"]),
+            options=parse_options(given["options"]),
         ),
         RunSettings(
             BatchGoals(given["max_latency_ms"] / 1e3, given["max_batch"]),

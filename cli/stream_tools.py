@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.batches import json_line, stopping
 from cli.output import CommandOutput, counted, reporting
+from cli.progress import json_line, stopping
 
 if TYPE_CHECKING:
     from services.stream.base import Message
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("place")
-@click.option("--file", "source", help="Send the lines of this file; default: standard input.")
-@click.option("--key", help="The field of each JSON object that is the message's key.")
+@click.option("--in", "source", help="File of lines to send.  [default: standard input]")
+@click.option("--key-field", "key", help="The field of each JSON object that is the message's key.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
 @reporting
 def send(
@@ -47,9 +47,15 @@ def send(
 @click.command()
 @click.argument("place")
 @click.option(
-    "-n", "count", type=click.IntRange(1), default=10, show_default=True, help="How many."
+    "-n",
+    "--last",
+    "count",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Number of messages.",
 )
-@reporting
+@reporting(json_lines=True)
 def peek(output: CommandOutput, /, place: str, count: int) -> None:
     """Show the last messages of PLACE, oldest first, with their headers.
 
@@ -64,7 +70,7 @@ def peek(output: CommandOutput, /, place: str, count: int) -> None:
 
 @click.command()
 @click.argument("place")
-@reporting
+@reporting(json_lines=True)
 def tail(output: CommandOutput, /, place: str) -> None:
     """Show the messages that come to PLACE from now on, until Ctrl-C."""
     from services.stream.base import StreamUrl

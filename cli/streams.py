@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cli.batches import json_line
-from cli.optimizing import only_results_on_stdout
 from cli.output import CommandOutput, counted
+from cli.progress import json_line, only_results_on_stdout
 
 if TYPE_CHECKING:
     from services.stream.base import StreamConnection

@@ -1,4 +1,4 @@
-"""How commands show the variants of an optimization (`optimize.evidence.variant_record`)."""
+"""Tables of the variants of an optimization (records of `optimize.evidence.variant_record`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from cli.output import CommandOutput
 
-# `Drop max` is the upper bound that the gate looks at; `ms@N` the median for a batch of N rows.
+# `Drop max` is the upper bound that the gate uses; `ms@N` is the median latency of N rows.
 NUMBERS = ("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>", "ms@1>", "ms@32>", "Size>")
 COLUMNS = ("Variant", "Verdict", *NUMBERS)
 NONE = "-"
 
 
 def variants_table(output: CommandOutput, variants: Sequence[Mapping[str, Any]]) -> None:
-    """Print one row for each variant, then the reasons."""
+    """Print one row per variant, then the reasons."""
     output.table(*filled(COLUMNS, (_row(variant) for variant in variants)))
     for variant in variants:
         output.line(f"  {variant['recipe']}: {variant['reason']}")
@@ -27,7 +27,7 @@ def models_table(output: CommandOutput, models: Mapping[str, Sequence[Mapping[st
 
 
 def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The cells of NUMBERS for `optimize.variant.Measured` as a dict; None for a failure."""
+    """Return the cells of NUMBERS for a measured variant, or dashes for a failed one."""
     if measured is None:
         return (NONE,) * len(NUMBERS)
     score = measured["score"]
@@ -47,14 +47,10 @@ def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
 def filled(
     columns: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """The columns in which any row has a number, and the rows without the others."""
+    """Drop the columns without any value from `columns` and `rows`."""
     found = list(rows)
-    kept = [
-        place
-        for place in range(len(columns))
-        if not found or any(row[place] != NONE for row in found)
-    ]
-    return [columns[place] for place in kept], [[row[place] for place in kept] for row in found]
+    kept = [i for i in range(len(columns)) if not found or any(row[i] != NONE for row in found)]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in found]
 
 
 def _row(variant: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.protocol.jsondata import encode_data
+from services.protocol.json_data import encode_data
 from services.protocol.messages import methods
 from services.protocol.wire import encode_raw, invalid
 from services.runtime.golden import load_golden

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import read_manifest
-from services.runtime.bento_layout import is_bundle, model_folder, read_together
+from services.runtime.bento_layout import is_bundle, model_folder, read_bento_manifest
 
 
 def split_target(target: str) -> tuple[str, str | None]:
@@ -39,7 +39,7 @@ def resolve_model(source: Path, name: str | None) -> str | None:
 
 def _model_names(source: Path) -> Iterator[str]:
     """Yield the names of the models, the default one first."""
-    together = read_together(source)
+    together = read_bento_manifest(source)
     if together is None:
         folder = model_folder(source)
         if is_bundle(folder):
@@ -52,7 +52,7 @@ def _model_names(source: Path) -> Iterator[str]:
 
 def folder_of(source: Path, name: str | None) -> Path:
     """Return the bundle of the model `name`; for a pipeline, that of its first stage."""
-    together = read_together(source)
+    together = read_bento_manifest(source)
     if together is None:
         return model_folder(source)
     if together.pipeline is not None and name in (None, together.name):

@@ -18,7 +18,7 @@ from bundle.tensors import DYNAMIC, Signature
 from optimize.data import Tensors
 from optimize.source_graph import Exported
 from registry.catalog import ModelFormat
-from services.runtime.faults import RunError
+from services.runtime.run_errors import RunError
 from services.runtime.session import Session, open_session
 
 # Operators whose outputs have the values of their first input.

@@ -8,8 +8,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Target
 from services.runtime.session import open_session
-from services.runtime.tensorrt.devices import find_gpu
-from services.runtime.tensorrt.installed import provider_problem
+from services.runtime.tensorrt.machine import find_gpu, provider_problem
 
 
 @dataclass(frozen=True, slots=True)

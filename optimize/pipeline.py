@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import require_onnxruntime
 from bundle.verify import VerifiedBundle
 from optimize.attempt import Attempt
 from optimize.choice import Judged, choose
@@ -27,7 +28,6 @@ from optimize.report import report_html
 from optimize.seal import seal_bundle
 from optimize.source_graph import Exported, export_source
 from registry.catalog import Catalog, PublishedModel, SourceModel
-from services.runtime.installed import require_onnxruntime
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bundle.clock import SystemClock
+from bundle.packages import require_onnxruntime
 from optimize.attempt import Attempt
 from optimize.cache import is_cached
 from optimize.device import RunDevice, find_device
@@ -19,7 +20,6 @@ from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover
 from optimize.source_graph import export_key, export_source
 from registry.catalog import Catalog
-from services.runtime.installed import require_onnxruntime
 
 
 @dataclass(frozen=True, slots=True)

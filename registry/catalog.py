@@ -14,7 +14,7 @@ from typing import Protocol
 
 from bundle.files import sha256_file
 from bundle.manifest import canonical_json
-from bundle.paths import refuse_link
+from bundle.paths import reject_link
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
 
@@ -104,7 +104,7 @@ class Catalog(Protocol):
     """The registry of source models and optimized versions."""
 
     def resolve(self, text: str, *, allow_pickle: bool = False) -> SourceModel:
-        """Return the version `text` names; MODEL_NOT_FOUND, PICKLE_REFUSED, UNSUPPORTED_MODEL."""
+        """Return the version `text` names; MODEL_NOT_FOUND, PICKLE_REJECTED, UNSUPPORTED_MODEL."""
         ...
 
     def publish(
@@ -131,7 +131,7 @@ def artifacts_sha256(root: Path) -> str:
     listing = []
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
-        refuse_link(path, name)
+        reject_link(path, name)
         if path.is_file():
             listing.append([name, sha256_file(path)])
     return hashlib.sha256(canonical_json(listing)).hexdigest()

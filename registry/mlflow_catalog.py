@@ -44,7 +44,7 @@ class MlflowCatalog:
     def resolve(self, text: str, *, allow_pickle: bool = False) -> SourceModel:
         """Find and fetch the version that `text` names (the newest if it names none).
 
-        MODEL_NOT_FOUND lists similar names; PICKLE_REFUSED unless `allow_pickle`;
+        MODEL_NOT_FOUND lists similar names; PICKLE_REJECTED unless `allow_pickle`;
         UNSUPPORTED_MODEL for other flavors, for models without a tensor signature, and for
         optimized versions.
         """
@@ -62,7 +62,7 @@ class MlflowCatalog:
             stored = read_mlmodel(artifacts, uri)
         if stored.format is ModelFormat.PICKLE and not allow_pickle:
             raise MlctlError(
-                ErrorCode.PICKLE_REFUSED,
+                ErrorCode.PICKLE_REJECTED,
                 f"{uri} is stored as a pickle or with its own code: loading it runs code",
             )
         return SourceModel(

@@ -6,14 +6,16 @@ Importing verifies it, so a Bento whose bundle was altered does not start.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from bundle.errors import MlctlError
+from bundle.variables import unknown_variables
+from services.online.server.patches import inherited_listener
 from services.online.server.seam import (
     MlctlService,
     build_service,
     explain,
-    inherited_listener,
     is_worker,
     stop_supervisor,
 )
@@ -28,6 +30,9 @@ def _build() -> MlctlService:
         join_server(settings)
         if settings.workers > 1:
             listen_alone(inherited_listener())
+    else:
+        for sentence in unknown_variables(os.environ, type(settings).model_fields):
+            print(f"Warning: {sentence}", file=sys.stderr, flush=True)
     return build_service(find_trusted_bundles(settings), settings)
 
 

@@ -1,4 +1,4 @@
-"""What holds for every test, and for the processes that tests start."""
+"""Settings of every test, and of the processes that tests start."""
 
 import os
 import signal
@@ -6,36 +6,46 @@ import signal
 import pytest
 from hypothesis import settings
 
-# OpenMP's threads wait for one another in busy loops: where other work shares two cores, torch
+# Threads of OpenMP wait for one another in busy loops: where other work shares two cores, torch
 # with two threads trains a small net seven times slower than with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell's background ignores SIGINT, and so would all that is started from there.
+# A background job of a shell ignores SIGINT, and every process started from it inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A test proves what is true, not how fast it was: this machine may be busy.
-# The same examples each time, so that a change fails by its own fault; look for new ones with
-# `pytest --hypothesis-profile explore`.
+# No deadline: the machine may be busy. The same examples in each run, so that a change fails by
+# its own fault; find new ones with `pytest --hypothesis-profile explore`.
 settings.register_profile("mlctl", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("mlctl")
 
-pytest_plugins = ["tests.support.serving_fixtures"]
+pytest_plugins = [
+    "pytester",
+    "tests.suite.retry",
+    "tests.suite.skips",
+    "tests.suite.slow",
+    "tests.suite.tour",
+    "tests.support.serving_fixtures",
+]
 
-_BEGIN_WITH = {"scenarios": 0, "faults": 1}
+_FIRST_FOLDERS = {"scenarios": 0, "faults": 1}
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of `async def` tests; parametrize it to run a test on another one."""
+    return "asyncio"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest stories, and leave out what needs a GPU.
+    """Start with the longest files, and skip tests that need a GPU unless `-m` names them.
 
-    `-m` with the word gpu keeps those. Where several processes share the tests, file by file,
-    what is long must not come last.
+    Two processes share the tests file by file, so a long file must not come last.
     """
-    items.sort(key=lambda item: _BEGIN_WITH.get(item.path.parent.name, len(_BEGIN_WITH)))
-    if "gpu" in config.getoption("markexpr"):
-        return
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu:
-        config.hook.pytest_deselected(items=gpu)
-        items[:] = [item for item in items if item not in gpu]
+    items.sort(key=lambda item: _FIRST_FOLDERS.get(item.path.parent.name, len(_FIRST_FOLDERS)))
+    if "gpu" not in config.getoption("markexpr"):
+        skip = pytest.mark.skip(reason="needs an NVIDIA GPU; run `pytest -m gpu`")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)

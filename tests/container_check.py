@@ -32,7 +32,7 @@ def main() -> None:
         os.environ.pop("BENTOML_HOME", None)
         tag = build_bento(make_bundle(folder / "bundle"), {}).tag
         context = folder / "context"
-        _mlctl("containerize", tag, "--engine", "none", "--output", str(context))
+        _mlctl("containerize", tag, "--engine", "none", "--out", str(context))
         python = _install(context, folder / "venv")
         _serve(context, python, folder)
         if base := os.environ.get("BASE"):

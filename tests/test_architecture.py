@@ -16,7 +16,8 @@ from bento.packaging import bento_sources
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "examples", "cli",
+    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "doctor",
+    "examples", "cli",
 )  # fmt: skip
 HEAVY = {"torch", "mlflow", "bentoml", "onnxruntime", "onnx", "pandas", "numpy", "pydantic"}
 
@@ -43,6 +44,7 @@ def test_packages__all_top_level_folders__are_under_the_contracts() -> None:
     assert folders - {"tests", "benchmarks"} == set(PACKAGES)
 
 
+@pytest.mark.slow
 def test_services__imported_whole__load_neither_torch_nor_mlflow() -> None:
     # services.service builds the service of the bundle it finds, so it needs one to import.
     names = [module_of(path) for path in sources("services") if path.name != "__main__.py"]
@@ -51,6 +53,7 @@ def test_services__imported_whole__load_neither_torch_nor_mlflow() -> None:
     assert not loaded_after(f"import {', '.join(names)}") & {"torch", "mlflow"}
 
 
+@pytest.mark.slow
 def test_help__without_a_command__loads_no_heavy_library() -> None:
     loaded = loaded_after(
         "from click.testing import CliRunner\n"
@@ -65,8 +68,6 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
 OTHERS_IN_A_BENTO = {
     # imported by name at run time, or started as a process of its own
     "services.runtime.engine_worker",
-    "services.runtime.tensorrt.build",
-    "services.runtime.tensorrt.builder",
     # the part that the batch and stream runners share with the server
     "services.precomputed.lease",
     "services.runtime.bento_store",

@@ -108,7 +108,7 @@ def write_files(folder: Path, files: Files, *, force: bool = False) -> None:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{folder} exists and is not an empty folder",
-            "Name another one with --output, or replace files of the same names with --force.",
+            "Name another one with --out, or replace files of the same names with --force.",
         )
     for name, content in files.items():
         check_relative(name)

@@ -21,7 +21,7 @@ from bento.containers.resolve import python_version
 from bento.containers.sbom import sbom_of
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import scratch_directory
-from services.runtime.bento_layout import BentoContents, unpack
+from services.runtime.bento_layout import BentoContents, read_contents
 from services.runtime.bento_store import DIGEST_LABEL, BentoInfo
 
 CONTAINERFILE = "Containerfile"
@@ -68,9 +68,9 @@ def write_context(
     """Write the build context of `bento` to `folder`, which an older context may occupy.
 
     INVALID_INPUT if the folder holds something else, or mlctl did not build the Bento; raises as
-    `unpack` does for an altered Bento.
+    `read_contents` does for an altered Bento.
     """
-    packed = unpack(bento.source)
+    packed = read_contents(bento.source)
     if bento.labels.get(DIGEST_LABEL) != packed.digest:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"{bento.tag} does not hold the models that its label names"

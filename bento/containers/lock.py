@@ -134,5 +134,5 @@ def _unusable(path: Path, reason: str) -> MlctlError:
         ErrorCode.INVALID_INPUT,
         f"the lock file {path} cannot be used: {reason}",
         "Where a package index is reachable, run `mlctl containerize BENTO --engine none "
-        "--output DIR` and take DIR/requirements.lock.",
+        "--out DIR` and take DIR/requirements.lock.",
     )

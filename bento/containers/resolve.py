@@ -27,7 +27,7 @@ from bento.containers.lock import Lock, Package, Platform, read_lock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint, installed_version
 from services.runtime.bento_store import BentoInfo
-from services.runtime.signing import packages_of
+from services.runtime.signing import signing_requirements
 
 # pip's settings and uv's variables for the same. They go through the environment, because other
 # users can read a command's arguments, and the URL of an index may hold a password.
@@ -70,7 +70,7 @@ def requirements_of(bento: BentoInfo) -> list[str]:
             ErrorCode.BENTO_NOT_FOUND, f"the Bento {bento.tag} has no list of requirements"
         )
     named = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    return [*named, *packages_of(bento.source)]
+    return [*named, *signing_requirements(bento.source)]
 
 
 def python_version() -> str:
@@ -81,7 +81,7 @@ def python_version() -> str:
 def resolve(requirements: Sequence[str], platform: Platform) -> Lock:
     """Resolve `requirements` for `platform` in the versions that are installed here.
 
-    Markers are those of the image's platform. INDEX_UNAVAILABLE if the index does not answer,
+    Markers are those of the image's platform. PACKAGE_INDEX_UNAVAILABLE without an index,
     INVALID_INPUT if no set of wheels satisfies the requirements, RUNTIME_MISSING without uv.
     """
     try:
@@ -242,7 +242,7 @@ def _package(entry: Mapping[str, Any]) -> Package:
 def _failure(returncode: int, output: str, platform: Platform) -> MlctlError:
     if any(mark in output for mark in _UNREACHABLE):
         return MlctlError(
-            ErrorCode.INDEX_UNAVAILABLE,
+            ErrorCode.PACKAGE_INDEX_UNAVAILABLE,
             "the package index did not answer, so the hashes of the wheels are unknown",
         )
     if returncode != _NO_SOLUTION:

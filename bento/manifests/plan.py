@@ -185,7 +185,7 @@ class ManifestPlan:
             raise _invalid("--layout single has no slots: leave out --slot")
         if self.access.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
             raise _invalid(
-                "--grpc-host needs --layout single: `mlctl promote` does not move a GRPCRoute",
+                "--grpc-hostname needs --layout single: `mlctl promote` does not move a GRPCRoute",
                 "With two slots, gRPC goes through the HTTPRoute, on the same host.",
             )
 

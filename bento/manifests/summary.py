@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bento.manifests.plan import ManifestModel
 from bento.manifests.resources import Resources, estimate, read_bench
-from services.runtime.bento_layout import BentoContents, unpack
+from services.runtime.bento_layout import BentoContents, read_contents
 from services.runtime.bento_store import BentoInfo
 
 
@@ -37,7 +37,7 @@ class BentoSummary:
 
 def summary_of(bento: BentoInfo) -> BentoSummary:
     """Verify the Bento and summarize its models; raises as `bento_layout.unpack` does."""
-    packed = unpack(bento.path / "src")
+    packed = read_contents(bento.path / "src")
     manifests = [bundle.manifest for bundle in packed.bundles]
     return BentoSummary(
         name=packed.name,

@@ -20,8 +20,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import scratch_directory, sha256_file, write_atomic
 from bundle.home import bento_home
 from bundle.manifest import FileEntry, Name, Sha256, canonical_json
-from bundle.paths import check_relative, refuse_link, resolve_inside
-from services.runtime.bento_layout import unpack
+from bundle.paths import check_relative, reject_link, resolve_inside
+from services.runtime.bento_layout import read_contents
 from services.runtime.bento_store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
 
 LISTING_NAME = "listing.json"
@@ -64,7 +64,7 @@ class Listing(BaseModel):
 def list_files(bento: BentoInfo) -> Listing:
     """List the files of a Bento with their digests; INVALID_INPUT if mlctl did not build it."""
     digest = bento.labels.get(DIGEST_LABEL)
-    if digest is None or unpack(bento.source).digest != digest:
+    if digest is None or read_contents(bento.source).digest != digest:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"the Bento {bento.tag} was not built by mlctl",
@@ -155,7 +155,7 @@ def import_bento(root: Path, listing: Listing, *, force: bool = False) -> BentoI
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"the Bento is {bento.tag}, the list names {listing.tag}"
         )
-    if unpack(bento.source).digest != listing.digest:
+    if read_contents(bento.source).digest != listing.digest:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH, f"the bundles of {bento.tag} are not those of its label"
         )
@@ -191,7 +191,7 @@ def _walk(root: Path) -> Iterator[str]:
         for entry in (*subdirectories, *files):
             path = Path(directory, entry)
             name = path.relative_to(root).as_posix()
-            refuse_link(path, name)
+            reject_link(path, name)
             if entry in files:
                 yield check_relative(name)
 

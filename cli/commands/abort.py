@@ -9,7 +9,7 @@ from cli.output import CommandOutput, reporting
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
+@click.option("--reason", default="by operator", show_default=True, help="Reason for the history.")
 @reporting
 def abort(output: CommandOutput, name: str, reason: str) -> None:
     """Give up the rollout under way on NAME.
@@ -17,7 +17,7 @@ def abort(output: CommandOutput, name: str, reason: str) -> None:
     All traffic returns to the previous model at once, and the outcome is `aborted`: it says
     nothing against the candidate, as `mlctl rollback` does.
     """
-    from cli.asking import take_back
+    from cli.operator_commands import roll_back
     from rollout.domain.operator_commands import OperatorCommand
 
-    take_back(output, name, OperatorCommand.ABORT, reason)
+    roll_back(output, name, OperatorCommand.ABORT, reason)

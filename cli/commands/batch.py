@@ -2,28 +2,180 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from cli.batch_options import run_options, work_options
-from cli.batches import json_line, pairs, show_report, stopping, watching
-from cli.commands.batch_estimate import estimate
-from cli.output import CommandOutput, reporting
+from cli.options import Duration, add_options, parse_options
+from cli.output import CommandOutput, counted, reporting
+from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
+
+if TYPE_CHECKING:
+    from services.batch.engine import BatchEvent
+    from services.batch.estimate import CostEstimate
+    from services.batch.job import BatchReport
+
+# Seconds between progress lines where no terminal shows a moving one.
+_PERIOD = 10.0
+
+_INPUT = (
+    click.option(
+        "--in",
+        "source",
+        required=True,
+        metavar="PATH|URL",
+        help="Rows to score: a file, folder, glob or URL.",
+    ),
+    click.option(
+        "--map",
+        "mapped",
+        multiple=True,
+        metavar="INPUT=COLUMN[,COLUMN...]",
+        help="Columns that feed a model input; 'INPUT=GLOB*' takes all matching columns.",
+    ),
+    click.option("--filter", "condition", help='Score only matching rows: "age >= 18".'),
+    click.option("--forbid-nan", is_flag=True, help="Reject rows with a NaN in an input."),
+)
+
+_KEEP = click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN[,COLUMN...]",
+    help="Input columns to copy to the answers.",
+)
+
+_FORMAT_OPTION = click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Setting of one input or output format; see docs/batch.md.",
+)
+
+_OUTPUT = (
+    click.option(
+        "--out",
+        "target",
+        required=True,
+        metavar="PATH|URL",
+        help="Where answers go: a folder, or the URL of a table.",
+    ),
+    _KEEP,
+    click.option(
+        "--partition-by",
+        multiple=True,
+        metavar="COLUMN[,COLUMN...]",
+        help="Write one folder per value of these columns.",
+    ),
+    click.option(
+        "--format", "form", help="Format of the files in the folder --out.  [default: parquet]"
+    ),
+    _FORMAT_OPTION,
+    click.option(
+        "--finite-outputs", is_flag=True, help="Reject rows with a NaN or infinite answer."
+    ),
+    click.option(
+        "--max-errors",
+        default="1%",
+        show_default=True,
+        metavar="N|P%",
+        help="Maximum number or share of rejected rows; above it the job ends with exit code 14.",
+    ),
+    click.option(
+        "--restart", is_flag=True, help="Remove the previous job's answers and start again."
+    ),
+)
+
+_SIZES = (
+    click.option(
+        "--unit-rows",
+        type=click.IntRange(1),
+        help="Rows that are committed together.  [default: 20000, fewer where rows are large]",
+    ),
+    click.option(
+        "--batch-rows",
+        type=click.IntRange(1),
+        help="Rows in one call of the model.  [default: by the model's size]",
+    ),
+)
+
+_EXECUTOR = (
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Score with threads of this process or with actors of a Ray cluster.",
+    ),
+    click.option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="The Ray cluster: ray://HOST:10001, HOST:6379, auto.  [default: one started here]",
+    ),
+    click.option(
+        "--ray-actors",
+        type=click.IntRange(1),
+        help="Number of scoring actors.  [default: one per core, or per GPU]",
+    ),
+)
+
+_THREADS = click.option(
+    "--threads", type=click.IntRange(1), help="Number of scoring threads.  [default: all cores]"
+)
+
+_WORK = (
+    _THREADS,
+    click.option(
+        "--patience",
+        type=Duration(),
+        default="5m",
+        show_default=True,
+        help="How long to wait for a full disk or a lost connection.",
+    ),
+)
+
+_SAMPLE = (
+    click.option(
+        "--duration",
+        "seconds",
+        type=Duration("100ms", "1h"),
+        default="10s",
+        show_default=True,
+        help="How long to measure.",
+    ),
+    click.option(
+        "--cpu-hour",
+        type=click.FloatRange(0, min_open=True),
+        help="Price of one core for an hour; adds the cost.",
+    ),
+)
+
+
+def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return add_options((*_INPUT, *_OUTPUT, *_SIZES, *_EXECUTOR, *_WORK), command)
+
+
+def _estimate_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return add_options((*_INPUT, _KEEP, _FORMAT_OPTION, *_SAMPLE, *_SIZES, _THREADS), command)
+
+
+def _work_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return add_options(_WORK, command)
 
 
 @click.group()
 def batch() -> None:
-    """Score tables with a Bento's model, each row exactly once, whatever kills it."""
-
-
-batch.add_command(estimate)
+    """Score tables with a Bento's model, each row exactly once."""
 
 
 @batch.command()
 @click.argument("bento")
-@run_options
-@reporting
+@_run_options
+@reporting(json_lines=True)
 def run(
     output: CommandOutput,
     /,
@@ -33,11 +185,15 @@ def run(
     unit_rows: int | None,
     **given: Any,
 ) -> None:
-    """Score the rows of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
+    """Score the rows of --in with BENTO (a tag, or a bundle's folder) into --out.
 
-    Run the same command again to go on after it was stopped or killed; a finished job is left
-    as it is. Rows that cannot be scored go to a quarantine with the reason: `mlctl batch
-    redrive` scores those again.
+    Run the same command again to resume a job that was stopped or killed; a finished job is not
+    repeated. Rejected rows go to a quarantine with the reason; `mlctl batch redrive` scores them
+    again.
+
+    \b
+    Example:
+      mlctl batch run digits --in rows.parquet --out scores/ --keep id
     """
     from services.batch.base import SinkRequest, SourceRequest
     from services.batch.executors import choose_executor
@@ -46,45 +202,46 @@ def run(
     from services.batch.locations import without_password
     from services.batch.sinks import form_at, open_sink
     from services.batch.sources import open_source
-    from services.runtime.scorable import find_scorable, lasting_name
-    from services.runtime.scorable import unit_rows as usual_unit_rows
+    from services.runtime.scorable import absolute_reference, find_scorable
+    from services.runtime.scorable import unit_rows as default_unit_rows
 
+    output.warn_unknown_variables()
     limit = ErrorLimit.parse(given["max_errors"])
-    options = pairs(given["options"])
+    options = parse_options(given["options"])
     model = find_scorable(bento)
-    wanted = BatchConfig(
+    config = BatchConfig(
         map=given["mapped"],
         keep=column_list(given["keep"]),
         filter=given["condition"],
         partition_by=column_list(given["partition_by"]),
         format=given["form"] or form_at(target),
-        unit_rows=unit_rows or usual_unit_rows(model),
+        unit_rows=unit_rows or default_unit_rows(model),
         forbid_nan=given["forbid_nan"],
         finite_outputs=given["finite_outputs"],
     )
-    rows = open_source(SourceRequest(source, wanted.unit_rows, options))
-    sink = open_sink(SinkRequest(target, {**options, "format": wanted.format}))
+    rows = open_source(SourceRequest(source, config.unit_rows, options))
+    sink = open_sink(SinkRequest(target, {**options, "format": config.format}))
     executor = choose_executor(
         given["executor"], given["threads"], given["ray_address"], given["ray_actors"]
     )
-    name, size = lasting_name(bento), given["batch_rows"]
-    with stopping(output) as stop, watching(output) as watch:
+    name, size = absolute_reference(bento), given["batch_rows"]
+    with stopping(output) as stop, _progress(output) as watch:
         control = RunControl(limit, given["patience"], watch, stop, given["restart"])
-        report = run_job(model, name, rows, sink, wanted, executor, control, size)
-    show_report(output, report, without_password(target))
+        report = run_job(model, name, rows, sink, config, executor, control, size)
+    _show_report(output, report, without_password(target))
 
 
 @batch.command()
 @click.argument("target", metavar="OUT")
 @click.option("--bento", help="Score with this Bento or bundle instead of the job's own.")
-@work_options
-@reporting
+@_work_options
+@reporting(json_lines=True)
 def redrive(
     output: CommandOutput, target: str, bento: str | None, threads: int | None, patience: float
 ) -> None:
-    """Score the rows in quarantine of OUT again; those that pass join the answers.
+    """Score the quarantined rows of OUT again; rows that pass join the answers exactly once.
 
-    They do so exactly once, and the others stay. OUT is what `mlctl batch run --out` was given.
+    OUT is the --out of `mlctl batch run`. Rows that fail again stay in quarantine.
     """
     from services.batch.base import SinkRequest
     from services.batch.job import RunControl, local_executor
@@ -92,7 +249,8 @@ def redrive(
     from services.batch.sinks import open_sink
     from services.runtime.scorable import find_scorable
 
-    with stopping(output) as stop, watching(output) as watch:
+    output.warn_unknown_variables()
+    with stopping(output) as stop, _progress(output) as watch:
         control = RunControl(patience=patience, watch=watch, stop=stop)
         sink = open_sink(SinkRequest(target))
         done = score_again(sink, find_scorable, bento, local_executor(threads), control)
@@ -100,3 +258,141 @@ def redrive(
         json_line({"event": "redriven", "passed": done.passed, "left": done.left})
     else:
         output.line(f"{done.passed:,} rows passed, {done.left:,} stay in quarantine")
+
+
+@batch.command()
+@click.argument("bento")
+@_estimate_options
+@reporting
+def estimate(
+    output: CommandOutput, /, bento: str, source: str, unit_rows: int | None, **given: Any
+) -> None:
+    """Predict how long scoring the rows of --in with BENTO takes, and what it costs.
+
+    Scores a sample from the whole input for about --duration into a temporary folder, and assumes
+    that the other rows take as long.
+    """
+    from services.batch.base import SourceRequest
+    from services.batch.estimate import estimate as predict
+    from services.batch.job import BatchConfig, column_list
+    from services.batch.sources import open_source
+    from services.runtime.scorable import find_scorable
+    from services.runtime.scorable import unit_rows as default_unit_rows
+
+    output.warn_unknown_variables()
+    model = find_scorable(bento)
+    config = BatchConfig(
+        map=given["mapped"],
+        keep=column_list(given["keep"]),
+        filter=given["condition"],
+        unit_rows=unit_rows or default_unit_rows(model),
+        forbid_nan=given["forbid_nan"],
+    )
+    rows = open_source(SourceRequest(source, config.unit_rows, parse_options(given["options"])))
+    cpu_hour, seconds = given["cpu_hour"], given["seconds"]
+    with output.working() as show, only_results_on_stdout():
+        show("Scoring a sample ...")
+        found = predict(
+            model, rows, config, cpu_hour, seconds, given["threads"], given["batch_rows"]
+        )
+    if output.as_json:
+        output.document({"digest": model.digest, **found.as_dict()})
+    else:
+        _show_estimate(output, found)
+
+
+@contextlib.contextmanager
+def _progress(output: CommandOutput) -> Iterator[Callable[[BatchEvent], None]]:
+    """Yield a function that shows events: a moving line, plain lines, or a JSON line each."""
+    if output.as_json:
+        with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
+            yield lambda event: _print_event(event, stream)
+        return
+    with only_results_on_stdout(), output.working() as show:
+        last = -_PERIOD
+
+        def watch(event: BatchEvent) -> None:
+            nonlocal last
+            show(describe(event))
+            due = not output.live and event.seconds - last >= _PERIOD
+            if event.phase == "paused" or due:
+                last = event.seconds
+                output.note(describe(event))
+
+        yield watch
+
+
+def describe(event: BatchEvent) -> str:
+    """Return one line of progress: rows done, rate, time left and rejected rows."""
+    if event.phase == "paused":
+        return f"Paused: {event.detail}"
+    done = event.totals.seen
+    of = "" if event.total is None else f" of {event.total:,} ({_percent(done, event.total)})"
+    rate = event.rows / event.seconds if event.seconds > 0 else 0.0
+    parts = [f"{done:,}{of} rows"]
+    if event.rows:
+        parts.append(f"{rate:,.0f} rows/s")
+    if event.rows and event.total is not None:
+        parts.append(f"{clock_time((event.total - done) / rate)} left")
+    parts.append(f"{event.totals.bad:,} rejected")
+    return ", ".join(parts)
+
+
+def _show_report(output: CommandOutput, report: BatchReport, target: str) -> None:
+    if output.as_json:
+        json_line({"event": "summary", **report.as_dict(), "out": target})
+        return
+    totals = report.totals
+    if not report.rows:
+        output.line(f"Nothing to do: {target} has all {totals.rows:,} answers")
+    else:
+        rate = report.rows / max(report.seconds, 1e-9)
+        took = f"{report.rows:,} rows in {clock_time(report.seconds)}, {rate:,.0f} rows/s"
+        output.line(f"{target} has {totals.rows:,} answers ({took})")
+    if totals.skipped:
+        output.line(f"{totals.skipped:,} rows were left out by --filter")
+    if totals.bad:
+        output.line(f"{totals.bad:,} rejected rows are in quarantine")
+        output.note(f"Score them again with a corrected model: mlctl batch redrive {target}")
+
+
+def _print_event(event: BatchEvent, stream: TextIO) -> None:
+    document = {
+        "event": event.phase.value,
+        "rows": event.totals.seen,
+        "total": event.total,
+        "bad": event.totals.bad,
+        "run_rows": event.rows,
+        "seconds": round(event.seconds, 3),
+    }
+    if event.detail:
+        document["detail"] = event.detail
+    json_line(document, stream)
+
+
+def _show_estimate(output: CommandOutput, found: CostEstimate) -> None:
+    where = "from all over the input" if found.spread else "from the beginning of the input"
+    rows, units = counted(found.rows, "row"), counted(found.units, "unit")
+    output.line(f"Sample: {rows} in {units} {where}, {found.bad:,} rejected")
+    output.line(
+        f"{three_digits(found.rows_per_second)} rows/s with {counted(found.threads, 'thread')}, "
+        f"after {found.open_seconds:.1f} s to open the model"
+    )
+    if found.job_seconds is not None:
+        output.line(f"All {found.total_rows:,} rows: {clock_time(found.job_seconds)}")
+    if found.million_cost is not None:
+        whole = "" if found.job_cost is None else f"; of all rows: {three_digits(found.job_cost)}"
+        output.line(f"Cost of a million rows: {three_digits(found.million_cost)}{whole}")
+    output.note("Answers were written to a local temporary folder; another --out may be slower.")
+
+
+def three_digits(value: float) -> str:
+    """Return `value` with three significant digits and no exponent: 1,750 and 0.0000126."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"
+
+
+def _percent(done: int, total: int) -> str:
+    return f"{100 * done / total:.0f} %" if total else "100 %"

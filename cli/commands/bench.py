@@ -1,4 +1,4 @@
-"""`mlctl bench`: what a server answers, how fast, and with which settings it would do best."""
+"""`mlctl bench`: the throughput and latency of a server, and a search for its best settings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.benches import columns_of, interruptible, row_of, show_tuning
+from cli.options import Duration
 from cli.output import CommandOutput, reporting
+from cli.progress import interruptible
 
 if TYPE_CHECKING:
     from loadtest.figures import Figures
     from loadtest.runs import LoadProfile, MeasuredServer, RequestShape
+    from loadtest.tuning import Tuned
+
+_NONE = "-"
 
 
 def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -29,53 +33,83 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 
 
 @click.command()
-@click.argument("target")
-@click.option("--model", help="The model to ask, as TARGET/MODEL says it, too.")
-@click.option("--protocol", type=click.Choice(("http", "grpc")), default="http", show_default=True)
+@click.argument("target", metavar="URL|BENTO")
+@click.option("--model", help="Model to send requests to; the same as URL/MODEL or BENTO/MODEL.")
+@click.option(
+    "--protocol",
+    type=click.Choice(("http", "grpc")),
+    default="http",
+    show_default=True,
+    help="Protocol of the requests.",
+)
 @click.option(
     "--encoding",
     type=click.Choice(("binary", "json")),
     default="binary",
     show_default=True,
-    help="How HTTP carries the tensors.",
+    help="Form of the tensors in HTTP requests.",
 )
 @click.option(
     "--clients",
     default="1,16,64",
     show_default=True,
     callback=_counts,
-    help="Closed loops of so many clients, one after the other.",
+    help="Numbers of closed-loop clients, measured one after the other.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(0, 1e6, min_open=True), help="An open loop: requests a second."
+    "--rate",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    help="Requests per second of an open loop, instead of --clients.",
 )
-@click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 65536),
+    default=1,
+    show_default=True,
+    help="Rows in each request.",
+)
 @click.option(
     "--length",
     type=click.IntRange(1, 1 << 20),
     default=16,
     show_default=True,
-    help="Size of dynamic dimensions of inputs that are drawn.",
+    help="Size of dynamic dimensions of generated inputs.",
 )
-@click.option("--seconds", type=click.FloatRange(0.2, 3600), default=5.0, show_default=True)
-@click.option("--data", help="Rows to ask: a .npz file, or `golden` for a Bento's own.")
-@click.option("--tune", is_flag=True, help="Search the settings that answer most within the goal.")
+@click.option(
+    "--duration",
+    "seconds",
+    type=Duration("200ms", "1h"),
+    default="5s",
+    show_default=True,
+    help="How long to measure each load.",
+)
+@click.option(
+    "--data",
+    metavar="FILE.npz|golden",
+    help="Rows to send: a .npz file, or the Bento's golden rows.  [default: generated]",
+)
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Search the settings with the highest throughput within --max-p99-ms.",
+)
 @click.option(
     "--max-p99-ms",
     type=click.FloatRange(0, 60_000, min_open=True),
-    help="With --tune: the goal.",
+    help="With --tune: maximum p99 latency.",
 )
 @click.option(
     "--budget",
-    type=click.FloatRange(10, 86_400),
-    default=300.0,
+    type=Duration("10s", "1d"),
+    default="5m",
     show_default=True,
-    help="With --tune: seconds after which no trial is begun.",
+    help="With --tune: time after which no trial starts.",
 )
 @click.option(
-    "--write",
+    "--out",
+    "write",
     type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
-    help="With --tune: write the settings as environment lines.",
+    help="With --tune: file to write the settings to, as environment lines.",
 )
 @reporting
 def bench(
@@ -96,16 +130,20 @@ def bench(
     budget: float,
     write: Path | None,
 ) -> None:
-    """Measure what TARGET answers.
+    """Measure throughput and latency of a server.
 
-    TARGET is the URL of a server of the V2 protocol, or a Bento (NAME:VERSION, or NAME for the
-    newest), which is then served on free ports for as long as it takes. TARGET/MODEL is one of
-    several models; of a Bento without it the first, or its pipeline. With --tune, which takes a
-    Bento, real servers with different settings are tried; a search that was interrupted goes on
-    where it stood.
+    Give the URL of a server that speaks the V2 protocol, or a BENTO (NAME:VERSION, or NAME for the
+    newest), which is served on free ports while it is measured. URL/MODEL and BENTO/MODEL name one
+    of several models; by default a Bento's first model, or its pipeline. --tune takes a Bento and
+    tries servers with different settings; an interrupted search continues where it stopped.
+
+    \b
+    Example:
+      mlctl bench http://127.0.0.1:3000 --clients 1,16 --duration 10s
     """
     from loadtest.runs import LoadProfile, Protocols, RequestShape
 
+    output.warn_unknown_variables()
     target, model = _named(target, model)
     _check(target, data, tune=tune, goal=max_p99_ms, write=write)
     model = _known(target, model)
@@ -126,17 +164,17 @@ def bench(
 
 
 def _named(target: str, option: str | None) -> tuple[str, str | None]:
-    """What is measured without its model, and the model."""
+    """Split the argument into what to measure, and its model."""
     from loadtest.naming import split_target
 
     target, model = split_target(target)
     if model is not None and option not in (None, model):
-        raise click.UsageError(f"--model {option} and TARGET/{model} name different models")
+        raise click.UsageError(f"--model {option} and {target}/{model} name different models")
     return target, model or option
 
 
 def _known(target: str, model: str | None) -> str | None:
-    """The model as a Bento has it; what a server has, it says itself."""
+    """Return the model's name in a Bento; a server lists its own models."""
     from loadtest.naming import resolve_model
     from services.runtime.bento_store import find_bento
 
@@ -150,9 +188,9 @@ def _check(
     if tune != (goal is not None):
         raise click.UsageError("--tune and --max-p99-ms need each other")
     if write is not None and not tune:
-        raise click.UsageError("--write needs --tune")
+        raise click.UsageError("--out needs --tune")
     if is_url and tune:
-        raise click.UsageError("--tune takes a Bento, not a URL: it starts servers of its own")
+        raise click.UsageError("--tune takes a Bento, not a URL: it starts its own servers")
     if is_url and data == "golden":
         raise click.UsageError("--data golden takes a Bento, not a URL")
 
@@ -181,8 +219,8 @@ def _bench(output: CommandOutput, target: str, asking: RequestShape, load: LoadP
         model, found = run(served, asking, load, show)
     if output.as_json:
         runs = [figures.as_dict() for figures in found]
-        told = {"model": model.name, "version": model.version, "runs": runs}
-        output.document({**told, "ready_seconds": served.ready_seconds})
+        document = {"model": model.name, "version": model.version, "runs": runs}
+        output.document({**document, "ready_seconds": served.ready_seconds})
     else:
         title = f"{model.name} {model.version[:12]}, {asking.protocol}, rows {asking.rows}"
         output.table(columns_of(), [row_of(figures) for figures in found], title)
@@ -234,3 +272,56 @@ def _tune(
     if write is not None:
         write.write_text(tuned.environment_lines())
     show_tuning(output, found.tag, tuned, write)
+
+
+def columns_of() -> tuple[str, ...]:
+    """Return the columns of a table of figures."""
+    return (
+        "Load>", "answers/s>", "p50 ms>", "p95 ms>", "p99 ms>", "p99.9 ms>", "queue ms>",
+        "infer ms>", "rows/batch>", "per CPU s>", "failed",
+    )  # fmt: skip
+
+
+def row_of(figures: Figures) -> tuple[str, ...]:
+    """Return one row of that table."""
+    load = f"{figures.rate:g}/s" if figures.rate is not None else f"{figures.clients}"
+    times = (
+        figures.p50_ms, figures.p95_ms, figures.p99_ms, figures.p999_ms, figures.queue_ms,
+        figures.infer_ms,
+    )  # fmt: skip
+    return (
+        load,
+        f"{figures.per_second:,.0f}",
+        *(_number(each, 3) for each in times),
+        _number(figures.rows_per_batch, 1),
+        _number(figures.per_cpu_second, 0),
+        ", ".join(f"{name}: {count}" for name, count in figures.errors.items()) or _NONE,
+    )
+
+
+def show_tuning(output: CommandOutput, bento: str, tuned: Tuned, written: Path | None) -> None:
+    """Print the trials of a search, the best settings, and where they were written."""
+    if output.as_json:
+        output.document({"bento": bento, **tuned.as_dict()})
+        return
+    names = tuple(tuned.environment)
+    rows = [
+        (*(trial.environment.get(name, _NONE) for name in names), *row_of(trial.best))
+        for trial in tuned.trials
+    ]
+    columns = (*(f"{name.removeprefix('MLCTL_').lower()}>" for name in names), *columns_of())
+    output.table(columns, rows, f"{bento}: p99 at most {tuned.max_p99_ms:g} ms")
+    if not tuned.complete:
+        output.note(
+            "--budget ended before the search was complete: run the same command again to continue."
+        )
+    if not tuned.fits:
+        output.note("No settings meet --max-p99-ms; these come nearest.")
+    for line in tuned.environment_lines().splitlines():
+        output.line(line)
+    if written is not None:
+        output.note(f"Written to {written}: set -a; . {written}; mlctl serve {bento}")
+
+
+def _number(value: float | None, digits: int) -> str:
+    return _NONE if value is None else f"{value:,.{digits}f}"

@@ -22,25 +22,29 @@ if TYPE_CHECKING:
 @click.option(
     "--version",
     metavar="N",
-    help="Which version of MODEL-optimized; without it the newest.",
+    help="Version of MODEL-optimized.  [default: the newest]",
 )
-@click.option("--name", help="Name of the Bento; several models need it.")
+@click.option("--name", help="Name of the Bento; required for several models.")
 @click.option(
-    "--map",
+    "--connect",
     "maps",
     multiple=True,
     metavar="B.INPUT=A.OUTPUT",
-    help="Which output of a pipeline's stage feeds which input; else those of the same name.",
+    help="Output of a pipeline stage that feeds an input; repeatable.  [default: outputs feed "
+    "inputs of the same name]",
 )
 @click.option(
-    "--flavour",
+    "--runtime",
+    "flavour",
     type=click.Choice(["cpu", "gpu", "trt"]),
-    help="Which runtime it needs; without it the one that is installed here.",
+    help="Runtime packages of the Bento.  [default: the runtime that is installed here]",
 )
 @click.option(
-    "--push", metavar="TARGET", help="Send it on as well: to a FOLDER, to mlflow, or to oci:PATH."
+    "--push",
+    metavar="DESTINATION",
+    help="Also push the Bento to a FOLDER, to mlflow, or to oci:PATH.",
 )
-@click.option("--force", is_flag=True, help="Build again even if the store has it.")
+@click.option("--force", is_flag=True, help="Build again and replace the Bento in the store.")
 @reporting
 def build(
     output: CommandOutput,
@@ -52,13 +56,12 @@ def build(
     push: str | None,
     force: bool,
 ) -> None:
-    """Build a Bento from optimized MODELS; the first is the one that /predict asks.
+    """Build a Bento from optimized MODELS; /predict uses the first one.
 
     A model is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
-    source model, or NAME-optimized/VERSION; --version chooses among the optimized versions of
-    NAME. It prints which one it takes, and why. The Bento's version is the start of the
-    bundle's digest, so the same bundle always has the same tag; several have one that
-    stands for all of them.
+    source model, or NAME-optimized/VERSION; --version chooses an optimized version of NAME. The
+    command prints which version it takes, and why. The Bento's version is the start of the
+    bundle's digest, so the same bundles always get the same tag.
 
     A+B is a pipeline, served as one more model under the Bento's name: outputs of A feed
     inputs of B.

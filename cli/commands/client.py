@@ -16,23 +16,27 @@ LANGUAGES = ("python", "typescript", "proto", "openapi")
 @click.command()
 @click.argument("model")
 @click.option(
-    "--lang", "language", required=True, type=click.Choice(LANGUAGES), help="What to write."
+    "--lang",
+    "language",
+    required=True,
+    type=click.Choice(LANGUAGES),
+    help="Language of the client, or a description of the API.",
 )
 @click.option(
-    "--output",
+    "--out",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder to write into.  [default: NAME-LANG]",
 )
-@click.option("--force", is_flag=True, help="Replace files of the same names in a used folder.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 @reporting
 def client(
     output: CommandOutput, model: str, language: str, folder: Path | None, force: bool
 ) -> None:
-    """Write a typed client of MODEL, made from its signature.
+    """Generate a typed client of MODEL from its signature.
 
     MODEL is a Bento (NAME:VERSION, or NAME for the newest), a Bento's or bundle's folder, or the
-    URL of a running server, for which MLCTL_TOKEN is used. TAG/NAME and URL/NAME say which of
+    URL of a running server (with MLCTL_TOKEN as its token). BENTO/NAME and URL/NAME name one of
     several models. The same model always gives the same files.
     """
     from bento.clients.languages import GENERATORS, write_files

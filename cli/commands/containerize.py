@@ -22,26 +22,29 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["auto", "docker", "podman", "buildah", "none"]),
     default="auto",
     show_default=True,
-    help="What builds the image; auto takes the first that is installed.",
+    help="Program that builds the image; auto takes the first that is installed.",
 )
 @click.option(
-    "--output",
+    "--out",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the build context.  [default: one under MLCTL_HOME]",
+    help="Folder of the build context.  [default: one under $MLCTL_HOME]",
 )
-@click.option("--image", help="NAME:TAG of the image.  [default: that of the Bento]")
+@click.option("--image", help="NAME:TAG of the image.  [default: the Bento's tag]")
 @click.option(
     "--base",
-    help="The base image, best with its digest: NAME@sha256:...  [default: Python on Debian 12]",
+    help="Base image, best with its digest: NAME@sha256:...  [default: Python on Debian 12]",
 )
 @click.option(
     "--platform",
     type=click.Choice(["linux/amd64", "linux/arm64"]),
     default="linux/amd64",
     show_default=True,
+    help="Platform of the image.",
 )
-@click.option("--lock", type=_FILE, help="Take packages and hashes from this file, ask no index.")
+@click.option(
+    "--lock", type=_FILE, help="Lock file with packages and hashes; no package index is used."
+)
 @reporting
 def containerize(
     output: CommandOutput,
@@ -53,7 +56,9 @@ def containerize(
     platform: str,
     lock: Path | None,
 ) -> None:
-    """Write the build context of BENTO's image, and build it if an engine is there.
+    """Write the build context of BENTO's image, and build it.
+
+    The image is built only if an engine is installed, see --engine.
 
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses. The context needs no mlctl: any engine builds it.

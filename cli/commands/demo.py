@@ -1,4 +1,4 @@
-"""`mlctl demo`: the whole chain on real handwritten digits."""
+"""`mlctl demo`: the whole chain with a model of handwritten digits."""
 
 from __future__ import annotations
 
@@ -37,14 +37,21 @@ class _Narration:
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave the deployment running, and say how to call it.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Where it listens.  [default: free]")
+@click.option(
+    "--keep-running",
+    "keep",
+    is_flag=True,
+    help="Leave the deployment running, and print how to call it.",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port to listen on.  [default: a free port]"
+)
 @reporting
 def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
-    """Walk one model through the whole chain.
+    """Run the whole chain with a small demo model.
 
-    Trains, optimizes, builds, deploys and promotes handwritten digits, and rolls a bad one back.
-    State goes to a directory of its own, which is removed at the end unless --keep is given.
+    Trains, optimizes, builds, deploys and promotes it, and rolls a bad version back. Needs no
+    setup; state is in a temporary folder, which is removed at the end without --keep-running.
     """
     from examples.digits.story import Story
     from rollout.drivers.local.launcher import free_ports, require_free
@@ -85,20 +92,20 @@ def _show(output: CommandOutput, summary: Summary) -> None:
         "Live traffic",
     )
     back = summary.rollback
-    output.line(f"Rolled back by itself: {verdict_text(back['verdict'])}")
+    output.line(f"Automatic rollback: {verdict_text(back['verdict'])}")
     output.line(
         f"  {back['restored'] - back['exposed']:.1f} s after the first request reached it, "
-        f"{back['restored'] - back['first_bad']:.1f} s after the first look that found it bad"
+        f"{back['restored'] - back['first_bad']:.1f} s after the first evaluation that found it bad"
     )
-    output.line(f"@champion is {summary.champion}, the better version.")
-    output.line(f"The whole story took {summary.seconds:.0f} s.")
+    output.line(f"@champion is {summary.champion}, the better version")
+    output.line(f"The demo took {summary.seconds:.0f} s")
 
 
 def _say_how_to_call(output: CommandOutput, story: Story) -> None:
-    output.note("It is still running. Ask it for a digit:")
+    output.note("The deployment is still running. Send it an image:")
     output.note(f"  curl -s {story.infer_url} -H content-type:application/json \\")
     output.note(f"    -d @{story.write_example()}")
-    output.note("Look around, and stop it when done:")
+    output.note("Inspect it, and stop it when you are done:")
     output.note(f"  export MLCTL_HOME={story.home}")
     mlctl = "mlctl" if shutil.which("mlctl") else sys.argv[0]
     output.note(f"  {mlctl} status shop; {mlctl} history shop; {mlctl} models")

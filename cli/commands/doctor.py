@@ -1,4 +1,4 @@
-"""`mlctl doctor`: is this machine ready?"""
+"""`mlctl doctor`: check this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from bundle.errors import ERROR_TABLE, ErrorCode
 from cli.output import CommandOutput, reporting
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -14,11 +15,11 @@ _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 @click.command()
 @reporting
 def doctor(output: CommandOutput) -> None:
-    """Check this machine: runtimes, packages, stores.
+    """Check this machine: packages, settings, registry, stores.
 
-    Exits 7 if something is wrong.
+    Exits 7 if a check fails; warnings concern commands that need more packages.
     """
-    from cli.checks import Severity, run_checks
+    from doctor.checks import Severity, run_checks
 
     findings = list(run_checks())
     if output.as_json:
@@ -31,4 +32,4 @@ def doctor(output: CommandOutput) -> None:
             if finding.remedy:
                 output.marked("", "", "", finding.remedy)
     if any(finding.severity is Severity.FAIL for finding in findings):
-        raise click.exceptions.Exit(7)
+        raise click.exceptions.Exit(ERROR_TABLE[ErrorCode.RUNTIME_MISSING].exit_code)

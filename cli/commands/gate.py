@@ -1,4 +1,4 @@
-"""`mlctl gate`: the gates as a service, for rollouts that Argo Rollouts or Flagger drive."""
+"""`mlctl gate`: the gates as an HTTP service for Argo Rollouts and Flagger."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from cli.options import Duration
 from cli.output import CommandOutput, reporting
 
 
@@ -15,28 +16,40 @@ from cli.output import CommandOutput, reporting
     "sources",
     multiple=True,
     required=True,
-    metavar="NAME=WHAT",
-    help="A server that may be compared: NAME=http://HOST:PORT/metrics, or "
-    "NAME=service:NAMESPACE/SERVICE for all pods of a Service. At least two.",
+    metavar="NAME=URL",
+    help="Server to compare: NAME=http://HOST:PORT/metrics, or "
+    "NAME=service:NAMESPACE/SERVICE for all pods of a Service. Repeat it: at least two.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8085, show_default=True)
 @click.option(
-    "--sessions", type=click.IntRange(1, 100_000), default=200, show_default=True, help="At most."
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8085,
+    show_default=True,
+    help="Port to listen on.",
 )
 @click.option(
-    "--expire-hours",
-    type=click.FloatRange(0.01, 8760),
-    default=168.0,
+    "--max-sessions",
+    "sessions",
+    type=click.IntRange(1, 100_000),
+    default=200,
     show_default=True,
-    help="Forget a session that nobody asked about for so long.",
+    help="Maximum number of rollouts that are judged at a time.",
+)
+@click.option(
+    "--expire-after",
+    "expire_seconds",
+    type=Duration("36s", "365d"),
+    default="7d",
+    show_default=True,
+    help="Forget a rollout after this time without a request for it.",
 )
 @click.option(
     "--pods",
     type=click.Choice(("api", "direct")),
     default="direct",
     show_default=True,
-    help="Ask a Service's pods at their own addresses, or through the API server.",
+    help="Read pods' metrics at their own addresses, or through the API server.",
 )
 @reporting
 def gate(
@@ -46,14 +59,14 @@ def gate(
     host: str,
     port: int,
     sessions: int,
-    expire_hours: float,
+    expire_seconds: float,
     pods: str,
 ) -> None:
-    """Judge canaries that Argo Rollouts or Flagger drive, over HTTP, until interrupted.
+    """Judge canaries of Argo Rollouts or Flagger over HTTP.
 
     GET /gates/ID?blue=NAME&green=NAME answers success, failure or inconclusive as JSON;
-    POST /flagger/HOOK answers by status. Only the sources named here are ever asked. What was
-    seen of a rollout is kept on disk.
+    POST /flagger/HOOK answers with a status code. The service reads only the --source servers, and
+    keeps the counts of each rollout on disk.
     """
     from rollout.drivers.local.launcher import require_free
     from rollout.gate_service.run import serve
@@ -71,6 +84,6 @@ def gate(
         host=host,
         port=port,
         sessions=sessions,
-        expire_seconds=expire_hours * 3600.0,
+        expire_seconds=expire_seconds,
         pods=pods,
     )

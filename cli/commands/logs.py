@@ -1,4 +1,4 @@
-"""`mlctl logs`: what a deployment's processes print."""
+"""`mlctl logs`: the output of a deployment's processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,25 @@ _POLL_SECONDS = 0.2
 
 @click.command()
 @click.argument("name")
-@click.option("--role", help="blue, green, blue/0, proxy, activator or daemon.  [default: all]")
 @click.option(
-    "-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each log."
+    "--role",
+    help="Process to show: blue, green, blue/0, proxy, activator or daemon.  [default: all]",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@reporting
+@click.option(
+    "-n",
+    "--last",
+    "lines",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Lines of each log.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
+@reporting(json_lines=True)
 def logs(output: CommandOutput, name: str, role: str | None, lines: int, *, follow: bool) -> None:
-    """Print the ends of the logs of the deployment NAME, up or down.
+    """Print the logs of the deployment NAME, running or stopped.
 
-    With --json every line of output is a document of its own: {"role": ..., "text": ...}.
+    With --json each line is a document {"role": ..., "text": ...}.
     """
     from rollout.drivers.local import logs as files
 

@@ -1,4 +1,4 @@
-"""`mlctl models`: what is registered."""
+"""`mlctl models`: the models in the registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli.output import CommandOutput, reporting
 @click.command()
 @reporting
 def models(output: CommandOutput) -> None:
-    """List the registered models, with their aliases and what they were optimized from."""
+    """List the registered models, their aliases and sources."""
     from registry.mlflow_catalog import MlflowCatalog
     from registry.tracking import TRACKING_VARIABLE, registry_address
 
@@ -21,8 +21,8 @@ def models(output: CommandOutput) -> None:
         output.document({"models": [asdict(row) for row in rows]})
     elif not rows:
         output.note(
-            f"No model is registered in {registry_address()}. Log one there with MLflow, set "
-            f"{TRACKING_VARIABLE} to the registry that has it, or try `mlctl demo`."
+            f"The registry {registry_address()} has no models. Log one there with MLflow, set "
+            f"{TRACKING_VARIABLE} to another registry, or try `mlctl demo`."
         )
     else:
         output.table(

@@ -2,33 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import check_writable
-from cli.optimize_options import optimize_options
-from cli.output import CommandOutput, reporting
+from cli.options import OUTPUT_FILE, add_options
+from cli.output import CommandOutput, printable, reporting
+from cli.progress import clock_time, interruptible, only_results_on_stdout
+from cli.variants import NONE, NUMBERS, filled, number_cells, variants_table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from optimize.choice import Judged
+    from optimize.events import ProgressListener, StepEvent
     from optimize.goals import Goals
     from optimize.pipeline import OptimizeResult
     from optimize.plan import Plan
     from optimize.prepare import Options
     from optimize.recipes.base import Recipe
+    from optimize.variant import Variant
 
 _EPILOG = """\b
 Examples:
   mlctl optimize models:/digits@candidate --data eval.npz
   mlctl optimize digits --data eval.parquet --max-accuracy-drop 0.005 --report digits.html
-  mlctl optimize encoder --data rows:batches --target tensorrt --min-cosine 0.98
+  mlctl optimize encoder --data rows:batches --device tensorrt --min-cosine 0.98
   mlctl optimize digits --data eval.npz --recipes fp32,int8-cpu --dry-run
 """
+
+
+_STEPS_BEFORE = ("resolve", "export")
+_STEPS_AFTER = ("publish",)
+_STYLES = {
+    "waiting": "dim",
+    "cached": "green",
+    "finished": "green",
+    "measured": "green",
+    "failed": "red",
+}
+
+_POSITIVE = click.FloatRange(0, min_open=True)
+_SHARE = click.FloatRange(0, 1)
+
+_DATA = (
+    click.option(
+        "--data",
+        required=True,
+        metavar="PATH|MODULE:FUNCTION",
+        help="Rows to calibrate with and to judge on: .npz, .parquet, a folder of .parquet (such "
+        "as a server's samples), or a function that yields batches. One array per model input, and "
+        "`labels` if you have them.",
+    ),
+    click.option(
+        "--eval-rows",
+        type=click.IntRange(1),
+        default=1000,
+        show_default=True,
+        help="Maximum number of rows to judge variants on.",
+    ),
+    click.option(
+        "--calibration-rows",
+        type=click.IntRange(1),
+        default=256,
+        show_default=True,
+        help="Maximum number of other rows for calibration.",
+    ),
+    click.option(
+        "--transform",
+        type=click.Path(path_type=Path),
+        help="A transform.py, or its folder: preprocess and postprocess, which are served too.",
+    ),
+)
+
+_WORK = (
+    click.option(
+        "--device",
+        type=click.Choice(["cpu", "cuda", "tensorrt"]),
+        default="cpu",
+        show_default=True,
+        help="What the variants run on.",
+    ),
+    click.option(
+        "--recipes",
+        multiple=True,
+        metavar="NAME[,NAME...]",
+        help="Variants to try.  [default: all for the device]",
+    ),
+    click.option(
+        "--calibrator",
+        type=click.Choice(["auto", "minmax", "entropy", "percentile"]),
+        default="auto",
+        show_default=True,
+        help="How static INT8 finds value ranges; auto tries all methods.",
+    ),
+)
+
+_GATES = (
+    click.option(
+        "--metric",
+        metavar="NAME|MODULE:FUNCTION",
+        help="Score with labels: accuracy, top5, f1, rmse, or a function of outputs and labels.  "
+        "[default: accuracy with labels]",
+    ),
+    click.option(
+        "--max-accuracy-drop",
+        type=click.FloatRange(0),
+        help="Maximum drop of the metric against the source model, judged by its upper bound; "
+        "needs labels.  [default: 0.01; for errors such as rmse 1 % of the source's error]",
+    ),
+    click.option(
+        "--min-agreement",
+        type=_SHARE,
+        help="Minimum share of rows that agree with the source model, for class scores and "
+        "labels.  [default: 0.99 without labels]",
+    ),
+    click.option(
+        "--min-cosine",
+        type=_SHARE,
+        help="Minimum centred cosine with the source's outputs; also limits relative L2.  "
+        "[default: 0.98 without labels]",
+    ),
+    click.option("--max-p95-ms", type=_POSITIVE, help="Maximum p95 latency of a single row."),
+    click.option(
+        "--max-size-mb", type=_POSITIVE, help="Maximum size of the model file with its weights."
+    ),
+    click.option(
+        "--prefer",
+        type=click.Choice(["latency", "throughput", "size"]),
+        default="latency",
+        show_default=True,
+        help="What to choose by among the variants that pass.",
+    ),
+)
+
+_REST = (
+    click.option(
+        "--batching",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE.json",
+        help="Batching policy of the server: max_rows or buckets, pad, max_wait_ms, "
+        "max_queue_rows, max_queue_ms.  [default: up to 32 rows]",
+    ),
+    click.option(
+        "--allow-pickle",
+        is_flag=True,
+        help="Load a model that is stored as a pickle, which runs its author's code.",
+    ),
+    click.option(
+        "--report",
+        type=OUTPUT_FILE,
+        metavar="FILE.html",
+        help="Write the report to this file, even if no variant passes.",
+    ),
+    click.option("--dry-run", is_flag=True, help="List what would run, without running it."),
+)
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return add_options((*_DATA, *_WORK, *_GATES, *_REST), command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +182,7 @@ class _Request:
 
 @click.command(epilog=_EPILOG)
 @click.argument("model")
-@optimize_options
+@_options
 @reporting
 def optimize(
     output: CommandOutput,
@@ -56,8 +196,8 @@ def optimize(
     """Optimize a registered MODEL and register the best variant.
 
     MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or NAME for its newest version.
-    Some rows of --data calibrate; the variants are judged on others. Finished work is
-    cached, so the same command goes on where it was stopped. Exits 5 if nothing passes.
+    Some rows of --data are used for calibration, and others to judge the variants. Finished work
+    is cached, so the same command continues where it was stopped. Exits 5 if no variant passes.
     """
     _check_paths(data, report)
     request = _request(model, data, given)
@@ -75,7 +215,7 @@ def optimize(
             _show(output, error.judged)
         raise
     except KeyboardInterrupt:
-        hint = "Finished work is cached: the same command goes on from there."
+        hint = "Finished work is cached: run the same command again to continue."
         raise MlctlError(ErrorCode.INTERRUPTED, "interrupted", hint) from None
     _write(output, report, result.report)
     if output.as_json:
@@ -89,13 +229,13 @@ def optimize(
 
 
 def _check_paths(data: str, report: Path | None) -> None:
-    """Find out before minutes of work what could be wrong with the files."""
+    """Raise what is wrong with the files before minutes of work."""
     from optimize.user_functions import is_function_name
 
     if not is_function_name(data) and not Path(data).exists():
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--data: there is no file {data}",
+            f"--data: file {data} does not exist",
             "Give an .npz or .parquet file, a folder of .parquet files, or a function as "
             "package.module:function.",
         )
@@ -103,7 +243,7 @@ def _check_paths(data: str, report: Path | None) -> None:
         return
     if not report.absolute().parent.is_dir():
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"--report: there is no folder {report.absolute().parent}"
+            ErrorCode.INVALID_INPUT, f"--report: folder {report.absolute().parent} does not exist"
         )
     check_writable(report)
 
@@ -116,7 +256,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.recipes.base import Calibrator, Target
     from optimize.recipes.discovery import select
 
-    target = Target(given["target"])
+    target = Target(given["device"])
     names = [name.strip() for each in given["recipes"] for name in each.split(",") if name.strip()]
     goals = Goals(
         max_accuracy_drop=given["max_accuracy_drop"],
@@ -130,7 +270,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         target=target,
         metric=given["metric"],
         calibrator=Calibrator(given["calibrator"]),
-        sampling=RowLimits(given["calibration_rows"], given["rows"]),
+        sampling=RowLimits(given["calibration_rows"], given["eval_rows"]),
         transform=given["transform"],
         batching_options=DEFAULT
         if given["batching"] is None
@@ -143,8 +283,6 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
 
 
 def _run(output: CommandOutput, request: _Request) -> OptimizeResult:
-    from cli.benches import interruptible
-    from cli.optimizing import only_results_on_stdout, watching
     from optimize.pipeline import optimize as run
     from registry.mlflow_catalog import MlflowCatalog
 
@@ -162,7 +300,6 @@ def _run(output: CommandOutput, request: _Request) -> OptimizeResult:
 
 
 def _show_plan(output: CommandOutput, request: _Request) -> None:
-    from cli.optimizing import only_results_on_stdout
     from optimize.plan import make_plan
     from registry.mlflow_catalog import MlflowCatalog
 
@@ -225,6 +362,137 @@ def _records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 
 def _show(output: CommandOutput, judged: Sequence[Judged]) -> None:
-    from cli.variants import variants_table
-
     variants_table(output, _records(judged))
+
+
+@dataclass(frozen=True, slots=True)
+class Piecework:
+    """Work in countable pieces: its start, and how many were done then and are done now."""
+
+    what: str
+    since: float
+    first: int
+    done: int
+    total: int
+
+    def left(self, now: float) -> float | None:
+        """Return the estimated seconds left; None before the first piece is done."""
+        completed = self.done - self.first
+        if completed <= 0:
+            return None
+        return (now - self.since) / completed * (self.total - self.done)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step or recipe of the table; `started` and `ended` in seconds of the clock."""
+
+    name: str
+    state: str = "waiting"
+    started: float | None = None
+    ended: float | None = None
+    work: Piecework | None = None
+    variant: Variant | None = None
+
+
+class Board:
+    """The progress table: events change it, and it can be drawn at any time."""
+
+    def __init__(self, recipes: Sequence[str], clock: Clock) -> None:
+        names = (*_STEPS_BEFORE, *recipes, *_STEPS_AFTER)
+        self._rows = {name: StepRow(name) for name in names}
+        self._clock = clock
+
+    def event(self, event: StepEvent) -> None:
+        name = event.recipe or event.stage.value
+        row = self._rows.get(name)
+        if row is not None:
+            self._rows[name] = self._changed(row, event)
+
+    def cells(self) -> list[list[str]]:
+        """Return the cells of every row: name, state, numbers, elapsed time."""
+        now = self._clock.monotonic()
+        return [
+            [row.name, _state(row, now), *_numbers(row), _elapsed(row, now)]
+            for row in self._rows.values()
+        ]
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        columns, rows = filled(("Step", "State", *NUMBERS, "Time>"), self.cells())
+        for name in columns:
+            table.add_column(
+                name.rstrip(">"), justify="right" if name.endswith(">") else "left", no_wrap=True
+            )
+        for cells in rows:
+            style = _STYLES.get(cells[1], "")
+            texts = ("" if cell == NONE else printable(cell) for cell in cells)
+            table.add_row(*map(Text, texts), style=style)
+        return table
+
+    def _changed(self, row: StepRow, event: StepEvent) -> StepRow:
+        now = self._clock.monotonic()
+        match event.status.value:
+            case "started":
+                return replace(row, state="building" if event.recipe else "working", started=now)
+            case "working":
+                return replace(row, work=self._piecework(row.work, event, now))
+            case status:
+                state = "measured" if status == "finished" and event.variant else status
+                return replace(row, state=state, ended=now, work=None, variant=event.variant)
+
+    def _piecework(self, before: Piecework | None, event: StepEvent, now: float) -> Piecework:
+        if before is None or (before.what, before.total) != (event.detail, event.total):
+            return Piecework(event.detail, now, event.done, event.done, event.total)
+        return replace(before, done=event.done)
+
+
+class Lines:
+    """Prints one line per finished step."""
+
+    def __init__(self, output: CommandOutput) -> None:
+        self._output = output
+
+    def event(self, event: StepEvent) -> None:
+        if event.status.value in ("started", "working"):
+            return
+        detail = f": {event.detail}" if event.detail else ""
+        self._output.note(f"  {event.recipe or event.stage.value} {event.status.value}{detail}")
+
+
+@contextlib.contextmanager
+def watching(output: CommandOutput, recipes: Sequence[str]) -> Iterator[ProgressListener]:
+    """Yield a listener: a live table on a terminal, plain lines elsewhere."""
+    if not output.live:
+        yield Lines(output)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    board = Board(recipes, SystemClock())
+    # Libraries are silenced by replacing sys.stderr, which must not affect this table.
+    console = Console(file=sys.stderr, highlight=False)
+    with Live(board, console=console, refresh_per_second=4, transient=True):
+        yield board
+
+
+def _state(row: StepRow, now: float) -> str:
+    if row.work is None:
+        return row.state
+    left = row.work.left(now)
+    remaining = "" if left is None else f", {clock_time(left)} left"
+    return f"{row.work.what} {row.work.done}/{row.work.total}{remaining}"
+
+
+def _numbers(row: StepRow) -> tuple[str, ...]:
+    measured = None if row.variant is None else row.variant.measured
+    return number_cells(None if measured is None else measured.record())
+
+
+def _elapsed(row: StepRow, now: float) -> str:
+    if row.started is None:
+        return NONE
+    return clock_time((now if row.ended is None else row.ended) - row.started)

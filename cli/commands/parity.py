@@ -1,4 +1,4 @@
-"""`mlctl parity`: one Bento asked in every way, and whether the answers are the same."""
+"""`mlctl parity`: whether a Bento answers the same online, in batch and in a stream."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.benches import interruptible
+from bundle.errors import ERROR_TABLE, ErrorCode
 from cli.output import CommandOutput, reporting
+from cli.progress import interruptible
 
 if TYPE_CHECKING:
     from loadtest.parity.compare import PathComparison
@@ -18,41 +19,42 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("bento")
 @click.option(
-    "--rows",
+    "--data",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="More rows beside the golden ones: a .npz file of the inputs.",
+    metavar="FILE.npz",
+    help="More rows to compare besides the golden rows: a .npz file of the inputs.",
 )
 @reporting
-def parity(output: CommandOutput, /, bento: str, rows: Path | None) -> None:
-    """Compare what BENTO answers online, in a batch and in a stream.
+def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
+    """Compare what BENTO answers online, in batch and in a stream.
 
-    BENTO (NAME:VERSION, or NAME for the newest) is served on free ports for as long as it takes.
-    Its golden rows are asked in every way, alone and together. On the CPU in fp32 the answers must
-    have the same bits, elsewhere they must be as near as the manifest says. Exits 5 if they are
-    not. Of a Bento with several models the first is asked, of a pipeline the whole; BENTO/MODEL is
-    another, or one stage.
+    BENTO (NAME:VERSION, or NAME for the newest) is served on free ports meanwhile. Its golden rows
+    go through each path, one by one and joined. On the CPU in fp32 the answers must be equal bit
+    by bit, elsewhere within the manifest's tolerance. Exits 5 if they are not. BENTO/MODEL names
+    one of several models or one stage of a pipeline; by default the first model, or the pipeline.
     """
     from loadtest.parity.run import run_parity
     from rollout.drivers.local.launcher import free_ports
     from services.runtime.bento_store import find_bento
     from services.runtime.scorable import find_scorable
 
-    wanted, slash, model = bento.partition("/")
-    tag = find_bento(wanted).tag
-    asked = f"{tag}{slash}{model}"
+    output.warn_unknown_variables()
+    name, slash, model = bento.partition("/")
+    tag = find_bento(name).tag
+    reference = f"{tag}{slash}{model}"
     http, grpc = free_ports(2)
     with interruptible(), output.working() as tell:
-        found = run_parity(tag, find_scorable(asked), (http, grpc), rows, tell)
-    _show(output, asked, found)
+        found = run_parity(tag, find_scorable(reference), (http, grpc), data, tell)
+    _show(output, reference, found)
     if not found.passed:
-        raise click.exceptions.Exit(5)
+        raise click.exceptions.Exit(ERROR_TABLE[ErrorCode.PARITY_FAILED].exit_code)
 
 
 def _show(output: CommandOutput, tag: str, found: ParityReport) -> None:
     if output.as_json:
         output.document({"bento": tag, **found.as_dict()})
         return
-    columns = ("Way", "rows of", "a request>", "rows>", "other bits>", "largest>", "allowed>", "")
+    columns = ("Path", "Data", "Per request>", "Rows>", "Differing>", "Max error>", "Limit>", "")
     output.table(columns, [_line(each) for each in found.findings], f"{tag} {found.digest[:12]}")
     wrong = [each for each in found.findings if not each.passed]
     if wrong:
@@ -61,17 +63,17 @@ def _show(output: CommandOutput, tag: str, found: ParityReport) -> None:
 
 def _line(finding: PathComparison) -> tuple[str, ...]:
     about = f" of {finding.output!r}" if finding.output and finding.differing else ""
-    told = f": {finding.detail}" if finding.detail else ""
-    seen = finding.rows > 0
+    detail = f": {finding.detail}" if finding.detail else ""
+    compared = finding.rows > 0
     return (
         finding.path,
         finding.data,
         f"{finding.size:,}",
-        f"{finding.rows:,}" if seen else "-",
-        f"{finding.differing:,}" if seen else "-",
-        _number(finding.largest) if seen else "-",
-        ("0" if finding.allowed is None else _number(finding.allowed)) if seen else "-",
-        f"{finding.verdict.value}{about}{told}",
+        f"{finding.rows:,}" if compared else "-",
+        f"{finding.differing:,}" if compared else "-",
+        _number(finding.largest) if compared else "-",
+        ("0" if finding.allowed is None else _number(finding.allowed)) if compared else "-",
+        f"{finding.verdict.value}{about}{detail}",
     )
 
 

@@ -1,4 +1,4 @@
-"""`mlctl pause`: keep the weights of the rollout under way where they are."""
+"""`mlctl pause`: pause the current rollout."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cli.output import CommandOutput, reporting
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
+@click.option("--reason", default="by operator", show_default=True, help="Reason for the history.")
 @reporting
 def pause(output: CommandOutput, name: str, reason: str) -> None:
-    """Pause the rollout under way on NAME.
+    """Pause the current rollout of NAME.
 
-    Its weights stay and its clocks stand still. The gates go on watching: harm still takes the
-    traffic back. `mlctl resume` goes on, `mlctl abort` ends it.
+    The weights stay and its timers stop. The gates stay active and can still roll it back. Continue
+    with `mlctl resume`, or end it with `mlctl abort`.
     """
-    from cli.asking import ask
+    from cli.operator_commands import send_command
     from rollout.domain.operator_commands import OperatorCommand
 
-    ask(output, name, OperatorCommand.PAUSE, reason)
+    send_command(output, name, OperatorCommand.PAUSE, reason)

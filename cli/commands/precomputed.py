@@ -1,4 +1,4 @@
-"""`mlctl precomputed`: precomputed answers and their generations."""
+"""`mlctl precomputed`: precomputed predictions and their generations."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 @click.group()
 def precomputed() -> None:
-    """Show and switch the precomputed answers that servers with MLCTL_PRECOMPUTED use.
+    """Show and switch precomputed predictions.
 
-    `mlctl batch run ... --out precomputed://NAME` writes them. MLCTL_PRECOMPUTED_STORE is where
-    they are stored (default: $MLCTL_HOME/precomputed).
+    A server with MLCTL_PRECOMPUTED=NAME uses them.
+    `mlctl batch run ... --out precomputed://NAME` writes a new generation of them. They are stored
+    at MLCTL_PRECOMPUTED_STORE (default: $MLCTL_HOME/precomputed).
     """
 
 
 @precomputed.command("list")
 @reporting
 def list_(output: CommandOutput) -> None:
-    """List the names of all precomputed answers."""
+    """List all precomputed predictions."""
     from services.precomputed import manage
 
     found = {name: manage.generations(name) for name in manage.names()}
@@ -36,14 +37,17 @@ def list_(output: CommandOutput) -> None:
         rows = [(name, _digests(live[name]), f"{_rows(live[name]):,}") for name in found]
         output.table(("NAME", "LIVE DIGESTS", "LIVE ROWS>"), rows)
     else:
-        output.line("Nothing is precomputed yet")
+        output.note(
+            "No precomputed predictions. Write some with "
+            "`mlctl batch run BENTO --in ROWS --out precomputed://NAME`."
+        )
 
 
 @precomputed.command()
 @click.argument("name")
 @reporting
 def show(output: CommandOutput, name: str) -> None:
-    """Show the generations of NAME: one live for each model's digest, one to go back to."""
+    """Show the generations of NAME: for each model's digest the live and the previous one."""
     from cli.rollouts import local_time
     from services.precomputed import manage
 
@@ -55,7 +59,7 @@ def show(output: CommandOutput, name: str) -> None:
         (str(g.number), _state(g), g.digest[:12], f"{g.rows:,}", local_time(g.made_at))
         for g in found
     ]
-    output.table(("GENERATION", "STATE", "DIGEST", "ROWS>", "MADE"), rows)
+    output.table(("GENERATION", "STATE", "DIGEST", "ROWS>", "CREATED"), rows)
 
 
 @precomputed.command()
@@ -63,7 +67,7 @@ def show(output: CommandOutput, name: str) -> None:
 @click.argument("generation", type=click.IntRange(1))
 @reporting
 def flip(output: CommandOutput, name: str, generation: int) -> None:
-    """Make a complete GENERATION of NAME the live one of its digest, at once."""
+    """Make a complete GENERATION of NAME the live one of its model, immediately."""
     from bundle.clock import SystemClock
     from services.precomputed import manage
 
@@ -72,10 +76,12 @@ def flip(output: CommandOutput, name: str, generation: int) -> None:
 
 @precomputed.command()
 @click.argument("name")
-@click.option("--digest", help="Of which model, if several have a previous generation.")
+@click.option(
+    "--digest", help="Start of the model's digest, if several models have a previous generation."
+)
 @reporting
 def rollback(output: CommandOutput, name: str, digest: str | None) -> None:
-    """Make the previous generation of NAME live again, at once."""
+    """Make the previous generation of NAME live again, immediately."""
     from bundle.clock import SystemClock
     from services.precomputed import manage
 

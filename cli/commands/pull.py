@@ -1,4 +1,4 @@
-"""`mlctl pull`: a verified bundle out of the registry, or a Bento that was pushed."""
+"""`mlctl pull`: fetch a bundle from the registry, or a Bento that was pushed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from cli.options import OUTPUT_FOLDER
 from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
@@ -18,20 +19,22 @@ if TYPE_CHECKING:
 @click.argument("what", metavar="MODEL|BENTO")
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the bundle of MODEL; it must not exist yet, or be empty.",
+    type=OUTPUT_FOLDER,
+    help="Folder for the bundle of MODEL; it must be empty or not exist.",
 )
-@click.option("--force", is_flag=True, help="Replace another BENTO of the same tag in the store.")
+@click.option(
+    "--force", is_flag=True, help="Replace a different Bento with the same tag in the store."
+)
 @reporting
 def pull(output: CommandOutput, what: str, out: Path | None, force: bool) -> None:
-    """Fetch the bundle of an optimized MODEL, or a BENTO that was pushed, and verify it.
+    """Fetch and verify an optimized MODEL, or a pushed BENTO.
 
     MODEL is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
-    source model, or NAME-optimized/VERSION. A bundle in ./model is what plain
-    `bentoml serve` and `bentoml build` use at the root of the repository.
+    source model, or NAME-optimized/VERSION. Plain `bentoml serve` and `bentoml build` use a
+    bundle in ./model at the root of the repository.
 
     BENTO is folder:PATH, oci:PATH (#NAME:VERSION for one of several) or mlflow:MODEL
-    (#VERSION), as `mlctl build --push` tells it; it is put into the Bento store.
+    (#VERSION), as `mlctl build --push` prints it; it is added to the Bento store.
     """
     from bento.transfer.push import parse_source
 
@@ -41,7 +44,7 @@ def pull(output: CommandOutput, what: str, out: Path | None, force: bool) -> Non
     elif force:
         raise click.UsageError("--force is for a BENTO")
     elif out is None:
-        raise click.UsageError("Missing option '--out': the bundle's directory")
+        raise click.UsageError("Missing option '--out': the folder for the bundle.")
     else:
         _pull_bundle(output, what, out)
 
@@ -58,8 +61,8 @@ def _pull_bento(
     listing = list_files(bento)
     digest, archive_digest = listing.digest, listing.archive_digest
     if output.as_json:
-        told = {"tag": bento.tag, "digest": digest, "archive_digest": archive_digest}
-        output.document({**told, "path": str(bento.path)})
+        document = {"tag": bento.tag, "digest": digest, "archive_digest": archive_digest}
+        output.document({**document, "path": str(bento.path)})
     else:
         output.line(
             f"{bento.tag} is in the store, digest {digest}, archive digest {archive_digest}"

@@ -1,4 +1,4 @@
-"""`mlctl resume`: go on with a rollout that is paused."""
+"""`mlctl resume`: continue a paused rollout."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cli.output import CommandOutput, reporting
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", default="asked for by hand", show_default=True, help="For the record.")
+@click.option("--reason", default="by operator", show_default=True, help="Reason for the history.")
 @reporting
 def resume(output: CommandOutput, name: str, reason: str) -> None:
-    """Go on with the paused rollout of NAME.
+    """Continue the paused rollout of NAME.
 
-    One that was paused at its deadline gets the same time once more.
+    A rollout that was paused at its deadline gets the same time again.
     """
-    from cli.asking import ask
+    from cli.operator_commands import send_command
     from rollout.domain.operator_commands import OperatorCommand
 
-    ask(output, name, OperatorCommand.RESUME, reason)
+    send_command(output, name, OperatorCommand.RESUME, reason)

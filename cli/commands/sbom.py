@@ -13,19 +13,24 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("bento")
-@click.option("--output", "file", type=_FILE, help="Write it there instead of to stdout.")
+@click.option("--out", "file", type=_FILE, help="File to write.  [default: stdout]")
 @click.option(
     "--platform",
     type=click.Choice(["linux/amd64", "linux/arm64"]),
     default="linux/amd64",
     show_default=True,
+    help="Platform of the image.",
 )
-@click.option("--lock", type=_FILE, help="Take packages and hashes from this file, ask no index.")
+@click.option(
+    "--lock", type=_FILE, help="Lock file with packages and hashes; no package index is used."
+)
 @reporting
 def sbom(
     output: CommandOutput, bento: str, file: Path | None, platform: str, lock: Path | None
 ) -> None:
-    """List the packages and models of BENTO with versions, hashes and licences (CycloneDX 1.6).
+    """List the packages and models of BENTO as CycloneDX 1.6.
+
+    With versions, hashes and licences.
 
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses.
@@ -34,7 +39,7 @@ def sbom(
     from bento.containers.resolve import lock_for
     from bento.containers.sbom import sbom_of
     from bundle.files import write_atomic
-    from services.runtime.bento_layout import unpack
+    from services.runtime.bento_layout import read_contents
     from services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
@@ -42,7 +47,7 @@ def sbom(
     if lock is None:
         output.note("Finding the hashes of the packages ...")
     locked = lock_for(found, target, lock)
-    document = sbom_of(found, unpack(found.source), locked, target)
+    document = sbom_of(found, read_contents(found.source), locked, target)
     if file is None:
         click.echo(document, nl=False)
         return

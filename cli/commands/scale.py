@@ -19,7 +19,9 @@ from cli.scaling import bound_options, bounds
     help="Run exactly this many replicas; turns autoscaling off.",
 )
 @bound_options
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Until all are ready.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until all replicas are ready."
+)
 @reporting
 def scale(
     output: CommandOutput,
@@ -31,10 +33,10 @@ def scale(
     *,
     wait: bool,
 ) -> None:
-    """Change how many replicas the deployment NAME has, or between what bounds it scales itself.
+    """Change the number of replicas of NAME, or its autoscaling.
 
-    A replica that goes finishes its requests first. Not during a rollout: both revisions are
-    compared at the same size.
+    A replica finishes its requests before it stops. Rejected during a rollout, which compares both
+    revisions at the same size.
     """
     from rollout.client import scaling as resizing
 

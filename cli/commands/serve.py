@@ -1,4 +1,4 @@
-"""`mlctl serve`: one Bento on this machine, without a deployment."""
+"""`mlctl serve`: serve one Bento in the foreground."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ import sys
 import click
 
 from bundle.home import bento_environment
-from cli.edge_options import FILE, edge_options, tell_exposure
 from cli.output import CommandOutput, reporting
+from cli.security_options import FILE, security_options, warn_exposure
 
 
 @click.command()
 @click.argument("bento")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True)
 @click.option(
-    "--grpc-port", type=click.IntRange(1, 65535), help="Answer V2 gRPC here too.  [default: off]"
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=3000,
+    show_default=True,
+    help="HTTP port to listen on.",
+)
+@click.option(
+    "--grpc-port", type=click.IntRange(1, 65535), help="gRPC port to listen on.  [default: no gRPC]"
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 256),
-    help="Processes that share the ports.  [default: MLCTL_WORKERS, or 1]",
+    help="Server processes that share the ports.  [default: MLCTL_WORKERS, or 1]",
 )
-@click.option("--token-file", type=FILE, help="Answer only callers with a token of this file.")
-@edge_options
+@click.option(
+    "--token-file", type=FILE, help="Require one of the tokens in this file from callers."
+)
+@security_options
 @reporting
 def serve(
     output: CommandOutput,
@@ -39,11 +47,10 @@ def serve(
     insecure: bool,
     **secure: object,
 ) -> None:
-    """Serve BENTO in the foreground, without a deployment.
+    """Serve BENTO in the foreground until Ctrl-C.
 
-    BENTO is NAME:VERSION, or NAME for the newest.
-    With --json, one document says where it will listen before the server's own log begins
-    on stderr.
+    BENTO is NAME:VERSION, or NAME for the newest. With --json, one document with the addresses is
+    printed before the server starts; its log goes to stderr.
     """
     from bento.signed import verify_bento
     from rollout.drivers.local.launcher import require_all_free
@@ -63,7 +70,7 @@ def serve(
     require_all_free(*doors.values())
     verify_bento(found, settings.require_signature)
     mutual, encrypted = settings.tls_client_ca is not None, settings.tls_cert is not None
-    tell_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
+    warn_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
     if output.as_json:
         ports = {name: port for name, (_, port) in doors.items()}
         output.document({"bento": found.tag, "host": host, "ports": ports})

@@ -1,4 +1,4 @@
-"""`mlctl sign`: a signature for a bundle, or for each bundle of a Bento."""
+"""`mlctl sign`: sign a bundle, or each bundle of a Bento."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variabl
 
 @click.command()
 @click.argument("what", metavar="BUNDLE|BENTO")
-@click.option("--key", type=_FILE, required=True, help="The private key, PEM; see docs/signing.md.")
+@click.option(
+    "--private-key",
+    "key",
+    type=_FILE,
+    required=True,
+    help="Private key (PEM); see docs/signing.md.",
+)
 @reporting
 def sign(output: CommandOutput, what: str, key: Path) -> None:
-    """Sign a bundle's folder, or every bundle in a Bento of the store.
+    """Sign a bundle's folder, or every bundle of a Bento.
 
-    The signature is written beside the bundle: FOLDER.sig, or into the Bento. The key's
-    password, if it has one, is taken from MLCTL_KEY_PASSWORD.
+    The signature is written next to the bundle as FOLDER.sig, or into the Bento. If the key has a
+    password, set MLCTL_KEY_PASSWORD.
     """
     from bento.signed import find_signable
     from services.runtime.signing import sign as sign_bundle

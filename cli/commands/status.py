@@ -92,8 +92,8 @@ def _follow(output: CommandOutput, name: str) -> None:
 
 
 def _show(output: CommandOutput, status: DeploymentStatus) -> None:
+    from cli.reporting_options import show_links
     from cli.rollouts import event_line
-    from cli.telling import show_links
     from rollout.client.links import links
     from rollout.drivers.listener import url_of
 
@@ -121,8 +121,8 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
 
 
 def _document(status: DeploymentStatus) -> dict[str, Any]:
+    from cli.reporting_options import links_document, run_document
     from cli.rollouts import rollout_document
-    from cli.telling import links_document, run_document
     from rollout.client.links import links
 
     deployment, rollout = status.deployment, None

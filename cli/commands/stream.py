@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.batches import stopping
 from cli.output import CommandOutput, reporting
+from cli.progress import stopping
 from cli.stream_compare import compare
 from cli.stream_options import run_options, wanted_run
 from cli.stream_tools import forget, lag, peek, redrive, send, tail
@@ -24,7 +24,7 @@ def stream() -> None:
 @stream.command()
 @click.argument("bento")
 @run_options
-@reporting
+@reporting(json_lines=True)
 def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     """Score the messages of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
 
@@ -37,6 +37,7 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     from services.stream.metrics import counting
     from services.stream.run import run_stream
 
+    output.warn_unknown_variables()
     wanted = wanted_run(given, as_json=output.as_json)
     model = find_scorable(bento)
     name, port = model.name, given["metrics_port"]

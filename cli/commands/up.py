@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cli.edge_options import edge, edge_options, tell_exposure
 from cli.kubernetes_options import kubernetes_options, kubernetes_settings
 from cli.output import CommandOutput, reporting
+from cli.reporting_options import reporting_options, reporting_settings
 from cli.scaling import bound_options, settings_of
-from cli.telling import telling, telling_options
+from cli.security_options import security_options, security_settings, warn_exposure
 
 if TYPE_CHECKING:
     from rollout.domain.spec import DeploymentSettings
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.argument("bento", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on.",
+)
 @click.option(
     "--replicas", type=click.IntRange(1, 64), help="Bento processes per revision.  [default: 1]"
 )
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Servers within each replica; they share its ports.",
+    help="Server processes in each replica; they share its ports.",
 )
 @bound_options
 @click.option(
@@ -39,12 +45,14 @@ if TYPE_CHECKING:
     type=click.Choice(("local", "kubernetes")),
     default="local",
     show_default=True,
-    help="Where it runs; in a cluster what runs there is taken over: see docs/kubernetes.md.",
+    help="Where the Bento runs; kubernetes takes over running Deployments, see docs/kubernetes.md.",
 )
-@edge_options
+@security_options
 @kubernetes_options
-@telling_options
-@click.option("--all", "everything", is_flag=True, help="Bring back what was up before a reboot.")
+@reporting_options
+@click.option(
+    "--all", "everything", is_flag=True, help="Start all deployments that ran before a reboot."
+)
 @reporting
 def up(
     output: CommandOutput,
@@ -76,7 +84,8 @@ def up(
     if everything or name is None or bento is None:
         _show(output, *_brought_back(name, everything=everything))
     else:
-        insecure, guarded = edge(others, target)
+        output.warn_unknown_variables()
+        insecure, guarded = security_settings(others, target)
         settings = _settings(
             target,
             others,
@@ -89,7 +98,7 @@ def up(
         settings = guarded(settings)
         if target == "local":
             encrypted, mutual = bool(settings.tls), len(settings.tls) == 3
-            tell_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
+            warn_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
         revision = find_revision(bento)
         output.note(f"Starting {name} with {revision.bento} ...")
         _show(output, deployments.up(name, revision, port, host=host, settings=settings))
@@ -120,7 +129,7 @@ def _refuse_settings() -> None:
 
 def _settings(target: str, options: dict[str, Any], **local: Any) -> DeploymentSettings:
     """Those of a cluster or, as `local` says, of this machine; `options` are all others."""
-    told = telling(options)
+    told = reporting_settings(options)
     remote = kubernetes_settings(target, **options)
     counts = [local[name] for name in ("replicas", "min_replicas", "max_replicas")]
     if remote and counts != [None, None, None]:

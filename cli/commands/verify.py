@@ -1,4 +1,4 @@
-"""`mlctl verify`: whether a bundle, or a Bento, is whole and of whom it is said to be."""
+"""`mlctl verify`: check the files and signatures of a bundle or a Bento."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from cli.output import CommandOutput, reporting
 @click.option(
     "--public-key",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Prove the signatures as well, under this key, PEM.",
+    help="Check the signatures too, with this public key (PEM).",
 )
 @reporting
 def verify(output: CommandOutput, what: str, public_key: Path | None) -> None:
-    """Check every file of a bundle's folder, or of every bundle in a Bento of the store.
+    """Check every file of a bundle's folder or of a Bento.
 
-    Exits 4 with the first file that is altered, missing or unlisted; with --public-key also
-    if there is no signature, or it is not by that key.
+    Exits 4 and names the first file that is altered, missing or unlisted; with --public-key also
+    if a signature is missing or was made with another key.
     """
     from bento.signed import find_signable
-    from services.runtime.signing import check
+    from services.runtime.signing import check_signature
 
     found = find_signable(what)
     if public_key is not None:
         for bundle, signature in found:
-            check(bundle, public_key, signature)
+            check_signature(bundle, public_key, signature)
     signed = public_key is not None
     if output.as_json:
         output.document(
@@ -40,5 +40,5 @@ def verify(output: CommandOutput, what: str, public_key: Path | None) -> None:
         )
         return
     for bundle, _ in found:
-        words = "whole, and signed with that key" if signed else "whole"
+        words = "complete, and signed with that key" if signed else "complete"
         output.line(f"{bundle.manifest.name} {bundle.digest}: {words}")

@@ -33,12 +33,12 @@ REQUESTS_PER_SECOND = 200.0
 SETTLE_SECONDS = 1.0
 # Short steps for a demo; the defaults of `mlctl promote` take minutes, as in production.
 PROMOTE_OPTIONS = (
-    *("--steps", "5,25,50,100", "--step-seconds", "1.5", "--min-requests", "15"),
-    *("--max-p99-ms", "500", "--max-error-rate", "0.02", "--bake-seconds", "2"),
-    *("--burst", "1"),
-    *("--shadow-percent", "50", "--shadow-seconds", "3"),
+    *("--steps", "5,25,50,100", "--step-time", "1.5s", "--min-requests", "15"),
+    *("--max-p99-ms", "500", "--max-error-rate", "0.02", "--bake-time", "2s"),
+    *("--burst", "1s"),
+    *("--shadow-percent", "50", "--shadow-time", "3s"),
     # At most 1 % of demos roll back a good version.
-    *("--alpha", "0.01", "--deadline", "120"),
+    *("--alpha", "0.01", "--deadline", "120s"),
 )
 
 

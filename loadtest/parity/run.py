@@ -26,10 +26,10 @@ from loadtest.parity.stream_path import StreamPath
 from loadtest.runs import Protocols
 from loadtest.server import serving
 from services.online.settings import ServerSettings, load_settings
-from services.runtime.bento_layout import read_together
+from services.runtime.bento_layout import read_bento_manifest
 from services.runtime.bento_store import find_bento
 from services.runtime.golden import load_golden
-from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
+from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
 from services.runtime.scorable import Scorable, bundles_of
 from services.runtime.scorer import Scorer, split_rows
 from services.runtime.warmup import tolerance
@@ -99,7 +99,7 @@ def run_parity(
 
 def open_served(model: Scorable, settings: ServerSettings) -> Scorer | PipelineScorer:
     """Open the scorer with a server's settings; a pipeline has one for each stage."""
-    if isinstance(model, WholePipeline):
+    if isinstance(model, VerifiedPipeline):
         return PipelineScorer(model, tuple(Scorer.open(each, settings) for each in model.stages))
     return Scorer.open(model, settings)
 
@@ -108,7 +108,7 @@ def is_exact(bundle: VerifiedBundle, settings: ServerSettings) -> bool:
     """Return whether the bits of an output must not depend on the path: fp32 on CPU, unpadded."""
     provider = settings.provider or bundle.manifest.variant.target
     precise = bundle.manifest.variant.precision == "fp32"
-    padded = bool(bundle.manifest.batching.pad) or bool(settings.pad_rows)
+    padded = bool(bundle.manifest.batching.pad)
     return provider == "cpu" and precise and not padded
 
 
@@ -153,7 +153,9 @@ def golden_inputs(model: Scorable) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for bundle in bundles_of(model):
         for name, array in load_golden(bundle.path(GOLDEN_NAME))[0].items():
-            if not (isinstance(model, WholePipeline) and model.pipeline.origin(bundle.name, name)):
+            if not (
+                isinstance(model, VerifiedPipeline) and model.pipeline.origin(bundle.name, name)
+            ):
                 found.setdefault(name, array)
     if not model.signature.batched:
         return found
@@ -173,7 +175,7 @@ def _recorded(
 ) -> PathComparison:
     """Compare the recorded outputs of the source model with those of this model here."""
     largest = [each for each in cases if each.data == _GOLDEN][-1]
-    if isinstance(model, WholePipeline):
+    if isinstance(model, VerifiedPipeline):
         reason = "nothing is recorded of a pipeline as a whole"
         return PathComparison(
             "recorded", _GOLDEN, largest.size, PathVerdict.LEFT_OUT, detail=reason
@@ -211,7 +213,7 @@ def _joined(parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 def _paths(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[InferencePath]]:
     # Precomputed answers do not come from the model.
     settings = {"MLCTL_PRECOMPUTED": ""}
-    alone = read_together(find_bento(bento).source) is None
+    alone = read_bento_manifest(find_bento(bento).source) is None
     with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
         log = Path(folder) / "log"
         with (

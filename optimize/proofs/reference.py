@@ -50,7 +50,7 @@ class Reference(Protocol):
 
 
 def load_reference(source: SourceModel) -> Reference:
-    """Load the registered model; PICKLE_REFUSED if its archive contains a pickle."""
+    """Load the registered model; PICKLE_REJECTED if its archive contains a pickle."""
     if source.format is ModelFormat.ONNX:
         import onnx
 
@@ -140,7 +140,7 @@ def _load_torch(source: SourceModel) -> Any:
     except Exception as error:  # a foreign file, read by parsers that trust it
         if isinstance(error, MlflowException) and "pickle" in str(error):
             raise MlctlError(
-                ErrorCode.PICKLE_REFUSED, f"{source.uri} holds a pickle inside of its archive"
+                ErrorCode.PICKLE_REJECTED, f"{source.uri} holds a pickle inside of its archive"
             ) from error
         cause = _load_cause(error, source)
         raise _not_loaded(source, cause) from cause

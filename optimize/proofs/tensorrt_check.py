@@ -14,9 +14,8 @@ from pathlib import Path
 from bundle.clock import Clock, SystemClock
 from bundle.manifest import Batching
 from bundle.packages import install_hint
-from services.runtime.graph import read_graph
-from services.runtime.tensorrt.build import LIBRARY, build_engine
-from services.runtime.tensorrt.process import Cause, WorkerError
+from services.runtime.onnx_graph import read_graph
+from services.runtime.tensorrt.process import LIBRARY, Cause, WorkerError, build_engine
 from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange, make_profile
 
 _TIMEOUT_S = 600.0

@@ -226,7 +226,8 @@ class RolloutSpec:
                 f"the steps {','.join(map(str, self.steps))} have none from "
                 f"{REPRESENTATIVE_WEIGHT} to 99 %: "
                 "latency seen at a smaller share flatters the candidate and proves nothing",
-                f"Add a step of {REPRESENTATIVE_WEIGHT} %, or take it as a proof with --force.",
+                f"Add a step of {REPRESENTATIVE_WEIGHT} %, or accept it as a proof with "
+                "--skip-checks.",
             )
 
     def to_json(self) -> str:

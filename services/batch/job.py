@@ -227,7 +227,7 @@ def executor_of(scorer: UnitScorer, threads: int | None) -> Executor[Chunk]:
 
 def usual_threads(scorer: UnitScorer, wanted: int | None) -> int:
     """How many threads score here: one where a model takes no more."""
-    return (wanted or len(os.sched_getaffinity(0))) if scorer.scorer.shared else 1
+    return (wanted or len(os.sched_getaffinity(0))) if scorer.scorer.thread_safe else 1
 
 
 def column_list(texts: Sequence[str]) -> tuple[str, ...]:

@@ -21,13 +21,13 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.batch.scoring import run_checked
 from services.runtime.bisect import TooManyError, score_rows
-from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.pipeline_scorer import VerifiedPipeline
 from services.runtime.scorable import (
     Scorable,
     check_batched,
     find_scorable,
     open_scorable,
-    verify_at,
+    verify_copies,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def make_predict(model: Scorable, name: str | None = None) -> Callable[[], Predi
     """
 
     def make() -> Predict:
-        scorer = open_scorable(verify_at(model, _place(model, name)))
+        scorer = open_scorable(verify_copies(model, _place(model, name)))
 
         def predict(*columns: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
             found = _score(scorer, columns)
@@ -165,4 +165,4 @@ def _place(model: Scorable, name: str | None) -> Callable[[VerifiedBundle], Path
         return lambda bundle: bundle.root
     spark: Any = importlib.import_module("pyspark")
     sent = Path(spark.SparkFiles.get(name))
-    return lambda bundle: sent / bundle.name if isinstance(model, WholePipeline) else sent
+    return lambda bundle: sent / bundle.name if isinstance(model, VerifiedPipeline) else sent

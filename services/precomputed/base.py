@@ -1,7 +1,8 @@
-"""Interfaces of precomputed answers: generations, which are written in full before they are live.
+"""Interfaces of precomputed predictions, which are stored in generations.
 
-A generation belongs to one model's digest, and each digest has its own live generation. A server
-reads only the live one of its own digest, so the two slots of a rollout never mix answers.
+A generation is complete before it becomes live. It belongs to the digest of one model, and each
+digest has its own live generation. A server reads only the live generation of its own digest, so
+the two slots of a rollout never mix answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class PrecomputedRow(NamedTuple):
-    """An entity's answer: `at` is its wall time in seconds, `payload` is RowCodec's encoding."""
+    """An entity's answer: `at` is its Unix time in seconds, `payload` is RowCodec's encoding."""
 
     key: str
     at: float
@@ -31,7 +32,7 @@ class PrecomputedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Answers of one model that one job wrote; times are seconds of the wall clock.
+    """Answers of one model, written by one job; times are Unix times in seconds.
 
     A `sealed` generation is complete. `flipped_at` is when it last became the live one of its
     digest, None if it never did.
@@ -49,7 +50,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCommit:
-    """What a job stores in one step: rows, and the records of the units that they complete.
+    """One step of a job: rows, and the records of the units that they complete.
 
     `units` and `bad` map ids to records in JSON; `resolved` are ids of bad rows to remove.
     """
@@ -62,7 +63,7 @@ class GenerationCommit:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What the store has recorded of the job that writes a generation.
+    """The store's record of the job that writes a generation.
 
     `job` describes the job, `units` maps the ids of committed units to their records, `bad` is
     the number of bad rows. A generation that is not `intact` has lost rows.
@@ -134,7 +135,7 @@ class PrecomputedStore(Protocol):
         ...
 
     def flip(self, generation: int, at: float) -> None:
-        """Make a generation the live one of its digest, and drop those nobody can go back to.
+        """Make a generation the live one of its digest, and drop unused ones.
 
         NOT_FOUND if there is no such generation, NOT_READY if it is not sealed or has lost rows.
         """
@@ -160,16 +161,16 @@ def check_name(name: str) -> str:
     if not re.match(NAME_PATTERN, name):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{name[:80]!r} is no name for precomputed answers",
+            f"{name[:80]!r} is not a valid name for precomputed predictions",
             "Use up to 64 letters, digits, dots, dashes and underscores.",
         )
     return name
 
 
 def surplus(generations: Sequence[Generation]) -> list[Generation]:
-    """Return the generations to drop: neither live nor previous, or of a digest long not flipped.
+    """Return the generations to drop: neither live nor previous, or of an old digest.
 
-    A generation that was never live is not among them: a job may be writing it.
+    Generations that were never live are kept, because a job may be writing them.
     """
     flipped = sorted(
         (each for each in generations if each.live),
@@ -189,9 +190,9 @@ def taken_over(generation: int) -> MlctlError:
     """The error of a job whose generation is no longer its own."""
     return MlctlError(
         ErrorCode.JOB_RUNNING,
-        f"generation {generation} of the precomputed answers is no longer this job's: it was "
-        "dropped, lost, or taken over by another machine after this one had not renewed its lease",
-        "Run the same command again: it resumes the generation or begins another one.",
+        f"generation {generation} no longer belongs to this job: it was dropped or lost, or "
+        "another machine took it over after this job did not renew its lease",
+        "Run the same command again: it resumes the generation or starts another one.",
     )
 
 
@@ -199,7 +200,7 @@ def rows_lost(generation: int) -> MlctlError:
     """The error of a job whose committed rows the store has lost."""
     return MlctlError(
         ErrorCode.JOB_CHANGED,
-        f"the store has lost committed rows of generation {generation}, which is not made live",
+        f"the store has lost committed rows of generation {generation}; it stays out of use",
         "Run the same command again: it writes the lost rows again.",
     )
 
@@ -209,8 +210,8 @@ def require_sealed(generation: int, sealed: bool | None) -> None:
     if sealed is None:
         raise MlctlError(
             ErrorCode.NOT_FOUND,
-            f"there is no generation {generation}",
-            "`mlctl precomputed show NAME` lists what there is.",
+            f"generation {generation} does not exist",
+            "`mlctl precomputed show NAME` lists the generations.",
         )
     if not sealed:
         raise incomplete(generation, "is not complete")
@@ -221,5 +222,5 @@ def incomplete(generation: int, reason: str) -> MlctlError:
     return MlctlError(
         ErrorCode.NOT_READY,
         f"generation {generation} {reason}",
-        "Run its batch job again: it writes what is missing.",
+        "Run its batch job again: it writes the missing rows.",
     )

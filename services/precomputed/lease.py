@@ -25,19 +25,23 @@ class Lease:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the lease, so that another machine can go on at once."""
+        """End the thread and the lease, so that another machine can take over immediately."""
         self._closed.set()
         self._thread.join()
         try:
             self._store.release(self._generation, self._owner)
         except StoreError as error:
-            logger.warning("the lease of generation %d ends later: %s", self._generation, error)
+            logger.warning(
+                "the lease of generation %d could not be released: %s",
+                self._generation,
+                error,
+            )
 
     def _renew(self) -> None:
         while not self._closed.wait(self._every):
             try:
                 if not self._store.claim(self._generation, self._owner):
-                    return  # another job has it: the next commit fails and says so
+                    return  # another job owns it, so the next commit raises JOB_RUNNING
             except StoreError as error:
-                # The store may come back before the lease runs out; commits report that it is away.
-                logger.info("the lease of generation %d waits: %s", self._generation, error)
+                # The store may recover before the lease expires; commits report an outage.
+                logger.warning("generation %d: cannot renew the lease: %s", self._generation, error)

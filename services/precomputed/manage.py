@@ -1,4 +1,4 @@
-"""Commands on precomputed answers: list names and generations, flip, roll back."""
+"""Operations on precomputed predictions: list names and generations, flip, roll back."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TypeVar
 
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import Generation, PrecomputedStore, StoreError
-from services.precomputed.settings import load_place
+from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import list_names, open_store
 
 T = TypeVar("T")
 
 
 def names() -> list[str]:
-    """Return the names of all precomputed answers in the store."""
+    """Return the names of all precomputed predictions in the store."""
     try:
-        return list_names(load_place())
+        return list_names(read_store_location())
     except StoreError as error:
         raise _unavailable(error) from error
 
@@ -49,8 +49,8 @@ def rollback(name: str, digest: str | None, at: float) -> Generation:
         if not candidates:
             raise MlctlError(
                 ErrorCode.NOT_FOUND,
-                f"{name} has no previous generation to go back to",
-                f"`mlctl precomputed show {name}` lists what there is.",
+                f"{name} has no previous generation",
+                f"`mlctl precomputed show {name}` lists its generations.",
             )
         if len(candidates) > 1:
             digests = ", ".join(each.digest[:12] for each in candidates)
@@ -66,14 +66,14 @@ def rollback(name: str, digest: str | None, at: float) -> Generation:
 
 
 def _with_store(name: str, act: Callable[[PrecomputedStore, list[Generation]], T]) -> T:
-    store = open_store(name, load_place())
+    store = open_store(name, read_store_location())
     try:
         found = store.generations()
         if not found:
             raise MlctlError(
                 ErrorCode.NOT_FOUND,
-                f"nothing is precomputed under the name {name!r}",
-                "`mlctl precomputed list` has the names.",
+                f"no precomputed predictions are named {name!r}",
+                "`mlctl precomputed list` lists all names.",
             )
         return act(store, found)
     except StoreError as error:
@@ -85,6 +85,6 @@ def _with_store(name: str, act: Callable[[PrecomputedStore, list[Generation]], T
 def _unavailable(error: StoreError) -> MlctlError:
     return MlctlError(
         ErrorCode.SINK_UNAVAILABLE,
-        f"the store of precomputed answers is unavailable: {error}",
+        f"the store of precomputed predictions is unavailable: {error}",
         "Check MLCTL_PRECOMPUTED_STORE; `mlctl doctor` tests it with MLCTL_PRECOMPUTED set.",
     )

@@ -1,8 +1,8 @@
-"""Generations in Redis: a hash of rows each, and a pointer for each digest, which scripts move.
+"""Generations in Redis: a hash of rows each, and a pointer to the live one of each digest.
 
-The server's configuration decides how durable they are. After a crash Redis restarts with the data
-of an earlier moment. Rows are written before their unit is recorded, so a unit that is still
-recorded has its rows. Eviction removes whole hashes; the number of rows shows it.
+Durability depends on the server's configuration: after a crash Redis restarts with older data. Rows
+are written before their unit is recorded, so a recorded unit has its rows. Eviction removes whole
+hashes, which the number of rows shows. Scripts change pointers and owned hashes atomically.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from services.precomputed.base import (
 )
 
 _WRITE_SECONDS = 30.0
-_ROWS = 5_000
 _FIELDS = 3_500  # per call of a script; unpack() takes up to 8,000 values
 _AT = struct.Struct("<d")
 _NAMES = "mlctl:precomputed:names"
-_STREAM = "stream"  # the owner of a generation that no job made
+_STREAM = "stream"  # owner of a generation that a stream writes
 _NOT_OWNED, _LOST = -1, -2
 _GET = """
 local live = redis.call('HGET', KEYS[1], ARGV[1])
@@ -49,8 +48,8 @@ redis.call('HSET', KEYS[1], 'owner', ARGV[1], unpack(ARGV, 3))
 return 1
 """
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
-# Keys are of the generation's facts, rows and units. Returns the number of its rows, -1 if
-# another one owns it, -2 if rows or units are fewer than were committed.
+# Keys: the generation's metadata, rows and units. Returns the number of its rows, -1 if another
+# owner has it, -2 if it has fewer rows or units than were committed.
 _CHECK = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return -1 end
 local rows = redis.call('HLEN', KEYS[2])
@@ -58,11 +57,17 @@ if rows < tonumber(redis.call('HGET', KEYS[1], 'rows') or 0) then return -2 end
 if redis.call('HLEN', KEYS[3]) < tonumber(ARGV[2]) then return -2 end
 return rows
 """
-# Sets fields of the hash KEYS[2]; returns their number, -1 if another one owns the generation.
+# Sets fields of the hash KEYS[2]; returns their number, -1 if another owner has the generation.
 _WRITE = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return -1 end
 redis.call('HSET', KEYS[2], unpack(ARGV, 2))
 return redis.call('HLEN', KEYS[2])
+"""
+# Sets rows of a generation only while it is the live one of its digest; returns 1 if it was.
+_UPSERT = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[2], unpack(ARGV, 3))
+return 1
 """
 _FLIP = """
 if redis.call('HLEN', KEYS[4]) < tonumber(redis.call('HGET', KEYS[1], 'rows') or 0) then
@@ -78,13 +83,13 @@ return 1
 
 
 class RedisStore:
-    """The generations called `name` in the server at `url`."""
+    """The generations of `name` in the Redis server at `url`."""
 
     def __init__(self, name: str, url: str, lease: float = LEASE_SECONDS) -> None:
         self._url = url
         self._name = name
         self._lease_ms = int(lease * 1000)
-        # In braces, so that a cluster keeps all keys of a name on one node.
+        # The braces make a cluster keep all keys of a name on one node.
         self._prefix = f"mlctl:precomputed:{{{name}}}"
         self._db = _client(url, socket_timeout=_WRITE_SECONDS)
 
@@ -125,7 +130,7 @@ class RedisStore:
                 count = now
             self._write(generation, owner, self._bad(generation), list(commit.bad.items()))
             self._write(generation, owner, self._meta(generation), [("rows", str(count))])
-            # Last, so that a unit that is recorded has its rows.
+            # Last, so that a recorded unit has its rows.
             self._write(generation, owner, self._units(generation), list(commit.units.items()))
             if commit.resolved:
                 self._db.hdel(self._bad(generation), *commit.resolved)
@@ -146,17 +151,32 @@ class RedisStore:
 
     def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
         with _translate_errors():
-            live = self._db.hget(f"{self._prefix}:live", digest)
-            if live is None:
-                number = self.create(digest, rows[0].at, _STREAM)
-                self.seal(number, _STREAM)
-                self.flip(number, rows[0].at)
-            else:
-                number = int(live)
-            for start in range(0, len(rows), _ROWS):
-                part = rows[start : start + _ROWS]
-                values = {row.key: _AT.pack(row.at) + row.payload for row in part}
-                self._db.hset(self._rows(number), mapping=values)
+            for start in range(0, len(rows), _FIELDS):
+                part = rows[start : start + _FIELDS]
+                values = [
+                    each for row in part for each in (row.key, _AT.pack(row.at) + row.payload)
+                ]
+                # Another writer may flip or drop the generation after its number was read.
+                while not self._upsert(self._live(digest, part[0].at), digest, values):
+                    pass
+
+    def _live(self, digest: str, at: float) -> int:
+        """Return the live generation of `digest`; create one if there is none."""
+        pointer = f"{self._prefix}:live"
+        live = self._db.hget(pointer, digest)
+        if live is not None:
+            return int(live)
+        number = self.create(digest, at, _STREAM)
+        self.seal(number, _STREAM)
+        if self._db.hsetnx(pointer, digest, number):
+            self._db.hset(self._meta(number), "flipped_at", repr(at))
+            return number
+        self.drop(number)  # another writer was first
+        return self._live(digest, at)
+
+    def _upsert(self, generation: int, digest: str, values: Sequence[str | bytes]) -> bool:
+        keys = (f"{self._prefix}:live", self._rows(generation))
+        return bool(self._db.eval(_UPSERT, len(keys), *keys, digest, generation, *values))
 
     def seal(self, generation: int, owner: str, units: int = 0) -> None:
         with _translate_errors():
@@ -211,7 +231,7 @@ class RedisStore:
         self._db.close()
 
     def _check(self, generation: int, owner: str, units: int) -> int:
-        """Return the number of rows; fail if another one owns the generation or rows are lost."""
+        """Return the number of rows; raise if another owner has the generation or rows are lost."""
         keys = (self._meta(generation), self._rows(generation), self._units(generation))
         found = int(self._db.eval(_CHECK, len(keys), *keys, owner, units))
         if found == _NOT_OWNED:
@@ -223,7 +243,7 @@ class RedisStore:
     def _write(
         self, generation: int, owner: str, key: str, fields: Sequence[tuple[str, str | bytes]]
     ) -> int:
-        """Set fields of the hash `key`; return how many it has then."""
+        """Set fields of the hash `key`; return the number of its fields."""
         count = 0
         for start in range(0, len(fields), _FIELDS):
             flat = [part for pair in fields[start : start + _FIELDS] for part in pair]
@@ -259,7 +279,7 @@ class RedisStore:
 
 
 class RedisReader:
-    """Reads in one round trip, on any thread."""
+    """Reads all keys in one round trip, on any thread."""
 
     quick = False
 
@@ -290,13 +310,13 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def list_names(url: str) -> list[str]:
-    """Return the names of all precomputed answers in the server at `url`."""
+    """Return the names of all precomputed predictions in the server at `url`."""
     with _translate_errors(), _client(url, socket_timeout=_WRITE_SECONDS) as db:
         return sorted(name.decode() for name in db.smembers(_NAMES))
 
 
 def _client(url: str, **timeouts: float) -> Any:
-    """A client that connects with its first command; INVALID_INPUT for a URL with bad options."""
+    """Return a client that connects on first use; INVALID_INPUT for a URL with invalid options."""
     try:
         return redis.Redis.from_url(url, **timeouts)
     except ValueError as error:

@@ -1,20 +1,20 @@
-"""Settings of precomputed predictions: the variables MLCTL_PRECOMPUTED*, checked at start."""
+"""Settings of precomputed predictions: the variables MLCTL_PRECOMPUTED*."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import NAME_PATTERN
-from services.precomputed.store_urls import check_place
+from services.precomputed.store_urls import check_location
+from services.runtime.settings import read_environment
 
 
-class PlaceSettings(BaseSettings):
-    """`precomputed_store` is where precomputed answers are: a redis:// or rediss:// URL, or the
-    path of a folder; unset, the folder `precomputed` of $MLCTL_HOME."""
+class StoreSettings(BaseSettings):
+    """`precomputed_store` is the store of precomputed predictions: a redis:// or rediss:// URL, or
+    the path of a folder; unset, the folder `precomputed` of $MLCTL_HOME."""
 
     model_config = SettingsConfigDict(
         env_prefix="MLCTL_",
@@ -24,14 +24,14 @@ class PlaceSettings(BaseSettings):
         hide_input_in_errors=True,  # the URL of a store can contain a password
     )
 
-    precomputed_store: Annotated[str, AfterValidator(check_place)] | None = None
+    precomputed_store: Annotated[str, AfterValidator(check_location)] | None = None
 
 
-class PrecomputedSettings(PlaceSettings):
-    """Which precomputed answers a server has; none if `precomputed`, their name, is unset.
+class PrecomputedSettings(StoreSettings):
+    """The precomputed predictions of a server; none if `precomputed`, their name, is unset.
 
-    One that is older than `precomputed_ttl_s` is not used. A lookup over the network has
-    `precomputed_timeout_ms`, after which the model is asked.
+    Answers older than `precomputed_ttl_s` are not used. A lookup over the network is limited to
+    `precomputed_timeout_ms`; then the model answers.
     """
 
     precomputed: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
@@ -39,12 +39,6 @@ class PrecomputedSettings(PlaceSettings):
     precomputed_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
 
 
-def load_place() -> str | None:
-    """Where this process's environment has precomputed answers; INVALID_INPUT if nowhere."""
-    try:
-        return PlaceSettings().precomputed_store
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"MLCTL_PRECOMPUTED_STORE: {first['msg']}"
-        ) from error
+def read_store_location() -> str | None:
+    """Read the store's location from the environment, None if unset; INVALID_INPUT if malformed."""
+    return read_environment(StoreSettings).precomputed_store

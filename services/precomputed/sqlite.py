@@ -1,4 +1,4 @@
-"""Generations in an SQLite file: a table of rows each, a pointer for each digest, many readers."""
+"""Generations in an SQLite file: a table of rows each, a pointer per digest, many readers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS bad (
     generation INTEGER, id TEXT, record TEXT NOT NULL, PRIMARY KEY (generation, id)
 ) WITHOUT ROWID;
 """
-# Seconds of the wall clock, as SQLite has it.
+# Unix time in seconds.
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 _CLAIM = f"""
 INSERT INTO jobs SELECT number, ?, {_NOW} + ?, coalesce(?, '') FROM generations WHERE number = ?
@@ -59,13 +59,13 @@ WHERE owner = excluded.owner OR lease_until < {_NOW}
 
 
 class SqliteStore:
-    """The generations in the file at `path`, which the first write creates."""
+    """The generations in the file `path`, which the first write creates."""
 
     def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
         self._path = path
         self._lease = lease
         self._db: sqlite3.Connection | None = None
-        self._lock = threading.Lock()  # a job's lease is renewed by a thread
+        self._lock = threading.Lock()  # a thread renews the job's lease
 
     def reader(self, digest: str, timeout: float) -> SqliteReader:  # noqa: ARG002 - it never waits
         return SqliteReader(self._path, digest)
@@ -109,7 +109,7 @@ class SqliteStore:
             (bad,) = db.execute(
                 "SELECT count(*) FROM bad WHERE generation = ?", (generation,)
             ).fetchone()
-            # Rows and units are of one transaction in one file.
+            # Rows and units are committed in one transaction.
             return JobRecord(job[0], dict(units), bad, intact=True)
 
     def quarantine(self, generation: int) -> Mapping[str, str]:
@@ -157,7 +157,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._translated() as db:
+        with self._lock, self._translate_errors() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -168,8 +168,8 @@ class SqliteStore:
                 raise
 
     @contextmanager
-    def _translated(self) -> Iterator[sqlite3.Connection]:
-        """The connection; an error of SQLite becomes a StoreError or DISK_FULL."""
+    def _translate_errors(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection; translate errors of SQLite to StoreError or DISK_FULL."""
         try:
             if self._db is None:
                 self._db = _open_to_write(self._path)
@@ -177,7 +177,7 @@ class SqliteStore:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise MlctlError(
-                    ErrorCode.DISK_FULL, "there is no space left for precomputed answers"
+                    ErrorCode.DISK_FULL, "there is no space left for precomputed predictions"
                 ) from error
             raise StoreError(str(error)) from error
         except sqlite3.Error as error:
@@ -186,7 +186,7 @@ class SqliteStore:
 
 
 class SqliteReader:
-    """Reads from mapped memory in microseconds, so it is used on the event loop's thread."""
+    """Reads from mapped memory within microseconds, so it may run on the event loop."""
 
     quick = True
 
@@ -206,7 +206,7 @@ class SqliteReader:
                 if not self._path.exists():
                     return [None] * len(keys)
                 db = self._db = self._open()
-            # One snapshot for all keys: a flip comes before the first key or after the last.
+            # One snapshot for all keys, so that a flip affects all of them or none.
             db.execute("BEGIN")
             try:
                 self._check_version(db)
@@ -293,7 +293,7 @@ def _create(db: sqlite3.Connection, digest: str, made_at: float, *, sealed: bool
 
 
 def _put(db: sqlite3.Connection, generation: int, rows: Sequence[PrecomputedRow]) -> None:
-    # In order of their keys, whose neighbours share pages.
+    # Sorted, because neighbouring keys share pages.
     insert = f"INSERT OR REPLACE INTO {_table(generation)} VALUES (?, ?, ?)"  # noqa: S608
     db.executemany(insert, sorted(rows))
 
@@ -323,7 +323,7 @@ def _drop(db: sqlite3.Connection, generation: int) -> None:
 
 
 def _require_owned(db: sqlite3.Connection, generation: int, owner: str, units: int) -> None:
-    """Fail unless `owner` has the generation, and it has no fewer units than `units`."""
+    """Raise unless `owner` has the generation, and it has at least `units` units."""
     found = db.execute("SELECT owner FROM jobs WHERE generation = ?", (generation,)).fetchone()
     if found != (owner,):
         raise taken_over(generation)
@@ -333,7 +333,7 @@ def _require_owned(db: sqlite3.Connection, generation: int, owner: str, units: i
 
 
 def _sealed(db: sqlite3.Connection, generation: int) -> bool | None:
-    """Whether a generation is complete; None if there is no such generation."""
+    """Return whether a generation is complete; None if it does not exist."""
     query = "SELECT sealed FROM generations WHERE number = ?"
     found = db.execute(query, (generation,)).fetchone()
     return None if found is None else bool(found[0])

@@ -1,4 +1,4 @@
-"""Where precomputed answers are stored: a folder of SQLite files, or a Redis server."""
+"""Locations of precomputed predictions: a folder of SQLite files, or the URL of a Redis server."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from services.precomputed.sqlite import SqliteStore
 _REDIS_SCHEMES = ("redis", "rediss")
 
 
-def check_place(place: str) -> str:
-    """Return `place` if it is a folder or a Redis URL; ValueError otherwise."""
-    scheme, separator, _rest = place.partition("://")
+def check_location(location: str) -> str:
+    """Return `location` if it is a folder or a Redis URL; ValueError otherwise."""
+    scheme, separator, _rest = location.partition("://")
     if separator and scheme not in _REDIS_SCHEMES:
         known = ", ".join(f"{each}://" for each in _REDIS_SCHEMES)
         raise ValueError(
-            f"{scheme[:20]}:// is no store of precomputed answers: {known} or a folder"
+            f"{scheme[:20]}:// is not a store of precomputed predictions: use {known} or a folder"
         )
     if separator:
-        _host_of(place)
-    return place
+        _host_of(location)
+    return location
 
 
-def shown_place(place: str) -> str:
-    """`place` for messages: without the user, the password and the options of a URL."""
-    if "://" not in place:
-        return place
-    return f"{place.partition('://')[0]}://{_host_of(place)}{urlsplit(place).path}"
+def redact_location(location: str) -> str:
+    """Return `location` for messages: a URL without user, password and options."""
+    if "://" not in location:
+        return location
+    return f"{location.partition('://')[0]}://{_host_of(location)}{urlsplit(location).path}"
 
 
 def _host_of(url: str) -> str:
-    """Host and port of `url`; the ValueError for a malformed URL quotes nothing of it."""
+    """Return host and port of `url`; ValueError for a malformed URL, without quoting it."""
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
@@ -48,35 +48,37 @@ def _host_of(url: str) -> str:
     return f"{parts.hostname or ''}{port}"
 
 
-def open_store(name: str, place: str | None = None) -> PrecomputedStore:
-    """Return the store of the answers called `name` at `place`; creates and reaches nothing yet.
+def open_store(name: str, location: str | None = None) -> PrecomputedStore:
+    """Return the store of the predictions `name` at `location`; does not connect or create files.
 
     RUNTIME_MISSING names the extra that the store needs.
     """
     check_name(name)
-    if place is None or "://" not in place:
-        return SqliteStore(_folder(place) / f"{name}.db")
-    store: PrecomputedStore = _redis_module().RedisStore(name, place)
+    if location is None or "://" not in location:
+        return SqliteStore(_folder(location) / f"{name}.db")
+    store: PrecomputedStore = _redis_module().RedisStore(name, location)
     return store
 
 
-def list_names(place: str | None = None) -> list[str]:
-    """Return the names of all answers at `place`, sorted."""
-    if place is None or "://" not in place:
-        return sorted(path.stem for path in _folder(place).glob("*.db"))
-    found: list[str] = _redis_module().list_names(place)
+def list_names(location: str | None = None) -> list[str]:
+    """Return the names of all predictions at `location`, sorted."""
+    if location is None or "://" not in location:
+        return sorted(path.stem for path in _folder(location).glob("*.db"))
+    found: list[str] = _redis_module().list_names(location)
     return found
 
 
-def lock_path(name: str, place: str | None = None) -> Path:
-    """Return the file that this machine's jobs lock that write the answers called `name`."""
-    place = str(_folder(place).absolute()) if place is None or "://" not in place else place
-    digest = hashlib.sha256(place.encode()).hexdigest()
+def lock_path(name: str, location: str | None = None) -> Path:
+    """Return the file that jobs of this machine lock while they write the predictions `name`."""
+    location = (
+        str(_folder(location).absolute()) if location is None or "://" not in location else location
+    )
+    digest = hashlib.sha256(location.encode()).hexdigest()
     return _folder(None) / f"{name}-{digest[:12]}.lock"
 
 
-def _folder(place: str | None) -> Path:
-    return Path(place) if place is not None else state_dir("precomputed")
+def _folder(location: str | None) -> Path:
+    return Path(location) if location is not None else state_dir("precomputed")
 
 
 def _redis_module() -> ModuleType:
@@ -86,7 +88,7 @@ def _redis_module() -> ModuleType:
     except ModuleNotFoundError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
-            f"precomputed answers in Redis need the package {error.name}",
+            f"precomputed predictions in Redis need the package {error.name}",
             install_hint("redis"),
         ) from error
     return redis_store

@@ -18,7 +18,7 @@ import orjson
 
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
 from services.protocol.header import Header, Part, read_header
-from services.protocol.jsondata import decode_data, encode_data
+from services.protocol.json_data import decode_data, encode_data
 from services.protocol.wire import (
     FINAL_RESPONSE,
     InferRequest,

@@ -1,9 +1,8 @@
 """Content codings of HTTP bodies: gzip and deflate, inflated under a limit.
 
-A body is inflated in steps, never beyond the limit and, once it is large, never to
-many times its own size: a small one that would become huge costs no more than that.
-`deflate` is the zlib format, as RFC 9110 defines it. One coding at a time, one gzip
-member: what clients send.
+A body is inflated in steps, up to a size limit and up to a multiple of its compressed size, so a
+small body that would become huge is rejected early. `deflate` is the zlib format (RFC 9110). One
+coding and one gzip member are supported: that is what clients send.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from services.protocol.wire import invalid, shown
 
 CODINGS = ("gzip", "deflate")
 IDENTITY = "identity"
-# An answer of a few packets gains little from being smaller; the greatest takes about twenty
-# milliseconds of the event loop.
-PACK_FROM_BYTES = 4 << 10
-PACK_TO_BYTES = 2 << 20
-# What the end of an answer must shrink to for the rest to be worth it: most tensors of floats
-# do not, and many clients ask for packing without knowing.
+# Smaller responses gain little from compression; the largest one takes about 20 ms of the event
+# loop.
+COMPRESS_FROM_BYTES = 4 << 10
+COMPRESS_TO_BYTES = 2 << 20
+# A response is compressed only if its last bytes shrink to this share. Most tensors of floats do
+# not, and many clients accept compression by default.
 _SAMPLE_BYTES = 2 << 10
 _WORTHWHILE = 0.8
-# Text and numbers rarely shrink to less than a twentieth; the format goes to a thousandth.
+# Text and numbers rarely shrink below a twentieth; the format allows a thousandth.
 MAX_RATIO = 100
 _ANY_RATIO_BYTES = 1 << 20
 # A step reads and writes at most this many bytes: some milliseconds of work.
 STEP_BYTES = 1 << 20
-# zlib's window: its greatest size, plus 16 for gzip's frame.
+# Maximum size of zlib's window, plus 16 for gzip's frame.
 _WINDOW: Mapping[str, int] = MappingProxyType(
     {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 )
@@ -43,7 +42,7 @@ _ALIASES: Mapping[str, str] = MappingProxyType({"x-gzip": "gzip", "": IDENTITY})
 
 
 def content_coding(value: str) -> str:
-    """The coding that a Content-Encoding header names; UNSUPPORTED_MEDIA_TYPE if not served."""
+    """Parse a Content-Encoding header; UNSUPPORTED_MEDIA_TYPE for an unsupported coding."""
     name = value.strip().lower()
     name = _ALIASES.get(name, name)
     if name not in (*CODINGS, IDENTITY):
@@ -58,7 +57,7 @@ def content_coding(value: str) -> str:
 class Inflater:
     """Inflates `body` in steps, to at most `limit` bytes.
 
-    And to at most MAX_RATIO times its own size, if that is more than a mebibyte.
+    The result has at most MAX_RATIO times the compressed size, or 1 MiB if that is more.
     """
 
     def __init__(self, body: bytes, coding: str, limit: int) -> None:
@@ -85,10 +84,10 @@ class Inflater:
         if not piece:
             piece = self._body[self._read : self._read + STEP_BYTES]
             self._read += len(piece)
-        # One byte above the limit is enough to see that there is too much.
-        most = min(STEP_BYTES, limit + 1 - self.size)
+        # One byte above the limit is enough to detect a body that is too large.
+        max_bytes = min(STEP_BYTES, limit + 1 - self.size)
         try:
-            made = stream.decompress(piece, most)
+            made = stream.decompress(piece, max_bytes)
         except zlib.error:
             raise invalid(f"the body is not valid {self._coding}") from None
         self._inflated += made
@@ -100,8 +99,8 @@ class Inflater:
         rest = self._read < len(self._body)
         if stream.eof and (rest or stream.unused_data):
             raise invalid(f"there is data after the end of the {self._coding} body")
-        # A full step may leave output inside the decompressor although all input is read.
-        if not (stream.eof or rest or stream.unconsumed_tail or len(made) == most):
+        # After a full step the decompressor may hold output although all input is read.
+        if not (stream.eof or rest or stream.unconsumed_tail or len(made) == max_bytes):
             raise invalid(f"the {self._coding} body ends too early")
         return stream.eof
 
@@ -118,13 +117,13 @@ def inflate(body: bytes, coding: str, limit: int) -> bytes:
     return inflater.result()
 
 
-async def inflate_apart(
+async def inflate_on_thread(
     body: bytes, coding: str, limit: int, charge: Callable[[int], None], pool: Executor | None
 ) -> bytes:
-    """Inflate on a thread of `pool` (None: the loop's default), in turns with other bodies.
+    """Inflate on a thread of `pool` (None: the loop's default), step by step, so bodies take turns.
 
-    `charge` is called with the inflated size after each step, on the event loop; what it raises
-    ends the work.
+    `charge` is called with the inflated size after each step, on the event loop; its exceptions
+    end the work.
     """
     loop = asyncio.get_running_loop()
     inflater = Inflater(body, coding, limit)
@@ -136,9 +135,9 @@ async def inflate_apart(
 
 
 def accepted_coding(value: str) -> str | None:
-    """The coding to answer in by an Accept-Encoding header (RFC 9110, 12.5.3); None for none.
+    """Return the response coding for an Accept-Encoding header (RFC 9110, 12.5.3), or None.
 
-    The one of greatest weight, gzip if they are equal; identity only if it is preferred.
+    The coding with the largest weight, gzip on a tie; None only if identity is preferred.
     """
     weights = dict(_weights(value))
     best = max(CODINGS, key=lambda coding: weights.get(coding, weights.get("*", 0.0)))
@@ -146,13 +145,12 @@ def accepted_coding(value: str) -> str | None:
     return best if weight > 0 and weight >= weights.get(IDENTITY, 0.0) else None
 
 
-def pack(body: bytes, accept: bytes) -> tuple[bytes, Headers]:
-    """An answer's body in the coding that `accept`, an Accept-Encoding header, asks for.
+def compress_response(body: bytes, accept: bytes) -> tuple[bytes, Headers]:
+    """Compress a response as `accept`, an Accept-Encoding header, allows; return body and headers.
 
-    With the headers that say so. One that would not gain by it, or that is so large that
-    other requests would wait for it, stays as it is.
+    A body that would not shrink, or is so large that it would delay other requests, is unchanged.
     """
-    if not accept or not PACK_FROM_BYTES <= len(body) <= PACK_TO_BYTES:
+    if not accept or not COMPRESS_FROM_BYTES <= len(body) <= COMPRESS_TO_BYTES:
         return body, []
     coding = accepted_coding(accept.decode("latin-1"))
     if coding is None:
@@ -176,11 +174,11 @@ def _weight(text: str) -> float:
     try:
         weight = float(text)
     except ValueError:
-        return 0.0  # not understood, so not accepted
+        return 0.0  # malformed, so not accepted
     return weight if 0.0 <= weight <= 1.0 else 0.0
 
 
 def deflate(body: bytes, coding: str) -> bytes:
-    """`body` in `coding`, one of `CODINGS`: quickly rather than small."""
+    """Compress `body` with `coding`, one of `CODINGS`, at the fastest level."""
     stream = zlib.compressobj(_FASTEST, wbits=_WINDOW[coding])
     return stream.compress(body) + stream.flush()

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bundle.tensors import TensorSpec
-from services.protocol.jsonnumbers import parse_request
+from services.protocol.json_body import parse_request
 from services.protocol.keys import check_keys
 from services.protocol.priority import Priority
 from services.protocol.wire import (

@@ -1,4 +1,4 @@
-"""The entity keys of a request, as its parameters name them."""
+"""The entity keys of a request, from its parameters."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import orjson
 
 from services.protocol.wire import invalid, shown
 
-# In HTTP a key, or a list of one for each row.
+# HTTP: a key, or a list with one key per row.
 ENTITY_KEY = "entity_key"
-# The list as JSON text, for gRPC, whose parameters have no lists.
+# gRPC: the list as JSON text, because its parameters cannot be lists.
 ENTITY_KEYS = "entity_keys"
 MAX_KEYS = 4096
 MAX_KEY_CHARS = 512
 
 
 def check_keys(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """The keys, one for each row; none if the parameters have none. INVALID_INPUT says why."""
+    """Return the keys, one per row, or none; INVALID_INPUT if they are malformed."""
     found = parameters.get(ENTITY_KEY)
     if ENTITY_KEYS in parameters:
         if found is not None:
-            raise invalid(f"parameters {ENTITY_KEY!r} and {ENTITY_KEYS!r} are both given")
+            raise invalid(f"parameters {ENTITY_KEY!r} and {ENTITY_KEYS!r} exclude each other")
         found = _listed(parameters[ENTITY_KEYS])
     if found is None:
         return ()
     keys = found if isinstance(found, list) else [found]
     if not 0 < len(keys) <= MAX_KEYS:
-        raise invalid(f"a request has 1 to {MAX_KEYS} entity keys, not {len(keys)}")
+        raise invalid(f"the request has {len(keys)} entity keys, expected 1 to {MAX_KEYS}")
     return tuple(key_text(key) for key in keys)
 
 
 def is_key(text: str) -> bool:
-    """Whether every store takes `text` as a key."""
+    """Whether every store accepts `text` as a key."""
     return 0 < len(text) <= MAX_KEY_CHARS and "\0" not in text
 
 
@@ -48,12 +48,12 @@ def _listed(text: object) -> list[object]:
 
 
 def key_text(key: object) -> str:
-    """A key as it is stored; whole numbers are written as such. INVALID_INPUT if it is none."""
+    """Return a key as stored, integers as digits; INVALID_INPUT if it is not a valid key."""
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key)
     if not isinstance(key, str) or not is_key(key):
         raise invalid(
-            f"entity key {shown(key)} is neither a whole number nor a string of 1 to "
+            f"entity key {shown(key)} is neither an integer nor a string of 1 to "
             f"{MAX_KEY_CHARS} characters"
         )
     return key

@@ -1,9 +1,8 @@
 """The V2 protobuf messages, from the compiled descriptors beside v2.proto.
 
-They live in a descriptor pool of their own: another library's copy of the protocol
-(tritonclient's, say) in the same process defines the same names and must not clash.
-Compile again after a change: `python -m grpc_tools.protoc -I services/protocol
---descriptor_set_out=services/protocol/v2.binpb services/protocol/v2.proto`.
+They have their own descriptor pool, because another library in the process, such as tritonclient,
+may define the same names. Compile again after a change: `python -m grpc_tools.protoc
+-I services/protocol --descriptor_set_out=services/protocol/v2.binpb services/protocol/v2.proto`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ DESCRIPTORS = Path(__file__).with_name("v2.binpb")
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method: its name and its message classes, of which a stream has any number."""
+    """A method: its name and message classes; a stream has any number of messages."""
 
     name: str
     request: type[Any]
@@ -30,9 +29,9 @@ class Method:
 
 
 def make_pool(*others: Any, files: Iterable[Any] = ()) -> descriptor_pool.DescriptorPool:
-    """A new pool with the protocol's file and copies of `others`, which are file descriptors.
+    """Return a new pool with the protocol, copies of the file descriptors `others`, and `files`.
 
-    `files` are descriptions of more.
+    `files` are FileDescriptorProto messages.
     """
     own = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes())
     pool = descriptor_pool.DescriptorPool()
@@ -45,7 +44,7 @@ def make_pool(*others: Any, files: Iterable[Any] = ()) -> descriptor_pool.Descri
 
 @cache
 def methods() -> dict[str, Method]:
-    """The service's methods by name."""
+    """Return the service's methods by name."""
     service = make_pool().FindServiceByName(SERVICE)
     return {
         method.name: Method(

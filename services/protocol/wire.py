@@ -1,8 +1,8 @@
-"""Tensors on the wire, shared by HTTP and gRPC: declarations checked, raw bytes to arrays and back.
+"""Tensors of HTTP and gRPC requests: check declarations, convert raw bytes to arrays and back.
 
-A tensor's name, datatype and shape are checked against the signature, and its element
-count against the bytes that are there, before anything is allocated for it. Raw data is
-little-endian and row-major; each BYTES element is preceded by its length in 4 bytes.
+A tensor's name, datatype and shape are checked against the signature, and its number of elements
+against the received bytes, before memory is allocated for it. Raw data is little-endian and
+row-major; each BYTES element is preceded by its length in 4 bytes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from services.protocol.priority import Priority, parse_priority
 
 MAX_ELEMENTS = 1 << 31
 _LENGTH = struct.Struct("<I")
-# By plain text: an Enum's members are hashed in Python, which the path of every request shows.
+# Keyed by str: members of an Enum are hashed in Python, which is slow on the path of a request.
 _LITTLE_ENDIAN: Mapping[str, np.dtype] = MappingProxyType(
     {datatype.value: np.dtype(datatype.numpy_name).newbyteorder("<") for datatype in Datatype}
 )
 _IN_ORDER = "<|=" if sys.byteorder == "little" else "<|"
 _MICROSECONDS = 1e6
-# Parameters of an answer that comes in pieces, as Triton calls them: whether a response is
-# the last one, and whether the caller wants an empty one to tell it.
+# Triton's parameters of a streamed answer: this response is the last one; the caller wants an empty
+# last response.
 FINAL_RESPONSE = "triton_final_response"
 WANTS_FINAL = "triton_enable_empty_final_response"
-# Each changes what an answer means or where it is found, so ignoring one would be wrong.
+# Each changes the meaning or the location of tensors, so it must not be ignored.
 _UNSERVED = frozenset(
     {
         "classification", "sequence_end", "sequence_id", "sequence_start",
@@ -42,12 +42,12 @@ _UNSERVED = frozenset(
 
 
 class InferRequest(NamedTuple):
-    """A decoded request. `outputs` are the requested names with whether each goes out as binary.
+    """A decoded request. `outputs` maps the requested names to whether they are sent as binary.
 
-    `timeout` is the caller's limit in seconds, if it gave one; `keys` are the entities of the
-    rows, which may be all that a request has.
+    `timeout` is the caller's limit in seconds, or None; `keys` are the entity keys of the rows; a
+    request with keys needs no inputs.
 
-    A tuple, as one is made for every request and a frozen dataclass takes three times as long.
+    A tuple because one is created per request, and a frozen dataclass takes three times as long.
     """
 
     id: str
@@ -60,9 +60,9 @@ class InferRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A tensor as a request declares it, found to fit the signature.
+    """A tensor as declared by a request, checked against the signature.
 
-    It has `count` elements, which raw data carries as `dtype` (unless they are BYTES).
+    It has `count` elements, of `dtype` in raw data (except BYTES).
     """
 
     spec: TensorSpec
@@ -72,14 +72,14 @@ class Declared:
 
 
 def invalid(message: str, hint: str | None = None) -> MlctlError:
-    """INVALID_INPUT with `message`, which names the tensor and field at fault."""
+    """Return INVALID_INPUT with `message`, which names the tensor and field at fault."""
     return MlctlError(ErrorCode.INVALID_INPUT, message, hint)
 
 
 def declare(
     specs: Mapping[str, TensorSpec], name: object, datatype: object, shape: Sequence[object]
 ) -> Declared:
-    """Check one declared input against the signature's `specs`; INVALID_INPUT says what is off."""
+    """Check a declared input against the signature's `specs`; INVALID_INPUT on a mismatch."""
     spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
         known = ", ".join(repr(known) for known in specs)
@@ -111,7 +111,7 @@ def _wrong_datatype(spec: TensorSpec, datatype: object) -> MlctlError:
 
 
 def decode_raw(declared: Declared, data: bytes | memoryview) -> np.ndarray:
-    """The array in `data`; a read-only view of it except for BYTES."""
+    """Return the array in `data`: a read-only view, except for BYTES."""
     spec = declared.spec
     if spec.dtype is Datatype.BYTES:
         return _decode_bytes(declared, bytes(data))
@@ -128,7 +128,7 @@ def decode_raw(declared: Declared, data: bytes | memoryview) -> np.ndarray:
 
 
 def encode_raw(dtype: Datatype, array: np.ndarray) -> bytes:
-    """The raw form of `array`, which has the numpy dtype of `dtype`."""
+    """Return the raw form of `array`, which has the numpy dtype of `dtype`."""
     if dtype is Datatype.BYTES:
         return b"".join(part for value in array.flat for part in (_LENGTH.pack(len(value)), value))
     if array.dtype.byteorder not in _IN_ORDER:
@@ -137,7 +137,7 @@ def encode_raw(dtype: Datatype, array: np.ndarray) -> bytes:
 
 
 def check_outputs(specs: Mapping[str, TensorSpec], names: Sequence[object]) -> None:
-    """INVALID_INPUT for a requested output that is unknown or asked for twice."""
+    """Raise INVALID_INPUT for a requested output that is unknown or requested twice."""
     for index, name in enumerate(names):
         if not isinstance(name, str) or name not in specs:
             known = ", ".join(repr(known) for known in specs)
@@ -147,7 +147,7 @@ def check_outputs(specs: Mapping[str, TensorSpec], names: Sequence[object]) -> N
 
 
 def check_parameters(names: Collection[str], owner: str) -> None:
-    """INVALID_INPUT for a parameter of an extension that is not served and must not be ignored."""
+    """Raise INVALID_INPUT for a parameter of an unsupported extension."""
     if not _UNSERVED.isdisjoint(names):
         name = next(name for name in names if name in _UNSERVED)
         raise invalid(
@@ -157,7 +157,7 @@ def check_parameters(names: Collection[str], owner: str) -> None:
 
 
 def check_timeout(value: object) -> float | None:
-    """The `timeout` parameter, which is in microseconds, in seconds; None if there is none."""
+    """Return the `timeout` parameter, in microseconds, as seconds; None without one."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
@@ -166,7 +166,7 @@ def check_timeout(value: object) -> float | None:
 
 
 def check_priority(value: object) -> Priority:
-    """The lane that the `priority` parameter names; the normal one if there is none."""
+    """Return the priority of the `priority` parameter, normal without one."""
     return Priority.NORMAL if value is None else parse_priority(value)
 
 
@@ -185,7 +185,7 @@ def _decode_bytes(declared: Declared, data: bytes) -> np.ndarray:
             raise invalid(f"tensor {name!r}: the data ends before element {index}")
         start = first + unpack(data, start)[0]
         if start > size:
-            raise invalid(f"tensor {name!r}: the data ends inside of element {index}")
+            raise invalid(f"tensor {name!r}: the data ends inside element {index}")
         values[index] = data[first:start]
     if start != size:
         raise invalid(f"tensor {name!r}: {size - start} bytes are left after the data")
@@ -193,6 +193,6 @@ def _decode_bytes(declared: Declared, data: bytes) -> np.ndarray:
 
 
 def shown(value: object) -> str:
-    """A caller's value for a message: its repr, shortened."""
+    """Return a caller's value for a message: its repr, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,1 +1,1 @@
-"""What runs a model: its session, transforms and buckets, made warm and proved."""
+"""Run a model: sessions, transforms, padding, warm-up and golden rows; used by every pattern."""

@@ -1,9 +1,8 @@
-"""How long a batch takes by its rows, learned from the batches that ran. Pure.
+"""Estimate the duration of a batch from its rows, learned from completed batches. Pure.
 
-Batches are sorted into cells that double in size. A cell stands for the one of its newest
-few batches that took the median time: one stall does not move it, a lasting change does
-within four batches, and a burst of large batches tells nothing about small ones, so there
-is nothing to recover from when it is over.
+Batches are sorted into cells that double in size. A cell's estimate is the median of its last few
+batches: one stall does not change it, a lasting change does within four batches, and large batches
+do not affect the estimate of small ones.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NOTHING_MEASURED: Mapping[int, float] = MappingProxyType({})
 
 
 class BatchCosts:
-    """Seconds by rows; `measured` are the batches that the warm-up timed."""
+    """Estimated seconds by rows; `measured` are the batches that the warm-up timed."""
 
     def __init__(self, measured: Mapping[int, float] = NOTHING_MEASURED) -> None:
         self._samples: dict[int, deque[tuple[float, int]]] = {}
@@ -31,11 +30,11 @@ class BatchCosts:
 
     @property
     def known(self) -> Mapping[int, float]:
-        """The sizes that stand for their cells, with their seconds."""
+        """The rows and seconds of each cell's median batch."""
         return dict(zip(self._rows, self._seconds, strict=True))
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A batch of `rows` rows took `seconds`."""
+        """Record that a batch of `rows` rows took `seconds`."""
         cell = (rows - 1).bit_length()
         samples = self._samples.get(cell)
         if samples is None:
@@ -47,10 +46,10 @@ class BatchCosts:
             self._fit()
 
     def seconds(self, rows: int) -> float:
-        """What a batch of `rows` rows is expected to take: 0 as long as none has been seen.
+        """Return the expected seconds of a batch of `rows` rows; 0 before the first measurement.
 
-        Never less for more rows. Between the known sizes it is a line, above the largest
-        it is in proportion, below the smallest it is that one's.
+        Monotone in `rows`: linear between measured sizes, proportional above the largest one, and
+        constant below the smallest one.
         """
         known = self._known.get(rows)
         if known is None:
@@ -73,8 +72,8 @@ class BatchCosts:
         medians = [self._medians[cell] for cell in sorted(self._medians)]
         self._rows = [rows for _, rows in medians]
         self._seconds = [seconds for seconds, _ in medians]
-        # What more rows were done in bounds what fewer take: an old, slow measurement of a
-        # size that is not used any more would otherwise never be put right.
+        # Fewer rows never take longer than more rows. This corrects an old, slow measurement of a
+        # size that no longer occurs.
         for index in range(len(medians) - 2, -1, -1):
             self._seconds[index] = min(self._seconds[index], self._seconds[index + 1])
         self._known = {}

@@ -1,10 +1,9 @@
-"""Where a Bento has its bundles, and what it says of them.
+"""The layout of a Bento: where its bundles are, and the files that hold their digests.
 
-One model is in the folder `model`, with its digest in `model.digest`. Several are each in a
-folder `models/NAME`; `models.json` names them with their digests, and says how they are put
-together if they are a pipeline; its own digest is the Bento's. The manifest of a bundle names
-the digest of every file but its own, so both files notice a manifest that was changed as a
-whole.
+A single model is in the folder `model`, with its digest in `model.digest`. Several models are each
+in a folder `models/NAME`; `models.json` lists their digests and describes the pipeline if they form
+one; its own digest is the Bento's. A bundle's manifest has the digest of every file but its own, so
+these two files detect a manifest that was replaced as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME, Name, Sha256, canonical_json
 from bundle.verify import VerifiedBundle, verify
-from services.runtime.pipeline import Pipeline, join, plan
+from services.runtime.pipeline import Pipeline, make_pipeline, pipeline_signature
 
 MODEL_FOLDER = "model"
 MODELS_FOLDER = "models"
@@ -30,9 +29,9 @@ _MAX_BYTES = 64 << 10
 
 
 class BentoManifest(BaseModel):
-    """Several models that are one Bento: its name, the default model, and each one's digest.
+    """`models.json`: the name of a Bento with several models, the default model, and all digests.
 
-    With a `pipeline` they are its stages, and the Bento's name is that of the whole.
+    With a `pipeline` the models are its stages, and the Bento's name is the pipeline's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -43,16 +42,16 @@ class BentoManifest(BaseModel):
     pipeline: Pipeline | None = None
 
     def canonical(self) -> bytes:
-        """The bytes that are written, and that the digest is taken of."""
+        """Return the bytes of the file, which the digest covers."""
         return canonical_json(self.model_dump(exclude_none=True))
 
     @property
     def digest(self) -> str:
-        """The hex sha256 of the canonical form: it stands for all models and their bytes."""
+        """The hex sha256 of the canonical form: the identity of all models and their files."""
         return hashlib.sha256(self.canonical()).hexdigest()
 
-    def told(self) -> str:
-        """NAME=DIGEST of each, the default first, as a label has it."""
+    def label(self) -> str:
+        """Return the Bento's label: NAME=DIGEST of each model, the default one first."""
         return " ".join(f"{name}={self.models[name]}" for name in self.names)
 
     @property
@@ -63,101 +62,101 @@ class BentoManifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BentoContents:
-    """The verified bundles of one Bento, the default first; `together` if there are several."""
+    """The verified bundles of one Bento, the default first; `bento_manifest` if it has several."""
 
     bundles: tuple[VerifiedBundle, ...]
-    together: BentoManifest | None = None
+    bento_manifest: BentoManifest | None = None
 
     @property
     def name(self) -> str:
-        """The Bento's name: that of its model, or of all together."""
-        return self.bundles[0].manifest.name if self.together is None else self.together.name
+        """The Bento's name: its model's, or the one in `models.json`."""
+        return self.bundles[0].name if self.bento_manifest is None else self.bento_manifest.name
 
     @property
     def digest(self) -> str:
-        """That of the one bundle, or of all together."""
-        return self.bundles[0].digest if self.together is None else self.together.digest
+        """The digest of the only bundle, or of `models.json`."""
+        return self.bundles[0].digest if self.bento_manifest is None else self.bento_manifest.digest
 
     def folders(self) -> Iterator[tuple[str, VerifiedBundle]]:
-        """The folder of each bundle, relative to the sources of the Bento."""
+        """Yield each bundle with its folder, relative to the sources of the Bento."""
         for bundle in self.bundles:
-            alone = MODEL_FOLDER
-            yield (alone if self.together is None else _folder(bundle.manifest.name)), bundle
+            single = self.bento_manifest is None
+            yield MODEL_FOLDER if single else _folder(bundle.name), bundle
 
-    def notes(self) -> dict[str, bytes]:
-        """The files that tell the digests, by their names."""
-        if self.together is not None:
-            return {MODELS_FILE: self.together.canonical()}
+    def digest_files(self) -> dict[str, bytes]:
+        """Return the files that hold the digests, by name."""
+        if self.bento_manifest is not None:
+            return {MODELS_FILE: self.bento_manifest.canonical()}
         return {f"{MODEL_FOLDER}.digest": self.digest.encode()}
 
 
-def pack(
+def combine_bundles(
     bundles: Iterable[VerifiedBundle], name: str | None = None, maps: Sequence[str] | None = None
 ) -> BentoContents:
-    """Bundles as one Bento named `name`, which several need and one may not have.
+    """Combine bundles into one Bento; several need a `name`, a single one must not have one.
 
-    With `maps`, which may be empty, they are the stages of a pipeline, see `pipeline.plan`,
-    and without a name it is made of theirs.
-    INVALID_INPUT for models of the same name, a name that is one of theirs, or stages that do
-    not fit each other.
+    With `maps` (which may be empty) the bundles are the stages of a pipeline, see `make_pipeline`;
+    its name defaults to theirs joined by "-". INVALID_INPUT for models with equal names, a `name`
+    that is a model's, or stages that do not fit each other.
     """
     found = tuple(bundles)
     names = [bundle.manifest.name for bundle in found]
     if len(found) == 1:
         if name not in (None, names[0]):
-            raise _invalid(f"the Bento of one model has its name: {names[0]}", "Leave --name out.")
+            raise _invalid(
+                f"a Bento with one model has the model's name: {names[0]}", "Leave --name out."
+            )
         return BentoContents(found)
     if maps is not None and name is None:
         name = "-".join(names)
     if name is None:
-        raise _invalid(
-            f"a Bento of the models {', '.join(names)} needs a name", "Give it with --name NAME."
-        )
+        raise _invalid(f"a Bento of the models {', '.join(names)} needs a name", "Add --name NAME.")
     if len(set(names)) < len(names) or name in names:
         raise _invalid(
             f"the names {', '.join([name, *names])} are not all different",
-            "Models in one Bento, and the Bento, are told apart by their names.",
+            "Models in one Bento need different names, and the Bento needs another one.",
         )
     digests = {bundle.manifest.name: bundle.digest for bundle in found}
     signatures = {bundle.manifest.name: bundle.manifest.signature for bundle in found}
-    pipeline = None if maps is None else plan(signatures, maps)
+    pipeline = None if maps is None else make_pipeline(signatures, maps)
     try:
-        together = BentoManifest(name=name, default=names[0], models=digests, pipeline=pipeline)
+        manifest = BentoManifest(name=name, default=names[0], models=digests, pipeline=pipeline)
     except ValidationError as error:
         raise _invalid(
             f"these models cannot be one Bento: {_problem(error)}",
-            "A name has small letters, digits, '.', '_' and '-', at most 63 of them.",
+            "A name has up to 63 lower-case letters, digits, '.', '_' and '-'.",
         ) from error
-    ordered = sorted(found, key=lambda each: together.names.index(each.manifest.name))
-    return BentoContents(tuple(ordered), together)
+    ordered = sorted(found, key=lambda each: manifest.names.index(each.manifest.name))
+    return BentoContents(tuple(ordered), manifest)
 
 
-def unpack(source: Path) -> BentoContents:
+def read_contents(source: Path) -> BentoContents:
     """Verify all bundles of the Bento whose sources are in the folder `source`.
 
-    MANIFEST_INVALID if there are none, DIGEST_MISMATCH if one is not what the Bento names.
+    MANIFEST_INVALID if there are none, DIGEST_MISMATCH if one has another digest than the Bento
+    lists.
     """
-    together = read_together(source)
-    if together is None:
+    manifest = read_bento_manifest(source)
+    if manifest is None:
         root = source / MODEL_FOLDER
-        return BentoContents((verify(root, _noted_digest(root)),))
+        return BentoContents((verify(root, _recorded_digest(root)),))
     folders = source / MODELS_FOLDER
     present = {path.name for path in folders.iterdir()} if folders.is_dir() else set[str]()
-    if unlisted := sorted(present - together.models.keys()):
+    if unlisted := sorted(present - manifest.models.keys()):
         raise MlctlError(ErrorCode.FILE_UNLISTED, f"model {unlisted[0]!r} is not in {MODELS_FILE}")
     bundles = []
-    for name in together.names:
-        bundle = verify(source / _folder(name), together.models[name])
+    for name in manifest.names:
+        bundle = verify(source / _folder(name), manifest.models[name])
         if bundle.manifest.name != name:
-            raise _damaged(f"the bundle of {name!r} is that of {bundle.manifest.name!r}")
+            raise _damaged(f"the folder of {name!r} holds the bundle of {bundle.manifest.name!r}")
         bundles.append(bundle)
-    if together.pipeline is not None:
-        _check_pipeline(together.pipeline, bundles)
-    return BentoContents(tuple(bundles), together)
+    if manifest.pipeline is not None:
+        _check_pipeline(manifest.pipeline, bundles)
+    return BentoContents(tuple(bundles), manifest)
 
 
-def read_together(source: Path) -> BentoManifest | None:
-    """What `models.json` in the folder `source` says; None if there is none."""
+def read_bento_manifest(source: Path) -> BentoManifest | None:
+    """Read `models.json` in the folder `source`; None if there is none, MANIFEST_INVALID if bad."""
     path = source / MODELS_FILE
     if not path.is_file():
         return None
@@ -175,45 +174,46 @@ def read_together(source: Path) -> BentoManifest | None:
 
 
 def model_folder(source: Path, name: str | None = None) -> Path:
-    """The folder of the model `name`, or of the default one, in a Bento's sources.
+    """Return the folder of the model `name`, or of the default one, in a Bento's sources.
 
-    MODEL_NOT_FOUND if the Bento has no such model. A Bento that is not ours has no such folder.
+    MODEL_NOT_FOUND if the Bento has no such model. A Bento that mlctl did not build has no such
+    folder.
     """
-    together = read_together(source)
-    if together is None:
+    manifest = read_bento_manifest(source)
+    if manifest is None:
         return source / MODEL_FOLDER
-    if name is not None and name not in together.models:
+    if name is not None and name not in manifest.models:
         raise MlctlError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"the Bento has no model {name!r}; it has {', '.join(together.names)}",
+            f"the Bento has no model {name!r}; it has {', '.join(manifest.names)}",
         )
-    return source / _folder(name or together.default)
+    return source / _folder(name or manifest.default)
 
 
-def labelled_digest(source: Path, label: str | None, name: str = "") -> str | None:
-    """The digest of the model `name` (empty: the default) in a Bento whose label is `label`.
+def expected_digest(source: Path, label: str | None, name: str = "") -> str | None:
+    """Return the digest that the model `name` (empty: the default) has by the Bento's `label`.
 
-    DIGEST_MISMATCH if the Bento's models are not the ones of its label; None without a label.
+    DIGEST_MISMATCH if `models.json` does not match the label; None without a label.
     """
-    together = read_together(source)
-    if together is None or label is None:
+    manifest = read_bento_manifest(source)
+    if manifest is None or label is None:
         return label
-    if together.digest != label:
+    if manifest.digest != label:
         raise MlctlError(
             ErrorCode.DIGEST_MISMATCH,
-            f"the digest of the Bento's models is {together.digest}, expected {label}",
+            f"the digest of the Bento's models is {manifest.digest}, expected {label}",
         )
-    return together.models[name or together.default]
+    return manifest.models[name or manifest.default]
 
 
 def _check_pipeline(pipeline: Pipeline, bundles: Iterable[VerifiedBundle]) -> None:
     try:
-        join(pipeline, {each.manifest.name: each.manifest.signature for each in bundles})
+        pipeline_signature(pipeline, {each.name: each.signature for each in bundles})
     except MlctlError as error:
         raise _damaged(error.message) from error
 
 
-def _noted_digest(root: Path) -> str | None:
+def _recorded_digest(root: Path) -> str | None:
     path = digest_file(root)
     if not path.is_file():
         return None
@@ -221,12 +221,12 @@ def _noted_digest(root: Path) -> str | None:
 
 
 def digest_file(root: Path) -> Path:
-    """Where the digest is written that the one bundle in folder `root` must have."""
+    """Return the path of the file with the digest that the bundle in `root` must have."""
     return root.with_name(f"{root.name}.digest")
 
 
 def is_bundle(root: Path) -> bool:
-    """Whether there is a bundle at `root`, verified or not."""
+    """Whether `root` holds a bundle, verified or not."""
     return (root / MANIFEST_NAME).is_file()
 
 

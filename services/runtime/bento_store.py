@@ -1,7 +1,7 @@
-"""The local Bento store: where it is, and which Bento a tag means.
+"""The local Bento store: find Bentos by tag.
 
-Read from its files (`bentos/NAME/VERSION/bento.yaml`, `bentos/NAME/latest`): importing
-BentoML takes seconds and fixes its home for the whole process.
+It reads the store's files (`bentos/NAME/VERSION/bento.yaml`, `bentos/NAME/latest`): importing
+BentoML takes seconds and sets its home for the whole process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGEST_LABEL = "mlctl.digest"
 CONTENT_LABEL = "mlctl.content"
 MODELS_LABEL = "mlctl.models"
 LATEST = "latest"
-_FEWEST = 4  # Characters of a version's start that name it.
+_MIN_PREFIX = 4  # characters of a version's start
 _TAG = re.compile(r"([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?))?")
 
 
@@ -34,33 +34,35 @@ class BentoInfo:
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """Those of its models by their names, if it has several; see `Together.told`."""
+        """The digests of its models by name, if it has several; see `BentoManifest.label`."""
         pairs = (pair.partition("=") for pair in self.labels.get(MODELS_LABEL, "").split())
         return {name: digest for name, _, digest in pairs}
 
     @property
     def source(self) -> Path:
-        """Where its code and its bundles are; see `services.runtime.bento_layout`."""
+        """The folder of its code and its bundles; see `services.runtime.bento_layout`."""
         return self.path / "src"
 
 
 def find_bento(tag: str) -> BentoInfo:
-    """The Bento that NAME:VERSION, NAME:latest or NAME means; at least 4 characters of the
-    version are enough where only one begins with them.
+    """Find the Bento NAME:VERSION, NAME:latest or NAME.
 
-    BENTO_NOT_FOUND names what is near; INVALID_INPUT if `tag` is not of that form.
+    The start of the version, 4 characters or more, is enough if it is unique. BENTO_NOT_FOUND lists
+    similar tags; INVALID_INPUT for another form.
     """
     match = _TAG.fullmatch(tag)
     if match is None:
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"{tag!r} is not a Bento's tag", "Write it as NAME:VERSION."
+            ErrorCode.INVALID_INPUT,
+            f"{tag!r} is not a tag of a Bento",
+            "Write it as NAME:VERSION, or NAME for the newest.",
         )
     folder = _bentos() / match[1]
     version = match[2] or LATEST
     if version == LATEST:
         version = _read_latest(folder / LATEST)
     elif not (folder / version).exists():
-        version = _begun(match[1], version)
+        version = _complete_version(match[1], version)
     path = folder / version
     if not version or not (path / "bento.yaml").is_file():
         raise _not_found(tag, match[1])
@@ -68,7 +70,7 @@ def find_bento(tag: str) -> BentoInfo:
 
 
 def list_bentos() -> list[str]:
-    """The tags of all Bentos in the store, sorted."""
+    """Return the tags of all Bentos in the store, sorted."""
     found = _bentos().glob("*/*/bento.yaml")
     return sorted(f"{path.parent.parent.name}:{path.parent.name}" for path in found)
 
@@ -77,37 +79,37 @@ def _bentos() -> Path:
     return bento_home() / "bentos"
 
 
-def _begun(name: str, start: str) -> str:
-    """The one version of `name` that begins with `start`; empty if there is none.
+def _complete_version(name: str, start: str) -> str:
+    """Return the only version of `name` that begins with `start`; empty if there is none.
 
-    A flavour (VERSION-FLAVOUR) is another Bento of the same bundle: it is meant where it is said.
+    VERSION-RUNTIME is another Bento of the same bundle, found only if `start` has that suffix.
     """
-    digits, _, flavour = start.partition("-")
+    digits, _, runtime = start.partition("-")
     found = [
         version
         for version in (
             tag.partition(":")[2] for tag in list_bentos() if tag.startswith(f"{name}:")
         )
-        if version.startswith(digits) and version.partition("-")[2] == flavour
+        if version.startswith(digits) and version.partition("-")[2] == runtime
     ]
-    if len(digits) < _FEWEST or not found:
+    if len(digits) < _MIN_PREFIX or not found:
         return ""
     if len(found) > 1:
         raise MlctlError(
             ErrorCode.BENTO_NOT_FOUND,
-            f"'{name}:{start}' may be any of {', '.join(found)}",
-            "Write more of its version.",
+            f"'{name}:{start}' is ambiguous: {', '.join(found)}",
+            "Write more of the version.",
         )
     return found[0]
 
 
 def _read_latest(path: Path) -> str:
-    """The version that was built last; empty if there is none."""
+    """Return the version that was built last; empty if there is none."""
     return path.read_text().strip() if path.is_file() else ""
 
 
 def read_bento(path: Path) -> BentoInfo:
-    """The Bento in the folder `path`, wherever that is; its tag is the one that it says."""
+    """Read the Bento in any folder `path`; its tag is the one in its `bento.yaml`."""
     document = _document(path)
     return BentoInfo(f"{document.get('name')}:{document.get('version')}", path, _labels(path))
 
@@ -133,7 +135,8 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path) -> MlctlError:
     return MlctlError(
-        ErrorCode.BENTO_NOT_FOUND, f"the Bento {path.parent.name}:{path.name} is damaged"
+        ErrorCode.BENTO_NOT_FOUND,
+        f"the Bento {path.parent.name}:{path.name} is damaged: its bento.yaml cannot be read",
     )
 
 
@@ -141,5 +144,8 @@ def _not_found(tag: str, name: str) -> MlctlError:
     known = list_bentos()
     near = [one for one in known if one.partition(":")[0] == name]
     near = near or difflib.get_close_matches(tag, known, n=3, cutoff=0.4)
-    rest = f"; near: {', '.join(near[:5])}" if near else "; the store has none of a similar name"
+    if near:
+        rest = f"; did you mean {' or '.join(near[:5])}?"
+    else:
+        rest = "; no tag in the store is similar" if known else "; the Bento store is empty"
     return MlctlError(ErrorCode.BENTO_NOT_FOUND, f"no Bento {tag!r}{rest}")

@@ -1,4 +1,4 @@
-"""Finding the rows at fault: what fails as a whole is halved until the fault stands alone."""
+"""Find the rows at fault: a batch that fails is halved until the bad row is alone."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bundle.errors import MlctlError
-from services.runtime.faults import is_of_inputs
+from services.runtime.run_errors import is_caused_by_inputs
 
 Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Outputs of `rows`, the indices of those that have some, and by index why others have none."""
+    """The outputs of the rows with the indices `rows`, and by index the reasons of failed rows."""
 
     outputs: dict[str, np.ndarray] | None
     rows: np.ndarray
@@ -23,7 +23,7 @@ class Scored:
 
 
 class TooManyError(Exception):
-    """More rows failed than the caller lets fail."""
+    """More rows failed than the caller allows."""
 
     def __init__(self, reasons: dict[int, str]) -> None:
         super().__init__(f"{len(reasons)} rows failed")
@@ -33,9 +33,10 @@ class TooManyError(Exception):
 def score_rows(
     run: Callable[[Arrays], dict[str, np.ndarray]], inputs: Arrays, most: int | None = None
 ) -> Scored:
-    """`run` over all rows of `inputs`; a row that makes it raise has no answer, the others have.
+    """Run all rows of `inputs`; a row that makes `run` fail has no answer, all others have one.
 
-    One bad row costs about 2·log2(rows) more calls. TooManyError as soon as more than `most` fail.
+    One bad row costs about 2·log2(rows) more calls. TooManyError once more than `most`
+    rows have failed.
     """
     total = next(iter(inputs.values())).shape[0]
     parts: list[dict[str, np.ndarray]] = []
@@ -48,13 +49,13 @@ def score_rows(
             parts.append(run({name: array[first:last] for name, array in inputs.items()}))
             good.append(np.arange(first, last))
         except MlctlError as error:
-            if not is_of_inputs(error):  # of the machine or ours: it ends the job
+            if not is_caused_by_inputs(error):  # a failure of the machine or of mlctl ends the job
                 raise
             if last - first > 1:
                 middle = (first + last) // 2
                 pending += [(middle, last), (first, middle)]
                 continue
-            reasons[first] = _told(error)
+            reasons[first] = _describe(error)
             if most is not None and len(reasons) > most:
                 raise TooManyError(reasons) from error
     if not parts:
@@ -65,8 +66,8 @@ def score_rows(
     return Scored(outputs, np.concatenate(good), reasons)
 
 
-def _told(error: MlctlError) -> str:
-    """The sentence of the error, and what the runtime said: it can only reach the operator."""
+def _describe(error: MlctlError) -> str:
+    """Return the error's message with the runtime's text, which only the operator can see."""
     cause = error.__cause__
-    said = str(cause).strip().splitlines()[0][:300] if cause and str(cause).strip() else ""
-    return f"{error.message}: {said}" if said and said not in error.message else error.message
+    text = str(cause).strip().splitlines()[0][:300] if cause and str(cause).strip() else ""
+    return f"{error.message}: {text}" if text and text not in error.message else error.message

@@ -1,7 +1,7 @@
-"""Golden rows: recorded inputs and outputs, for warm-up, parity and shadow checks.
+"""Golden rows: recorded inputs and outputs of the source model, for warm-up and parity checks.
 
-A `.npz` file with the keys `in.NAME` and `out.NAME`, read without pickle. BYTES
-tensors (object arrays of bytes) are stored as fixed-width bytes.
+A `.npz` file with the keys `in.NAME` and `out.NAME`, read without pickle. BYTES tensors (object
+arrays of bytes) are stored as fixed-width bytes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def save_golden(
 
 
 def load_golden(path: Path) -> tuple[Arrays, Arrays]:
-    """Return the inputs and outputs of a golden file; FILE_ALTERED if it is not one."""
+    """Return the inputs and outputs of a golden file; FILE_ALTERED if it cannot be read."""
     try:
-        # numpy leaves a file open that it opened and cannot read.
+        # If numpy opens a file that it cannot read, it leaves the file open.
         with path.open("rb") as file:
             stored = np.load(file, allow_pickle=False)
             names = getattr(stored, "files", ())  # none in a single array

@@ -1,7 +1,7 @@
-"""Padding: sequences of unlike length become one batch, and batches become of fixed sizes.
+"""Padding: join variable-length sequences into one batch, and round batches up to fixed sizes.
 
-Padding is cut off again: every request gets what it would have got alone, up to what a
-model makes of padding that it was trained to ignore. The start-up proves that too.
+Padding is removed from the outputs, so every request gets the answer that it would get alone, as
+far as the model ignores padding. The start-up checks that too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bundle.tensors import DYNAMIC, Signature
 from services.runtime.session import Session
 
 Arrays = dict[str, np.ndarray]
-# Shorter sequences than this share one bucket, longer ones are sorted by powers of two: at
-# most half of a batch is padding.
+# Sequences up to this length share one bucket; longer ones are sorted by powers of two, so at most
+# half of a batch is padding.
 _SHORTEST = 16
 
 
 def shape_key(inputs: Mapping[str, np.ndarray]) -> Hashable:
-    """Equal for requests whose rows have equal shapes, in whatever order they list them."""
+    """Return a key that is equal for requests whose rows have equal shapes, in any order."""
     if len(inputs) == 1:
         ((name, array),) = inputs.items()
         return name, array.shape[1:]
@@ -29,7 +29,7 @@ def shape_key(inputs: Mapping[str, np.ndarray]) -> Hashable:
 
 
 class LengthPadding:
-    """The inputs whose second dimension may be padded, with the values to pad with."""
+    """Pads the second dimension of the inputs in `pad`, with the value given there."""
 
     def __init__(self, signature: Signature, pad: Mapping[str, float]) -> None:
         self.names = frozenset(pad)
@@ -41,12 +41,12 @@ class LengthPadding:
         }
 
     def length(self, inputs: Mapping[str, np.ndarray]) -> int | None:
-        """The length of a request's sequences; None if they differ, so that it is not padded."""
+        """Return the length of a request's sequences; None (no padding) if they differ."""
         lengths = {inputs[name].shape[1] for name in self._pad}
         return lengths.pop() if len(lengths) == 1 else None
 
     def key(self, inputs: Mapping[str, np.ndarray]) -> Hashable:
-        """Equal for requests that may share a batch: the same bucket of lengths."""
+        """Return a key that is equal for requests that may share a batch: one bucket of lengths."""
         length = self.length(inputs)
         if length is None:
             return shape_key(inputs)
@@ -57,23 +57,23 @@ class LengthPadding:
         )
         return bucket, tuple(rest)
 
-    def level(self, requests: Sequence[Arrays]) -> list[Arrays]:
-        """The requests, each padded to the length of the longest."""
+    def pad_to_longest(self, requests: Sequence[Arrays]) -> list[Arrays]:
+        """Pad all requests to the length of the longest."""
         longest = max(self.length(inputs) or 0 for inputs in requests)
-        return [self.widen(inputs, longest) for inputs in requests]
+        return [self.pad_to(inputs, longest) for inputs in requests]
 
-    def widen(self, inputs: Arrays, length: int) -> Arrays:
-        """One request padded to `length`; as it is if it is not shorter."""
-        own = self.length(inputs)
-        if own is None or own >= length:
+    def pad_to(self, inputs: Arrays, length: int) -> Arrays:
+        """Pad one request to `length`; return it unchanged if it is not shorter."""
+        current = self.length(inputs)
+        if current is None or current >= length:
             return inputs
         return {
             name: _pad_columns(array, length, self._pad[name]) if name in self._pad else array
             for name, array in inputs.items()
         }
 
-    def cut(self, outputs: Arrays, padded: int, own: int) -> Arrays:
-        """The answer of a request of length `own` from one of length `padded`."""
+    def trim(self, outputs: Arrays, padded: int, own: int) -> Arrays:
+        """Trim the answer of a request that was padded from length `own` to `padded`."""
         return {
             name: array[:, :own] if name in self._outputs and array.shape[1] == padded else array
             for name, array in outputs.items()
@@ -81,10 +81,10 @@ class LengthPadding:
 
 
 class RowPaddedSession:
-    """A session that sees only the batch sizes of `buckets`; larger ones pass as they are.
+    """A session that rounds batches up to a size in `buckets`; larger batches pass unchanged.
 
-    For a runtime that is fast only with the shapes that it knows, and a model whose rows
-    do not influence each other: the last row is repeated, the surplus answers are cut off.
+    For runtimes that are fast only with known shapes, and models with independent rows: the last
+    row is repeated, and the surplus answers are dropped.
     """
 
     def __init__(self, inner: Session, buckets: Sequence[int]) -> None:

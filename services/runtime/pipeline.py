@@ -1,7 +1,7 @@
-"""Which output of which stage feeds which input: a pipeline of models, checked before it is built.
+"""A pipeline of models: which output of which stage feeds which input, checked before a build.
 
-Pure values. A stage's input that no earlier stage feeds comes from the caller; the outputs of
-the pipeline are those of its last stage.
+Pure. An input that no earlier stage feeds comes from the caller; the outputs of the pipeline are
+those of its last stage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Origin = tuple[str, str]
 
 
 class Pipeline(BaseModel):
-    """The stages in their order, and by stage and input the output that feeds it."""
+    """The stages in order, and `feeds`: by stage and input name the output that feeds it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -32,13 +32,13 @@ class Pipeline(BaseModel):
     feeds: dict[Name, dict[str, tuple[Name, str]]]
 
     def origin(self, stage: str, tensor: str) -> Origin | None:
-        """What feeds that input; None if it comes from the caller."""
+        """Return the output that feeds this input; None if it comes from the caller."""
         return self.feeds.get(stage, {}).get(tensor)
 
     def gather(
         self, stage: str, signature: Signature, inputs: Arrays, made: Mapping[str, Arrays]
     ) -> dict[str, np.ndarray]:
-        """What `stage` is asked with: of the caller's `inputs`, and what earlier stages `made`."""
+        """Collect the inputs of `stage` from the caller's `inputs` and the outputs in `made`."""
         found = {}
         for spec in signature.inputs:
             origin = self.origin(stage, spec.name)
@@ -46,11 +46,11 @@ class Pipeline(BaseModel):
         return found
 
 
-def plan(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
-    """The pipeline of the models in this order: an input is fed by the stage right before.
+def make_pipeline(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
+    """Make a pipeline of models in this order: outputs feed the next stage's inputs by name.
 
-    Each of `maps`, "STAGE.INPUT=STAGE.OUTPUT", says it otherwise. INVALID_INPUT names the stage
-    and the tensor that does not fit.
+    Each of `maps`, "STAGE.INPUT=STAGE.OUTPUT", overrides this. INVALID_INPUT names the stage and
+    the tensor that does not match.
     """
     stages = tuple(signatures)
     feeds: dict[str, dict[str, Origin]] = {}
@@ -63,12 +63,12 @@ def plan(signatures: Signatures, maps: Sequence[str] = ()) -> Pipeline:
         stage, tensor = _tensor(stages, left, text)
         feeds.setdefault(stage, {})[tensor] = _tensor(stages, right, text)
     made = Pipeline(stages=stages, feeds={stage: fed for stage, fed in feeds.items() if fed})
-    join(made, signatures)
+    pipeline_signature(made, signatures)
     return made
 
 
-def join(pipeline: Pipeline, signatures: Signatures) -> Signature:
-    """What the pipeline takes and gives; INVALID_INPUT if its stages do not fit each other."""
+def pipeline_signature(pipeline: Pipeline, signatures: Signatures) -> Signature:
+    """Return the pipeline's inputs and outputs; INVALID_INPUT if its stages do not match."""
     if set(signatures) != set(pipeline.stages) or len(signatures) < len(pipeline.stages):
         raise _wrong("the stages of the pipeline are not the models of the Bento")
     if len({signatures[stage].batched for stage in pipeline.stages}) > 1:
@@ -87,19 +87,20 @@ def join(pipeline: Pipeline, signatures: Signatures) -> Signature:
             raise _wrong(f"no output of stage {stage!r} ({given}) feeds an input of a later stage")
     inputs = tuple(_from_caller(pipeline, signatures))
     if not inputs:
-        raise _wrong("no input is left for the caller")
+        raise _wrong("every input is fed by a stage, so the pipeline has no inputs")
     return Signature(inputs=inputs, outputs=signatures[pipeline.stages[-1]].outputs)
 
 
-def of_stage(error: MlctlError, stage: str) -> MlctlError:
-    """The same error, which may be that of a whole batch, with the stage in its words.
+def with_stage(error: MlctlError, stage: str) -> MlctlError:
+    """Return a copy of `error` whose message names the stage.
 
-    Its class and what else it tells, as when to try again, are kept.
+    The class and other attributes, such as the time to retry, are kept. A copy, because all
+    requests of a batch share the error.
     """
-    told = type(error).__new__(type(error))
-    told.__dict__.update(vars(error))
-    MlctlError.__init__(told, error.code, f"stage {stage!r}: {error.message}", error.hint)
-    return told
+    copy = type(error).__new__(type(error))
+    copy.__dict__.update(vars(error))
+    MlctlError.__init__(copy, error.code, f"stage {stage!r}: {error.message}", error.hint)
+    return copy
 
 
 def _check_feed(pipeline: Pipeline, signatures: Signatures, to: Origin, origin: Origin) -> None:
@@ -122,7 +123,7 @@ def _check_feed(pipeline: Pipeline, signatures: Signatures, to: Origin, origin: 
 
 
 def _from_caller(pipeline: Pipeline, signatures: Signatures) -> Iterator[TensorSpec]:
-    """The inputs that no stage feeds; several stages may take the same one."""
+    """Yield the inputs that no stage feeds; several stages may share one."""
     met: dict[str, tuple[str, TensorSpec]] = {}
     for stage in pipeline.stages:
         for spec in signatures[stage].inputs:
@@ -139,14 +140,14 @@ def _from_caller(pipeline: Pipeline, signatures: Signatures) -> Iterator[TensorS
 
 
 def _tensor(stages: Sequence[str], text: str, whole: str) -> Origin:
-    """STAGE.TENSOR, of which both may have dots in their names."""
+    """Split STAGE.TENSOR; both names may contain dots."""
     found = [
         stage for stage in stages if text.startswith(f"{stage}.") and len(text) > len(stage) + 1
     ]
     if not found:
         raise _wrong(
-            f"{whole!r} names no stage where {text!r} is; the stages are {', '.join(stages)}",
-            "Write a map as STAGE.INPUT=STAGE.OUTPUT.",
+            f"{whole!r}: {text!r} does not begin with a stage; the stages are {', '.join(stages)}",
+            "Write it as --connect STAGE.INPUT=STAGE.OUTPUT.",
         )
     stage = max(found, key=len)
     return stage, text[len(stage) + 1 :]
@@ -165,5 +166,5 @@ def _form(spec: TensorSpec) -> str:
 
 
 def _wrong(message: str, hint: str | None = None) -> MlctlError:
-    hint = hint or "--map STAGE.INPUT=STAGE.OUTPUT says which output feeds which input."
+    hint = hint or "--connect STAGE.INPUT=STAGE.OUTPUT sets which output feeds which input."
     return MlctlError(ErrorCode.INVALID_INPUT, message, hint)

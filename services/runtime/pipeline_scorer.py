@@ -1,7 +1,6 @@
-"""A pipeline as one more scorer: its stages' scorers, one after the other, in this process.
+"""A pipeline as a scorer: runs the scorers of its stages one after the other, in this process.
 
-What batches and streams ask of `Scorer`, they may ask of it. Its answers are those of a
-server that has the pipeline.
+Batch and stream runners use it like `Scorer`. Its answers equal those of a server.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 from bundle.errors import MlctlError
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
-from services.runtime.forms import check_inputs
-from services.runtime.pipeline import Arrays, Pipeline, join, of_stage
+from services.runtime.input_checks import check_inputs
+from services.runtime.pipeline import Arrays, Pipeline, pipeline_signature, with_stage
 
 if TYPE_CHECKING:
     from services.runtime.bento_layout import BentoContents
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class WholePipeline:
-    """The verified bundles of a pipeline's stages, in their order; `digest` is the Bento's."""
+class VerifiedPipeline:
+    """The verified bundles of a pipeline's stages, in order; `digest` is the Bento's."""
 
     name: str
     digest: str
@@ -34,24 +33,25 @@ class WholePipeline:
     stages: tuple[VerifiedBundle, ...]
 
     @classmethod
-    def of(cls, packed: BentoContents) -> WholePipeline | None:
-        """The pipeline of a Bento; None if its models are none."""
-        pipeline = None if packed.together is None else packed.together.pipeline
+    def of(cls, contents: BentoContents) -> VerifiedPipeline | None:
+        """Return the pipeline of a Bento; None if its models are not a pipeline."""
+        pipeline = None if contents.bento_manifest is None else contents.bento_manifest.pipeline
         if pipeline is None:
             return None
-        bundles = {bundle.name: bundle for bundle in packed.bundles}
-        signature = join(pipeline, {name: each.signature for name, each in bundles.items()})
+        bundles = {bundle.name: bundle for bundle in contents.bundles}
+        signatures = {name: each.signature for name, each in bundles.items()}
+        signature = pipeline_signature(pipeline, signatures)
         stages = tuple(bundles[stage] for stage in pipeline.stages)
-        return cls(packed.name, packed.digest, signature, pipeline, stages)
+        return cls(contents.name, contents.digest, signature, pipeline, stages)
 
 
 class PipelineScorer:
-    """All stages behind one signature. `run` is for one thread at a time unless `shared`.
+    """All stages behind one signature. Call `run` from one thread at a time unless `thread_safe`.
 
-    Between the stages are at most `max_rows` rows, as many as the most careful of them takes.
+    At most `max_rows` rows, the smallest limit of all stages, go through the stages at a time.
     """
 
-    def __init__(self, whole: WholePipeline, stages: tuple[Scorer, ...]) -> None:
+    def __init__(self, whole: VerifiedPipeline, stages: tuple[Scorer, ...]) -> None:
         """`stages` are the scorers of `whole.stages`."""
         self.name = whole.name
         self.digest = whole.digest
@@ -59,8 +59,8 @@ class PipelineScorer:
         self.batched = whole.signature.batched
         self.joinable = all(stage.joinable for stage in stages)
         self.max_rows = min(stage.max_rows for stage in stages)
-        self.shared = all(stage.shared for stage in stages)
-        # What runs on a device decides how the others are arranged around it.
+        self.thread_safe = all(stage.thread_safe for stage in stages)
+        # A stage on a device decides how runners schedule the whole pipeline.
         devices = (stage.provider for stage in stages if stage.provider != "cpu")
         self.provider = next(devices, "cpu")
         self._pipeline = whole.pipeline
@@ -68,13 +68,14 @@ class PipelineScorer:
         self._inputs = {spec.name: spec for spec in whole.signature.inputs}
 
     def check(self, inputs: Arrays) -> int:
-        """How many rows `inputs` have; see `Scorer.check`. A stage checks what it is fed itself."""
+        """Check `inputs` and return their rows; each stage checks its own inputs as well."""
         return check_inputs(self._inputs, inputs, batched=self.batched)
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """The last stage's outputs for checked `inputs`; what `Scorer.run` raises names the stage.
+        """Return the last stage's outputs for checked `inputs`; errors name the stage.
 
-        INVALID_INPUT too if what a stage gives is not what the next one takes.
+        Raises what `Scorer.run` raises, and INVALID_INPUT if a stage's outputs do not match the
+        next stage's inputs.
         """
         from services.runtime.scorer import join_rows, split_rows
 
@@ -86,12 +87,12 @@ class PipelineScorer:
         made: dict[str, Mapping[str, np.ndarray]] = {}
         outputs: dict[str, np.ndarray] = {}
         for stage in self._stages:
-            given = self._pipeline.gather(stage.name, stage.signature, inputs, made)
+            stage_inputs = self._pipeline.gather(stage.name, stage.signature, inputs, made)
             try:
-                stage.check(given)
-                outputs = stage.run(given)
+                stage.check(stage_inputs)
+                outputs = stage.run(stage_inputs)
             except MlctlError as error:
-                # What the runtime said is looked for right behind the error.
-                raise of_stage(error, stage.name) from (error.__cause__ or error)
+                # Runners read the runtime's text from the direct cause of the error.
+                raise with_stage(error, stage.name) from (error.__cause__ or error)
             made[stage.name] = outputs
         return outputs

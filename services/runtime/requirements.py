@@ -1,8 +1,8 @@
-"""The packages that a Bento needs, each with its one version.
+"""The packages that a Bento needs, with pinned versions.
 
-Its own are pinned to what is installed here: that is what was proved. A transform may name
-more in `transform/requirements.txt`; each line there is NAME==VERSION and nothing else, so
-that no address, file or option of an installer can come with a bundle.
+Packages of mlctl are pinned to the versions installed here, which were tested. A transform can add
+packages in `transform/requirements.txt`; each line is NAME==VERSION and nothing else, so a bundle
+cannot bring URLs, files or installer options.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from packaging.version import InvalidVersion, Version
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_REQUIREMENTS
-from bundle.packages import RUNTIMES, install_hint, installed_version
+from bundle.packages import RUNTIMES, install_hint, installed_version, require_onnxruntime
 from bundle.verify import VerifiedBundle
-from services.runtime.installed import require_onnxruntime
 
-# What the image needs and no more: neither torch nor mlflow. BentoML adds itself, pinned.
+# All that an image needs: neither torch nor mlflow. BentoML adds itself, pinned.
 REQUIREMENTS = (
     "googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-reflection",
     "hpack", "httptools", "numpy", "onnx", "orjson", "packaging", "platformdirs",
@@ -28,31 +27,30 @@ REQUIREMENTS = (
     "pydantic", "pydantic-settings", "uvicorn", "uvloop",
 )  # fmt: skip
 MAX_BYTES = 16 << 10
-_MOST = 64
-# What ONNX Runtime's provider is linked to is major version 10; a newer major does not load.
+_MAX_PACKAGES = 64
+# ONNX Runtime's provider is linked to major version 10; a newer major does not load.
 _TENSORRT = ("tensorrt-cu13", "10.16.1.11")
 Installed = Callable[[str], str | None]
 
 
 class RuntimeFlavor(StrEnum):
-    """For which processors a Bento's packages are."""
+    """The runtime packages of a Bento: for CPUs, for NVIDIA GPUs, or with TensorRT too."""
 
     CPU = "cpu"
     GPU = "gpu"
     TRT = "trt"
 
 
-def pinned(
+def pin_requirements(
     bundles: Sequence[VerifiedBundle] = (),
-    flavour: RuntimeFlavor | None = None,
+    flavor: RuntimeFlavor | None = None,
     installed: Installed = installed_version,
 ) -> list[str]:
-    """`package==version` for all that a Bento of `bundles` needs, sorted.
+    """Return `package==version` of all packages of a Bento of `bundles`, sorted.
 
-    Without a `flavour` the runtime is the one that is installed here. The others need not be:
-    the runtimes for CPU and GPU come out together, under the same version.
-    RUNTIME_MISSING for a package that is not here, INVALID_INPUT for transforms that do not
-    agree with each other or with the server.
+    Without a `flavor` the runtime is the installed one. Another flavor need not be installed: the
+    CPU and GPU runtimes are released with the same versions. RUNTIME_MISSING for a package that is
+    not installed, INVALID_INPUT for transforms that need different versions.
     """
     pins = dict[str, str]()
     for name in REQUIREMENTS:
@@ -64,36 +62,36 @@ def pinned(
                 install_hint("serve"),
             )
         pins[name] = f"{name}=={version}"
-    for name, pin in _runtime(flavour, installed):
+    for name, pin in _runtime(flavor, installed):
         pins[name] = pin
     for bundle in bundles:
-        for line in of_bundle(bundle):
+        for line in transform_requirements(bundle):
             _add(pins, line, bundle.manifest.name)
     return sorted(pins.values())
 
 
-def of_bundle(bundle: VerifiedBundle) -> tuple[str, ...]:
-    """The lines of the transform's requirements; none without that file."""
+def transform_requirements(bundle: VerifiedBundle) -> tuple[str, ...]:
+    """Return the lines of the transform's requirements; none without that file."""
     if all(entry.path != TRANSFORM_REQUIREMENTS for entry in bundle.manifest.files):
         return ()
     return parse_requirements(bundle.path(TRANSFORM_REQUIREMENTS).read_bytes())
 
 
 def parse_requirements(content: bytes) -> tuple[str, ...]:
-    """The lines NAME==VERSION or NAME[EXTRA]==VERSION of a file; INVALID_INPUT for anything else.
+    """Parse lines NAME==VERSION or NAME[EXTRA]==VERSION; INVALID_INPUT for anything else.
 
-    Comments and empty lines are left out.
+    Comments and empty lines are skipped.
     """
     if len(content) > MAX_BYTES:
-        raise _wrong(f"it has more than {MAX_BYTES} bytes")
+        raise _wrong(f"it has {len(content)} bytes (limit {MAX_BYTES})")
     try:
         text = content.decode()
     except UnicodeDecodeError:
         raise _wrong("it is not UTF-8") from None
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     found = tuple(_line(number, line) for number, line in enumerate(lines, 1) if line)
-    if len(found) > _MOST:
-        raise _wrong(f"it names more than {_MOST} packages")
+    if len(found) > _MAX_PACKAGES:
+        raise _wrong(f"it names {len(found)} packages (limit {_MAX_PACKAGES})")
     names = [_name(line) for line in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise _wrong(f"it names {twice!r} twice")
@@ -101,7 +99,7 @@ def parse_requirements(content: bytes) -> tuple[str, ...]:
 
 
 def check_installed(lines: Iterable[str], installed: Installed = installed_version) -> None:
-    """RUNTIME_MISSING unless each of `lines` is installed here, in its version."""
+    """Raise RUNTIME_MISSING unless each of `lines` is installed in its version."""
     for line in lines:
         requirement = Requirement(line)
         have = installed(requirement.name)
@@ -114,8 +112,8 @@ def check_installed(lines: Iterable[str], installed: Installed = installed_versi
             )
 
 
-def _runtime(flavour: RuntimeFlavor | None, installed: Installed) -> list[tuple[str, str]]:
-    if flavour is None:
+def _runtime(flavor: RuntimeFlavor | None, installed: Installed) -> list[tuple[str, str]]:
+    if flavor is None:
         require_onnxruntime(lambda name: installed(name) is not None)
         here = next(name for name in RUNTIMES if installed(name) is not None)
         return [(here, f"{here}=={installed(here)}")]
@@ -123,10 +121,10 @@ def _runtime(flavour: RuntimeFlavor | None, installed: Installed) -> list[tuple[
     if not versions:
         require_onnxruntime(lambda name: installed(name) is not None)
     cpu, gpu = RUNTIMES
-    if flavour is RuntimeFlavor.CPU:
+    if flavor is RuntimeFlavor.CPU:
         return [(cpu, f"{cpu}=={versions[0]}")]
     pins = [(gpu, f"{gpu}[cuda,cudnn]=={versions[0]}")]
-    if flavour is RuntimeFlavor.TRT:
+    if flavor is RuntimeFlavor.TRT:
         name, known = _TENSORRT
         pins.append((name, f"{name}=={installed(name) or known}"))
     return pins
@@ -143,8 +141,8 @@ def _add(pins: dict[str, str], line: str, model: str) -> None:
         have = known or "its own version of it"
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"the transform of model {model!r} asks for {line}, but the Bento has {have}",
-            f"Name the same version in {TRANSFORM_REQUIREMENTS}, or leave the line out.",
+            f"the transform of model {model!r} needs {line}, but the Bento has {have}",
+            f"Use the same version in {TRANSFORM_REQUIREMENTS}, or remove the line.",
         )
     extras = sorted(Requirement(known).extras | Requirement(line).extras)
     named = f"{name}[{','.join(extras)}]" if extras else name

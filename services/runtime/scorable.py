@@ -1,4 +1,4 @@
-"""The model of a batch: found by tag or folder, verified, and opened for many rows at once."""
+"""Find, verify and open the model of a batch job or a stream, by tag or folder."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from bundle.manifest import MODEL_NAME
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.runtime.bento_layout import (
+    expected_digest,
     is_bundle,
-    labelled_digest,
     model_folder,
-    read_together,
-    unpack,
+    read_bento_manifest,
+    read_contents,
 )
-from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
+from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
 from services.runtime.settings import RuntimeSettings, read_environment
 from services.runtime.signing import require_signed
 
 if TYPE_CHECKING:
     from services.runtime.scorer import Scorer
 
-# What rows can be scored with.
-Scorable = VerifiedBundle | WholePipeline
-# A unit's inputs; what is larger than usual, such as pictures, comes in fewer rows.
+# A single model, or a pipeline.
+Scorable = VerifiedBundle | VerifiedPipeline
+# Maximum inputs of a unit: large rows, such as images, make units of fewer rows.
 _UNIT_BYTES = 32 << 20
 _UNIT_ROWS = 20_000
-# Rows in a call of the runtime: as many as keep a core's cache warm, by the weights' bytes.
+# Maximum rows and bytes in one call of the runtime, so that they stay in a core's cache.
 _CALL_ROWS = 4096
 _CALL_BYTES = 4 << 20
 _WEIGHED_BYTES = 512 << 20
 
 
 def find_model(reference: str) -> VerifiedBundle:
-    """The verified bundle of a Bento's tag, of a Bento's folder, or in a bundle's own folder.
+    """Return the verified bundle of a Bento's tag, of a Bento's folder, or of a bundle's folder.
 
-    Of a Bento with several models it is the default one; TAG/NAME is another.
-    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and it is not signed by that key.
+    TAG/NAME names one model of a Bento with several; TAG alone is its default model.
+    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and the bundle is not signed by that key.
     """
     bundle = _find(reference)
     require_signed(bundle, read_environment(RuntimeSettings).require_signature)
@@ -49,9 +49,9 @@ def find_model(reference: str) -> VerifiedBundle:
 
 
 def find_scorable(reference: str) -> Scorable:
-    """What `find_model` finds, and a pipeline as a whole where that refuses it."""
+    """Return what `find_model` returns, or the whole pipeline for a pipeline's Bento."""
     source = _whole_source(reference)
-    whole = None if source is None else WholePipeline.of(unpack(source))
+    whole = None if source is None else VerifiedPipeline.of(read_contents(source))
     if whole is None:
         return find_model(reference)
     for bundle in whole.stages:
@@ -60,17 +60,17 @@ def find_scorable(reference: str) -> Scorable:
 
 
 def _whole_source(reference: str) -> Path | None:
-    """The sources of the Bento that `reference` names, not one model of it; None without them."""
+    """Return the sources of the Bento that `reference` names; None if it names a single model."""
     from services.runtime.bento_store import DIGEST_LABEL, find_bento
 
     source = Path(reference) / "src"
     if is_bundle(Path(reference)) or is_bundle(model_folder(source)):
-        return source if read_together(source) else None
+        return source if read_bento_manifest(source) else None
     tag, _, name = reference.partition("/")
     bento = find_bento(tag)
-    if name not in ("", bento.tag.partition(":")[0]) or not read_together(bento.source):
+    if name not in ("", bento.tag.partition(":")[0]) or not read_bento_manifest(bento.source):
         return None
-    labelled_digest(bento.source, bento.labels.get(DIGEST_LABEL))
+    expected_digest(bento.source, bento.labels.get(DIGEST_LABEL))
     return bento.source
 
 
@@ -78,22 +78,22 @@ def _find(reference: str) -> VerifiedBundle:
     source = Path(reference) / "src"
     for folder in (Path(reference), model_folder(source)):
         if is_bundle(folder):
-            _refuse_pipeline(source)
+            _reject_pipeline(source)
             return verify(folder)
     from services.runtime.bento_store import DIGEST_LABEL, find_bento
 
     tag, _, name = reference.partition("/")
     bento = find_bento(tag)
     if name in ("", bento.tag.partition(":")[0]):
-        _refuse_pipeline(bento.source)
+        _reject_pipeline(bento.source)
     folder = model_folder(bento.source, name or None)
     if not is_bundle(folder):
         raise MlctlError(
             ErrorCode.BENTO_NOT_FOUND,
-            f"the Bento {bento.tag} holds no bundle: it was not made by mlctl",
-            "`mlctl build NAME` makes one.",
+            f"the Bento {bento.tag} has no bundle: it was not built by mlctl",
+            "Build one with `mlctl build NAME`.",
         )
-    bundle = verify(folder, labelled_digest(bento.source, bento.labels.get(DIGEST_LABEL), name))
+    bundle = verify(folder, expected_digest(bento.source, bento.labels.get(DIGEST_LABEL), name))
     if name not in ("", bundle.manifest.name):
         raise MlctlError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -102,78 +102,76 @@ def _find(reference: str) -> VerifiedBundle:
     return bundle
 
 
-def _refuse_pipeline(source: Path) -> None:
-    """UNSUPPORTED_MODEL if that is a pipeline's Bento, which `find_scorable` finds as a whole."""
-    together = read_together(source)
-    if together is not None and together.pipeline is not None:
-        stages = together.pipeline.stages
+def _reject_pipeline(source: Path) -> None:
+    """Raise UNSUPPORTED_MODEL for a pipeline's Bento, which only `find_scorable` opens."""
+    manifest = read_bento_manifest(source)
+    if manifest is not None and manifest.pipeline is not None:
+        stages = manifest.pipeline.stages
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"{together.name!r} is a pipeline of {' + '.join(stages)}; here one model is needed",
-            f"Its stages can be named: TAG/{stages[0]} is the first.",
+            f"{manifest.name!r} is a pipeline of {' + '.join(stages)}, not a single model",
+            f"Name one stage as TAG/STAGE; the first is TAG/{stages[0]}.",
         )
 
 
-def lasting_name(reference: str) -> str:
-    """`reference` so that it means the same in any working directory: a folder's full path."""
+def absolute_reference(reference: str) -> str:
+    """Return `reference` independent of the working directory: a folder as absolute path."""
     return str(Path(reference).resolve()) if Path(reference).is_dir() else reference
 
 
 def check_batched(model: Scorable) -> None:
-    """UNSUPPORTED_MODEL for a model that takes no rows."""
+    """Raise UNSUPPORTED_MODEL for a model without a batch dimension."""
     if not model.signature.batched:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"model {model.name!r} has no batch dimension, so a table's rows cannot feed it",
+            f"model {model.name!r} has no batch dimension, so it cannot score rows of a table",
             "Log it with a signature whose tensors have -1 as their first dimension.",
         )
 
 
 def unit_rows(model: Scorable) -> int:
-    """How many rows make a unit of bounded size, always the same for the same model."""
+    """Return the rows of a unit of bounded size; equal for equal models."""
     row = sum(_row_bytes(spec) for spec in model.signature.inputs)
     return max(1, min(_UNIT_ROWS, _UNIT_BYTES // max(1, row)))
 
 
 def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer:
-    """The scorer that serves online, with larger calls where its rows are independent."""
+    """Open the scorer that serves online, with larger calls if rows are independent."""
     from services.runtime.scorer import Scorer
     from services.runtime.settings import RuntimeSettings, read_environment
 
-    # The calls of a job have all the same size but for the last one, which need not be the
-    # largest of the bundle's sizes: there is nothing to pad to, and no graph for it.
-    given = read_environment(RuntimeSettings)
-    update: dict[str, object] = {"cuda_graphs": False}
-    if (given.provider or bundle.manifest.variant.target) == "cuda" and given.pad_rows is None:
-        update["pad_rows"] = False
-    scorer = Scorer.open(bundle, given.model_copy(update=update))
+    # All calls of a job but the last have one size, which need not be one of the bundle's
+    # buckets. So there is nothing to pad to, and no CUDA graph.
+    settings = read_environment(RuntimeSettings).model_copy(update={"cuda_graphs": False})
+    on_cuda = (settings.provider or bundle.manifest.variant.target) == "cuda"
+    scorer = Scorer.open(bundle, settings, pad_rows=False if on_cuda else None)
     rows = batch_rows or _call_rows(bundle, scorer.provider)
-    if scorer.provider == "tensorrt":  # an engine takes no more than it was built for
+    if scorer.provider == "tensorrt":  # an engine accepts only the rows it was built for
         rows = min(rows, scorer.max_rows)
     scorer.max_rows = rows
     return scorer
 
 
 def open_scorable(model: Scorable, batch_rows: int | None = None) -> Scorer | PipelineScorer:
-    """The scorer of a model, or those of a pipeline as one; see `open_scorer`."""
-    if isinstance(model, WholePipeline):
+    """Open the scorer of a model, or of all stages of a pipeline as one; see `open_scorer`."""
+    if isinstance(model, VerifiedPipeline):
         return PipelineScorer(model, tuple(open_scorer(each, batch_rows) for each in model.stages))
     return open_scorer(model, batch_rows)
 
 
 def bundles_of(model: Scorable) -> tuple[VerifiedBundle, ...]:
-    """The one of a model, or those of a pipeline's stages in their order."""
-    return model.stages if isinstance(model, WholePipeline) else (model,)
+    """Return the bundle of a model, or those of a pipeline's stages in order."""
+    return model.stages if isinstance(model, VerifiedPipeline) else (model,)
 
 
-def verify_at(model: Scorable, place: Callable[[VerifiedBundle], Path]) -> Scorable:
-    """The same model with its bundles where `place` says, proved anew; `verify`'s errors."""
-    found = tuple(verify(place(bundle), bundle.digest) for bundle in bundles_of(model))
-    return replace(model, stages=found) if isinstance(model, WholePipeline) else found[0]
+def verify_copies(model: Scorable, folder_of: Callable[[VerifiedBundle], Path]) -> Scorable:
+    """Verify copies of the model's bundles in the folders `folder_of`, and return their model."""
+    found = tuple(verify(folder_of(bundle), bundle.digest) for bundle in bundles_of(model))
+    return replace(model, stages=found) if isinstance(model, VerifiedPipeline) else found[0]
 
 
 def _call_rows(bundle: VerifiedBundle, provider: str) -> int:
-    """At least what the bundle says; for a light model more, for a call costs more than rows."""
+    """Return the rows of one call: the bundle's, or more for a light model with costly calls."""
     manifest = bundle.manifest
     if provider != "cpu":
         return manifest.batching.max_rows
@@ -185,7 +183,7 @@ def _call_rows(bundle: VerifiedBundle, provider: str) -> int:
 
 
 def _row_bytes(spec: TensorSpec) -> int:
-    """Bytes of one row; 0 where only the row itself tells."""
+    """Return the bytes of one row; 0 if they differ from row to row."""
     if spec.dtype is Datatype.BYTES or DYNAMIC in spec.shape[1:]:
         return 0
     return math.prod(spec.shape[1:]) * (spec.dtype.itemsize or 0)

@@ -1,8 +1,8 @@
-"""The scorer: what every way of asking a model goes through, online or not.
+"""The scorer: one model behind its signature, used online, in batch and in streams.
 
-validate -> preprocess -> session -> check -> postprocess. Inputs are checked against the
-signature before anything else sees them, so a wrong request costs nothing and is told
-what was expected. The two user functions are there only if the bundle has a transform.
+validate -> preprocess -> session -> check -> postprocess. Inputs are checked against the signature
+first, so an invalid request costs little and gets a precise error. The two user functions run only
+if the bundle has a transform.
 """
 
 from __future__ import annotations
@@ -19,24 +19,29 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import InputRejectedError, ModelRunError, RunError, lacks_memory
-from services.runtime.forms import check_inputs, check_lengths, check_ranges
+from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.golden import load_golden
-from services.runtime.graphs import open_graphed
+from services.runtime.input_checks import check_inputs, check_lengths, check_ranges
 from services.runtime.padding import RowPaddedSession
+from services.runtime.run_errors import (
+    InputRejectedError,
+    ModelRunError,
+    RunError,
+    is_out_of_memory,
+)
 from services.runtime.session import Session, open_session
 from services.runtime.settings import RuntimeSettings
 from services.runtime.transform import Transform, TransformError, load_transform
 
 Arrays = Mapping[str, np.ndarray]
-# A shape that these have not seen costs them more than the surplus rows of the next larger one:
-# CUDA's convolutions look for the fastest way anew, which takes up to a second.
+# On these providers a new shape costs more than the surplus rows of the next larger bucket:
+# CUDA's convolutions search for the fastest algorithm again, which takes up to a second.
 _FIXED_SHAPES = ("cuda", "tensorrt")
 logger = logging.getLogger("mlctl.scorer")
 
 
 class Scorer:
-    """One model behind its signature. `run` is for one thread at a time, `check` for any."""
+    """One model behind its signature. `run` is for one thread at a time, `check` for any thread."""
 
     def __init__(
         self,
@@ -46,7 +51,7 @@ class Scorer:
         transform: Transform | None = None,
         golden: Path | None = None,
     ) -> None:
-        """`golden` are inputs that the model is known to answer; see `_blame`."""
+        """`golden` is the file of golden rows, which decide who is at fault; see `_fault_of`."""
         assert (transform is None) == (manifest.transform is None)
         self.manifest = manifest
         self.digest = digest
@@ -64,8 +69,13 @@ class Scorer:
         self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
-    def open(cls, bundle: VerifiedBundle, settings: RuntimeSettings) -> Scorer:
-        """Load the model, and the transform if there is one, of a bundle that was verified."""
+    def open(
+        cls, bundle: VerifiedBundle, settings: RuntimeSettings, *, pad_rows: bool | None = None
+    ) -> Scorer:
+        """Load the model of a verified bundle, and its transform if there is one.
+
+        `pad_rows` pads batches to the bundle's sizes; None does so on CUDA and TensorRT only.
+        """
         signature = bundle.manifest.model_signature
         for spec in (*signature.inputs, *signature.outputs):
             if spec.dtype is Datatype.BF16:
@@ -84,22 +94,22 @@ class Scorer:
                     f"MLCTL_CUDA_GRAPHS is for the provider cuda, not for {provider}",
                     "Unset it, or serve with MLCTL_PROVIDER=cuda.",
                 )
-            session = open_graphed(model, signature, batching, threads)
+            session = open_cuda_graphs(model, signature, batching, threads)
         else:
             session = open_session(
-                model, provider, threads, batching=batching, engine=settings.engine
+                model, provider, threads, batching=batching, lengths=settings.lengths
             )
         fixed = provider in _FIXED_SHAPES
-        wants_fixed = fixed if settings.pad_rows is None else settings.pad_rows
+        wants_fixed = fixed if pad_rows is None else pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
             session = RowPaddedSession(session, batching.buckets)
         transform, golden = load_transform(bundle), bundle.path(GOLDEN_NAME)
         return cls(bundle.manifest, bundle.digest, session, transform, golden)
 
     def check(self, inputs: Arrays) -> int:
-        """How many rows `inputs` have (1 for a model without batch dimension).
+        """Check `inputs` against the signature; return their rows (1 without a batch dimension).
 
-        INVALID_INPUT names the tensor and what was expected of it.
+        INVALID_INPUT names the tensor, its value and the expected one.
         """
         rows = check_inputs(self._inputs, inputs, batched=self.batched)
         if self._equal_lengths:
@@ -107,59 +117,60 @@ class Scorer:
         return rows
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """All outputs for checked `inputs`, at most `max_rows` rows at a time if rows allow it.
+        """Return all outputs for checked `inputs`; independent rows run `max_rows` at a time.
 
-        A failure of the runtime or of the transform is INTERNAL, without its text; inputs
-        that the runtime rejects, and a ValueError of `preprocess`, are INVALID_INPUT, with it.
-        So are values outside of their range: to look at those of a whole batch costs least.
+        A failure of the runtime or of the transform is INTERNAL without its text. Inputs that the
+        runtime rejects, a ValueError of `preprocess`, and values outside their range are
+        INVALID_INPUT with the reason. Ranges are checked here because one check of a whole batch
+        is cheaper than one per request.
         """
         if self._ranges:
             check_ranges(self._ranges, inputs)
         if self._transform is None:
             return self._infer(inputs)
-        with self._blamed():
-            # All rows at once, so that a row number in a refusal is the caller's.
+        with self._translate_errors():
+            # All rows at once, so that a row number in an error is the caller's.
             prepared = self._transform.preprocess(inputs)
             return self._transform.postprocess(self._infer(prepared))
 
     @property
-    def shared(self) -> bool:
-        """Whether several threads may `run` it at once: on the CPU, without a transform.
+    def thread_safe(self) -> bool:
+        """Whether several threads may call `run` at a time: on the CPU, without a transform.
 
-        ONNX Runtime takes concurrent runs of one session; of a user's functions nobody knows.
+        ONNX Runtime supports concurrent runs of one session; a user's functions may not.
         """
         return self._transform is None and self.provider == "cpu"
 
     @property
     def provider(self) -> str:
-        """What runs the model, as the session calls it."""
+        """The name of the execution provider."""
         return self._session.provider
 
     @property
     def transform_seconds(self) -> dict[str, float]:
-        """How long each function of the transform ran so far; may be asked on any thread."""
+        """Seconds that each function of the transform has run so far; safe on any thread."""
         return {} if self._transform is None else self._transform.seconds
 
     @property
     def yields(self) -> bool:
-        """Whether the transform makes the answer in pieces."""
+        """Whether the transform streams its answer."""
         return self._transform is not None and self._transform.yields
 
     def is_long(self, rows: int) -> bool:
-        """Whether a request of `rows` rows is to be run in steps, between which others may go."""
+        """Whether a request of `rows` rows runs in steps, with other requests between them."""
         return self.yields or (self.joinable and rows > self.max_rows)
 
     def steps(
         self, inputs: Arrays, *, whole: bool
     ) -> Generator[dict[str, np.ndarray] | None, None, None]:
-        """What `run` does, a step each time it is resumed: None, or the next piece of the answer.
+        """Do what `run` does, one step per resumption; yield None or the next piece of the answer.
 
-        With `whole` there is one piece, at the end: what `run` would return. Closing it leaves
-        the rest undone. Raises what `run` does.
+        With `whole` there is one piece at the end, which is the result of `run`. Closing the
+        generator cancels the remaining steps. Raises what `run` raises.
         """
         if self._ranges:
             check_ranges(self._ranges, inputs)
-        with self._blamed():
+        with self._translate_errors():
             prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
             outputs = yield from self._infer_in_steps(prepared)
             if self._transform is None:
@@ -186,22 +197,22 @@ class Scorer:
         return join_rows(parts)
 
     @contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """A failure of the transform is the model's: INTERNAL, without its text."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Report a failure of the transform as one of the model: INTERNAL, without its text."""
         try:
             yield
         except TransformError as error:
             raise self._failed("the transform of ", error) from error
 
     def _failed(self, part: str, error: Exception) -> ModelRunError:
-        how = "ran out of memory" if lacks_memory(error) else "failed"
+        how = "ran out of memory" if is_out_of_memory(error) else "failed"
         return ModelRunError(f"{part}model {self.name!r} {how} on these inputs")
 
-    def _blame(self, error: RunError) -> MlctlError:
-        """INVALID_INPUT if the inputs are at fault, else a ModelError.
+    def _fault_of(self, error: RunError) -> MlctlError:
+        """Return INVALID_INPUT if the inputs are at fault, else a ModelRunError.
 
-        They are if the runtime rejects them and still answers a golden row. What a transform
-        makes of inputs is never the caller's fault.
+        They are at fault if the runtime rejects them and still answers a golden row. Inputs that a
+        transform produced are never the caller's fault.
         """
         rejected = isinstance(error, InputRejectedError) and self._transform is None
         if rejected and self._answers_golden():
@@ -238,11 +249,9 @@ class Scorer:
         except MlctlError:
             raise
         except RunError as error:
-            raise self._blame(error) from error
+            raise self._fault_of(error) from error
         except Exception as error:
-            raise MlctlError(
-                ErrorCode.INTERNAL, f"model {self.name!r} could not be asked"
-            ) from error
+            raise MlctlError(ErrorCode.INTERNAL, f"model {self.name!r} could not be run") from error
         rows = self._first(inputs).shape[0] if self.batched else None
         for spec in self._model_outputs:
             self._check_output(spec, outputs, rows)
@@ -252,11 +261,11 @@ class Scorer:
         array = outputs.get(spec.name)
         fits = array is not None and spec.mismatch(spec.dtype, array.shape) is None
         if array is None or not fits or (rows is not None and array.shape[0] != rows):
-            shape = "nothing" if array is None else f"shape {list(array.shape)}"
-            logger.error("output %s: the model gave %s for %s rows", spec.name, shape, rows)
+            shape = "no output" if array is None else f"shape {list(array.shape)}"
+            logger.error("output %s: the model returned %s for %s rows", spec.name, shape, rows)
             raise ModelRunError(
-                f"model {self.name!r} gave an output {spec.name!r} that is not "
-                "of its signature's shape"
+                f"model {self.name!r} returned an output {spec.name!r} whose shape does not match "
+                "its signature"
             )
 
     @staticmethod
@@ -265,12 +274,12 @@ class Scorer:
 
 
 def join_rows(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of `parts` one below the other, by name."""
+    """Concatenate the rows of `parts`, by name."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def split_rows(arrays: Arrays, size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Consecutive pieces of at most `size` rows."""
+    """Yield consecutive parts of at most `size` rows."""
     rows = next(iter(arrays.values())).shape[0]
     for start in range(0, rows, size):
         yield {name: array[start : start + size] for name, array in arrays.items()}

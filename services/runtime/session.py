@@ -1,8 +1,8 @@
 """The session: a loaded model file that turns named arrays into named arrays.
 
-A model's external data must lie beside it, and the execution provider that was asked
-for is the one that runs: a silent fallback is an error. BYTES tensors are object
-arrays of `bytes` on this side of the seam, whatever the runtime wants.
+A model's external data must be in its folder. The requested execution provider must run the model:
+a silent fallback is an error. BYTES tensors are object arrays of `bytes` for callers, whatever the
+runtime uses.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
+from bundle.packages import require_onnxruntime
 from bundle.tensors import DYNAMIC
-from services.runtime.faults import run_error
-from services.runtime.graph import Graph, read_graph
-from services.runtime.installed import require_onnxruntime
-from services.runtime.tensorrt.options import EngineOptions
+from services.runtime.onnx_graph import Graph, read_graph
+from services.runtime.run_errors import run_error
+from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
 from services.runtime.tensorrt.provider import PROVIDER as TENSORRT
 from services.runtime.tensorrt.provider import Providers, prepare_providers
 
@@ -37,20 +37,20 @@ _NO_GRAPH = -1  # a run that is neither captured nor replayed
 
 
 class Session(Protocol):
-    """Runs one model; `provider` says on what. Safe to call from any one thread at a time."""
+    """Runs one model on `provider`. Call it from one thread at a time."""
 
     provider: str
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name for `inputs` by name; RunError if the runtime fails on them.
+        """Return all outputs by name; RunError if the runtime fails.
 
-        An InputRejectedError if it says that they are at fault.
+        InputRejectedError if the runtime says that the inputs are at fault.
         """
         ...
 
 
 class OnnxSession:
-    """A session of ONNX Runtime; made by `open_session`."""
+    """A session of ONNX Runtime; see `open_session`."""
 
     def __init__(self, inner: Any, provider: str, options: Any = None) -> None:
         self.provider = provider
@@ -73,7 +73,7 @@ class OnnxSession:
         return self._inner.io_binding()
 
     def run_bound(self, binding: Any, options: Any) -> None:
-        """Run what is bound, to its end; RunError if the runtime fails on it."""
+        """Run the bound inputs and wait for the outputs; RunError if the runtime fails."""
         try:
             self._inner.run_with_iobinding(binding, options)
         except Exception as error:
@@ -86,22 +86,21 @@ def open_session(
     threads: int = 1,
     *,
     batching: Batching | None = None,
-    engine: EngineOptions | None = None,
+    lengths: SizeRange = DEFAULT_LENGTHS,
     graphs: bool = False,
 ) -> OnnxSession:
     """Load the ONNX file `model` on `provider`: cpu, cuda or tensorrt.
 
-    `threads` are those of one run on the CPU. Only tensorrt uses `batching`, for the batch sizes
-    that its engine is built for, and `engine`; the first time that takes minutes. With `graphs`
+    `threads` is the number of CPU threads of one run. Only tensorrt uses `batching` and `lengths`:
+    they are the shapes of its engine, which takes minutes to build the first time. With `graphs`
     cuda captures the runs that `run_options` number, and rejects models that it cannot capture.
-    PATH_UNSAFE or FILE_MISSING for external data that is not beside the model,
-    PROVIDER_UNAVAILABLE when the provider cannot be had, UNSUPPORTED_MODEL when the runtime
-    refuses the file.
+    PATH_UNSAFE or FILE_MISSING for external data outside the model's folder, PROVIDER_UNAVAILABLE
+    if the provider cannot be used, UNSUPPORTED_MODEL if the runtime rejects the file.
     """
     require_onnxruntime()
     graphs = graphs and provider == "cuda"
     if provider == TENSORRT:
-        chain: Providers = prepare_providers(model, batching, engine or EngineOptions())
+        chain: Providers = prepare_providers(model, batching, lengths)
     elif provider in _PROVIDERS:
         graph = read_graph(model)
         options = _cuda_options(graph, graphs=graphs) if provider == "cuda" else {}
@@ -109,7 +108,7 @@ def open_session(
     else:
         known = ", ".join((*_PROVIDERS, TENSORRT))
         raise MlctlError(
-            ErrorCode.PROVIDER_UNAVAILABLE, f"provider {provider!r} is unknown; known: {known}"
+            ErrorCode.PROVIDER_UNAVAILABLE, f"unknown provider {provider!r}; known: {known}"
         )
     inner = load_onnx(model, chain, threads)
     return OnnxSession(inner, provider, run_options(_NO_GRAPH) if graphs else None)
@@ -118,13 +117,13 @@ def open_session(
 def _cuda_options(graph: Graph, *, graphs: bool) -> Mapping[str, str]:
     options = {"enable_cuda_graph": "1"} if graphs else {}
     if any(DYNAMIC in shape[1:] for shape in graph.inputs.values()):
-        # Unset, each convolution is tried in every way for each new length: up to a second.
+        # Otherwise CUDA tries every algorithm of each convolution for each new length: up to 1 s.
         options["cudnn_conv_algo_search"] = "HEURISTIC"
     return options
 
 
 def run_options(graph: int) -> Any:
-    """Options of a run that captures the CUDA graph of that number, above 0, or replays it."""
+    """Return options of a run that captures or replays the CUDA graph `graph`, a number above 0."""
     import onnxruntime
 
     runtime: Any = onnxruntime
@@ -138,8 +137,8 @@ _SHARED_WEIGHT = "Attempt to replace the existing tensor"
 
 
 def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
-    """ONNX Runtime's session for `model`; its first provider must be the first asked for."""
-    # Its wheels report their use over the network unless told not to before they are imported.
+    """Open ONNX Runtime's session for `model`; its first provider must be `providers[0]`."""
+    # Its wheels report usage over the network unless this is set before they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
@@ -167,10 +166,10 @@ def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
 
 
 def _open(runtime: Any, model: Path, providers: Providers, threads: int, *, exact: bool) -> Any:
-    """Return ONNX Runtime's session; `exact` asks for INT8 kernels that do not saturate.
+    """Return ONNX Runtime's session; `exact` selects INT8 kernels that do not saturate.
 
     Without VNNI the fast INT8 kernels of x86 add pairs of products in 16 bits and saturate, which
-    can spoil the whole output. The exact ones are slower; on a CPU with VNNI nothing changes.
+    can spoil the whole output. The exact kernels are slower; on a CPU with VNNI nothing changes.
     """
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -183,19 +182,19 @@ def _open(runtime: Any, model: Path, providers: Providers, threads: int, *, exac
 
 
 def _load_libraries(runtime: Any, wanted: str) -> None:
-    """Load CUDA, cuDNN and TensorRT from their Python packages, where no linker looks."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints which ones it did not find
+    """Load CUDA, cuDNN and TensorRT from their Python packages, unknown to the linker."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints the libraries it did not find
         runtime.preload_dlls()
     if wanted == "TensorrtExecutionProvider":
         importlib.import_module("tensorrt")
 
 
 def _unavailable(wanted: str, reason: str) -> MlctlError:
-    return MlctlError(ErrorCode.PROVIDER_UNAVAILABLE, f"{wanted} was asked for, but {reason}")
+    return MlctlError(ErrorCode.PROVIDER_UNAVAILABLE, f"{wanted} is not available: {reason}")
 
 
 def _to_runtime(name: str, array: np.ndarray) -> np.ndarray:
-    """ONNX strings are UTF-8 text; numbers go through as they are, from an even address."""
+    """Convert bytes to ONNX strings, which are UTF-8 text; align numbers."""
     if array.dtype != object:
         return array if array.flags.owndata else _aligned(array)
     try:
@@ -208,12 +207,12 @@ def _to_runtime(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """The same values at an address that is a multiple of 16, as all that numpy allocates has.
+    """Return the values at an address that is a multiple of 16, as numpy allocates them.
 
-    ONNX Runtime takes any address, but from an odd one some of its kernels add in another order:
-    the last bits of an answer would depend on where in a request's body its tensor lies.
+    ONNX Runtime accepts any address, but at an unaligned one some kernels add in another order: the
+    last bits of an answer would depend on the position of its tensor in the request's body.
     """
-    # The address of a small array takes longer to ask for than a copy.
+    # Reading the address of a small array takes longer than copying it.
     if array.nbytes > _COPIED_BYTES and array.ctypes.data % _ALIGNMENT == 0:
         return array
     return array.copy()

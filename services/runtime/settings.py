@@ -1,4 +1,4 @@
-"""How a model is run: environment variables with the prefix MLCTL_."""
+"""Settings of a session: environment variables with the prefix MLCTL_."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
-from services.runtime.tensorrt.options import EngineOptions
 from services.runtime.tensorrt.profile import SizeRange
 
 PREFIX = "MLCTL_"
@@ -17,12 +16,12 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def parse_lengths(text: str) -> SizeRange:
-    """Parse a range written as LEAST:USUAL:GREATEST; ValueError if it is not one."""
+    """Parse a range written as MIN:OPT:MAX; ValueError if it is not one."""
     try:
-        least, usual, greatest = map(int, text.split(":"))
+        minimum, optimum, maximum = map(int, text.split(":"))
     except ValueError:
-        raise ValueError("write it as LEAST:USUAL:GREATEST, such as 1:128:512") from None
-    return SizeRange(least, usual, greatest)
+        raise ValueError("write it as MIN:OPT:MAX, such as 1:128:512") from None
+    return SizeRange(minimum, optimum, maximum)
 
 
 def _check_lengths(text: str) -> str:
@@ -31,17 +30,14 @@ def _check_lengths(text: str) -> str:
 
 
 class RuntimeSettings(BaseSettings):
-    """How a session is opened, for a server, a batch job or a stream.
+    """How to open a session, for a server, a batch job or a stream.
 
     Attributes:
-        provider: ONNX Runtime's provider; unset, the one that the bundle was made for.
+        provider: ONNX Runtime's execution provider; unset, the bundle's target.
         threads: CPU threads of the session.
-        pad_rows: pad batches to the bundle's sizes; unset, only on CUDA and TensorRT.
-        cuda_graphs: run each of these sizes as one CUDA graph (provider cuda).
+        cuda_graphs: run each of the bundle's batch sizes as one CUDA graph (provider cuda).
         require_signature: the public key that must have signed a bundle before it is loaded.
-        trt_workspace_mb: TensorRT's workspace in MiB; unset, TensorRT's default.
-        trt_lengths: minimum, usual and maximum size of every dynamic dimension but the batch.
-        trt_build_timeout_s: limit in seconds for building one engine.
+        tensorrt_lengths: MIN:OPT:MAX size of every dynamic dimension but the batch, for engines.
     """
 
     model_config = SettingsConfigDict(
@@ -50,32 +46,22 @@ class RuntimeSettings(BaseSettings):
 
     provider: str | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    pad_rows: bool | None = None
     cuda_graphs: bool = False
     require_signature: Path | None = None
-    trt_workspace_mb: Annotated[int, Field(ge=1)] | None = None
-    trt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
-    trt_build_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    tensorrt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
 
     @property
-    def engine(self) -> EngineOptions:
-        """How TensorRT builds the model's engine; other providers build none."""
-        workspace = self.trt_workspace_mb
-        return EngineOptions(
-            parse_lengths(self.trt_lengths),
-            None if workspace is None else workspace << 20,
-            self.trt_build_timeout_s,
-        )
+    def lengths(self) -> SizeRange:
+        """`tensorrt_lengths` as a range."""
+        return parse_lengths(self.tensorrt_lengths)
 
 
 def read_environment(settings: type[S]) -> S:
-    """Return `settings` read from this process's environment.
-
-    INVALID_INPUT names the variable that is wrong.
-    """
+    """Read `settings` from this process's environment; INVALID_INPUT names an invalid variable."""
     try:
         return settings()
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"{variable}: {first['msg']}") from error
+        reason = first["msg"].removeprefix("Value error, ")
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{variable}: {reason}") from error

@@ -1,8 +1,8 @@
-"""Signatures of bundles, as OpenSSF's model-signing makes and proves them.
+"""Signatures of bundles, made and verified with OpenSSF's model-signing, without any service.
 
-A signature is made with an elliptic curve's private key and covers every file of a bundle. It
-lies beside the bundle, since a bundle holds nothing that its manifest does not list:
-FOLDER.sig beside a folder, `signatures/NAME.sig` in a Bento. No service is asked.
+A signature is made with an elliptic-curve private key and covers every file of a bundle. It is
+outside the bundle, because a bundle has only files that its manifest lists: FOLDER.sig next to a
+folder, `signatures/NAME.sig` in a Bento.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from bundle.packages import install_hint, installed_version
 from bundle.verify import VerifiedBundle
 
 SIGNATURES_FOLDER = "signatures"
-# What a server needs to prove one: model-signing does not say that it needs the second.
+# Packages that verify a signature; model-signing does not declare the second one.
 PACKAGES = ("model-signing", "pyopenssl")
 _MAX_BYTES = 16 << 20
 
 
 def signature_beside(root: Path) -> Path:
-    """Where the signature of the bundle in the folder `root` is looked for."""
+    """Return the path of the signature of the bundle in the folder `root`."""
     return root.with_name(f"{root.name}.sig")
 
 
 def signature_in(source: Path, name: str) -> Path:
-    """Where the signature of the model `name` is in the sources of a Bento."""
+    """Return the path of the signature of the model `name` in a Bento's sources."""
     return source / SIGNATURES_FOLDER / f"{name}.sig"
 
 
-def packages_of(source: Path) -> list[str]:
-    """`package==version` of what proves the signatures of a Bento; none if it has none.
+def signing_requirements(source: Path) -> list[str]:
+    """Return `package==version` of the packages that verify a Bento's signatures, if it has any.
 
-    RUNTIME_MISSING if they are not installed here.
+    RUNTIME_MISSING if they are not installed.
     """
     if not (source / SIGNATURES_FOLDER).is_dir():
         return []
@@ -59,7 +59,7 @@ def sign(bundle: VerifiedBundle, key: Path, signature: Path, password: str | Non
     with tempfile.TemporaryDirectory(prefix="mlctl-sign-") as folder:
         made = Path(folder) / "signature"
         try:
-            # It is told to be text, but is handed to what takes bytes only.
+            # Annotated as str, but passed on to a function that accepts bytes only.
             secret: Any = None if password is None else password.encode()
             made_by: Any = signing.Config  # untyped
             config = made_by().use_elliptic_key_signer(private_key=key, password=secret)
@@ -69,7 +69,7 @@ def sign(bundle: VerifiedBundle, key: Path, signature: Path, password: str | Non
         write_atomic(signature, made.read_bytes())
 
 
-def check(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
+def check_signature(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
     """Prove that `signature` is that of exactly this bundle under the PEM file `public_key`.
 
     SIGNATURE_INVALID if it is missing or is not, INVALID_INPUT if the key cannot be used,
@@ -90,7 +90,7 @@ def check(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
         raise _bad_key(public_key, "public") from error
     try:
         config.verify(bundle.root, signature)
-    except Exception as error:  # a forged file makes the library raise whatever it may
+    except Exception as error:  # a forged file makes the library raise any exception
         raise MlctlError(
             ErrorCode.SIGNATURE_INVALID,
             f"the signature of the bundle of {name!r} is not valid under the public key",
@@ -98,20 +98,20 @@ def check(bundle: VerifiedBundle, public_key: Path, signature: Path) -> None:
 
 
 def require_signed(bundle: VerifiedBundle, public_key: Path | None) -> None:
-    """Prove the signature of a bundle before it is loaded; nothing if none is asked for.
+    """Verify the signature of a bundle before it is loaded, if a `public_key` is set.
 
-    SIGNATURE_INVALID if there is none in its Bento or beside it, or it is wrong.
+    SIGNATURE_INVALID if its signature, in its Bento or next to it, is missing or invalid.
     """
     if public_key is None:
         return
     root, name = bundle.root, bundle.manifest.name
-    places = [signature_in(source, name) for source in (root.parent, root.parent.parent)]
-    check(bundle, public_key, next(filter(Path.is_file, places), signature_beside(root)))
+    paths = [signature_in(source, name) for source in (root.parent, root.parent.parent)]
+    check_signature(bundle, public_key, next(filter(Path.is_file, paths), signature_beside(root)))
 
 
 def _require_key(key: Path) -> None:
     if not key.is_file():
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"there is no key file at {key}")
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"key file {key} does not exist")
 
 
 def _bad_key(key: Path, kind: str) -> MlctlError:
@@ -127,6 +127,6 @@ def _bad_key(key: Path, kind: str) -> MlctlError:
 def _missing() -> MlctlError:
     return MlctlError(
         ErrorCode.RUNTIME_MISSING,
-        "the packages that sign and prove bundles are not installed",
+        "the packages that sign and verify bundles are not installed",
         install_hint("signing"),
     )

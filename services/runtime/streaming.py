@@ -1,4 +1,4 @@
-"""One answer that comes in pieces, seen by who reads it. Belongs to one event loop."""
+"""A streamed answer, as its reader sees it. Use it on one event loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from services.runtime.padding import Arrays
 
-# So many pieces are made ahead of their reader; no more are computed until one is taken.
+# Pieces that are computed ahead of the reader.
 ROOM = 2
 
 
 class Answer(NamedTuple):
-    """A request's outputs, how long it waited, and the batch that it ran in.
+    """A request's outputs, its queue and inference time in seconds, and the rows of its batch.
 
-    `parameters` are what the response says of where the answer is from, if that is a question.
+    `parameters` are extra response parameters, such as the source of a precomputed answer.
     """
 
     outputs: Arrays
@@ -27,10 +27,10 @@ class Answer(NamedTuple):
 
 
 class AnswerStream:
-    """The pieces of an answer, in turn; iterate over it, and close it whenever it is left."""
+    """The pieces of an answer in order; iterate over it, and close it when you stop reading."""
 
     def __init__(self, taken: Callable[[], None], closed: Callable[[], None]) -> None:
-        """`taken` is called after each piece that was taken, `closed` when the reader leaves."""
+        """`taken` is called after each piece that is read, `closed` when the reader stops early."""
         self._taken = taken
         self._closed = closed
         self._pieces: deque[Answer] = deque()
@@ -40,7 +40,7 @@ class AnswerStream:
 
     @property
     def full(self) -> bool:
-        """Whether the reader is behind, so that nothing more should be made for it."""
+        """Whether the reader is behind, so that no further piece should be computed."""
         return len(self._pieces) >= ROOM
 
     def put(self, piece: Answer) -> None:
@@ -49,14 +49,14 @@ class AnswerStream:
         self._arrived.set()
 
     def end(self, failure: Exception | None = None) -> None:
-        """Nothing more comes: the answer is whole, or `failure` is what became of the rest."""
+        """End the stream: the answer is complete, or `failure` is raised after the last piece."""
         if not self.ended:
             self.ended = True
             self._failure = failure
             self._arrived.set()
 
     def close(self) -> None:
-        """Leave: what was not computed yet never is."""
+        """Stop reading; the remaining pieces are never computed."""
         self._pieces.clear()
         if not self.ended:
             self.end()
@@ -66,7 +66,7 @@ class AnswerStream:
         return self
 
     async def __anext__(self) -> Answer:
-        """The next piece; what was made before a failure comes before it."""
+        """Return the next piece; pieces that came before a failure are returned before it."""
         while not self._pieces:
             if self._failure is not None:
                 raise self._failure

@@ -1,8 +1,8 @@
-"""A bundle's transform: its author's code before and after the model, loaded and held to its word.
+"""A bundle's transform: user code that runs before and after the model, and checks of its results.
 
-The code is loaded only from a bundle whose digests were verified, under a name of its own,
-so that two bundles in one process keep apart. Arrays are handed to it read-only, and what
-it returns is checked, in calibration as in serving: this is the one way to call it.
+The code is loaded only from a verified bundle, as a module with a unique name, so that two bundles
+in one process do not mix. It gets read-only arrays, and its results are checked, in calibration as
+in serving: all calls go through this module.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.runtime.forms import misfit
-from services.runtime.requirements import check_installed, of_bundle
+from services.runtime.input_checks import describe_mismatch
+from services.runtime.requirements import check_installed, transform_requirements
 
 Arrays = Mapping[str, np.ndarray]
 Pieces = Generator[dict[str, np.ndarray], None, None]
@@ -37,18 +37,18 @@ _MAX_SENTENCE = 300
 
 
 class TransformError(Exception):
-    """The transform broke its contract; the message names the function, and the line or tensor."""
+    """The transform violated its contract; the message names the function, and line or tensor."""
 
 
 def load_transform(bundle: VerifiedBundle) -> Transform | None:
-    """The transform of `bundle`, or None if it has none; UNSUPPORTED_MODEL if it does not load.
+    """Load the transform of `bundle`, None if it has none; UNSUPPORTED_MODEL if that fails.
 
-    RUNTIME_MISSING names a package of its requirements that is not installed here.
+    RUNTIME_MISSING names a required package that is not installed.
     """
     manifest = bundle.manifest
     if manifest.transform is None:
         return None
-    check_installed(of_bundle(bundle))
+    check_installed(transform_requirements(bundle))
     try:
         module = load_module(bundle.path(TRANSFORM_NAME), f"mlctl_transform_{bundle.digest}")
         return Transform(module, manifest.signature, manifest.model_signature)
@@ -61,12 +61,12 @@ def load_transform(bundle: VerifiedBundle) -> Transform | None:
 
 
 def load_module(path: Path, name: str) -> ModuleType:
-    """Run the Python file `path` as the module `name`; TransformError names the line at fault."""
+    """Import the Python file `path` as the module `name`; TransformError names a failing line."""
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles of the user's types look their module up here.
+    # Dataclasses and pickles look up the module of the user's types here.
     sys.modules[name] = module
     try:
         loader.exec_module(module)
@@ -75,15 +75,15 @@ def load_module(path: Path, name: str) -> ModuleType:
         raise TransformError(f"syntax error in line {error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TransformError(f"it cannot be imported{_told(error, path)}") from error
+        raise TransformError(f"it cannot be imported{_describe(error, path)}") from error
     return module
 
 
 class _SourceLoader(SourceFileLoader):
     """Compiles the source each time.
 
-    A bytecode cache in the bundle would be a file that no manifest lists, and one found
-    elsewhere is not what was verified.
+    A bytecode cache in the bundle would be a file outside the manifest, and a cache elsewhere is
+    not verified.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -93,7 +93,7 @@ class _SourceLoader(SourceFileLoader):
 
 
 class Spent:
-    """The seconds that a function ran so far. Only who runs it writes them."""
+    """The seconds that a function has run so far; only the running thread writes them."""
 
     __slots__ = ("seconds",)
 
@@ -103,9 +103,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class TransformStep:
-    """One of the two functions; `specs` is what it returns, `batched` whether first come rows.
+    """One of the two functions. It returns tensors of `specs`, with rows first if `batched`.
 
-    `yields` if it makes its result in pieces: it is a generator function. `spent` is its own.
+    `yields` if it is a generator function, which streams its result.
     """
 
     name: str
@@ -117,26 +117,26 @@ class TransformStep:
     spent: Spent = field(default_factory=Spent, compare=False)
 
     def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """The checked result for `arrays`, which the function cannot alter."""
+        """Return the checked result for `arrays`, which the function cannot modify."""
         return self.call({name: _read_only(array) for name, array in arrays.items()})
 
     def call(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The checked result for `arrays` as they are; TransformError, caused by what it raised."""
+        """Return the checked result for writable `arrays`; TransformError if that fails."""
         if self.yields:
             return self.whole(list(self._pieces(arrays)))
-        with self._blamed():
+        with self._measured():
             result = self.function(arrays)
         return self._checked(result, self._rows(arrays))
 
     def pieces(self, arrays: Arrays) -> Pieces:
-        """The checked pieces of a function that yields, made as they are asked for.
+        """Yield the checked pieces of a generator function, computed on demand.
 
-        Closing the generator closes the function where it yielded last.
+        Closing the generator closes the function at its last yield.
         """
         return self._pieces({name: _read_only(array) for name, array in arrays.items()})
 
     def whole(self, pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """One result from all pieces: those of a tensor that grows side by side, else the last."""
+        """Join pieces: concatenate tensors with a dynamic dimension, take the last of others."""
         if len(pieces) == 1:
             return pieces[0]
         axis = 1 if self.batched else 0
@@ -152,12 +152,12 @@ class TransformStep:
         empty = True
         with closing(self.function(arrays)) as made:
             while True:
-                with self._blamed():
+                with self._measured():
                     piece = next(made, _END)
                 if piece is _END:
                     break
                 empty = False
-                # A copy: the function may fill the same array again for its next piece.
+                # A copy, because the function may reuse the array for its next piece.
                 yield {name: array.copy() for name, array in self._checked(piece, rows).items()}
         if empty:
             self._fail("it yielded nothing")
@@ -166,15 +166,15 @@ class TransformStep:
         return next(iter(arrays.values())).shape[0] if self.batched else None
 
     @contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """What the function raises within is its fault, and how long it takes its time."""
-        began = perf_counter()
+    def _measured(self) -> Iterator[None]:
+        """Convert exceptions of the function to TransformError, and measure its time."""
+        started = perf_counter()
         try:
             yield
         except (Exception, SystemExit) as error:
-            raise TransformError(f"{self.name} failed{_told(error, self.path)}") from error
+            raise TransformError(f"{self.name} failed{_describe(error, self.path)}") from error
         finally:
-            self.spent.seconds += perf_counter() - began
+            self.spent.seconds += perf_counter() - started
 
     def _checked(self, result: object, rows: int | None) -> dict[str, np.ndarray]:
         if not isinstance(result, Mapping):
@@ -183,7 +183,7 @@ class TransformStep:
         if set(result) != set(names):
             self._fail(f"it returned the tensors {list(result)}, expected {names}")
         for spec in self.specs:
-            if reason := _wrong_form(spec, result[spec.name], rows):
+            if reason := _mismatch(spec, result[spec.name], rows):
                 self._fail(reason)
         return {name: result[name] for name in names}
 
@@ -192,10 +192,10 @@ class TransformStep:
 
 
 class Transform:
-    """The functions of a transform's module; one that it does not define changes nothing."""
+    """The functions of a transform's module; a function that it does not define changes nothing."""
 
     def __init__(self, module: ModuleType, signature: Signature, model: Signature) -> None:
-        """Between the API's `signature` and the `model`'s; TransformError if that cannot be."""
+        """Connect the API's `signature` with the `model`'s; TransformError if they do not match."""
         self.before = _step(module, "preprocess", model.inputs, signature.batched)
         self.after = _step(module, "postprocess", signature.outputs, signature.batched)
         if self.before is None and self.after is None:
@@ -208,10 +208,10 @@ class Transform:
             raise TransformError("OUTPUTS differ from the model's, but postprocess is not defined")
 
     def preprocess(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """The model's inputs for `inputs`, which were checked.
+        """Return the model's inputs for checked `inputs`.
 
-        A ValueError is how user code refuses rows: INVALID_INPUT with its own sentence.
-        All else that goes wrong is a TransformError.
+        User code rejects rows with a ValueError, which becomes INVALID_INPUT with its message.
+        Any other failure is a TransformError.
         """
         if self.before is None:
             return dict(inputs)
@@ -219,36 +219,33 @@ class Transform:
             return self.before.run(inputs)
         except TransformError as error:
             if isinstance(error.__cause__, ValueError):
-                reason = _sentence(error.__cause__) or "these rows are refused"
+                reason = _sentence(error.__cause__) or "the transform rejects these rows"
                 raise MlctlError(ErrorCode.INVALID_INPUT, reason) from error
             raise
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long each function ran so far, by its name."""
+        """Seconds that each function has run so far, by its name."""
         return {step.name: step.spent.seconds for step in (self.before, self.after) if step}
 
     @property
     def yields(self) -> bool:
-        """Whether the answer is made in pieces."""
+        """Whether the answer is streamed."""
         return self.after is not None and self.after.yields
 
     def postprocess(self, outputs: Arrays) -> dict[str, np.ndarray]:
-        """The API's outputs for the model's `outputs`; TransformError if that goes wrong.
-
-        If they are made in pieces, all of them as one.
-        """
+        """Return the API's outputs for the model's `outputs`, with all pieces joined."""
         return dict(outputs) if self.after is None else self.after.run(outputs)
 
     def pieces(self, outputs: Arrays) -> Pieces:
-        """The same piece by piece; a single one if it does not yield."""
+        """Yield the API's outputs piece by piece; a single piece if they are not streamed."""
         if self.after is not None and self.after.yields:
             yield from self.after.pieces(outputs)
         else:
             yield self.postprocess(outputs)
 
     def whole(self, pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """What `postprocess` returns, from all that `pieces` yielded."""
+        """Join all pieces to the result of `postprocess`."""
         return pieces[0] if self.after is None else self.after.whole(pieces)
 
 
@@ -270,10 +267,10 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def _wrong_form(spec: TensorSpec, value: object, rows: int | None) -> str | None:
+def _mismatch(spec: TensorSpec, value: object, rows: int | None) -> str | None:
     if not isinstance(value, np.ndarray):
         return f"tensor {spec.name!r}: it is a {type(value).__name__}, expected an array"
-    if reason := misfit(spec, value):
+    if reason := describe_mismatch(spec, value):
         return reason
     if rows is not None and value.shape[0] != rows:
         return f"tensor {spec.name!r}: it has {value.shape[0]} rows, expected {rows}"
@@ -282,8 +279,8 @@ def _wrong_form(spec: TensorSpec, value: object, rows: int | None) -> str | None
     return None
 
 
-def _told(error: BaseException, path: Path) -> str:
-    """Where in the file `path`, and with which words, its code failed."""
+def _describe(error: BaseException, path: Path) -> str:
+    """Return the line of the file `path` that failed, and the exception."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     where = f" in line {lines[-1]}" if lines else ""

@@ -1,4 +1,4 @@
-"""What is proved before a model takes traffic: its golden answers, and that every batch runs."""
+"""Checks before a model takes traffic: its golden answers, and one run of every batch size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Evidence
 from bundle.verify import VerifiedBundle
-from services.runtime.faults import is_of_inputs
 from services.runtime.golden import load_golden
 from services.runtime.padding import LengthPadding
+from services.runtime.run_errors import is_caused_by_inputs
 from services.runtime.scorer import Scorer, join_rows, split_rows
 
-# The golden rows are some of those that the evidence was measured on, so its largest error
-# bounds theirs; the slack is for another processor's kernels, which add in another order.
+# The evidence was measured on more rows than the golden ones, so its largest error bounds theirs.
+# The slack is for kernels of other processors, which add in another order.
 _SLACK = 1.5
 _FLOAT_NOISE = 1e-4
 _GOLDEN = "of the golden rows"
-# A batch size is timed twice, and up to so many times until so many seconds are spent.
+# A batch size is timed at least twice, and up to this often within this many seconds.
 _TIMED_RUNS = 5
 _TIMED_SECONDS = 0.05
 
@@ -29,8 +29,8 @@ _TIMED_SECONDS = 0.05
 def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndarray]:
     """Run the golden rows and return their inputs.
 
-    PARITY_FAILED unless every output stays within the evidence's `max_abs_error`
-    (times 1.5, plus 1e-4 of the output's largest magnitude) of the recorded one.
+    PARITY_FAILED unless every output differs from the recorded one by at most 1.5 times the
+    evidence's `max_abs_error`, plus 1e-4 of the output's largest magnitude.
     """
     inputs, recorded = load_golden(bundle.path(GOLDEN_NAME))
     rows = scorer.check(inputs)
@@ -39,15 +39,15 @@ def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndar
     answers = join_rows([scorer.run(part) for part in parts])
     for spec in scorer.signature.outputs:
         if spec.name not in recorded:
-            raise _failed(spec.name, "it is not among the golden rows")
+            raise _failed(spec.name, "the golden rows do not have it")
         _compare(spec.name, recorded[spec.name], answers[spec.name], bundle.manifest.evidence)
     return inputs
 
 
 def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, np.ndarray]) -> None:
-    """Half of a golden row's sequence must answer the same when padded to its whole length.
+    """Check that half of a golden row's sequence gets the same answer when padded to full length.
 
-    PARITY_FAILED otherwise, by the same measure as the golden rows, and if the model fails on it.
+    PARITY_FAILED otherwise, with the tolerance of the golden rows, and if the model fails.
     """
     row = {name: array[:1] for name, array in inputs.items()}
     whole = lengths.length(row)
@@ -59,24 +59,24 @@ def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, n
     }
     try:
         alone = scorer.run(short)
-        padded = lengths.cut(scorer.run(lengths.widen(short, whole)), whole, half)
+        padded = lengths.trim(scorer.run(lengths.pad_to(short, whole)), whole, half)
     except MlctlError as error:
-        if not is_of_inputs(error):
+        if not is_caused_by_inputs(error):
             raise
         raise MlctlError(
             ErrorCode.PARITY_FAILED,
-            f"{error.message}: a golden row, cut in half at {', '.join(sorted(lengths.names))}",
-            "The `pad` of the manifest's batching must name all inputs of that length.",
+            f"{error.message}: half of a golden row, in {', '.join(sorted(lengths.names))}",
+            "`pad` in the manifest's batching must name all inputs of that length.",
         ) from error
     for name, want in alone.items():
         _compare(name, want, padded[name], scorer.manifest.evidence, "padded, of the golden rows")
 
 
 def warm_up(scorer: Scorer, inputs: Mapping[str, np.ndarray], clock: Clock) -> dict[int, float]:
-    """Run every batch size with rows of `inputs`; by rows, the seconds of such a run.
+    """Run every batch size with rows of `inputs`; return the seconds of a run by rows.
 
-    The first run of a size is not timed. A quick one is timed a few times for the median:
-    one stall of the machine must not say what the model takes, nor on which thread it runs.
+    The first run of a size is not timed. Quick runs are repeated for the median, so that one stall
+    of the machine does not decide the estimate.
     """
     seconds = {}
     for rows in scorer.manifest.batching.buckets if scorer.batched else (1,):
@@ -112,11 +112,11 @@ def _compare(
     limit = tolerance(want, evidence)
     error = float(np.abs(wide_have - wide_want).max(initial=0.0))
     if not error <= limit:  # also when it is NaN
-        raise _failed(name, f"it differs by {error:.3g}, more than {limit:.3g}", of)
+        raise _failed(name, f"it differs by {error:.3g} (limit {limit:.3g})", of)
 
 
 def tolerance(want: np.ndarray, evidence: Evidence) -> float:
-    """By how much an output may differ from the numbers `want`."""
+    """Return the maximum absolute difference between an output and the recorded `want`."""
     noise = _FLOAT_NOISE * float(np.abs(want.astype(np.float64)).max(initial=0.0))
     return _SLACK * evidence.max_abs_error + noise
 

@@ -12,7 +12,7 @@ import numpy as np
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.runtime.bisect import Scored, score_rows
-from services.runtime.faults import lacks_memory
+from services.runtime.run_errors import is_out_of_memory
 from services.stream.base import Decoded, Payload
 
 Arrays = Mapping[str, np.ndarray]
@@ -172,7 +172,7 @@ class _Run:
             parts = [self._call(each, each + 1) for each in range(first, first + count)]
             return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         except MlctlError as error:
-            if error.code is ErrorCode.INTERNAL and lacks_memory(error):
+            if error.code is ErrorCode.INTERNAL and is_out_of_memory(error):
                 raise NoMemoryError from error
             if count == 1:
                 self.codes.append(error.code)

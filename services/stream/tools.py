@@ -175,7 +175,7 @@ def _key(value: bytes, field: str) -> bytes:
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--key {field}: a line is no JSON object with that field: {value[:80]!r}",
+            f"--key-field {field}: a line is no JSON object with that field: {value[:80]!r}",
         ) from error
     return found.encode() if isinstance(found, str) else orjson.dumps(found)
 

@@ -12,6 +12,8 @@ from benchmarks.batch import ways
 from benchmarks.batch.__main__ import command_of, run_model, write_rows
 from benchmarks.batch.measure import measure
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_command_is_measured_with_what_it_starts() -> None:
     work = "x = 0\nwhile process_time() < 0.15: x += 1"

@@ -32,7 +32,10 @@ from rollout.drivers.local.launcher import free_ports
 from tests.support.wait import wait_until
 
 grpc: Any = typed_grpc  # its functions have no types
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
 BODY_BYTES = 300
 LARGE = b"x" * 40_000
 METHOD = "/test.Service/Echo"

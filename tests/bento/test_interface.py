@@ -10,7 +10,7 @@ import pytest
 from bento.interface import interface_of
 from bundle.interface import PREDICT
 from bundle.verify import VerifiedBundle
-from services.runtime.bento_layout import BentoContents, pack
+from services.runtime.bento_layout import BentoContents, combine_bundles
 from tests.support.bundles import make_bundle
 
 
@@ -25,20 +25,20 @@ def pair(tmp_path: Path) -> list[VerifiedBundle]:
 def lay_out(packed: BentoContents, source: Path) -> Path:
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, source / folder)
-    for name, text in packed.notes().items():
+    for name, text in packed.digest_files().items():
         (source / name).write_bytes(text)
     return source
 
 
 def test_interface_of__one_model__has_its_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
-    found = interface_of(lay_out(pack(pair[:1]), tmp_path / "src"))
+    found = interface_of(lay_out(combine_bundles(pair[:1]), tmp_path / "src"))
     assert found == {"two": pair[0].manifest.signature}
 
 
 def test_interface_of__several_models__have_predict_for_the_first(
     pair: list[VerifiedBundle], tmp_path: Path
 ) -> None:
-    found = interface_of(lay_out(pack(pair, "shop"), tmp_path / "src"))
+    found = interface_of(lay_out(combine_bundles(pair, "shop"), tmp_path / "src"))
     two, one = (bundle.manifest.signature for bundle in pair)
     assert found == {"two": two, "one": one, PREDICT: two}
 
@@ -46,7 +46,7 @@ def test_interface_of__several_models__have_predict_for_the_first(
 def test_interface_of__pipeline__has_the_bentos_name(
     pair: list[VerifiedBundle], tmp_path: Path
 ) -> None:
-    packed = pack(pair, "whole", ["one.x=two.y"])
+    packed = combine_bundles(pair, "whole", ["one.x=two.y"])
     found = interface_of(lay_out(packed, tmp_path / "src"))
     assert set(found) == {"two", "one", "whole", PREDICT}
     assert found["whole"] == found[PREDICT]

@@ -22,7 +22,7 @@ from bundle.verify import VerifiedBundle
 from services.online.server.service_bundle import find_trusted_bundles
 from services.online.settings import ServerSettings
 from services.runtime.bento_store import BentoInfo, find_bento
-from services.runtime.signing import check, sign, signature_beside, signature_in
+from services.runtime.signing import check_signature, sign, signature_beside, signature_in
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 
@@ -51,13 +51,13 @@ def code_of(function: Callable[[], object]) -> ErrorCode:
 def test_check__other_bundle_or_key__is_rejected(
     bundle: VerifiedBundle, keys: tuple[Path, Path], signed: Path, tmp_path: Path
 ) -> None:
-    check(bundle, keys[1], signed)
+    check_signature(bundle, keys[1], signed)
     stranger = make_pair(tmp_path / "stranger")[1]
-    assert code_of(lambda: check(bundle, stranger, signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, stranger, signed)) is ErrorCode.SIGNATURE_INVALID
     other = make_bundle(tmp_path / "other", scale=3.0)
-    assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
     signed.unlink()
-    assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
 def test_check__changed_file__is_rejected(
@@ -65,7 +65,7 @@ def test_check__changed_file__is_rejected(
 ) -> None:
     with (bundle.root / EVIDENCE_NAME).open("a") as file:
         file.write(" ")
-    assert code_of(lambda: check(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
 def test_check__forged_statement__is_rejected(
@@ -79,7 +79,7 @@ def test_check__forged_statement__is_rejected(
     assert forged != statement
     document["dsseEnvelope"]["payload"] = b64encode(forged.encode()).decode()
     signed.write_text(json.dumps(document))
-    assert code_of(lambda: check(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(other, keys[1], signed)) is ErrorCode.SIGNATURE_INVALID
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"dsseEnvelope": {}}'])
@@ -88,7 +88,7 @@ def test_check__malformed_signature__is_rejected(
 ) -> None:
     path = tmp_path / "rubbish.sig"
     path.write_bytes(content)
-    assert code_of(lambda: check(bundle, keys[1], path)) is ErrorCode.SIGNATURE_INVALID
+    assert code_of(lambda: check_signature(bundle, keys[1], path)) is ErrorCode.SIGNATURE_INVALID
 
 
 def test_sign__key_with_a_password__needs_it(bundle: VerifiedBundle, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_sign__key_with_a_password__needs_it(bundle: VerifiedBundle, tmp_path: P
         assert rejected is ErrorCode.INVALID_INPUT
     assert not signature.exists()
     sign(bundle, private, signature, PASSWORD)
-    check(bundle, public, signature)
+    check_signature(bundle, public, signature)
 
 
 def test_sign_and_check__file_that_is_no_key__is_rejected(
@@ -107,8 +107,11 @@ def test_sign_and_check__file_that_is_no_key__is_rejected(
 ) -> None:
     assert code_of(lambda: sign(bundle, keys[1], signed)) is ErrorCode.INVALID_INPUT
     assert code_of(lambda: sign(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
-    assert code_of(lambda: check(bundle, keys[0], signed)) is ErrorCode.INVALID_INPUT
-    assert code_of(lambda: check(bundle, tmp_path / "none", signed)) is ErrorCode.INVALID_INPUT
+    assert code_of(lambda: check_signature(bundle, keys[0], signed)) is ErrorCode.INVALID_INPUT
+    assert (
+        code_of(lambda: check_signature(bundle, tmp_path / "none", signed))
+        is ErrorCode.INVALID_INPUT
+    )
 
 
 def test_find_trusted_bundles__unsigned_bundle__is_rejected(
@@ -154,7 +157,7 @@ def test_signed_bento__signatures_and_packages__are_in_it(
 def test_server__required_signature_missing__does_not_start(
     bento: BentoInfo, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The server's own check, in a process that no command of mlctl started."""
+    """The server's own check_signature, in a process that no command of mlctl started."""
     environment = {**os.environ, "MLCTL_REQUIRE_SIGNATURE": str(keys[1]), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "bentoml", "serve", str(bento.path), "--port", "0"],

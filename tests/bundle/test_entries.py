@@ -68,6 +68,7 @@ def _count_builds(store: Path, log: Path) -> None:
     fetch_or_build(store, KEY, build, SystemClock())
 
 
+@pytest.mark.slow
 def test_processes_that_want_the_same_entry_build_it_once(tmp_path: Path) -> None:
     store, log = tmp_path / "store", tmp_path / "log"
     store.mkdir()

@@ -66,6 +66,7 @@ def test_a_scratch_directory_goes_with_its_block_unless_renamed(tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["kept"]
 
 
+@pytest.mark.slow
 def test_scratch_of_a_killed_process_is_swept_and_that_of_a_running_one_is_not(
     tmp_path: Path,
 ) -> None:

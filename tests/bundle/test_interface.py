@@ -41,8 +41,8 @@ def test_more_breaks_nobody(after: Signature) -> None:
 @pytest.mark.parametrize(
     ("after", "reason"),
     [
-        (signature(tensor("x2", -1, 4), Y), "input 'x' is gone"),
-        (signature(X, tensor("mask", -1), Y), "input 'mask' is new, and no caller sends it"),
+        (signature(tensor("x2", -1, 4), Y), "input 'x' is missing"),
+        (signature(X, tensor("mask", -1), Y), "input 'mask' is new, and callers do not send it"),
         (signature(tensor("x", -1, 5), Y), "input 'x' is FP32 [-1, 5], was FP32 [-1, 4]"),
         (signature(tensor("x", 1, 4), Y), "input 'x' is FP32 [1, 4], was FP32 [-1, 4]"),
         (signature(tensor("x", -1, 4, 1), Y), "input 'x' is FP32 [-1, 4, 1], was FP32 [-1, 4]"),
@@ -50,10 +50,10 @@ def test_more_breaks_nobody(after: Signature) -> None:
             signature(tensor("x", -1, 4, dtype=Datatype.INT64), Y),
             "input 'x' is INT64 [-1, 4], was FP32 [-1, 4]",
         ),
-        (signature(X, Y2), "output 'y' is gone"),
+        (signature(X, Y2), "output 'y' is missing"),
         (signature(X, tensor("y", -1, 3)), "output 'y' is FP32 [-1, 3], was FP32 [-1, 2]"),
         (signature(X, tensor("y", -1, -1)), "output 'y' is FP32 [-1, -1], was FP32 [-1, 2]"),
-        (signature(X, Y2, Y), "output 'y' has place 2, had 1"),
+        (signature(X, Y2, Y), "output 'y' is at position 2, was at 1"),
     ],
 )
 def test_what_callers_send_and_read_has_to_stay(after: Signature, reason: str) -> None:
@@ -68,10 +68,10 @@ def test_every_model_and_every_reason_is_told() -> None:
     before = {"a": BEFORE, "b": BEFORE, "c": BEFORE}
     after = {"a": BEFORE, "c": signature(tensor("x2", -1), Y2)}
     assert broken(before, after) == (
-        "'b' is gone",
-        "'c': input 'x' is gone",
-        "'c': input 'x2' is new, and no caller sends it",
-        "'c': output 'y' is gone",
+        "'b' is missing",
+        "'c': input 'x' is missing",
+        "'c': input 'x2' is new, and callers do not send it",
+        "'c': output 'y' is missing",
     )
 
 
@@ -86,4 +86,4 @@ def test_what_predict_asks_is_compared_between_one_model_and_several() -> None:
     assert broken(alone, {**several, PREDICT: BEFORE}) == ()
     (reason,) = broken(alone, {**several, PREDICT: other})
     assert reason.startswith("'/predict': input 'x' is ")
-    assert broken({**several, PREDICT: BEFORE}, alone) == ("'n' is gone",)
+    assert broken({**several, PREDICT: BEFORE}, alone) == ("'n' is missing",)

@@ -153,18 +153,68 @@ def test_what_is_wrong_is_named(change: dict[str, Any], where: str) -> None:
     assert where in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"[]", b"{", b"\xff\xfe", b'{"schema_version": 1, "schema_version": 1}',
-        b'{"schema_version": NaN}', b"[" * 100_000, b" " * (MAX_MANIFEST_BYTES + 1),
-    ],
-    ids=["empty", "list", "cut", "not-utf8", "twice", "nan", "deep", "large"],
-)  # fmt: skip
-def test_garbage_is_refused(content: bytes) -> None:
-    with pytest.raises(MlctlError, match=r"^manifest\.json: ") as caught:
+def test_manifest__errors_in_it__names_the_first_and_counts_the_others() -> None:
+    one = manifest_document() | {"name": "Digits"}
+    assert message(json.dumps(one).encode()).startswith("manifest.json: name: ")
+    assert "more)" not in message(json.dumps(one).encode())
+    two = one | {"files": [{"path": "../x", "size": -1, "sha256": ZERO_SHA}]}
+    assert message(json.dumps(two).encode()).endswith(" (and 2 more)")
+
+
+def test_manifest__fields_contradict_each_other__names_the_whole_document() -> None:
+    document = transformed() | {"files": [{"path": "x", "size": 1, "sha256": ZERO_SHA}]}
+    assert message(json.dumps(document).encode()) == (
+        "manifest.json: (whole document): Value error, the field transform and the file "
+        f"{TRANSFORM_NAME} need each other"
+    )
+
+
+def test_manifest__path_leaves_the_bundle__says_so() -> None:
+    document = manifest_document() | {"files": [{"path": "../x", "size": 1, "sha256": ZERO_SHA}]}
+    found = message(json.dumps(document).encode())
+    assert found.startswith("manifest.json: files.0.path: Value error, ")
+    assert "'../x'" in found
+
+
+def message(content: bytes) -> str:
+    with pytest.raises(MlctlError) as caught:
         parse_manifest(content)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
+    return caught.value.message
+
+
+# Complete but for one key that occurs twice: a lenient reader would take the last one.
+TWICE = json.dumps(manifest_document()).replace("{", '{"name": "other", ', 1).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "it is not valid JSON: "),
+        (b"[]", "it is not a JSON object"),
+        (b"{", "it is not valid JSON: "),
+        (b"\xff\xfe", "it is not valid JSON: "),
+        (TWICE, "it is not valid JSON: an object has the same key twice"),
+        (b'{"schema_version": NaN}', "it is not valid JSON: NaN is not allowed"),
+        (b"[" * 100_000, "it is not valid JSON: "),
+        (b" " * (MAX_MANIFEST_BYTES + 1), f"it is larger than {MAX_MANIFEST_BYTES} bytes"),
+    ],
+    ids=["empty", "list", "cut", "not-utf8", "twice", "nan", "deep", "large"],
+)
+def test_manifest__is_no_json_object__says_why(content: bytes, problem: str) -> None:
+    found = message(content)
+    assert found.startswith(f"manifest.json: {problem}")
+    assert found.endswith(problem) or problem.endswith(": ")
+    assert not found.endswith("None")
+
+
+def test_manifest__of_the_largest_size__is_read() -> None:
+    content = json.dumps(manifest_document()).encode().ljust(MAX_MANIFEST_BYTES)
+    assert parse_manifest(content) == small_manifest()
+
+
+def test_canonical_json__text_beyond_ascii__is_utf_8() -> None:
+    assert canonical_json({"b": "\u00fc", "a": 1}) == b'{"a":1,"b":"\xc3\xbc"}'
 
 
 def test_canonical_json_refuses_what_json_cannot_say() -> None:

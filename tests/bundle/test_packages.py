@@ -1,6 +1,9 @@
 from importlib import metadata
 
-from bundle.packages import RUNTIMES, installed_version
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import RUNTIMES, installed_version, require_onnxruntime
 
 
 def test_an_installed_package_has_its_version() -> None:
@@ -13,3 +16,23 @@ def test_what_is_not_installed_has_none() -> None:
 
 def test_one_runtime_is_installed_here() -> None:
     assert len([name for name in RUNTIMES if installed_version(name)]) == 1
+
+
+def test_one_runtime_is_fine() -> None:
+    require_onnxruntime(lambda name: name == "onnxruntime")
+    require_onnxruntime(lambda name: name == "onnxruntime-gpu")
+    require_onnxruntime()  # this environment's
+
+
+def test_no_runtime_names_both_extras() -> None:
+    with pytest.raises(MlctlError) as caught:
+        require_onnxruntime(lambda _: False)
+    assert caught.value.code is ErrorCode.RUNTIME_MISSING
+    assert "'.[cpu]'" in caught.value.hint
+    assert "gpu" in caught.value.hint
+
+
+def test_two_runtimes_conflict() -> None:
+    with pytest.raises(MlctlError) as caught:
+        require_onnxruntime(lambda _: True)
+    assert caught.value.code is ErrorCode.RUNTIME_CONFLICT

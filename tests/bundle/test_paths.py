@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.paths import check_relative, refuse_link, resolve_inside
+from bundle.paths import check_relative, reject_link, resolve_inside
 
 ESCAPES = [
     "", "/etc/passwd", "..", "../x", "a/../../x", "./x", "a//b", "a/", "a\\b", "a\x00b", "a\nb",
@@ -14,7 +14,7 @@ ESCAPES = [
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_names_that_could_escape_are_refused(name: str) -> None:
-    with pytest.raises(MlctlError, match="is refused") as caught:
+    with pytest.raises(MlctlError, match="is rejected") as caught:
         check_relative(name)
     assert caught.value.code is ErrorCode.PATH_UNSAFE
 
@@ -37,17 +37,17 @@ def test_a_hard_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     os.link(tmp_path / "a", tmp_path / "b")
     with pytest.raises(MlctlError, match="hard link"):
-        refuse_link(tmp_path / "b", "b")
+        reject_link(tmp_path / "b", "b")
 
 
 def test_a_special_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(MlctlError, match="neither a file nor a directory"):
-        refuse_link(tmp_path / "pipe", "pipe")
+        reject_link(tmp_path / "pipe", "pipe")
 
 
 def test_what_does_not_exist_is_no_link(tmp_path: Path) -> None:
-    refuse_link(tmp_path / "nothing", "nothing")
+    reject_link(tmp_path / "nothing", "nothing")
     (tmp_path / "file").touch()
     assert not resolve_inside(tmp_path, "file/below").exists()
     assert not (tmp_path / "nothing").exists()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.errors import MlctlError
-from bundle.sampling import Sampling, chosen, write_sampling
+from bundle.sampling import Sampling, is_sampled, write_sampling
 
 SAMPLINGS = st.builds(
     Sampling,
@@ -53,12 +53,12 @@ def test_what_is_wrong_is_named(text: str, reason: str) -> None:
 def test_a_larger_share_has_all_of_a_smaller_one(ids: list[bytes], one: float, two: float) -> None:
     small, large = sorted((one, two))
     for request_id in ids:
-        assert chosen(request_id, 1)
-        assert not chosen(request_id, 0)
-        assert chosen(request_id, large) or not chosen(request_id, small)
+        assert is_sampled(request_id, 1)
+        assert not is_sampled(request_id, 0)
+        assert is_sampled(request_id, large) or not is_sampled(request_id, small)
 
 
 def test_the_share_is_met() -> None:
     options: dict[str, Any] = {"share": 0.25}
-    taken = sum(chosen(b"request-%d" % number, **options) for number in range(20_000))
+    taken = sum(is_sampled(b"request-%d" % number, **options) for number in range(20_000))
     assert 4800 < taken < 5200

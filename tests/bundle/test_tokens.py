@@ -19,8 +19,8 @@ def test_a_file_has_a_token_on_each_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no token"),
-        ("# only this\n\n", "holds no token"),
+        ("", "has no token"),
+        ("# only this\n\n", "has no token"),
         (f"{ONE}\nshort", "line 2"),
         (f"{ONE} {TWO}", "line 1"),
         (f"{ONE}\x00", "line 1"),

@@ -89,12 +89,12 @@ def link_the_manifest(root: Path) -> None:
         (append_a_byte, ErrorCode.FILE_ALTERED, "'model.onnx' has 12 bytes"),
         (remove_a_file, ErrorCode.FILE_MISSING, "'model.onnx' is missing"),
         (add_a_file, ErrorCode.FILE_UNLISTED, "'extra/stranger.py' is not in the manifest"),
-        (replace_by_a_link, ErrorCode.PATH_UNSAFE, "'model.onnx' is refused: it is a symbolic"),
-        (replace_by_a_hard_link, ErrorCode.PATH_UNSAFE, "'model.onnx' is refused: it is a hard"),
-        (link_a_directory, ErrorCode.PATH_UNSAFE, "'extra' is refused: it is a symbolic"),
+        (replace_by_a_link, ErrorCode.PATH_UNSAFE, "'model.onnx' is rejected: it is a symbolic"),
+        (replace_by_a_hard_link, ErrorCode.PATH_UNSAFE, "'model.onnx' is rejected: it is a hard"),
+        (link_a_directory, ErrorCode.PATH_UNSAFE, "'extra' is rejected: it is a symbolic"),
         (replace_by_a_directory, ErrorCode.FILE_MISSING, "'model.onnx' is missing"),
-        (remove_the_manifest, ErrorCode.MANIFEST_INVALID, "no bundle here"),
-        (link_the_manifest, ErrorCode.PATH_UNSAFE, "'manifest.json' is refused"),
+        (remove_the_manifest, ErrorCode.MANIFEST_INVALID, "is not a bundle"),
+        (link_the_manifest, ErrorCode.PATH_UNSAFE, "'manifest.json' is rejected"),
     ],
 )
 def test_damage_is_refused_with_path_and_reason(

@@ -103,7 +103,7 @@ def test_batch_run__limit_of_a_files_size__exits_as_on_a_full_disk(
     tables.write_rows(mlctl.home / "in.parquet", 20_000)
     command = mlctl.command(
         "batch", "run", "tiny", "--in", "in.parquet", "--out", target, "--keep", "id,x",
-        "--patience", "0",
+        "--patience", "0s",
     )  # fmt: skip
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
     done = subprocess.run(
@@ -123,7 +123,7 @@ def test_a_redrive_with_a_mended_model(mlctl: Mlctl) -> None:
     parquet.write_table(pa.table({"id": range(500), "text": column}), mlctl.home / "in.parquet")
     done = mlctl.run("batch", "run", "texts", "--in", "in.parquet", "--out", "out", "--keep", "id")
     assert done.returncode == 0, done.stderr
-    assert "1 bad rows are in quarantine" in done.stdout
+    assert "1 rejected rows are in quarantine" in done.stdout
     again = mlctl.run("batch", "redrive", "out", "--bento", "mended", "--json")
     assert events(again.stdout)[-1] == {"event": "redriven", "passed": 1, "left": 0}
     assert tables.answers(mlctl.home / "out")["id"].to_pylist() == list(range(500))
@@ -152,7 +152,8 @@ def test_what_cannot_be_is_told_before_anything_is_written(
 def test_an_estimate_says_what_a_job_takes_and_costs(mlctl: Mlctl) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 3_000)
     command = (
-        "batch", "estimate", "tiny", "--in", "in.parquet", "--unit-rows", "100", "--seconds", "0.2",
+        "batch", "estimate", "tiny", "--in", "in.parquet", "--unit-rows", "100",
+        "--duration", "0.2s",
     )  # fmt: skip
     found = mlctl.json(*command, "--cpu-hour", "0.04")
     assert found["total_rows"] == 3_000

@@ -11,7 +11,7 @@ from tests.support.wait import PATIENCE_SECONDS
 
 _SCRIPT = """
 import signal, sys
-from cli.batches import stopping
+from cli.progress import stopping
 from cli.output import CommandOutput
 
 class Interrupt:  # the signal comes in the middle of an import, when half of rich is there
@@ -29,6 +29,7 @@ with stopping(output) as stop:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "told"), [((), True), (("--json",), False)])
 def test_it_is_heard_while_rich_is_imported(option: tuple[str, ...], told: bool) -> None:
     command = [sys.executable, "-c", _SCRIPT, *option]
@@ -36,5 +37,5 @@ def test_it_is_heard_while_rich_is_imported(option: tuple[str, ...], told: bool)
         command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stderr
-    assert ("Stopping once what was begun is committed" in done.stderr) is told
+    assert ("Stopping after the work in progress is committed" in done.stderr) is told
     assert "begun" in done.stderr

@@ -22,12 +22,12 @@ from tests.support.wait import PATIENCE_SECONDS, wait_until
     [
         (("b", "--tune"), "--tune and --max-p99-ms need each other"),
         (("b", "--max-p99-ms", "5"), "--tune and --max-p99-ms need each other"),
-        (("b", "--write", "f"), "--write needs --tune"),
+        (("b", "--out", "f"), "--out needs --tune"),
         (("http://h:1", "--tune", "--max-p99-ms", "5"), "--tune takes a Bento"),
         (("http://h:1", "--data", "golden"), "--data golden takes a Bento"),
         (("b", "--clients", "1,x"), "numbers from 1 to 4096"),
         (("b", "--clients", "0"), "numbers from 1 to 4096"),
-        (("b/one", "--model", "two"), "--model two and TARGET/one name different models"),
+        (("b/one", "--model", "two"), "/one name different models"),
     ],
 )
 def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str) -> None:
@@ -57,8 +57,8 @@ def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
 @pytest.mark.slow
 def test_a_bento_is_served_and_measured(mlctl: Mlctl) -> None:
     done = mlctl.run(
-        "bench", "tiny", "--data", "golden", "--rows", "2", "--clients", "1,2", "--seconds", "0.3",
-        "--json",
+        "bench", "tiny", "--data", "golden", "--rows", "2", "--clients", "1,2",
+        "--duration", "0.3s", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -76,7 +76,7 @@ def test_a_bento_is_served_and_measured(mlctl: Mlctl) -> None:
 
 @pytest.mark.slow
 def test_a_bench_that_is_ended_leaves_no_server(mlctl: Mlctl) -> None:
-    command = mlctl.command("bench", "tiny", "--seconds", "600", "--json")
+    command = mlctl.command("bench", "tiny", "--duration", "10m", "--json")
     started = subprocess.Popen(
         command, env=mlctl.environment, cwd=mlctl.home, stdout=subprocess.PIPE, text=True
     )

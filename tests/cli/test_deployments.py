@@ -59,7 +59,7 @@ def test_down_and_up_again(shop: Mlctl) -> None:
 
 
 def test_following_a_log(shop: Mlctl) -> None:
-    command = shop.command("logs", "shop", "--role", "blue", "--follow", "--lines", "0")
+    command = shop.command("logs", "shop", "--role", "blue", "--follow", "--last", "0")
     out = shop.home / "followed"
     with out.open("w") as file:
         following = subprocess.Popen(command, env=shop.environment, cwd=shop.home, stdout=file)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.commands.batch_estimate import written
+from cli.commands.batch import three_digits
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from cli.commands.batch_estimate import written
     ],
 )
 def test_numbers_have_three_digits_and_no_exponent(value: float, text: str) -> None:
-    assert written(value) == text
+    assert three_digits(value) == text

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from bundle import __version__
-from cli.main import COMMANDS, cli
+from cli.main import COMMANDS, SECTIONS, cli
 from docs.generate import commands_markdown, every_command
 from tests.support.mlctl import Mlctl
 
@@ -15,7 +15,8 @@ from tests.support.mlctl import Mlctl
 def test_help_lists_the_commands_in_the_order_of_the_chain() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
-    listed = [line.split()[0] for line in result.output.partition("Commands:")[2].splitlines()[1:]]
+    sections = result.output.partition(f"{next(iter(SECTIONS))}:")[2].splitlines()
+    listed = [line.split()[0] for line in sections if line.startswith("  ") and line[2] != " "]
     assert listed == [command.name for command in COMMANDS]
 
 
@@ -32,6 +33,7 @@ def test_every_command_has_json_and_help(name: str, command: click.Command) -> N
     assert result.exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -62,6 +64,7 @@ def test_the_published_help_is_current() -> None:
     assert page.read_text() == commands_markdown(), "run `python -m docs.generate`"
 
 
+@pytest.mark.slow
 def test_nothing_is_written_to_the_current_directory(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     here.mkdir()

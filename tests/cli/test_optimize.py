@@ -112,7 +112,7 @@ def test_sigterm__while_it_publishes__is_an_interrupt(
     before = signal.getsignal(signal.SIGTERM)
     result = run(*SOME)
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.stderr
+    assert "run the same command again to continue" in result.stderr
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -124,7 +124,7 @@ def test_models__of_an_empty_registry__names_it(
     result = CliRunner().invoke(cli, ["models"])
     assert result.exit_code == 0
     where = f"sqlite:///{tmp_path}/mlflow.db"
-    assert f"No model is registered in {where}." in result.stderr
+    assert f"The registry {where} has no models." in result.stderr
     assert "MLFLOW_TRACKING_URI" in result.stderr
 
 
@@ -169,10 +169,10 @@ def test_a_dry_run_does_nothing(catalog: MemoryCatalog) -> None:
 
 
 def test_a_dry_run_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) -> None:
-    found = document("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--dry-run")
+    found = document("--data", "rows.npz", "--device", "cuda", "--recipes", "fp32", "--dry-run")
     if found["missing"] is None:
         pytest.skip("this machine has CUDA")
-    text = run("--data", "rows.npz", "--target", "cuda", "--recipes", "fp32", "--dry-run").stdout
+    text = run("--data", "rows.npz", "--device", "cuda", "--recipes", "fp32", "--dry-run").stdout
     assert "cuda is not on this machine" in text
     assert catalog.published == []
 
@@ -181,13 +181,13 @@ def test_a_dry_run_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--data", "none.npz"), "there is no file none.npz"),
+        (("--data", "none.npz"), "file none.npz does not exist"),
         (("--data", "rows.npz", "--recipes", "fp23"), "did you mean 'fp32'?"),
         (("--data", "rows.npz", "--recipes", "int8-trt"), "is not for the target cpu"),
         (("--data", "rows.npz", "--recipes", ","), "no recipe is named"),
         (("--data", "rows.npz", "--metric", "acuracy"), "did you mean 'accuracy'?"),
         (("--data", "rows.npz", "--metric", "accuracy"), "needs labels"),
-        (("--data", "rows.npz", "--report", "none/report.html"), "there is no folder"),
+        (("--data", "rows.npz", "--report", "none/report.html"), "does not exist"),
         (("--data", "nomodule:rows"), "no module 'nomodule'"),
         (("--data", "rows.npz", "--max-p95-ms", "0"), "--max-p95-ms"),
         (("--data", "rows.npz", "--transform", "none.py"), "none.py"),
@@ -228,4 +228,4 @@ def test_ctrl_c_says_that_the_work_is_kept(
     monkeypatch.setattr(catalog, "publish", interrupt)
     result = run(*SOME)
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.stderr
+    assert "run the same command again to continue" in result.stderr

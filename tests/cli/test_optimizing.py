@@ -5,8 +5,9 @@ import pytest
 from rich.console import Console
 
 from bundle.clock import ManualClock
-from cli.optimizing import Board, Lines, Piecework, duration, only_results_on_stdout, watching
+from cli.commands.optimize import Board, Lines, Piecework, watching
 from cli.output import CommandOutput
+from cli.progress import clock_time, only_results_on_stdout
 from cli.variants import COLUMNS, NUMBERS, filled, models_table, number_cells, variants_table
 from optimize.choice import choose
 from optimize.events import Stage, StepEvent, StepStatus
@@ -79,7 +80,7 @@ def test_pieces_that_were_done_before_do_not_count_as_speed() -> None:
     ("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (750, "12:30"), (3723, "1:02:03")]
 )
 def test_durations_are_shown_as_a_clock_does(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert clock_time(seconds) == text
 
 
 def test_the_board_is_drawn_without_columns_that_say_nothing() -> None:

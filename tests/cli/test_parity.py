@@ -43,7 +43,7 @@ def test_a_bento_answers_the_same_in_every_way(home: Path, monkeypatch: pytest.M
     x = np.random.default_rng(5).normal(size=(33, 4)).astype(np.float32)
     np.savez(home / "more.npz", x=x)
     # In this process, which has loaded all that a new one would have to; the server has its own.
-    done = CliRunner().invoke(cli, ["parity", "tiny", "--rows", str(home / "more.npz"), "--json"])
+    done = CliRunner().invoke(cli, ["parity", "tiny", "--data", str(home / "more.npz"), "--json"])
     assert done.exit_code == 0, f"{done.stdout}\n{done.stderr}"
     found = json.loads(done.stdout)
     assert found["passed"]
@@ -96,5 +96,5 @@ def test_a_difference_is_shown_and_is_an_error(home: Path, monkeypatch: pytest.M
 def test_rows_that_are_none_and_a_bento_that_is_none(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["parity", "nobody", "--json"])
     assert json.loads(done.output)["error"]["code"] == "bento_not_found"
-    done = CliRunner().invoke(cli, ["parity", "nobody", "--rows", str(tmp_path / "none.npz")])
+    done = CliRunner().invoke(cli, ["parity", "nobody", "--data", str(tmp_path / "none.npz")])
     assert done.exit_code == 2

@@ -27,7 +27,7 @@ def test_generations_are_shown_flipped_and_rolled_back(
 ) -> None:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    assert mlctl("precomputed", "list").stdout == "Nothing is precomputed yet\n"
+    assert "No precomputed predictions" in mlctl("precomputed", "list").stderr
     assert mlctl("precomputed", "show", "scores").exit_code == 3
     assert mlctl("precomputed", "show", "../scores").exit_code == 2
     bundle = make_bundle(tmp_path / "tiny")

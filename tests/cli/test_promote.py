@@ -25,7 +25,7 @@ from rollout.domain.verdict import Action, Gate, Verdict
 from rollout.journal import paths as places
 from rollout.journal import records
 from rollout.journal.journal import Journal
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 
 
@@ -40,10 +40,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(store: Path, version: str, *bundles: VerifiedBundle) -> str:
     """Lay a Bento named `shop` out by hand, as BentoML does it; its tag."""
     place = store / "bentos" / "shop" / version
-    packed = pack(bundles, "shop" if len(bundles) > 1 else None)
+    packed = combine_bundles(bundles, "shop" if len(bundles) > 1 else None)
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, place / "src" / folder)
-    for name, text in packed.notes().items():
+    for name, text in packed.digest_files().items():
         (place / "src" / name).write_bytes(text)
     labels = {"digest": packed.digest, "model": "m", "version": "1", "source": "models:/m/1"}
     document = {"labels": {f"mlctl.{name}": text for name, text in labels.items()}}
@@ -74,7 +74,7 @@ def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> No
     told = refused(wider)
     assert "callers of 'shop' would break with shop:2" in told
     assert "'shop': input 'x' is FP32 [-1, 5], was FP32 [-1, 4]" in told
-    assert refused(wider, "--full") == refused(wider, "--force") == told
+    assert refused(wider, "--full") == refused(wider, "--skip-checks") == told
     for reason in broken_by("shop", find_revision(wider)):
         assert reason in told
 
@@ -82,7 +82,9 @@ def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> No
 def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Path) -> None:
     one, two, three = (make_bundle(tmp_path / name, name=name) for name in ("one", "two", "three"))
     serve(put(store, "1", one, two))
-    assert refused(put(store, "2", one, three)).endswith("would break with shop:2: 'two' is gone")
+    assert refused(put(store, "2", one, three)).endswith(
+        "would break with shop:2: 'two' is missing"
+    )
 
 
 def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_st
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
     tag = put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0))
     (store / "bentos" / "shop" / "2" / "src" / "model" / "model.onnx").write_bytes(b"torn")
-    told = CliRunner().invoke(cli, ["promote", "shop", tag, "--force", "--json"])
+    told = CliRunner().invoke(cli, ["promote", "shop", tag, "--skip-checks", "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "file_altered"
     with Journal(places.journal()) as journal:
         assert journal.rollouts("shop") == ()
@@ -155,9 +157,9 @@ def test_promote__proved_score_is_clearly_worse__refused_with_both_scores_unless
     assert (told.exit_code, error["code"]) == (8, "worse_evidence")
     assert "is 0.3 on 1,000 rows" in error["message"]
     assert "0.89" in error["message"]
-    assert "--force" in error["hint"]
+    assert "--skip-checks" in error["hint"]
     monkeypatch.setattr("rollout.client.deployments.ensure_daemon", lambda *_: None)
-    forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--force", "--detach"])
+    forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--skip-checks", "--detach"])
     assert forced.exit_code == 0, forced.output
 
 

@@ -14,7 +14,7 @@ from cli.provenance import ProvenanceSources, chain
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
 from rollout.journal.journal import Journal
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from services.runtime.bento_store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support.bundles import make_bundle
@@ -42,14 +42,14 @@ def test_the_links_that_are_left_are_told(known: ProvenanceSources) -> None:
 
 
 def test_of_several_models_each_is_told(tmp_path: Path, known: ProvenanceSources) -> None:
-    packed = pack(
+    packed = combine_bundles(
         [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")],
         "both",
         ["triple.x=double.y"],
     )
-    assert packed.together is not None
+    assert packed.bento_manifest is not None
     lay_out(packed, tmp_path / "bento" / "src")
-    labels = {DIGEST_LABEL: packed.digest, MODELS_LABEL: packed.together.told()}
+    labels = {DIGEST_LABEL: packed.digest, MODELS_LABEL: packed.bento_manifest.label()}
     held = replace(known, bentos=[BentoInfo("both:1", tmp_path / "bento", labels)])
     told = chain(packed.digest, held)
     assert (told["bentos"], told["source"], told["variant"]) == (["both:1"], None, None)
@@ -65,15 +65,15 @@ def test_all_bentos_with_a_digest_are_named_its_own_first(
     tmp_path: Path, known: ProvenanceSources
 ) -> None:
     bundles = [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")]
-    joined = pack(bundles, "both", ["triple.x=double.y"])
-    assert joined.together is not None
+    joined = combine_bundles(bundles, "both", ["triple.x=double.y"])
+    assert joined.bento_manifest is not None
     lay_out(joined, tmp_path / "both" / "src")
-    labels = {DIGEST_LABEL: joined.digest, MODELS_LABEL: joined.together.told()}
+    labels = {DIGEST_LABEL: joined.digest, MODELS_LABEL: joined.bento_manifest.label()}
     bentos = [BentoInfo("both:1", tmp_path / "both", labels)]
     digest = bundles[1].digest
     for flavour in ("", "-gpu"):
         folder = tmp_path / f"alone{flavour}"
-        lay_out(pack(bundles[1:]), folder / "src")
+        lay_out(combine_bundles(bundles[1:]), folder / "src")
         bentos.append(BentoInfo(f"triple:1{flavour}", folder, {DIGEST_LABEL: digest}))
     told = chain(digest, replace(known, bentos=bentos))
     assert told["bentos"] == ["triple:1", "triple:1-gpu", "both:1"]

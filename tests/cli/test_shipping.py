@@ -56,9 +56,12 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
         (["build"], "Missing argument"),
         (["build", "a+b", "c"], "'a+b c' is not one pipeline"),
         (["build", "a+"], "'a+' is not one pipeline"),
-        (["build", "a", "b", "--map", "b.x=a.y"], "--map connects the stages of a pipeline"),
+        (
+            ["build", "a", "b", "--connect", "b.x=a.y"],
+            "--connect connects the stages of a pipeline",
+        ),
         (["build", "a", "b", "--version", "1"], "but 2 are given"),
-        (["build", "digits", "--flavour", "tpu"], "'tpu' is not one of"),
+        (["build", "digits", "--runtime", "tpu"], "'tpu' is not one of"),
     ],
 )
 def test_what_cannot_be_meant(arguments: list[str], words: str) -> None:

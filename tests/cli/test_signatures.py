@@ -29,7 +29,7 @@ def test_sign_and_verify_a_folder(bundle: VerifiedBundle, tmp_path: Path) -> Non
     unsigned = run(cli, asked)
     assert unsigned.exit_code == 4
     assert json.loads(unsigned.stdout)["error"]["code"] == "signature_invalid"
-    assert run(cli, ["sign", folder, "--key", str(private)]).exit_code == 0
+    assert run(cli, ["sign", folder, "--private-key", str(private)]).exit_code == 0
     proved = run(cli, asked)
     assert proved.exit_code == 0, proved.output
     assert json.loads(proved.stdout) == [{"model": "tiny", "digest": bundle.digest, "signed": True}]
@@ -44,10 +44,10 @@ def test_the_key_s_password_comes_from_the_environment(
 ) -> None:
     private, public = make_pair(tmp_path / "keys", "hunter2")
     run, folder = CliRunner().invoke, str(bundle.root)
-    refused = run(cli, ["sign", folder, "--key", str(private)])
+    refused = run(cli, ["sign", folder, "--private-key", str(private)])
     assert refused.exit_code == 2
     monkeypatch.setenv("MLCTL_KEY_PASSWORD", "hunter2")
-    done = run(cli, ["sign", folder, "--key", str(private)])
+    done = run(cli, ["sign", folder, "--private-key", str(private)])
     assert done.exit_code == 0
     assert "hunter2" not in done.output
     assert run(cli, ["verify", folder, "--public-key", str(public)]).exit_code == 0
@@ -71,5 +71,5 @@ def test_no_deployment_gets_a_bento_that_is_not_signed(
     with pytest.raises(MlctlError) as caught:
         find_revision("tiny:1")
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
-    assert CliRunner().invoke(cli, ["sign", "tiny:1", "--key", str(private)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["sign", "tiny:1", "--private-key", str(private)]).exit_code == 0
     assert find_revision("tiny:1").digest == bundle.digest

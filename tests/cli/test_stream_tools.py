@@ -40,7 +40,7 @@ def _run(*arguments: str) -> Result:
 
 def test_a_minute_with_the_embedded_log(mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(mlctl.home)
-    told = _run("send", "sqlite://e.db#in", "--file", "rows.jsonl", "--key", "id", "--json")
+    told = _run("send", "sqlite://e.db#in", "--in", "rows.jsonl", "--key-field", "id", "--json")
     assert json.loads(told.stdout) == {"place": "sqlite://e.db#in", "sent": 2}
     done = _run(
         "run", "tiny", "--in", "sqlite://e.db#in", "--out", "sqlite://e.db#out",

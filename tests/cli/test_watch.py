@@ -235,4 +235,4 @@ def test_a_rollout_is_seen_everywhere(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], words: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2, result.stderr
-    assert words in result.stderr
+    assert words in result.output

@@ -52,10 +52,31 @@ def client(tmp_path: Path) -> TestClient:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
-def test_examples__every_document__has_kind_and_namespace(name: str) -> None:
+def test_examples__each_document__has_a_version_a_namespace_and_content(name: str) -> None:
     for document in documents(name).values():
         assert document["apiVersion"]
         assert document["metadata"]["namespace"] == "shop"
+        assert set(document) - {"apiVersion", "kind", "metadata"} or (
+            document["kind"] == "ServiceAccount"
+        )
+
+
+def test_examples__each_selector__matches_the_pods_of_a_workload() -> None:
+    files = [documents(path.name) for path in EXAMPLES.glob("*.yaml")]
+    found = [each for file in files for each in file.values()]
+    workloads = [each for each in found if "template" in each.get("spec", {})]
+    pods = [each["spec"]["template"]["metadata"]["labels"].items() for each in workloads]
+    for workload, labels in zip(workloads, pods, strict=True):
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels
+    selectors = {
+        each["metadata"]["name"]: each["spec"]["selector"].items()
+        for each in found
+        if each["kind"] == "Service"
+    }
+    # The pods of these two are made by `mlctl manifests`.
+    assert selectors.keys() >= {"shop-blue", "shop-green"}
+    for name in selectors.keys() - {"shop-blue", "shop-green"}:
+        assert any(selectors[name] <= labels for labels in pods), name
 
 
 def test_examples__kinds_with_a_published_schema__match_it() -> None:

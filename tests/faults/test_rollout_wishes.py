@@ -98,7 +98,7 @@ def test_an_abort_brings_all_traffic_back(shop: str, port: int) -> None:
 
 
 def test_the_plan_follows_the_traffic(shop: str, port: int) -> None:
-    short = ("--step-seconds", "1", "--min-requests", "5", "--bake-seconds", "1")
+    short = ("--step-time", "1s", "--min-requests", "5", "--bake-time", "1s")
     idle = mlctl("promote", shop, "--plan", *short, code=11)
     assert (idle["ends"], idle["seconds"], idle["requests_per_second"]) == (False, None, 0.0)
     with Load(port):

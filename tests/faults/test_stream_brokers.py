@@ -23,6 +23,8 @@ from tests.support.broker_kill import Install, Member, Steps, answers_to
 from tests.support.broker_steps import REDIS_STEPS, install_redis
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 _ROUNDS = 3

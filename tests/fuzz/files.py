@@ -22,7 +22,7 @@ from bento.transfer.archive import Listing
 from bundle.errors import ErrorCode
 from bundle.manifest import FileEntry
 from services.runtime.golden import load_golden, save_golden
-from services.runtime.graph import read_graph
+from services.runtime.onnx_graph import read_graph
 from tests.fuzz.target import Feed, FindingError, Target
 from tests.support.manifests import ZERO_SHA
 

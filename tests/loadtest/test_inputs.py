@@ -13,7 +13,7 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from loadtest.inputs import given_rows, grpc_request, http_request, random_rows
 from services.online.grpc.codec import GrpcCodec
 from services.protocol.codec import V2Codec
-from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.json_data import BINARY_ONLY
 from services.protocol.messages import methods
 from services.runtime.golden import save_golden
 

@@ -10,7 +10,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from loadtest.naming import folder_of, resolve_model, split_target
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 
 
@@ -32,12 +32,12 @@ def test_split_target__each_form__separates_the_model(
 
 
 def lay_out(source: Path, name: str | None, *names: str, maps: Sequence[str] | None = None) -> Path:
-    packed = pack(
+    packed = combine_bundles(
         [make_bundle(source.parent / each, name=each, features=2) for each in names], name, maps
     )
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, source / folder)
-    for note, text in packed.notes().items():
+    for note, text in packed.digest_files().items():
         (source / note).write_bytes(text)
     return source
 

@@ -15,6 +15,8 @@ from loadtest.target import Address, batches_so_far, parse_url
 from rollout.drivers.local.launcher import free_ports
 from tests.support.serving import Server
 
+pytestmark = pytest.mark.slow
+
 SHORT = 0.3
 
 

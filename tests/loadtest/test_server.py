@@ -16,6 +16,8 @@ from loadtest.runs import Protocols
 from loadtest.server import deferred_signals, serving
 from tests.support.wait import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:

@@ -75,6 +75,7 @@ def tune(bento: BentoInfo, ports: list[tuple[int, int]], reported: list[str]) ->
     ).run()
 
 
+@pytest.mark.slow
 def test_tuning__interrupted_search__resumes(bento: BentoInfo) -> None:
     http, grpc = free_ports(2)
     reported: list[str] = []
@@ -91,6 +92,7 @@ def test_tuning__interrupted_search__resumes(bento: BentoInfo) -> None:
     assert len(reported) == 1
 
 
+@pytest.mark.slow
 def test_serving__server_that_does_not_start__reports_its_log(
     bento: BentoInfo, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ print(pool.max_memory())
 """
 
 
+@pytest.mark.slow
 def test_parquet__a_large_row_group__is_read_in_bounded_memory(tmp_path: Path) -> None:
     numbers = np.arange(60_000, dtype=np.float32)
     rows = np.random.default_rng(0).random((60_000, 256), np.float32)

@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize import device
 from optimize.device import RunDevice, find_device
 from optimize.recipes.base import Target
-from services.runtime.tensorrt.devices import Gpu
+from services.runtime.tensorrt.machine import Gpu
 
 GRAPH = Path("model.onnx")
 GPU = "NVIDIA H200 (compute 9.0)"

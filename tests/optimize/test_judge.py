@@ -26,7 +26,7 @@ from optimize.recipes.quantize.dynamic import Dynamic
 from optimize.recipes.quantize.edit import read_graph
 from optimize.recipes.quantize.layers import find_layers
 from optimize.variant import Measured, Variant
-from services.runtime.faults import RunError
+from services.runtime.run_errors import RunError
 from services.runtime.session import Session, open_session
 from tests.optimize.recipes.quantize.nets import product_net, save_net, token_rows
 from tests.support.sessions import FunctionSession

@@ -61,6 +61,7 @@ def test_onnx_source__a_damaged_cache__changes_nothing(
     assert verify(again.bundle.root, digest)
 
 
+@pytest.mark.slow
 def test_onnx_source__needs_no_torch(onnx_catalog: MemoryCatalog, data: Path, home: Path) -> None:
     del onnx_catalog
     code = f"""

@@ -312,7 +312,7 @@ def test_optimize__a_pickled_model__is_rejected_or_marked(
 ) -> None:
     with pytest.raises(MlctlError) as caught:
         run("shifting", pairs, catalog)
-    assert caught.value.code is ErrorCode.PICKLE_REFUSED
+    assert caught.value.code is ErrorCode.PICKLE_REJECTED
     result = run("shifting", pairs, catalog, allow_pickle=True)
     assert result.bundle.manifest.source.pickle_allowed
 

@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.base import SourceRequest
 from services.batch.sources.parquet import ParquetSource
 from services.runtime.bisect import Arrays, TooManyError, score_rows
-from services.runtime.faults import ModelRunError
+from services.runtime.run_errors import ModelRunError
 from services.runtime.tabular.values import row_as_json, rows_from_json
 
 

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.priority_queue import MAX_CONSECUTIVE_HIGH
 from services.online.batching.scheduler import (
     BatchScheduler,
     Limits,
@@ -17,7 +18,6 @@ from services.online.batching.scheduler import (
     QueueFullError,
     Ticket,
 )
-from services.protocol.priority import TURNS
 from services.runtime.batch_costs import BatchCosts
 
 MAX_ROWS, MAX_QUEUE, MAX_WAIT = 8, 20, 0.5
@@ -147,7 +147,7 @@ class Policy(RuleBasedStateMachine):
         led_by_high = batch[0].priority is Priority.HIGH
         passed = led_by_high and normal is not None and normal not in batch
         self.heads_passed_over = self.heads_passed_over + 1 if passed else 0
-        assert self.heads_passed_over <= TURNS
+        assert self.heads_passed_over <= MAX_CONSECUTIVE_HIGH
 
     @rule(seconds=SECONDS, clean=st.booleans())
     def finish(self, seconds: float, clean: bool) -> None:

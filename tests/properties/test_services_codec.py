@@ -14,7 +14,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.online.grpc.codec import GrpcCodec
 from services.protocol.codec import V2Codec
-from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.json_data import BINARY_ONLY
 from services.protocol.messages import methods
 from services.protocol.wire import InferRequest, encode_raw
 

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import Limits, QueueFullError
+from services.online.batching.priority_queue import Ticket
 from services.online.batching.scheduler import BatchScheduler
-from services.protocol.priority import Ticket
 from services.runtime.batch_costs import BatchCosts
 
 MAX_ROWS, MAX_QUEUE, MAX_LONG = 8, 20, 3

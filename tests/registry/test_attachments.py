@@ -16,6 +16,7 @@ from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 
 
+@pytest.mark.slow
 def test_attach__a_folder__comes_back_unchanged(
     catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,7 @@ def test_resolve__a_missing_model__suggests_existing_ones(catalog: MlflowCatalog
 
 
 def test_resolve__a_pickle__is_rejected_unless_allowed(catalog: MlflowCatalog) -> None:
-    assert "models:/branchy/1" in rejected(ErrorCode.PICKLE_REFUSED, "branchy", catalog)
+    assert "models:/branchy/1" in rejected(ErrorCode.PICKLE_REJECTED, "branchy", catalog)
     source = catalog.resolve("branchy", allow_pickle=True)
     assert source.format is ModelFormat.PICKLE
     assert source.pickle_allowed

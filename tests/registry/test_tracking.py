@@ -59,6 +59,7 @@ def test_tracking__current_directory__stays_empty(registry_home: Path, tmp_path:
     assert done.stdout.strip().startswith((registry_home / "mlartifacts").as_uri())
 
 
+@pytest.mark.slow
 def test_tracking__environment__is_unchanged_with_pickle_off(
     catalog: MlflowCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_registry_of_an_unknown_kind__fails__without_its_password(
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_registered__names_the_registry_and_its_variable(
     catalog: MlflowCatalog, registry_home: Path
 ) -> None:

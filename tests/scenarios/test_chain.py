@@ -17,7 +17,7 @@ from examples.digits.data import load_split
 from rollout.drivers.local.launcher import free_ports
 from tests.scenarios.conftest import Shop
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
 
 ROWS = 40
 

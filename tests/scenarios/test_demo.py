@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.mlctl import Mlctl
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.may_stall, pytest.mark.timeout(600)]
 
 
 def is_orphan(process: psutil.Process) -> bool:

@@ -18,7 +18,7 @@ from cli.revisions import find_revision
 from loadtest.parity.online_paths import open_online
 from loadtest.parity.paths import Arrays
 from loadtest.target import Address
-from services.runtime.bento_layout import pack, unpack
+from services.runtime.bento_layout import combine_bundles, read_contents
 from services.runtime.bento_store import find_bento
 from services.runtime.scorable import find_model
 from tests.support.bundles import expected, make_bundle
@@ -40,7 +40,7 @@ def shop(store_home: Path, tmp_path_factory: pytest.TempPathFactory) -> BuiltBen
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(store_home))
-        return build_bento(pack(bundles, "shop"), labels)
+        return build_bento(combine_bundles(bundles, "shop"), labels)
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_every_way_leads_to_the_model_that_is_meant(served: Server, shop: BuiltB
     }
     address = Address("127.0.0.1", served.grpc_port, tls=False, headers={})
     with httpx.Client(base_url=served.url) as client:
-        for bundle in unpack(shop.path / "src").bundles:
+        for bundle in read_contents(shop.path / "src").bundles:
             name, signature = bundle.manifest.name, bundle.manifest.signature
             inputs, output, wanted = asked.pop(name)
             for path in open_online(client, address, name, signature, alone=False):
@@ -101,7 +101,7 @@ def test_every_way_leads_to_the_model_that_is_meant(served: Server, shop: BuiltB
 
 def test_a_deployment_knows_it_by_all_its_digests(shop: BuiltBento) -> None:
     revision = find_revision(shop.tag)
-    models = unpack(shop.path / "src").bundles
+    models = read_contents(shop.path / "src").bundles
     assert models[1].path(TRANSFORM_NAME).is_file()
     assert (revision.name, revision.digest) == ("shop", shop.digest)
     assert revision.digests == tuple(bundle.digest for bundle in models)
@@ -110,7 +110,7 @@ def test_a_deployment_knows_it_by_all_its_digests(shop: BuiltBento) -> None:
 
 def test_the_digest_of_one_leads_to_the_bento(shop: BuiltBento) -> None:
     bento = find_bento(shop.tag)
-    models = unpack(bento.source).bundles
+    models = read_contents(bento.source).bundles
     assert bento.digests == {each.manifest.name: each.digest for each in models}
     known = ProvenanceSources([bento], [], [], [])
     assert known.digests() == {shop.digest, *bento.digests.values()}

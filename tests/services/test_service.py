@@ -177,6 +177,7 @@ def test_a_stop_answers_grpc_clients_that_go_on_asking(seam: Any, bundle: Verifi
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import services.service"],
@@ -191,6 +192,7 @@ def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_importing_loads_neither_torch_nor_mlflow(bundle: VerifiedBundle, tmp_path: Path) -> None:
     code = "import sys, services.service; assert not {'torch', 'mlflow'} & set(sys.modules)"
     subprocess.run(
@@ -206,3 +208,16 @@ def test_the_reason_names_code_and_hint(seam: Any) -> None:
     assert "file_altered" in seam.explain(error)
     assert error.hint in seam.explain(error)
     assert "boom" in seam.explain(RuntimeError("boom"))
+
+
+@pytest.mark.slow
+def test_start__with_a_misspelt_setting__warns(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import services.service"],
+        env={**os.environ, "MLCTL_WORKER": "2", "MLCTL_BUNDLE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "Warning: MLCTL_WORKER is not a setting of mlctl" in done.stderr

@@ -15,7 +15,7 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from services.online.grpc.codec import GrpcCodec
 from services.protocol.codec import V2Codec
 from services.protocol.compression import CODINGS, deflate, inflate
-from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.json_data import BINARY_ONLY
 from services.protocol.messages import methods
 
 HTTP: Any = tritonclient.http

@@ -1,4 +1,4 @@
-"""Clients of the text model while something fails: steady ones, rude ones, and a burst of them."""
+"""Clients of the text model while something fails: steady, slow and disappearing ones, a burst."""
 
 from __future__ import annotations
 
@@ -6,56 +6,61 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
 
 import grpc
 import httpx
 
 from services.protocol.messages import SERVICE, methods
 from tests.support.serving import Server
-from tests.support.wait import PATIENCE_SECONDS
+from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 MODEL = "text"
 PATH = f"/v2/models/{MODEL}/infer"
 INFER = methods()["ModelInfer"]
 TEXT, TOTAL = "one two", 1.5
-# What the model makes of texts; a word that it does not know counts as a fourth.
-WORTH = {"one": 0.5, "two": 1.0, "three": 1.5, "slow": 2.0, TEXT: TOTAL}
+# The output `total` of each text; a word outside the vocabulary counts as the fourth.
+TOTALS = {"one": 0.5, "two": 1.0, "three": 1.5, "slow": 2.0, TEXT: TOTAL}
 
 
 def http_request(*texts: str) -> dict[str, Any]:
-    """What `httpx.post` takes to ask for the answers to `texts`."""
+    """Return the arguments of `httpx.post` for a request with one row per text."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
     return {"content": json.dumps({"inputs": [tensor]})}
 
 
-def ask_http(client: httpx.Client, server: Server, text: str) -> httpx.Response:
+def send_http(client: httpx.Client, server: Server, text: str) -> httpx.Response:
     return client.post(f"{server.url}{PATH}", **http_request(text), timeout=PATIENCE_SECONDS)
 
 
-def totals(answer: httpx.Response) -> list[float]:
-    """The numbers of a good answer."""
-    (found,) = [each["data"] for each in answer.json()["outputs"] if each["name"] == "total"]
-    return list(found)
+def totals(response: httpx.Response) -> list[float]:
+    """Return the output `total` of a response."""
+    (data,) = [each["data"] for each in response.json()["outputs"] if each["name"] == "total"]
+    return list(data)
 
 
-def answered_by(answer: httpx.Response) -> str:
-    """Which process answered."""
-    return str(answer.headers["x-request-id"]).partition("-")[0]
+def is_answer(response: httpx.Response, text: str) -> bool:
+    """Return whether this is the right response to a request for `text`."""
+    return response.status_code == 200 and totals(response) == [TOTALS[text]]
+
+
+def answered_by(response: httpx.Response) -> str:
+    """Return the name of the worker that answered."""
+    return str(response.headers["x-request-id"]).partition("-")[0]
 
 
 def open_channel(server: Server) -> Any:
-    """A connection of its own: channels to one address share one otherwise."""
+    """Open a gRPC connection of its own: channels to one address share one by default."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     return grpc.insecure_channel(  # type: ignore[no-untyped-call]
         f"127.0.0.1:{server.grpc_port}", options
     )
 
 
-def ask_grpc(channel: Any, text: str) -> Any:
+def send_grpc(channel: Any, text: str) -> Any:
     request = INFER.request(model_name=MODEL)
     request.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
         text.encode()
@@ -68,127 +73,123 @@ def ask_grpc(channel: Any, text: str) -> Any:
     return call(request, timeout=PATIENCE_SECONDS, wait_for_ready=True)
 
 
-@dataclass(slots=True)
-class Seen:
-    """What the clients of a load saw: which processes answered, and what failed how."""
-
-    answered_by: set[str] = field(default_factory=set)
-    answers: int = 0
-    failures: list[str] = field(default_factory=list)
-
-
-def http_client(server: Server, seen: Seen, stop: threading.Event) -> None:
-    with httpx.Client() as client:
-        while not stop.is_set():
-            try:
-                answer = ask_http(client, server, TEXT)
-            except httpx.TransportError as error:
-                seen.failures.append(f"http {type(error).__name__}")
-                continue
-            if answer.status_code == 200 and totals(answer) == [TOTAL]:
-                seen.answers += 1
-                seen.answered_by.add(answered_by(answer))
-            else:
-                seen.failures.append(f"http {answer.status_code}: {answer.text}")
-
-
-def grpc_client(server: Server, seen: Seen, stop: threading.Event) -> None:
-    with open_channel(server) as channel:
-        while not stop.is_set():
-            try:
-                ask_grpc(channel, TEXT)
-                seen.answers += 1
-            except grpc.RpcError as error:
-                seen.failures.append(f"grpc {error.code().name}")  # type: ignore[attr-defined]
-
-
 class Load:
-    """Clients that ask again as soon as they are answered, until `stop`."""
+    """Closed-loop clients, four over HTTP and two over gRPC, for the time of a `with` block."""
 
-    def __init__(self, server: Server, http: int, over_grpc: int) -> None:
-        clients: list[Callable[[Server, Seen, threading.Event], None]]
-        clients = [http_client] * http
-        clients += [grpc_client] * over_grpc
-        self.seen = Seen()
-        self.clients = len(clients)
+    clients = 6
+
+    def __init__(self, server: Server) -> None:
+        self.answers = 0
+        self.failures: list[str] = []
+        self._server = server
         self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(len(clients))
-        self._running: list[Future[None]] = [
-            self._pool.submit(client, server, self.seen, self._stop) for client in clients
-        ]
+        self._pool = ThreadPoolExecutor(self.clients)
 
-    def stop(self) -> None:
-        """Let each have its last answer; raises what a client did not expect."""
+    def __enter__(self) -> Self:
+        loops = [self._http_client] * 4 + [self._grpc_client] * 2
+        self._running = [self._pool.submit(loop) for loop in loops]
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
         self._stop.set()
         self._pool.shutdown()
         for client in self._running:
-            client.result(PATIENCE_SECONDS)
+            client.result()
+
+    def wait_for_answers(self, count: int) -> None:
+        enough = self.answers + count
+        wait_until(lambda: self.answers >= enough, what=f"{count} more answers")
+
+    def _http_client(self) -> None:
+        with httpx.Client() as client:
+            while not self._stop.is_set():
+                try:
+                    response = send_http(client, self._server, TEXT)
+                except httpx.TransportError as error:
+                    self.failures.append(f"http {type(error).__name__}")
+                    continue
+                if is_answer(response, TEXT):
+                    self.answers += 1
+                else:
+                    self.failures.append(f"http {response.status_code}: {response.text}")
+
+    def _grpc_client(self) -> None:
+        with open_channel(self._server) as channel:
+            while not self._stop.is_set():
+                try:
+                    send_grpc(channel, TEXT)
+                    self.answers += 1
+                except grpc.RpcError as error:
+                    self.failures.append(f"grpc {error.code().name}")  # type: ignore[attr-defined]
 
 
-class RudeClient:
-    """A connection that sends half of a request, or a whole one, and takes its time."""
+class RawClient:
+    """A connection that sends a request in two halves; closes at the end of a `with` block."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, text: str) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS)
-        self.expected = 0.0
-
-    def send(self, text: str, part: slice) -> None:
-        """Send a request for `text`, or one of the two parts that its body is cut into."""
+        self._total = TOTALS[text]
         body = http_request(text)["content"].encode()
-        self.expected = WORTH[text]
         head = f"POST {PATH} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
-        pieces = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:9], body[9:]]
-        self._socket.sendall(b"".join(pieces[part]))
+        self._halves = (f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:9], body[9:])
 
-    def answer(self) -> bytes:
-        """All that comes until the server closes."""
-        return b"".join(iter(lambda: self._socket.recv(65536), b""))
+    def __enter__(self) -> Self:
+        return self
 
-    def leave(self) -> None:
+    def __exit__(self, *_exc_info: object) -> None:
         self._socket.close()
+
+    def send_first_half(self) -> None:
+        self._socket.sendall(self._halves[0])
+
+    def send_second_half(self) -> None:
+        self._socket.sendall(self._halves[1])
+
+    def check_answer(self) -> None:
+        """Read until the server closes the connection, and check the response."""
+        response = b"".join(iter(lambda: self._socket.recv(65536), b""))
+        assert response.startswith(b"HTTP/1.1 200"), response
+        assert f'"data":[{self._total}]'.encode() in response, response
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What many simultaneous requests got: refusals, what should not be, and good answers."""
+    """Many requests at the same time: the rejections, the failures, and the right answers."""
 
-    requests: int
-    refusals: Sequence[httpx.Response]
-    wrong: Sequence[str]
+    rejections: Sequence[httpx.Response]
+    failures: Sequence[str]
     answers: int
 
 
 def burst(server: Server, requests: int, rows: int) -> Burst:
-    """Ask all at once, each over its own connection; whoever is refused asks again as told."""
-    refusals: list[httpx.Response] = []
-    wrong: list[str] = []
+    """Send all requests at once, each over its own connection; repeat the rejected ones."""
+    rejections: list[httpx.Response] = []
+    failures: list[str] = []
 
-    async def ask(client: httpx.AsyncClient, texts: list[str], expected: list[float]) -> int:
+    async def send(client: httpx.AsyncClient, texts: list[str]) -> int:
         while True:
             try:
-                answer = await client.post(PATH, **http_request(*texts))
+                response = await client.post(PATH, **http_request(*texts))
             except httpx.TransportError as error:
-                wrong.append(f"{type(error).__name__}: {error}")
+                failures.append(f"{type(error).__name__}: {error}")
                 return 0
-            if answer.status_code == 503 and "retry-after" in answer.headers:
-                refusals.append(answer)
-                await asyncio.sleep(float(answer.headers["retry-after"]))
-                continue
-            if answer.status_code != 200 or totals(answer) != expected:
-                wrong.append(f"{answer.status_code}: {answer.text}")
+            if response.status_code == 503 and "retry-after" in response.headers:
+                rejections.append(response)
+                await asyncio.sleep(float(response.headers["retry-after"]))
+            elif response.status_code == 200 and totals(response) == [TOTALS[t] for t in texts]:
+                return 1
+            else:
+                failures.append(f"{response.status_code}: {response.text}")
                 return 0
-            return 1
 
-    async def all_at_once() -> int:
+    async def send_all() -> int:
         limits = httpx.Limits(max_connections=None)
         options: dict[str, Any] = {"base_url": server.url, "timeout": PATIENCE_SECONDS}
         async with httpx.AsyncClient(limits=limits, **options) as client:
-            # Each has an answer of its own, so that one that went astray is seen.
+            # Neighbours have different rows, so that an answer to another request is detected.
             words = ["one", "two", "three"]
-            asked = [[words[(n + row) % 3] for row in range(rows)] for n in range(requests)]
-            expected = [[WORTH[text] for text in texts] for texts in asked]
-            return sum(
-                await asyncio.gather(*(ask(client, *e) for e in zip(asked, expected, strict=True)))
-            )
+            texts = [[words[(n + row) % 3] for row in range(rows)] for n in range(requests)]
+            return sum(await asyncio.gather(*(send(client, each) for each in texts)))
 
-    return Burst(requests, refusals, wrong, asyncio.run(all_at_once()))
+    answers = asyncio.run(send_all())
+    return Burst(rejections, failures, answers)

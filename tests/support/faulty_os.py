@@ -1,7 +1,7 @@
-"""An operating system that can be told to fail: a clock that steps, a disk that fills.
+"""An operating system that fails on request: its wall clock steps, its disk is full.
 
-Real processes meet it: a small C library, made here with `cc`, stands before the C library's
-own clock and writes. Without a compiler there is none, and what needs it is skipped.
+Real processes run on it: a small library, compiled here with `cc`, replaces the clock and the
+writes of the C library.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_ANY = -1
+_UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class FaultyOs:
-    """The controls, in `folder`; files below `disk` are those that its full disk refuses."""
+    """The controls, in `folder`; the disk that can be full is the folder `disk`."""
 
     folder: Path
     disk: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process is started with to be under these controls."""
+        """Return the variables that put a new process under these controls."""
         return {
             "LD_PRELOAD": str(self.folder / "faulty_os.so"),
             "FAULTY_OS_CONTROL": str(self.folder / "control"),
@@ -34,21 +34,21 @@ class FaultyOs:
         }
 
     def step_clock(self, seconds: int) -> None:
-        """Put the wall clock so far off the real one."""
+        """Set the wall clock's distance from the real one."""
         self._set(0, seconds)
 
     def leave_room(self, size: int | None) -> None:
-        """Let `size` more bytes be written to the disk; None for any number."""
-        self._set(8, _ANY if size is None else size)
+        """Accept `size` more bytes on the disk; None for any number."""
+        self._set(8, _UNLIMITED if size is None else size)
 
-    def _set(self, place: int, number: int) -> None:
+    def _set(self, offset: int, number: int) -> None:
         with (self.folder / "control").open("r+b") as control:
-            control.seek(place)
+            control.seek(offset)
             control.write(struct.pack("=q", number))
 
 
 def make_faulty_os(folder: Path) -> FaultyOs | None:
-    """Compile it into `folder`; None where that cannot be done."""
+    """Compile the library into `folder`; return None without Linux and a compiler."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         return None
@@ -57,5 +57,5 @@ def make_faulty_os(folder: Path) -> FaultyOs | None:
     library = folder / "faulty_os.so"
     command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl"]
     subprocess.run(command, check=True)
-    (folder / "control").write_bytes(struct.pack("=qq", 0, _ANY))
+    (folder / "control").write_bytes(struct.pack("=qq", 0, _UNLIMITED))
     return FaultyOs(folder, disk)

@@ -31,7 +31,7 @@ class MemoryCatalog:
             known = suggestion(ref.name, {name for name, _ in self.sources}, "registered models")
             raise MlctlError(ErrorCode.MODEL_NOT_FOUND, f"{ref} is not registered; {known}")
         if source.pickle_allowed and not allow_pickle:
-            raise MlctlError(ErrorCode.PICKLE_REFUSED, f"{ref} is stored as a pickle")
+            raise MlctlError(ErrorCode.PICKLE_REJECTED, f"{ref} is stored as a pickle")
         return source
 
     def publish(

@@ -21,7 +21,7 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.runtime.bento_layout import BentoContents, pack
+from services.runtime.bento_layout import BentoContents, combine_bundles
 from services.runtime.golden import save_golden
 from tests.support.bundles import OPSET, make_bundle
 
@@ -56,7 +56,7 @@ def make_pair_bundle(root: Path) -> VerifiedBundle:
 def make_pair_pipeline(root: Path) -> BentoContents:
     """A pipeline `both`: `x` goes through the model `first` before the pair, `n` does not."""
     first = make_bundle(root / "first", name="first", features=2)
-    return pack([first, make_pair_bundle(root / "pair")], "both", ["tiny.x=first.y"])
+    return combine_bundles([first, make_pair_bundle(root / "pair")], "both", ["tiny.x=first.y"])
 
 
 def _specs(real: str, whole: str) -> tuple[TensorSpec, ...]:

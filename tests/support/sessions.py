@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from bundle.errors import MlctlError
-from services.runtime.faults import RunError
+from services.runtime.run_errors import RunError
 
 
 class FunctionSession:

@@ -20,7 +20,7 @@ from bundle.paths import check_relative
 from services.batch.base import Chunk, SplittableSource, Unit, UnitResult
 from services.batch.executors.scratch import Scratch, sweep
 from services.runtime.bisect import TooManyError
-from services.runtime.scorable import Scorable, bundles_of, verify_at
+from services.runtime.scorable import Scorable, bundles_of, verify_copies
 
 if TYPE_CHECKING:
     from services.batch.job import Scoring
@@ -121,7 +121,7 @@ class ScoringActor:
             self._scratch = self._scratch or Scratch()
             folder = self._scratch.folder
             write_files(folder, given.files)
-            model = verify_at(given.scoring.model, lambda bundle: folder / bundle.name)
+            model = verify_copies(given.scoring.model, lambda bundle: folder / bundle.name)
             self._given = given, replace(given.scoring, model=model).open()
             if all(bundle.manifest.transform is None for bundle in bundles_of(model)):
                 # All is loaded; only a transform may read its files later.

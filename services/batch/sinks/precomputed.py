@@ -48,8 +48,8 @@ from services.precomputed.base import (
     rows_lost,
 )
 from services.precomputed.lease import Lease
-from services.precomputed.rows import RowCodec
-from services.precomputed.settings import load_place
+from services.precomputed.row_codec import RowCodec
+from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import lock_path, open_store
 from services.protocol.keys import MAX_KEY_CHARS, is_key
 
@@ -75,7 +75,7 @@ def open_sink(request: SinkRequest) -> PrecomputedSink:
     flip = options.get("flip", "yes")
     if flip not in {"yes", "no"}:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"--option flip={flip}: write yes or no")
-    where = load_place()
+    where = read_store_location()
     store, lock = open_store(name, where), lock_path(name, where)
     return PrecomputedSink(name, store, lock, options.get("key"), flip=flip == "yes")
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.batch_size import BatchSize
 from services.online.batching.offered_load import OfferedLoad
-from services.protocol.priority import Lanes, Priority
+from services.online.batching.priority_queue import PriorityQueue
+from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
 # An overloaded server admits the requests that fill the next batch, and this much more, because
@@ -95,7 +96,9 @@ class Forecast:
     `between` is the seconds of a long request's step before each batch; 0 if no long request waits.
     """
 
-    def __init__(self, limits: Limits, costs: BatchCosts, lanes: Lanes, size: BatchSize) -> None:
+    def __init__(
+        self, limits: Limits, costs: BatchCosts, lanes: PriorityQueue, size: BatchSize
+    ) -> None:
         self.running_rows = 0
         self.between = 0.0
         self._limits = limits
@@ -119,8 +122,10 @@ class Forecast:
         if self._started is not None and not long:
             self._load.offered(rows if self._limits.joinable else 1)
         elif self._started is None and not self._lanes.count and self._full_seconds > 0:
-            self._load.idle(self._possible(now - self._ended) / self._most_units)
-            self._ended = now
+            # A request of the tick in which the batch ended may have arrived before its end.
+            idle = max(0.0, now - self._ended)
+            self._load.idle(self._possible(idle) / self._most_units)
+            self._ended += idle
 
     def started(self, rows: int, now: float) -> None:
         """Record that a batch of `rows` rows starts."""

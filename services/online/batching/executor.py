@@ -350,7 +350,8 @@ class BatchExecutor:
         self._finish(jobs, started, [failure] * len(jobs))
 
     def _finish(self, jobs: list[_Job], started: float, outcomes: list[Outcome]) -> None:
-        seconds = self._clock.monotonic() - started
+        self._now = self._clock.monotonic()  # requests of this tick arrive after the batch's end
+        seconds = self._now - started
         rows = sum([job.ticket.rows for job in jobs])
         answer = partial(self._answer, jobs, outcomes, started, seconds, rows)
         # If the next batch is full already, start it before the answers are written; else write

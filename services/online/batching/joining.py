@@ -70,14 +70,14 @@ def _run_together(
 ) -> list[Share]:
     if lengths is None:
         return _divide(run(join_rows(requests)), rows)
-    levelled = lengths.level(requests)
+    levelled = lengths.pad_to_longest(requests)
     shares = _divide(run(join_rows(levelled)), rows)
     padded = lengths.length(levelled[0])
     if padded is None:
         return shares
     own = [lengths.length(inputs) for inputs in requests]
     return [
-        share if length is None else (lengths.cut(cut(share), padded, length), 0, None)
+        share if length is None else (lengths.trim(cut(share), padded, length), 0, None)
         for share, length in zip(shares, own, strict=True)
     ]
 

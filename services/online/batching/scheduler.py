@@ -27,8 +27,9 @@ from services.online.batching.admission import (
 )
 from services.online.batching.batch_size import BatchSize
 from services.online.batching.linger import LingerHeuristic
+from services.online.batching.priority_queue import PriorityQueue, Ticket
 from services.online.batching.time_slices import TimeSlicedQueue
-from services.protocol.priority import Lanes, Priority, Ticket
+from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
 __all__ = ["BatchScheduler", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
@@ -42,7 +43,7 @@ class BatchScheduler:
     def __init__(self, limits: Limits, costs: BatchCosts | None = None) -> None:
         self.limits = limits
         self.costs = costs or BatchCosts()
-        self._lanes = Lanes()
+        self._lanes = PriorityQueue()
         self._time_sliced = TimeSlicedQueue()
         self._long_is_next = False
         self._step_seconds = 0.0

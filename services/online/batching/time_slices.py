@@ -6,7 +6,7 @@ model for as long as it takes. So it has one step at a time, and waits in betwee
 
 from __future__ import annotations
 
-from services.protocol.priority import Lanes, Ticket
+from services.online.batching.priority_queue import PriorityQueue, Ticket
 
 
 class TimeSlicedQueue:
@@ -18,7 +18,7 @@ class TimeSlicedQueue:
 
     def __init__(self) -> None:
         self.rows = 0
-        self._waiting = Lanes()
+        self._waiting = PriorityQueue()
         self._parked: dict[int, Ticket] = {}
 
     def __contains__(self, number: int) -> bool:

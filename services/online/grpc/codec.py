@@ -13,7 +13,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature
-from services.protocol.jsonbody import MAX_VALUES
+from services.protocol.json_body import MAX_VALUES
 from services.protocol.keys import check_keys
 from services.protocol.wire import (
     FINAL_RESPONSE,

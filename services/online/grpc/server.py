@@ -26,7 +26,7 @@ from services.online.grpc.unary import ask, counted
 from services.online.models.metadata import (
     is_ready,
     metadata,
-    refuse_change,
+    reject_change,
     repository_index,
     server_metadata,
 )
@@ -60,11 +60,11 @@ class GrpcServer:
         await self._server.start()
 
     def announce_stop(self) -> None:
-        """Tell those who watch the health that it ends, before `stop` ends it."""
+        """Announce the stop to clients that watch the health, before `stop`."""
         self._health.stop()
 
     async def drain(self, seconds: float) -> None:
-        """Send clients elsewhere, while the models answer what is on its way; `stop` follows."""
+        """Send clients elsewhere while open calls are answered; `stop` follows."""
         await self._server.drain(seconds)
 
     async def stop(self, grace: float) -> None:
@@ -133,10 +133,10 @@ class GrpcServer:
         return self._response("RepositoryIndex", models=models)
 
     async def _repository_load(self, _request: Any) -> Any:
-        refuse_change("load")
+        reject_change("load")
 
     async def _repository_unload(self, _request: Any) -> Any:
-        refuse_change("unload")
+        reject_change("unload")
 
     async def _infer(self, message: bytes, call: GrpcCall) -> Any:
         return await counted(

@@ -11,7 +11,7 @@ from services.online.batching.executor import Answer
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from services.online.observability.calls import GRPC, Stages
-from services.protocol.priority import LANE_HEADER, Priority, named_lane
+from services.protocol.priority import PRIORITY_HEADER, Priority, priority_of_headers
 from services.protocol.wire import InferRequest
 
 
@@ -58,6 +58,10 @@ async def ask(
 
 def lane_of(call: GrpcCall) -> Priority | None:
     """Return the lane that a call's metadata name, or None; INVALID_INPUT for an unknown lane."""
-    return named_lane(
-        [value for name, value in call.metadata if name == LANE_HEADER and isinstance(value, str)]
+    return priority_of_headers(
+        [
+            value
+            for name, value in call.metadata
+            if name == PRIORITY_HEADER and isinstance(value, str)
+        ]
     )

@@ -2,7 +2,7 @@
 
 A plain ASGI application in front of BentoML's middleware. Limits come before parsing: the
 declared length, then the arrived one. Errors are
-`{"error": sentence, "code": stable name}` and tell nothing about the server's inside.
+`{"error": sentence, "code": stable name}` and show nothing of the server's inside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.online.models.metadata import (
     is_ready,
     metadata,
     only_ready,
-    refuse_change,
+    reject_change,
     repository_index,
     server_metadata,
 )
@@ -132,7 +132,7 @@ class V2App:
                     body = await read_in_time(receive, self._inference, hold, end)
                 return json_response(200, repository_index(self._host, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
-                refuse_change(verb)
+                reject_change(verb)
         raise _no_such_path()
 
     def _meant(self, parts: list[str]) -> InferHandler:
@@ -188,8 +188,8 @@ class V2App:
                 raise _no_such_path()
 
 
-def _readiness(ready: bool, **told: object) -> tuple[int, Mapping[str, Any]]:
-    return (200 if ready else 503), {**told, "ready": ready}
+def _readiness(ready: bool, **fields: object) -> tuple[int, Mapping[str, Any]]:
+    return (200 if ready else 503), {**fields, "ready": ready}
 
 
 async def _stream(

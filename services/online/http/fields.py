@@ -1,4 +1,4 @@
-"""A request's headers by their names."""
+"""The headers of a request by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def fields_of(lines: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The headers in `lines`, whose names are in lower case.
+    """Return the headers in `lines`, whose names are in lower case.
 
-    Several lines of one name are one list (RFC 9110, 5.3), which where one value is wanted is
-    none: whoever sends two that differ is refused, and not heard half. Equal ones are one.
+    Several lines of one name are joined by commas (RFC 9110, 5.3), equal ones count once. Where one
+    value is expected, two different ones are so rejected instead of using either.
     """
     fields = dict(lines)
     if len(fields) == len(lines):

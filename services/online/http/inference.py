@@ -28,7 +28,12 @@ from services.online.observability.calls import HTTP, RequestRecord, Stages
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.codec import V2Codec
-from services.protocol.compression import IDENTITY, content_coding, inflate_apart, pack
+from services.protocol.compression import (
+    IDENTITY,
+    compress_response,
+    content_coding,
+    inflate_on_thread,
+)
 from services.protocol.priority import Priority, parse_priority
 from services.protocol.wire import InferRequest
 from services.runtime.streaming import AnswerStream
@@ -273,7 +278,7 @@ class InferHandler:
         body = encoded.body
         packing: Sequence[tuple[bytes, bytes]] = ()
         if head.accept:
-            body, packing = pack(body, head.accept)
+            body, packing = compress_response(body, head.accept)
         times = self._timing(queue, infer)
         response = success_to_wire(
             headers, head.request_id, times, body, encoded.header_length, packing, close=close
@@ -351,7 +356,7 @@ class InferHandler:
     async def _decode_apart(self, head: RequestHead, body: bytes, hold: Hold) -> InferRequest:
         if head.coding != IDENTITY:
             arrived, limit = len(body), self._host.settings.max_body_bytes
-            body = await inflate_apart(
+            body = await inflate_on_thread(
                 body, head.coding, limit, lambda size: hold.grow(arrived + size), self._decoder
             )
             head = head._replace(coding=IDENTITY)

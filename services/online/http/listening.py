@@ -1,7 +1,7 @@
-"""A listener that, when it is closed, lets in who came before.
+"""A listener that drains its accept backlog before it closes.
 
-The kernel accepts connections, and TLS shakes hands, before a server knows of them. To just
-close a listener would reset those, though their clients may have sent a request already.
+The kernel accepts connections, and TLS negotiates, before the server knows of them. Closing the
+listener at once would reset connections whose clients may have sent a request already.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-# So many connections with TLS are taken in a turn of the loop.
+# Connections with TLS that are accepted per tick.
 _TURN = 16
-# While nobody can be let in, as no more files may be open, this long until it is tried again.
+# The pause before the next try when no more files may be open.
 _BREATH_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 10.0
-# At the end those who still shake hands are given this long.
+# The time that unfinished handshakes get at the end.
 _GRACE_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
 logger = logging.getLogger("mlctl.listening")

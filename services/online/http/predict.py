@@ -40,9 +40,9 @@ from services.online.models.served_model import ServedModel
 from services.online.observability.calls import PREDICT, RequestRecord, Stages
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
-from services.protocol.jsonbody import parse_object
-from services.protocol.jsondata import decode_data, encode_data
-from services.protocol.priority import LANE_HEADER, Priority, parse_priority
+from services.protocol.json_body import parse_object
+from services.protocol.json_data import decode_data, encode_data
+from services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
 from services.protocol.wire import declare, shown
 
 ROUTE = "/predict"
@@ -138,8 +138,8 @@ class _Predict:
         if b"content-encoding" in headers:
             raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content encoding is not served")
         priority = Priority.NORMAL
-        if LANE_HEADER.encode() in headers:
-            priority = parse_priority(headers[LANE_HEADER.encode()].decode("latin-1"))
+        if PRIORITY_HEADER.encode() in headers:
+            priority = parse_priority(headers[PRIORITY_HEADER.encode()].decode("latin-1"))
         length = headers.get(b"content-length", b"")
         if length.isdigit():
             self.check_size(int(length))

@@ -13,19 +13,19 @@ from services.online.security.tokens import Access, unauthenticated
 # Probes have no token, and their answers reveal nothing else.
 PROBES = frozenset({"/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready"})
 _POLICY_VIOLATION = 1008
-Refuse = Callable[[MlctlError, Message], Response]
+Reject = Callable[[MlctlError, Message], Response]
 
 
 class TokenGate:
     """ASGI middleware: UNAUTHENTICATED for requests without a token, except to `PROBES`.
 
-    `refuse` makes the answer of the error and the request's scope.
+    `reject` makes the response to the error and the request's scope.
     """
 
-    def __init__(self, app: App, access: Access, refuse: Refuse) -> None:
+    def __init__(self, app: App, access: Access, reject: Reject) -> None:
         self._app = app
         self._access = access
-        self._refuse = refuse
+        self._reject = reject
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] in PROBES:
@@ -37,7 +37,7 @@ class TokenGate:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            response = self._refuse(unauthenticated(), scope)
+            response = self._reject(unauthenticated(), scope)
             close_if_expecting(headers, response)
             await send(
                 {

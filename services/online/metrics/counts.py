@@ -106,7 +106,7 @@ class Metrics:
         self._last = 0.0
         self._waiting = 0
         self._hung = False
-        self._exposition = Exposition(registry, self._tell)
+        self._exposition = Exposition(registry, self._report)
         self._make_counters(model, registry)
         self._make_histograms(model, registry)
         self._make_gauges(model, registry)
@@ -262,26 +262,26 @@ class Metrics:
             "mlctl_hung_workers", "Workers whose model hangs.", labels, registry
         )
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._fold()
         outcomes = dict(self._outcomes)
-        self._request_sink.tell(outcomes)
+        self._request_sink.report(outcomes)
         rejected: dict[tuple[str, ...], int] = {}
         missed = 0
         for (_, outcome), count in outcomes.items():
             if outcome not in _NOT_REJECTED:
                 rejected[outcome,] = rejected.get((outcome,), 0) + count
             missed += count * (outcome == "deadline_exceeded")
-        self._rejection_sink.tell(rejected)
-        self._miss_sink.tell({(): missed})
+        self._rejection_sink.report(rejected)
+        self._miss_sink.report({(): missed})
         spent = self._transform()
-        self._transform_sink.tell(
+        self._transform_sink.report(
             {(part,): spent.get(part, 0.0) - self._warm_up.get(part, 0.0) for part in _PARTS}
         )
         for sink, values in self._histograms:
             for label, distribution in values.items():
-                sink.tell(label, distribution.counts, distribution.total)
-        self._depth_sink.tell(self._waiting)
-        self._worker_sink.tell(1)
-        self._hung_sink.tell(int(self._hung))
-        self._triton.tell(self.tally())
+                sink.report(label, distribution.counts, distribution.total)
+        self._depth_sink.report(self._waiting)
+        self._worker_sink.report(1)
+        self._hung_sink.report(int(self._hung))
+        self._triton.report(self.tally())

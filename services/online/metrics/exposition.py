@@ -1,8 +1,8 @@
-"""Numbers that were summed in memory, moved to prometheus-client when they are read.
+"""Moves sums from memory to prometheus-client.
 
-In one process that is when the registry is collected. In the multiprocess mode another
-worker may be the one that is scraped, so what was counted is also moved once a second
-while anything is counted, and by whoever answers /metrics.
+In one process this happens when the registry is collected. In the multiprocess mode another worker
+may be scraped, so the sums are also moved once a second while they change, and by the worker that
+answers /metrics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST: WeakKeyDictionary[CollectorRegistry, list[Exposition]] = WeakKeyDictiona
 
 
 def _shared(registry: CollectorRegistry, name: str, make: Callable[[], _Of]) -> _Of:
-    """The metric `name` of `registry`, made the first time that it is asked for."""
+    """Return the metric `name` of `registry`, which is made on first use."""
     known = _METRICS.setdefault(registry, {})
     if name not in known:
         known[name] = make()
@@ -33,38 +33,38 @@ def _shared(registry: CollectorRegistry, name: str, make: Callable[[], _Of]) -> 
 
 
 class Exposition:
-    """Calls `tell` whenever the metrics of `registry` are to be up to date."""
+    """Calls `report` whenever the metrics of `registry` are to be up to date."""
 
-    def __init__(self, registry: CollectorRegistry, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, registry: CollectorRegistry, report: Callable[[], None]) -> None:
+        self._report = report
         self._lock = Lock()
-        # A scrape may run on another thread than the one that counts.
+        # A scrape may run on another thread than the event loop's.
         several = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         self._loop = asyncio.get_running_loop() if several else None
         self._due = not several
-        # A registry collects in order: the one that comes first brings all of them up to date.
+        # A registry collects in order: the first one updates all of them.
         self._all = _FIRST.setdefault(registry, [])
         self._all.append(self)
         if self._all[0] is self:
             registry.register(self)
 
     def touch(self) -> None:
-        """Something was counted: it will be told within `PUBLISH_SECONDS`, or on scrape."""
+        """Publish within `PUBLISH_SECONDS`, or on the next scrape: a sum has changed."""
         if not self._due and self._loop is not None:
             self._due = True
             self._loop.call_later(PUBLISH_SECONDS, self._publish_due)
 
     def publish(self) -> None:
-        """Tell now."""
+        """Publish now."""
         with self._lock:
-            self._tell()
+            self._report()
 
     def describe(self) -> Iterable[Metric]:
         """No metrics of its own: a registry collects in order, and this one comes first."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Nothing, but what is collected next is up to date."""
+        """Return nothing; the metrics that are collected next are up to date."""
         for each in self._all:
             each.publish()
         return ()
@@ -89,21 +89,21 @@ class CounterSink:
             registry, name, lambda: Counter(name, text, (*fixed, *names), registry=registry)
         )
         self._fixed = tuple(fixed.values())
-        self._told: dict[tuple[str, ...], float] = {}
+        self._reported: dict[tuple[str, ...], float] = {}
         if not names:
-            self.tell({(): 0})
+            self.report({(): 0})
 
-    def tell(self, totals: Mapping[tuple[str, ...], float]) -> None:
+    def report(self, totals: Mapping[tuple[str, ...], float]) -> None:
         """Bring each label set up to its total."""
         for labels, total in totals.items():
-            told = self._told.get(labels)
-            if total != told:
-                self._counter.labels(*self._fixed, *labels).inc(total - (told or 0))
-                self._told[labels] = total
+            reported = self._reported.get(labels)
+            if total != reported:
+                self._counter.labels(*self._fixed, *labels).inc(total - (reported or 0))
+                self._reported[labels] = total
 
 
 class GaugeSink:
-    """A gauge that is the sum over the workers that live."""
+    """A gauge that is the sum over the live workers."""
 
     def __init__(
         self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry
@@ -115,13 +115,13 @@ class GaugeSink:
         gauge = _shared(registry, name, make)
         self._gauge = gauge.labels(*labels.values())
 
-    def tell(self, value: float) -> None:
+    def report(self, value: float) -> None:
         """Show `value`."""
         self._gauge.set(value)
 
 
 class GrowingSink:
-    """A gauge that only grows, with the sum of all workers, those that ended among them."""
+    """A gauge that only grows: the sum over all workers, also those that have ended."""
 
     def __init__(
         self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry
@@ -130,13 +130,13 @@ class GrowingSink:
             return Gauge(name, text, tuple(labels), registry=registry, multiprocess_mode="sum")
 
         self._gauge = _shared(registry, name, make).labels(*labels.values())
-        self._told = 0.0
+        self._reported = 0.0
 
-    def tell(self, total: float) -> None:
+    def report(self, total: float) -> None:
         """Bring it up to this process's `total`."""
-        if total != self._told:
-            self._gauge.inc(total - self._told)
-            self._told = total
+        if total != self._reported:
+            self._gauge.inc(total - self._reported)
+            self._reported = total
 
 
 class HistogramSink:
@@ -158,18 +158,18 @@ class HistogramSink:
         )
         self._labels = tuple(labels.values())
         self._labelled = label is not None
-        self._told: dict[str, tuple[list[int], float]] = {}
+        self._reported: dict[str, tuple[list[int], float]] = {}
 
-    def tell(self, label: str, counts: Sequence[int], total: float) -> None:
+    def report(self, label: str, counts: Sequence[int], total: float) -> None:
         """Bring the histogram up to `counts` values in each bucket, which sum up to `total`."""
-        old_counts, old_total = self._told.get(label, ([0] * len(counts), 0.0))
+        old_counts, old_total = self._reported.get(label, ([0] * len(counts), 0.0))
         new_counts = list(counts)
         labels = (*self._labels, label) if self._labelled else self._labels
         child = self._histogram.labels(*labels)
-        # There is no public way to add many observations at once; a test holds it to this.
+        # There is no public way to add many observations at once; a test checks these attributes.
         for value, new, old in zip(child._buckets, new_counts, old_counts, strict=True):  # noqa: SLF001
             if new != old:
                 value.inc(new - old)
         if new_counts != old_counts:
             child._sum.inc(total - old_total)  # noqa: SLF001
-            self._told[label] = (new_counts, total)
+            self._reported[label] = (new_counts, total)

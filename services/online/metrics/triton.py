@@ -18,7 +18,7 @@ from services.online.metrics.tally import Tally
 TRITON_VERSION = "1"
 _TEXTS: Mapping[str, str] = {
     "nv_inference_request_success": "Requests that were answered.",
-    "nv_inference_request_failure": "Requests that failed or were refused.",
+    "nv_inference_request_failure": "Requests that failed or were rejected.",
     "nv_inference_count": "Rows that were run.",
     "nv_inference_exec_count": "Batches that were run.",
     "nv_inference_request_duration_us": "Microseconds of answered requests, summed.",
@@ -43,10 +43,10 @@ class TritonNames:
             {name: GrowingSink(name, text, labels, registry) for name, text in _TEXTS.items()}
         )
 
-    def tell(self, tally: Tally) -> None:
+    def report(self, tally: Tally) -> None:
         """Bring them up to date."""
         for name, total in _totals(tally).items():
-            self.sinks[f"nv_inference_{name}"].tell(total)
+            self.sinks[f"nv_inference_{name}"].report(total)
 
 
 def _totals(tally: Tally) -> dict[str, int]:

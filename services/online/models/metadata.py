@@ -1,4 +1,4 @@
-"""What a server tells of itself: server and model metadata and the repository index.
+"""Descriptions of a server: server and model metadata, and the repository index.
 
 Documents in the form of the V2 protocol's JSON; gRPC makes its messages of the same.
 """
@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
-from services.protocol.jsonbody import parse_object
+from services.protocol.json_body import parse_object
 from services.protocol.wire import invalid
 
 PLATFORM = "onnxruntime_onnx"
@@ -82,7 +82,7 @@ def only_ready(body: bytes) -> bool:
     return ready
 
 
-def refuse_change(verb: str) -> NoReturn:
+def reject_change(verb: str) -> NoReturn:
     """NOT_PERMITTED for loading or unloading: a server has the models of its Bento for life."""
     raise MlctlError(
         ErrorCode.NOT_PERMITTED,

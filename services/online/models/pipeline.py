@@ -22,7 +22,7 @@ from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, invalid
 from services.runtime.bento_layout import BentoContents
 from services.runtime.padding import Arrays
-from services.runtime.pipeline import join, of_stage
+from services.runtime.pipeline import pipeline_signature, with_stage
 from services.runtime.streaming import Answer, AnswerStream
 
 
@@ -37,16 +37,16 @@ class ServedPipeline(ServedModel):
         registry: CollectorRegistry,
     ) -> None:
         """The pipeline of `packed`, whose models `stages` serve."""
-        assert packed.together is not None
-        assert packed.together.pipeline is not None
-        self._pipeline = packed.together.pipeline
+        assert packed.bento_manifest is not None
+        assert packed.bento_manifest.pipeline is not None
+        self._pipeline = packed.bento_manifest.pipeline
         self._stages = tuple(stages[stage] for stage in self._pipeline.stages)
         inflight = self._stages[0].inflight
         super().__init__(packed.bundles[0], settings, registry=registry, inflight=inflight)
         self.name = packed.name
         self.digest = packed.digest
         signatures = {stage.name: stage.signature for stage in self._stages}
-        self.signature: Signature = join(self._pipeline, signatures)
+        self.signature: Signature = pipeline_signature(self._pipeline, signatures)
         self._open: set[asyncio.Task[Answer]] = set()
 
     @property
@@ -152,7 +152,7 @@ class ServedPipeline(ServedModel):
                 given = self._pipeline.gather(stage.name, stage.signature, inputs, made)
                 answer = await stage.infer(given, left, priority)
             except MlctlError as error:
-                raise of_stage(error, stage.name) from error
+                raise with_stage(error, stage.name) from error
             made[stage.name] = answer.outputs
             queued += answer.queue_seconds
             ran += answer.infer_seconds

@@ -24,8 +24,8 @@ from services.online.models.precomputed_metrics import (
     PrecomputedMetrics,
 )
 from services.precomputed.base import PrecomputedRow
-from services.precomputed.finding import Finder, FoundRows
-from services.precomputed.rows import RowCodec
+from services.precomputed.lookup import FoundRows, Lookup
+from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest, invalid, shown
@@ -61,7 +61,7 @@ class PrecomputedLookup:
     def __init__(
         self,
         codec: RowCodec,
-        finder: Finder,
+        finder: Lookup,
         submit: Submit,
         meter: PrecomputedMetrics,
         clock: Clock,
@@ -82,7 +82,7 @@ class PrecomputedLookup:
         """Return a future of the answer, which may be cancelled; it fails after `timeout` seconds.
 
         INVALID_INPUT at once if the keys do not fit the inputs. The future fails with
-        KEY_NOT_FOUND if a key is not stored and the request has no inputs.
+        NO_PRECOMPUTED_ANSWER if a key is not stored and the request has no inputs.
         """
         _check_rows(request)
         loop = asyncio.get_running_loop()
@@ -199,7 +199,7 @@ def open_precomputed(
     store = open_store(settings.precomputed, settings.precomputed_store)
     timeout = settings.precomputed_timeout_ms / 1000
     meter = PrecomputedMetrics(model.name, registry)
-    finder = Finder(store.reader(model.digest, timeout), timeout, clock)
+    finder = Lookup(store.reader(model.digest, timeout), timeout, clock)
     return PrecomputedLookup(
         codec, finder, batching.submit, meter, clock, ttl=settings.precomputed_ttl_s
     )
@@ -221,4 +221,4 @@ def _not_found(key: str, *, down: bool) -> MlctlError:
             "precomputed answers are unavailable",
             "Retry shortly, or send the inputs as well.",
         )
-    return MlctlError(ErrorCode.KEY_NOT_FOUND, f"nothing is precomputed for {shown(key)}")
+    return MlctlError(ErrorCode.NO_PRECOMPUTED_ANSWER, f"nothing is precomputed for {shown(key)}")

@@ -19,7 +19,7 @@ class PrecomputedMetrics:
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._lookups: dict[tuple[str, ...], int] = {}
         self._seconds = Distribution(_SECONDS)
-        self._exposition = Exposition(registry, self._tell)
+        self._exposition = Exposition(registry, self._report)
         labels = {"model": model}
         self._lookup_sink = CounterSink(
             "mlctl_precomputed_lookups",
@@ -47,6 +47,6 @@ class PrecomputedMetrics:
         if keys:
             self._lookups[result,] = self._lookups.get((result,), 0) + keys
 
-    def _tell(self) -> None:
-        self._lookup_sink.tell(dict(self._lookups))
-        self._seconds_sink.tell("", self._seconds.counts, self._seconds.total)
+    def _report(self) -> None:
+        self._lookup_sink.report(dict(self._lookups))
+        self._seconds_sink.report("", self._seconds.counts, self._seconds.total)

@@ -101,7 +101,7 @@ class ModelRepository:
         self.inflight = Inflight(settings.max_inflight_bytes)
         self.draining = False
         self.turned = asyncio.Event()
-        pipeline = None if packed.together is None else packed.together.pipeline
+        pipeline = None if packed.bento_manifest is None else packed.bento_manifest.pipeline
         # One folder of samples holds the rows of one signature: the default model's.
         others = settings.model_copy(update={"sample_dir": None})
         self._models = tuple(
@@ -131,7 +131,7 @@ class ModelRepository:
     def live(self) -> bool:
         """False once one model's run hangs: a restart of the process is what helps it.
 
-        Each is asked, so that each that hangs is told of.
+        All are checked, so that each model that hangs is logged.
         """
         found = [host.live for host in self.hosts]
         return all(found)
@@ -142,7 +142,7 @@ class ModelRepository:
         return next((host.state for host in self.hosts if not host.ready), "ready")
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """The model `name`; MODEL_NOT_FOUND tells which there are."""
+        """Return the model `name`; MODEL_NOT_FOUND lists the models."""
         host = self._by_name.get(name)
         if host is None:
             names = ", ".join(map(repr, self._by_name))
@@ -150,7 +150,7 @@ class ModelRepository:
             raise MlctlError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"{what} here; this server has {names}",
-                "POST /v2/repository/index tells the models of a server.",
+                "POST /v2/repository/index lists the models of a server.",
             )
         return host.find(name, version)
 
@@ -170,7 +170,7 @@ class ModelRepository:
     async def start(self) -> None:
         """One model after the other: each is timed as it warms up, and must have the machine.
 
-        An error tells which model must not serve.
+        An error names the model that must not serve.
         """
         for host in (*self._models, *self._pipelines):
             try:
@@ -180,7 +180,7 @@ class ModelRepository:
                 raise MlctlError(error.code, message, error.hint) from error
 
     async def stop(self) -> None:
-        """Stop all models at once, after the pipeline that asks them."""
+        """Stop all models at once, after the pipeline that uses them."""
         for pipeline in self._pipelines:
             await pipeline.stop()
         await asyncio.gather(*(host.stop() for host in self._models))
@@ -193,6 +193,6 @@ class ModelRepository:
 
 def serving_of(packed: BentoContents, settings: ServerSettings) -> ServedModel | ModelRepository:
     """What serves the bundles of one Bento."""
-    if packed.together is None:
+    if packed.bento_manifest is None:
         return ServedModel(packed.bundles[0], settings)
     return ModelRepository(packed, settings)

@@ -150,7 +150,7 @@ class ServedModel:
     def live(self) -> bool:
         """False once the model's run hangs: only a restart of the process helps then.
 
-        May be asked on any thread: a model that hangs on the event loop itself lets nobody
+        May be called on any thread: a model that hangs on the event loop itself lets nothing
         else ask.
         """
         if self._batching is not None and not self._hung:
@@ -343,5 +343,5 @@ def _first(ours: float | None, theirs: float | None) -> float | None:
 
 def _not_found(message: str) -> NoReturn:
     raise MlctlError(
-        ErrorCode.MODEL_NOT_FOUND, message, "GET /v2/models/NAME tells the versions of a model."
+        ErrorCode.MODEL_NOT_FOUND, message, "GET /v2/models/NAME lists the versions of a model."
     )

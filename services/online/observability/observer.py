@@ -185,9 +185,9 @@ class Observer:
 
     def _publish(self) -> None:
         for counter, sink in self._dropped:
-            counter.tell({(): sink.dropped})
+            counter.report({(): sink.dropped})
         if self._recorder is not None:
-            self._rows.tell({(): self._recorder.rows})
+            self._rows.report({(): self._recorder.rows})
 
 
 def open_observer(

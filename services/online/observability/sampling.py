@@ -17,7 +17,7 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.errors import MlctlError
-from bundle.sampling import Sampling, chosen
+from bundle.sampling import Sampling, is_sampled
 from services.online.observability.backlog import Backlog
 from services.online.observability.calls import RecordedPayload, RequestRecord
 from services.online.observability.segments import SegmentWriter
@@ -104,7 +104,7 @@ class Recorder:
     def choose(self, request_id: bytes) -> Sampling | None:
         """How the request with this id is to be recorded; None if it is not."""
         sampling = self._sampling
-        if sampling.share > 0 and chosen(request_id, sampling.share):
+        if sampling.share > 0 and is_sampled(request_id, sampling.share):
             return sampling
         return None
 

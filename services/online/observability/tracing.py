@@ -101,13 +101,13 @@ class Tracing:
     def _describe(self, done: Done) -> dict[str, Any]:
         record = done.record
         if record.protocol == GRPC:
-            told = {"rpc.system": "grpc", "mlctl.grpc_status": done.status}
+            attributes = {"rpc.system": "grpc", "mlctl.grpc_status": done.status}
         else:
-            told = {"http.request.method": "POST", "http.response.status_code": done.status}
-        told["mlctl.request_id"] = record.request_id.decode("latin-1")
+            attributes = {"http.request.method": "POST", "http.response.status_code": done.status}
+        attributes["mlctl.request_id"] = record.request_id.decode("latin-1")
         if done.rows is not None:
-            told["mlctl.rows"] = done.rows
-        return {**self._attributes, **told}
+            attributes["mlctl.rows"] = done.rows
+        return {**self._attributes, **attributes}
 
 
 def is_asked_for(endpoint: str | None) -> bool:

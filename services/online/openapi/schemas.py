@@ -10,7 +10,7 @@ from bundle.errors import ERROR_TABLE
 from bundle.tensors import DYNAMIC, Datatype
 from services.online.openapi.model import ApiTensor
 from services.online.security.public import CALLERS
-from services.protocol.jsondata import BINARY_ONLY
+from services.protocol.json_data import BINARY_ONLY
 from services.protocol.keys import MAX_KEY_CHARS, MAX_KEYS
 from services.protocol.wire import MAX_ELEMENTS
 

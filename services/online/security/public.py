@@ -21,7 +21,7 @@ CALLERS = frozenset(
         ErrorCode.METHOD_NOT_ALLOWED,
         ErrorCode.UNAUTHENTICATED,
         ErrorCode.NOT_PERMITTED,
-        ErrorCode.KEY_NOT_FOUND,
+        ErrorCode.NO_PRECOMPUTED_ANSWER,
         ErrorCode.MODEL_NOT_FOUND,
         ErrorCode.QUEUE_FULL,
         ErrorCode.DEADLINE_EXCEEDED,

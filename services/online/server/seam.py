@@ -1,8 +1,8 @@
-"""The seam to BentoML: its service class with our protocol and application in front of its own.
+"""The BentoML service, with our HTTP protocol and applications in front of BentoML's own.
 
-`/v2` is answered before BentoML's middleware, and no body is unlimited anywhere. When
-the model must not serve, the whole server ends: BentoML's supervisor would otherwise
-start the worker again and again.
+`/v2` and `/predict` never reach BentoML's application, which serves its pages and metrics. If a
+model must not serve, the whole server ends; otherwise BentoML's supervisor would restart the
+worker for ever.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from functools import partial
 from typing import Any
 
 import bentoml
-import click
-from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 
 from bundle.error_table import ERROR_TABLE
 from bundle.errors import ErrorCode, MlctlError
@@ -34,6 +32,7 @@ from services.online.http.responses import Response
 from services.online.http.token_gate import TokenGate
 from services.online.models.repository import Serving, serving_of
 from services.online.server.parent import ParentWatch
+from services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
 from services.online.server.watchdog import Watchdog
 from services.online.server.workers import (
     forget_dead_workers,
@@ -79,20 +78,6 @@ class Front:
         await app(scope, receive, send)
 
 
-def bento_app(service: Any, is_main: bool) -> App:
-    """Return BentoML's own application, for its pages and metrics, without its TimeoutMiddleware.
-
-    That never cancels its timers, so each request would stay in memory for the longest time.
-    """
-    from _bentoml_impl.server.app import ServiceAppFactory
-
-    service.inject_config()
-    factory = ServiceAppFactory(service, is_main=is_main)
-    factory.timeout = None
-    app: App = factory()
-    return app
-
-
 class MlctlService(bentoml.Service[Any]):
     """A BentoML service whose ASGI application is behind `Front`."""
 
@@ -106,7 +91,7 @@ class MlctlService(bentoml.Service[Any]):
             host.publish()
 
         v2, page = V2App(host, inference, *others), OpenApiPage(host)
-        front = Front(v2, page, PredictApp(host), bento_app(self, is_main), publish)
+        front = Front(v2, page, PredictApp(host), make_bento_app(self, is_main=is_main), publish)
         return gated(front, inference, host)
 
 
@@ -115,26 +100,21 @@ def gated(app: App, inference: InferHandler, host: Serving) -> App:
     if not host.access.required:
         return app
 
-    def refuse(error: MlctlError, scope: Message) -> Response:
+    def reject(error: MlctlError, scope: Message) -> Response:
         headers = dict(scope["headers"])
         request_id = inference.request_id(headers)
-        seen = inference.observe(headers, request_id)
-        return inference.reject(error, request_id, seen)
+        record = inference.observe(headers, request_id)
+        return inference.reject(error, request_id, record)
 
-    return TokenGate(app, host.access, refuse)
+    return TokenGate(app, host.access, reject)
 
 
 def serve_http(settings: ServerSettings, inference: InferHandler, *others: InferHandler) -> None:
-    """Set the HTTP protocol, and the loop, of the server that this process starts next.
-
-    BentoML makes uvicorn's configuration after the application and names neither,
-    so uvicorn takes those that its tables have for "auto"; a test holds both to that.
-    """
-    protocols: dict[str, Any] = HTTP_PROTOCOLS
+    """Set the HTTP protocol, and the loop, of the server that this process starts next."""
     limited = infer_protocol(inference, *others)
-    LOOP_FACTORIES["auto"] = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
     limits = {"max_connections": settings.max_connections, "idle_seconds": settings.keep_alive_s}
-    protocols["auto"] = type(limited.__name__, (limited,), limits)
+    loop_factory = f"{accepting.__name__}:{accepting.loop_factory.__name__}"
+    use_protocol(type(limited.__name__, (limited,), limits), loop_factory)
 
 
 def build_service(found: VerifiedBundle | BentoContents, settings: ServerSettings) -> MlctlService:
@@ -181,8 +161,8 @@ class Worker:
                 self._parent = ParentWatch(supervisor())
         except BaseException as error:
             logger.critical("%s", explain(error))
-            if isinstance(error, MlctlError):
-                _hide_tracebacks()
+            if isinstance(error, MlctlError) and is_worker():
+                hide_tracebacks()
             stop_supervisor(error)
             raise
 
@@ -235,13 +215,6 @@ def _share_log() -> None:
     ours.propagate = False
 
 
-def _hide_tracebacks() -> None:
-    """In a worker: keep uvicorn from logging the traceback of an error that is explained."""
-    if is_worker():
-        log = logging.getLogger("uvicorn.error")
-        log.addFilter(lambda record: not str(record.msg).startswith("Traceback"))
-
-
 def explain(error: BaseException) -> str:
     """Why the server does not start, for its log."""
     if isinstance(error, MlctlError):
@@ -254,15 +227,10 @@ def is_worker() -> bool:
     return bentoml.server_context.worker_index is not None
 
 
-def inherited_listener() -> int:
-    """In a worker that imports its service: the descriptor that it was told to listen on."""
-    return int(click.get_current_context().params["fd"])
-
-
 def stop_supervisor(error: BaseException) -> None:
     """In a worker, end the server that started it, with `error`'s exit code; elsewhere nothing."""
     if is_worker():
         code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
         note_failure(ERROR_TABLE[code].exit_code)
-        if os.getppid() == supervisor():  # whoever took its place does not know of us
+        if os.getppid() == supervisor():  # another process may have its id by now
             os.kill(supervisor(), signal.SIGTERM)

@@ -15,7 +15,7 @@ from services.runtime.bento_layout import (
     MODELS_FILE,
     BentoContents,
     is_bundle,
-    unpack,
+    read_contents,
 )
 
 BESIDE = Path(__file__).resolve().parents[3]
@@ -28,7 +28,7 @@ def find_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoConten
     """
     root = settings.bundle or beside / MODEL_FOLDER
     if settings.bundle is None and (beside / MODELS_FILE).is_file():
-        return unpack(beside)
+        return read_contents(beside)
     if not is_bundle(root):
         raise MlctlError(
             ErrorCode.MANIFEST_INVALID,
@@ -36,7 +36,7 @@ def find_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoConten
             f"Fetch one: `mlctl pull NAME --out {MODEL_FOLDER}`, or set MLCTL_BUNDLE to its "
             "folder.",
         )
-    return BentoContents((verify(root),)) if settings.bundle else unpack(beside)
+    return BentoContents((verify(root),)) if settings.bundle else read_contents(beside)
 
 
 def find_trusted_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoContents:

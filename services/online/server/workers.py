@@ -1,7 +1,7 @@
-"""What the worker processes of one server share, arranged by the process that starts them.
+"""What the worker processes of one server share: ports, metrics and exit code.
 
-Both ports are shared by SO_REUSEPORT; a worker listens only when it is ready. What they
-count comes together in a folder.
+Both ports are shared by SO_REUSEPORT; a worker listens only when it is ready. The workers'
+metrics are in one folder.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from services.online.ports import reserve_port
+from services.online.server.patches import replace_workers_in_containers, use_monotonic_clock
 from services.online.settings import ServerSettings
 
 _COUNTS = "MLCTL_COUNTS_DIR"
 _SUPERVISOR = "MLCTL_SUPERVISOR_PID"
 _FAILURE = "failure"  # in that folder
 _PROMETHEUS = "PROMETHEUS_MULTIPROC_DIR"
-# Set in BentoML's images: its supervisor then replaces no worker, and ends with the last one.
-_CONTAINERIZED = "BENTOML_CONTAINERIZED"
 # Beside its clients' connections a process has files, libraries' devices and pipes open.
 _OTHER_FILES = 256
 _reserved: list[socket.socket] = []
@@ -40,30 +37,30 @@ def prepare_server(settings: ServerSettings) -> None:
     A folder of this server's own for its counts: that of BentoML's store is emptied by
     the next server that starts from the same store.
     """
-    look_by_a_steady_clock()
+    use_monotonic_clock()
     folder = tempfile.mkdtemp(prefix="mlctl-counts-")
     atexit.register(_end_server, Path(folder))
     os.environ[_COUNTS] = folder
     os.environ[_SUPERVISOR] = str(os.getpid())
     if settings.workers > 1:
-        os.environ.pop(_CONTAINERIZED, None)
+        replace_workers_in_containers()
         if settings.grpc_port is not None:
             _reserved.append(reserve_port(settings.grpc_host, settings.grpc_port))
 
 
 def supervisor() -> int:
-    """In a worker: the process that started it, which may be gone by now."""
+    """Return the process that started this worker, which may have ended."""
     return int(os.environ.get(_SUPERVISOR) or os.getppid())
 
 
 def note_failure(exit_code: int) -> None:
-    """In a worker that cannot serve, before it ends the server: with what code that is to exit."""
+    """Set the exit code of the server, in a worker that cannot serve and ends it."""
     if folder := os.environ.get(_COUNTS):
         Path(folder, _FAILURE).write_text(str(exit_code))
 
 
 def _end_server(folder: Path) -> None:
-    """At the supervisor's exit. It was told to end, which is no failure to it: a worker's is."""
+    """Exit with the code of a worker that could not serve, instead of the supervisor's 0."""
     failure = folder / _FAILURE
     exit_code = int(failure.read_text()) if failure.exists() else 0
     shutil.rmtree(folder, ignore_errors=True)
@@ -71,19 +68,6 @@ def _end_server(folder: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)  # the only way to another code once the interpreter ends
-
-
-def look_by_a_steady_clock() -> None:
-    """In the supervisor, before it makes its loop: no step of the wall clock holds it up.
-
-    BentoML's supervisor (circus) looks for dead workers by the time of Tornado's loop, which is
-    the wall clock: after a step back it would look again when the clock has caught up. Loop times
-    are only compared with each other, so any clock will do.
-    """
-    from tornado.ioloop import IOLoop  # the supervisor alone has it loaded
-
-    loop_class: Any = IOLoop
-    loop_class.time = staticmethod(time.monotonic)
 
 
 def join_server(settings: ServerSettings) -> None:
@@ -120,7 +104,7 @@ def listen_alone(descriptor: int) -> None:
 
 
 def forget_dead_workers() -> None:
-    """Take the gauges of workers that are no more out of the sums; their counts stay."""
+    """Remove the gauges of workers that have ended from the sums; their counters stay."""
     folder = os.environ.get(_PROMETHEUS)
     if folder is None:
         return

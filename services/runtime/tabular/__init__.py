@@ -1,1 +1,1 @@
-"""Columns of a table to tensors, and outputs to columns."""
+"""Convert columns of a table to tensors, and values to JSON."""

@@ -1,4 +1,4 @@
-"""Which columns feed which input: decided and checked before any row is read."""
+"""Map columns to model inputs, checked before any row is read."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# What the only input of a model may be called as well.
+# Column names that the only input of a model may use as well.
 _SINGLE_INPUT_NAMES = ("x", "inputs")
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class InputColumns:
-    """The columns of an input: one, or as many as a row of it has values, in order."""
+    """The columns of an input: one column of lists, or one column per value, in order."""
 
     spec: TensorSpec
     columns: tuple[str, ...]
 
     @property
     def width(self) -> int:
-        """Values in a row of the input; -1 if that differs from row to row."""
+        """Values in a row of the input; -1 if they differ from row to row."""
         return DYNAMIC if DYNAMIC in self.spec.shape[1:] else math.prod(self.spec.shape[1:])
 
 
 def parse_map(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`--map` values, each INPUT=COLUMN, INPUT=COLUMN,COLUMN,... or INPUT=GLOB; INVALID_INPUT."""
+    """Parse `--map` values INPUT=COLUMN, INPUT=COLUMN,COLUMN,... or INPUT=GLOB; INVALID_INPUT."""
     found: dict[str, tuple[str, ...]] = {}
     for item in items:
         name, separator, columns = item.partition("=")
@@ -48,14 +48,14 @@ def parse_map(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def find_feeds(
     schema: pa.Schema, signature: Signature, wanted: Mapping[str, tuple[str, ...]]
 ) -> tuple[InputColumns, ...]:
-    """The feed of each input; INVALID_INPUT lists the columns, and how to map them.
+    """Return the columns of each input; INVALID_INPUT lists the columns, and how to map them.
 
     Without `--map` an input is the column of its name, or else columns NAME_0, NAME_1...; the
     only input may be called `x` or `inputs` as well.
     """
     known = {spec.name for spec in signature.inputs}
     if unknown := sorted(wanted.keys() - known):
-        raise _refusal(f"the model has no input {unknown[0]!r}", schema, signature)
+        raise _mapping_error(f"the model has no input {unknown[0]!r}", schema, signature)
     feeds = []
     for spec in signature.inputs:
         if spec.name in wanted:
@@ -64,7 +64,7 @@ def find_feeds(
             columns = _by_name(spec, schema, signature)
         feed = InputColumns(spec, columns)
         if problem := _problem(feed, schema):
-            raise _refusal(f"input {spec.name!r}: {problem}", schema, signature)
+            raise _mapping_error(f"input {spec.name!r}: {problem}", schema, signature)
         feeds.append(feed)
     return tuple(feeds)
 
@@ -75,7 +75,7 @@ def _expanded(patterns: Sequence[str], schema: pa.Schema, signature: Signature) 
         exact = [pattern] if pattern in schema.names else []
         found = exact or [name for name in schema.names if fnmatch.fnmatchcase(name, pattern)]
         if not found:
-            raise _refusal(f"no column is called {pattern!r}", schema, signature)
+            raise _mapping_error(f"no column is named {pattern!r}", schema, signature)
         columns += found
     return tuple(columns)
 
@@ -88,11 +88,11 @@ def _by_name(spec: TensorSpec, schema: pa.Schema, signature: Signature) -> tuple
         wide = tuple(f"{name}_{index}" for index in range(math.prod(spec.shape[1:])))
         if wide and all(column in schema.names for column in wide):
             return wide
-    raise _refusal(f"no column feeds input {spec.name!r}", schema, signature)
+    raise _mapping_error(f"no column feeds input {spec.name!r}", schema, signature)
 
 
 def _problem(feed: InputColumns, schema: pa.Schema) -> str | None:
-    """Why the columns cannot feed the input, whatever they hold; None if they can."""
+    """Return why columns of these types cannot feed the input, or None."""
     fields = [schema.field(name) for name in feed.columns]
     if len(fields) > 1:
         if feed.width != len(fields):
@@ -125,7 +125,7 @@ def _scalar_problem(spec: TensorSpec, name: str, kind: Any) -> str | None:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     number = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-    # Text may be numbers: forms without types, such as CSV, have nothing else.
+    # Text may be numbers: formats without types, such as CSV, have only text.
     tests = text if spec.dtype is Datatype.BYTES else (*number, *text[:2])
     if any(test(kind) for test in tests) or types.is_null(kind):
         return None
@@ -143,13 +143,13 @@ def _width(feed: InputColumns) -> str:
     return "a list of any length" if feed.width == DYNAMIC else f"{feed.width} values"
 
 
-def _refusal(problem: str, schema: pa.Schema, signature: Signature) -> MlctlError:
+def _mapping_error(problem: str, schema: pa.Schema, signature: Signature) -> MlctlError:
     shown = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:_SHOWN])
     rest = "" if len(schema) <= _SHOWN else f" and {len(schema) - _SHOWN} more"
     inputs = ", ".join(f"{s.name} {s.dtype.value}{list(s.shape)}" for s in signature.inputs)
     return MlctlError(
         ErrorCode.INVALID_INPUT,
         f"{problem}; the columns are: {shown}{rest}",
-        f"The model takes {inputs}. Say which columns feed it with --map INPUT=COLUMN, "
+        f"The model's inputs are {inputs}. Map columns with --map INPUT=COLUMN, "
         "--map INPUT=COLUMN,COLUMN,... or --map 'INPUT=GLOB*'.",
     )

@@ -1,7 +1,7 @@
-"""Columns to tensors: the rows that fit an input, and why the others do not.
+"""Convert columns to tensors: the rows that match an input, and the reasons of other rows.
 
-Nothing is guessed: a null never fits, a number fits if the input's datatype can hold it, and
-text fits a number if it is one. NaN is a float like any other unless it is forbidden.
+Nulls are rejected; a number must be representable in the input's datatype; text must be a number
+for a numeric input. NaN is accepted unless it is forbidden.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Reasons = dict[int, str]
-# What Arrow calls them, and numpy; the names of integers are the same.
+# Arrow's and numpy's names; the names of integers are equal.
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Inputs by name, and for each of their rows its index in the table."""
+    """Inputs by name, and the index in the table of each of their rows."""
 
     arrays: dict[str, np.ndarray]
     rows: np.ndarray
@@ -35,9 +35,9 @@ class Tensors:
 def to_tensors(
     table: pa.Table, feeds: Sequence[InputColumns], *, forbid_nan: bool = False
 ) -> tuple[list[Tensors], Reasons]:
-    """Tensors of all rows that fit, and by row's index why the others do not.
+    """Return the tensors of all valid rows, and by index the reasons of the others.
 
-    Where the length of a row is the row's own there is one item for each length.
+    Inputs with a dynamic length give one item per length.
     """
     reasons: Reasons = {}
     arrays: dict[str, np.ndarray] = {}
@@ -51,12 +51,12 @@ def to_tensors(
         return _grouped(table, feeds, arrays, lengths, reasons, forbid_nan=forbid_nan), reasons
     if forbid_nan:
         for feed in feeds:
-            _refuse_nan(feed, arrays[feed.spec.name], np.arange(table.num_rows), reasons)
+            _reject_nan(feed, arrays[feed.spec.name], np.arange(table.num_rows), reasons)
     return _kept(arrays, np.arange(table.num_rows), reasons), reasons
 
 
 def _kept(arrays: dict[str, np.ndarray], rows: np.ndarray, reasons: Reasons) -> list[Tensors]:
-    """The tensors without the rows that have a reason; `rows` are the arrays' indices."""
+    """Drop the rows that have a reason; `rows` are the indices of the arrays' rows."""
     if reasons:
         good = ~np.isin(rows, np.fromiter(reasons, np.int64, len(reasons)))
         arrays = {name: array[good] for name, array in arrays.items()}
@@ -89,13 +89,13 @@ def _grouped(
                     column, feed, rows, sizes[feed.spec.name], reasons
                 ).reshape(len(rows), sizes[feed.spec.name])
             if forbid_nan:
-                _refuse_nan(feed, group[feed.spec.name], rows, reasons)
+                _reject_nan(feed, group[feed.spec.name], rows, reasons)
         groups += _kept({feed.spec.name: group[feed.spec.name] for feed in feeds}, rows, reasons)
     return groups
 
 
 def _fixed(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
-    """All rows of an input whose rows have one size; what stands in a bad row means nothing."""
+    """Return all rows of an input with a fixed row size; bad rows have arbitrary values."""
     shape = (table.num_rows, *feed.spec.shape[1:])
     if len(feed.columns) > 1:
         return _wide(table, feed, reasons).reshape(shape)
@@ -136,7 +136,7 @@ def _wide(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
 
 
 def _flat(column: Any) -> Any:
-    """One array for a column of chunks; extension types and dictionaries are unwrapped."""
+    """Return a chunked column as one array, without extension types and dictionaries."""
     import pyarrow as pa
 
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -151,7 +151,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _lengths(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
-    """How many values each row has; -1 for those without a list."""
+    """Return the number of values of each row; -1 for null."""
     from pyarrow import compute
 
     array = _flat(column)
@@ -164,7 +164,7 @@ def _lengths(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
 
 
 def _right_length(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
-    """Which rows have a list of as many values as the input takes, however nested."""
+    """Return which rows have a list, nested or not, with the input's number of values."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -181,14 +181,14 @@ def _right_length(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarr
         lengths = np.array([_nested_length(value) for value in column.to_pylist()], np.int64)
     good: np.ndarray = lengths == feed.width
     for row in np.flatnonzero(~good).tolist():
-        missing = lengths[row] < 0
-        told = "is null" if missing else f"has {lengths[row]} values, expected {feed.width}"
-        reasons.setdefault(row, f"column {feed.columns[0]!r} {told}")
+        is_null = lengths[row] < 0
+        problem = "is null" if is_null else f"has {lengths[row]} values, expected {feed.width}"
+        reasons.setdefault(row, f"column {feed.columns[0]!r} {problem}")
     return good
 
 
 def _nested_length(value: object) -> int:
-    """How many values nested lists hold; -1 with a list that is missing."""
+    """Return the number of values of nested lists; -1 if one is null."""
     if value is None:
         return -1
     if not isinstance(value, list) or not value or not isinstance(value[0], list):
@@ -200,7 +200,7 @@ def _nested_length(value: object) -> int:
 def _values(
     column: Any, feed: InputColumns, rows: np.ndarray, width: int, reasons: Reasons
 ) -> np.ndarray:
-    """The column's values one after the other, `width` for each of `rows`."""
+    """Return the column's values in order, `width` per row of `rows`."""
     from pyarrow import compute
 
     while _is_list(column.type):
@@ -264,13 +264,13 @@ def _memory(column: Any) -> np.ndarray:
 
 
 def _cast_whole(column: Any, wanted: np.dtype[Any]) -> Any:
-    """Texts as numbers if all of them are: ten times faster than one by one."""
+    """Convert text to numbers if all of it is numeric: ten times faster than one by one."""
     import pyarrow as pa
 
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return column
     try:
-        # Floats by way of the widest, so that one that is too large for its datatype is seen.
+        # Via float64, so that a value that is too large for its datatype is detected.
         return column.cast(pa.float64() if wanted.kind == "f" else pa.from_numpy_dtype(wanted))
     except pa.ArrowInvalid:
         return column
@@ -282,14 +282,14 @@ def _converted(values: np.ndarray, wanted: np.dtype[Any]) -> tuple[np.ndarray, R
         if wanted.kind == "f":
             bad = np.isinf(made) & np.isfinite(values)
         else:
-            # Back and forth: what changed on the way does not fit.
+            # Convert there and back: a value that changed does not fit.
             bad = (made.astype(values.dtype) != values) | ((made < 0) != (values < 0))
-    told = f"not a value of {wanted.name}"
-    return made, {index: f"{values[index]!s} is {told}" for index in np.flatnonzero(bad).tolist()}
+    problem = f"is not a value of {wanted.name}"
+    return made, {i: f"{values[i]!s} {problem}" for i in np.flatnonzero(bad).tolist()}
 
 
 def _parsed(values: Sequence[object], wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
-    """Texts, booleans and decimals, each on its own."""
+    """Parse strings, booleans and decimals one by one."""
     made = np.zeros(len(values), wanted)
     wrong: Reasons = {}
     for index, value in enumerate(values):
@@ -315,7 +315,7 @@ def _number(value: object, wanted: np.dtype[Any]) -> float:
         return known[text.lower()]
     if isinstance(value, bool):
         return int(value)
-    # int() takes what float() would round; both take "1_0", which is no number in a table.
+    # int() keeps digits that float() would round; both accept "1_0", which is not a number here.
     if "_" in text:
         raise ValueError(text)
     if wanted.kind == "f":
@@ -329,7 +329,7 @@ def _number(value: object, wanted: np.dtype[Any]) -> float:
         return int(number)
 
 
-def _refuse_nan(feed: InputColumns, array: np.ndarray, rows: np.ndarray, reasons: Reasons) -> None:
+def _reject_nan(feed: InputColumns, array: np.ndarray, rows: np.ndarray, reasons: Reasons) -> None:
     if array.dtype.kind != "f":
         return
     found = np.isnan(array.reshape(len(array), -1)).any(axis=1)

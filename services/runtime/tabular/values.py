@@ -1,7 +1,7 @@
-"""A row's values as JSON and back, so that a row in quarantine can be read and scored again.
+"""Convert a row's values to JSON and back, so that a quarantined row can be scored again.
 
-What JSON cannot say is written as text: NaN and the infinities by their names, times by ISO
-8601, decimals by their digits, bytes in base64.
+Values without a JSON form are text: NaN and infinities by name, times in ISO 8601, decimals as
+digits, bytes in base64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def as_json(value: object) -> object:
-    """A value of an Arrow table as one of JSON."""
+    """Convert a value of an Arrow table to a JSON value."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -34,13 +34,13 @@ def as_json(value: object) -> object:
 
 
 def row_as_json(table: pa.Table, index: int) -> dict[str, object]:
-    """Row `index` of `table` by column."""
+    """Return row `index` of `table` by column name."""
     row = table.slice(index, 1).to_pylist()[0]
     return {str(name): as_json(value) for name, value in row.items()}
 
 
 def with_nul(table: pa.Table) -> dict[int, str]:
-    """By index the rows whose text has a NUL character, with the first column that has it."""
+    """Return the indices of rows whose text has a NUL character, with the first such column."""
     found: dict[int, str] = {}
     for name in reversed(table.schema.names):
         rows = [index for index, has in enumerate(_has_nul(table.column(name))) if has]
@@ -63,9 +63,9 @@ def _has_nul(column: Any) -> list[bool | None]:
 
 
 def rows_from_json(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
-    """The table of `schema` that `row_as_json` told; a value that is not there is null.
+    """Return the table of `schema` from rows of `row_as_json`; missing values are null.
 
-    ValueError of Arrow if a value is not one of its column's type.
+    Arrow's ValueError if a value does not have its column's type.
     """
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
-"""Optimization profiles: between which shapes an engine works, and for which it is tuned.
+"""Optimization profiles: the range of shapes of an engine, and the shape it is tuned for.
 
-One profile, made from the bucket table that the batcher and the warm-up use: from a
-single row to the largest bucket, tuned for the middle one, because a single profile
-serves every batch size without switching contexts.
+There is one profile, from the bucket table that the scheduler and the warm-up use: from one row to
+the largest bucket, tuned for the middle one. A single profile serves every batch size without
+switching contexts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """The least, the usual and the greatest size of a dynamic dimension."""
+    """Minimum, optimum (what the engine is tuned for) and maximum size of a dynamic dimension."""
 
-    least: int
-    usual: int
-    greatest: int
+    minimum: int
+    optimum: int
+    maximum: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.usual <= self.greatest:
+        if not 1 <= self.minimum <= self.optimum <= self.maximum:
             raise ValueError(
-                f"a range needs 1 <= least <= usual <= greatest, not "
-                f"{self.least}, {self.usual}, {self.greatest}"
+                f"a range needs 1 <= minimum <= optimum <= maximum, not "
+                f"{self.minimum}, {self.optimum}, {self.maximum}"
             )
 
 
@@ -38,11 +38,11 @@ DEFAULT_LENGTHS = SizeRange(1, 128, 512)
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The least, the usual and the greatest shape of one input."""
+    """Minimum, optimum and maximum shape of one input."""
 
-    least: Shape
-    usual: Shape
-    greatest: Shape
+    minimum: Shape
+    optimum: Shape
+    maximum: Shape
 
 
 Profile = Mapping[str, Shapes]
@@ -51,7 +51,7 @@ Profile = Mapping[str, Shapes]
 def make_profile(
     inputs: Mapping[str, Shape], batching: Batching | None, lengths: SizeRange = DEFAULT_LENGTHS
 ) -> Profile:
-    """A profile over those of `inputs` (shapes by name, -1 is dynamic) that need one.
+    """Return the profile of those `inputs` (shapes by name, -1 is dynamic) that need one.
 
     A dynamic first dimension is the batch, with `batching`'s range (1 row without one);
     every other dynamic dimension gets `lengths`.
@@ -59,9 +59,9 @@ def make_profile(
     rows = batch_range(batching)
     return {
         name: Shapes(
-            _fill(shape, rows.least, lengths.least),
-            _fill(shape, rows.usual, lengths.usual),
-            _fill(shape, rows.greatest, lengths.greatest),
+            _fill(shape, rows.minimum, lengths.minimum),
+            _fill(shape, rows.optimum, lengths.optimum),
+            _fill(shape, rows.maximum, lengths.maximum),
         )
         for name, shape in inputs.items()
         if DYNAMIC in shape
@@ -69,7 +69,7 @@ def make_profile(
 
 
 def batch_range(batching: Batching | None) -> SizeRange:
-    """From one row to the largest bucket, tuned for the middle one of the table."""
+    """Return the range from one row to the largest bucket, with the middle one as the optimum."""
     if batching is None:
         return SizeRange(1, 1, 1)
     buckets = batching.buckets
@@ -77,13 +77,13 @@ def batch_range(batching: Batching | None) -> SizeRange:
 
 
 def render_shapes(profile: Profile) -> dict[str, str]:
-    """The profile as `min`, `opt` and `max` texts, each `input:1x3x8,other:1x5`."""
+    """Return the profile as `min`, `opt` and `max` texts, each `input:1x3x8,other:1x5`."""
     if not profile:
         return {}
     return {
-        "min": ",".join(_render(name, shapes.least) for name, shapes in profile.items()),
-        "opt": ",".join(_render(name, shapes.usual) for name, shapes in profile.items()),
-        "max": ",".join(_render(name, shapes.greatest) for name, shapes in profile.items()),
+        "min": ",".join(_render(name, shapes.minimum) for name, shapes in profile.items()),
+        "opt": ",".join(_render(name, shapes.optimum) for name, shapes in profile.items()),
+        "max": ",".join(_render(name, shapes.maximum) for name, shapes in profile.items()),
     }
 
 

@@ -15,8 +15,8 @@ import orjson
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.protocol.codec import V2Codec
-from services.protocol.jsonbody import parse_object
-from services.protocol.jsondata import encode_data
+from services.protocol.json_body import parse_object
+from services.protocol.json_data import encode_data
 from services.protocol.wire import invalid
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest

@@ -15,7 +15,7 @@ import numpy as np
 
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
-from services.protocol.jsondata import decode_data
+from services.protocol.json_data import decode_data
 from services.protocol.wire import Declared, declare, invalid
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bundle.tensors import Signature
-from services.precomputed.rows import RowCodec
+from services.precomputed.row_codec import RowCodec
 from services.protocol.keys import key_text
 from services.protocol.wire import invalid
 from services.stream.base import Decoded, Payload

@@ -12,7 +12,7 @@ from typing import Self
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import PrecomputedRow, PrecomputedStore, StoreError, check_name
-from services.precomputed.settings import load_place
+from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import open_store
 from services.protocol.keys import is_key
 from services.stream.answer_headers import DIGEST, SOURCE
@@ -88,7 +88,9 @@ class PrecomputedTransport:
                 f"{place.shown()} has no option {unknown[0]!r}",
                 "Known is: key.",
             )
-        return PrecomputedProducer(open_store(check_name(place.address.rstrip("/")), load_place()))
+        return PrecomputedProducer(
+            open_store(check_name(place.address.rstrip("/")), read_store_location())
+        )
 
 
 transport = PrecomputedTransport()

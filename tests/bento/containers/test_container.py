@@ -153,12 +153,10 @@ def test_containerize_and_sbom__same_lock_file__write_the_same(
     path.write_text(lock.text())
     options = ["--lock", str(path), "--platform", "linux/arm64"]
     run = CliRunner().invoke
-    done = run(
-        cli, ["containerize", bento.tag, *options, "--engine", "none", "--output", str(folder)]
-    )
+    done = run(cli, ["containerize", bento.tag, *options, "--engine", "none", "--out", str(folder)])
     assert done.exit_code == 0, done.output
     assert (folder / LOCK_NAME).read_text() == lock.text()
-    assert run(cli, ["sbom", bento.tag, *options, "--output", str(file)]).exit_code == 0
+    assert run(cli, ["sbom", bento.tag, *options, "--out", str(file)]).exit_code == 0
     assert file.read_bytes() == (folder / SBOM_NAME).read_bytes()
     assert run(cli, ["sbom", bento.tag, *options]).stdout_bytes == file.read_bytes()
     wrong = run(cli, ["containerize", bento.tag, *options, "--base", "a b", "--json"])

@@ -18,6 +18,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
 from bundle.packages import installed_version
 
+pytestmark = pytest.mark.slow
+
 HASH = "0123456789abcdef" * 4
 NAMES = st.from_regex(r"[a-z0-9](?:-?[a-z0-9]){0,20}", fullmatch=True)
 VERSIONS = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}(rc[0-9])?", fullmatch=True)
@@ -167,6 +169,6 @@ def test_resolve__index_not_reachable__hint_names_the_lock_file(
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(MlctlError, match="did not answer") as caught:
         resolve(["numpy==2.0"], Platform.AMD64)
-    assert caught.value.code is ErrorCode.INDEX_UNAVAILABLE
+    assert caught.value.code is ErrorCode.PACKAGE_INDEX_UNAVAILABLE
     assert "--lock" in caught.value.hint
     assert "secret" not in str(caught.value)

@@ -14,7 +14,7 @@ from bento.containers.resolve import complete
 from bento.containers.sbom import sbom_of
 from bundle.manifest import MANIFEST_NAME
 from bundle.verify import VerifiedBundle
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from services.runtime.bento_store import BentoInfo
 from tests.support.bundles import make_bundle
 
@@ -36,7 +36,7 @@ def bento(tmp_path: Path) -> BentoInfo:
 def test_sbom__written_twice__is_valid_and_the_same(
     bento: BentoInfo, bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
-    packed = pack([bundle, make_bundle(tmp_path / "other", name="other")], "shop")
+    packed = combine_bundles([bundle, make_bundle(tmp_path / "other", name="other")], "shop")
     made = [sbom_of(bento, packed, Lock(PACKAGES), Platform.AMD64) for _ in range(2)]
     assert made[0] == made[1]
     problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(made[0].decode())
@@ -47,7 +47,7 @@ def test_sbom__written_twice__is_valid_and_the_same(
 def test_sbom__models_files_and_packages__are_listed_with_their_dependencies(
     bento: BentoInfo, bundle: VerifiedBundle
 ) -> None:
-    packed = pack([bundle])
+    packed = combine_bundles([bundle])
     document = json.loads(sbom_of(bento, packed, Lock(PACKAGES), Platform.AMD64))
     by_ref = {each["bom-ref"]: each for each in document["components"]}
     model = by_ref["model/tiny"]

@@ -11,8 +11,8 @@ import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner, Result
 
 from bento.packaging import BuiltBento
+from cli.commands.manifests import BELONGS
 from cli.main import cli
-from cli.manifest_options import BELONGS
 from tests.bento.manifests.example_plans import IMAGE
 from tests.support.schemas import faults
 
@@ -34,7 +34,7 @@ def test_manifests_command__kubernetes__writes_and_reports_the_files(
 ) -> None:
     folder = tmp_path / "out"
     given = ("--target", "kubernetes", "--image", IMAGE, "--gateway", "infra/public")
-    done = run(bento, *given, "--output", str(folder), "--max-replicas", "4", "--json")
+    done = run(bento, *given, "--out", str(folder), "--max-replicas", "4", "--json")
     assert done.exit_code == 0, done.output
     reported = json.loads(done.output)
     assert reported["digest"] == bento.digest
@@ -47,7 +47,7 @@ def test_manifests_command__kubernetes__writes_and_reports_the_files(
         "ScaledObject", "Service", "ServiceMonitor",
     }  # fmt: skip
     assert not [fault for each in found for fault in faults(each)]
-    again = run(bento, *given, "--output", str(folder), "--max-replicas", "4")
+    again = run(bento, *given, "--out", str(folder), "--max-replicas", "4")
     assert again.exit_code == 0, again.output
     assert "estimates" in again.stderr
     assert {path.name: path.read_text() for path in folder.iterdir()} == written

@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from bento.manifests.plan import ManifestPlan
 from bento.manifests.targets import ManifestTarget
 from tests.bento.manifests.example_plans import FULL, PLAN, documents
@@ -40,6 +42,7 @@ def test_compose__dollar_in_a_setting__is_not_interpolated() -> None:
     assert made(plan)["services"]["shop"]["environment"]["MLCTL_SAMPLE_REDACT"] == "a$$b"
 
 
+@pytest.mark.slow
 def test_compose__health_check_of_a_closed_port__fails() -> None:
     word, *command = made(PLAN)["services"]["shop"]["healthcheck"]["test"]
     assert word == "CMD"

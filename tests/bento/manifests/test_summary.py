@@ -8,7 +8,7 @@ import pytest
 
 from bento.manifests.summary import summary_of
 from bundle.errors import MlctlError
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from services.runtime.bento_store import BentoInfo
 from tests.bento.manifests.test_resources import run, written
 from tests.services.runtime.test_bento_layout import lay_out
@@ -17,7 +17,7 @@ from tests.support.bundles import make_bundle
 
 def test_summary__pipeline__accepts_measurements_of_it_and_its_models(tmp_path: Path) -> None:
     bundles = [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")]
-    packed = pack(bundles, "both", ["triple.x=double.y"])
+    packed = combine_bundles(bundles, "both", ["triple.x=double.y"])
     lay_out(packed, tmp_path / "bento" / "src")
     (tmp_path / "bento" / "bento.yaml").write_text("entry_service: both\n")
     summary = summary_of(BentoInfo("both:1", tmp_path / "bento", {}))

@@ -20,7 +20,7 @@ from loadtest.parity.run import golden_inputs, is_exact, judge, open_served, par
 from loadtest.parity.stream_path import StreamPath
 from loadtest.target import Address
 from services.online.settings import ServerSettings, load_settings
-from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.pipeline_scorer import VerifiedPipeline
 from services.runtime.scorable import Scorable
 from services.runtime.scorer import Scorer
 from tests.support.bundles import expected, make_bundle
@@ -129,7 +129,7 @@ def test_batch_and_stream__rows_of_another_shape__are_no_answer(
 
 
 def test_batch_and_stream__pipeline__give_the_bits_of_its_stages(tmp_path: Path) -> None:
-    model = WholePipeline.of(make_pair_pipeline(tmp_path))
+    model = VerifiedPipeline.of(make_pair_pipeline(tmp_path))
     assert model is not None
     golden = golden_inputs(model)
     # The first stage has eight rows, the second one only four of what it takes from the caller.
@@ -146,7 +146,7 @@ def test_batch_and_stream__pipeline__give_the_bits_of_its_stages(tmp_path: Path)
 
 
 def test_batch_and_stream__pipeline_with_another_stage__differ(tmp_path: Path) -> None:
-    model = WholePipeline.of(make_pair_pipeline(tmp_path / "made"))
+    model = VerifiedPipeline.of(make_pair_pipeline(tmp_path / "made"))
     assert model is not None
     first = make_bundle(tmp_path / "other", name="first", features=2, scale=3.0)
     other = replace(model, stages=(first, model.stages[1]))

@@ -36,7 +36,7 @@ def test_load_reference__a_pickle_inside_a_pt2_archive__is_never_run(
         archive.writestr(f"{folder}/data/constants/custom_obj_0", payload)
     with pytest.raises(MlctlError) as caught:
         load_reference(replace(source, artifacts=root, model_path=root))
-    assert caught.value.code is ErrorCode.PICKLE_REFUSED
+    assert caught.value.code is ErrorCode.PICKLE_REJECTED
     assert not touched.exists()
 
 
@@ -50,7 +50,7 @@ def test_load_reference__a_damaged_archive__is_rejected(
     (root / "data" / "model.pt2").write_bytes(b"not an archive")
     with pytest.raises(MlctlError) as caught:
         load_reference(replace(source, artifacts=root, model_path=root))
-    assert caught.value.code in (ErrorCode.UNSUPPORTED_MODEL, ErrorCode.PICKLE_REFUSED)
+    assert caught.value.code in (ErrorCode.UNSUPPORTED_MODEL, ErrorCode.PICKLE_REJECTED)
 
 
 class Half(nn.Module):

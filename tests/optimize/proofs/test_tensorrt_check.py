@@ -16,6 +16,8 @@ from services.runtime.tensorrt.process import Cause, WorkerError
 from services.runtime.tensorrt.profile import SizeRange
 from tests.services.runtime.tensorrt.graphs import convolution, scaling
 
+pytestmark = pytest.mark.slow
+
 TABLE = Batching(max_rows=8, buckets=(1, 8), row_independent=True)
 
 
@@ -108,7 +110,7 @@ def test_check_importable__without_the_package__does_not_decide(
     ("cause", "ok"),
     [
         (Cause.CRASHED, False),
-        (Cause.REFUSED, False),
+        (Cause.REJECTED, False),
         (Cause.TIMED_OUT, None),
         (Cause.UNAVAILABLE, None),
     ],

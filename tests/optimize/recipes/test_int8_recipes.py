@@ -260,6 +260,7 @@ for recipe in (Int8Cpu(), Int8Trt()):
 """
 
 
+@pytest.mark.slow
 def test_int8__another_process__writes_the_same_bytes(tmp_path: Path) -> None:
     digests = []
     for seed in ("1", "2"):

@@ -23,6 +23,8 @@ from rollout.journal.journal import Journal
 from tests.support.memory import MemoryLauncher, MemoryPlane
 from tests.support.rollouts import revision
 
+pytestmark = pytest.mark.slow
+
 
 class Stage:
     def __init__(self, journal: Journal, clock: ManualClock, directory: Path) -> None:

@@ -17,6 +17,8 @@ import pytest
 from rollout.daemon.watch import STUCK_SECONDS, Watcher, seconds_unseen
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.slow
+
 # Notes its start, then leaves with the code in the file, or stays.
 CHILD = """
 import os, pathlib, sys, time

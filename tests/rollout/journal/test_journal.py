@@ -271,6 +271,7 @@ with Journal(Path(sys.argv[1])) as journal:
 """
 
 
+@pytest.mark.slow
 def test_of_promotes_from_several_processes_one_begins(journal: Journal, tmp_path: Path) -> None:
     create(journal)
     command = [sys.executable, "-c", _PROMOTE, str(tmp_path / "journal.db")]

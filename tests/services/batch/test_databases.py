@@ -40,6 +40,8 @@ from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer
 from tests.support.table_jobs import JOB, SCHEMA, query, result, sink_at
 
+pytestmark = pytest.mark.slow
+
 
 def test_answers_bad_rows_and_ledger_come_together(place: Place) -> None:
     # PostgreSQL takes no text with a zero in it.

@@ -21,6 +21,8 @@ from services.batch.sources import open_source
 from tests.support import tables
 from tests.support.bundles import make_bundle
 
+pytestmark = pytest.mark.slow
+
 ROWS = [(row, row / 4, f"name {row}" if row % 3 else None) for row in range(250)]
 
 

@@ -30,7 +30,7 @@ from services.batch.limits import ErrorLimit
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
 from services.batch.sources.parquet import ParquetSource
-from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.pipeline_scorer import VerifiedPipeline
 from services.runtime.scorable import Scorable
 from tests.services.runtime.test_pipeline_scorer import pipeline
 from tests.support import tables
@@ -127,7 +127,7 @@ def test_rows_that_are_sent_are_answered_as_here(bundle: VerifiedBundle, tmp_pat
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
 def test_a_pipeline_is_scored_as_here(tmp_path: Path) -> None:
-    whole = WholePipeline.of(pipeline(tmp_path))
+    whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     write_wide(tmp_path / "in.parquet")
     report = score(whole, rows_at(tmp_path / "in.parquet"), tmp_path / "ray", actors=1)
@@ -306,7 +306,7 @@ def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
 
 
 def test_an_actor_opens_all_stages_of_a_pipeline_or_none(tmp_path: Path) -> None:
-    whole = WholePipeline.of(pipeline(tmp_path))
+    whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     meant = errand(whole)
     actor = ScoringActor(lambda given: given)

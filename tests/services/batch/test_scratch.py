@@ -11,6 +11,8 @@ import pytest
 
 from services.batch.executors.scratch import PREFIX, Scratch, sweep
 
+pytestmark = pytest.mark.slow
+
 HOLD = """
 import sys
 from services.batch.executors.scratch import Scratch

@@ -14,7 +14,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.spark import make_predict
-from services.runtime.pipeline_scorer import WholePipeline
+from services.runtime.pipeline_scorer import VerifiedPipeline
 from tests.services.runtime.test_pipeline_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
@@ -56,7 +56,7 @@ def test_texts_go_in_and_out_and_a_bad_one_is_named(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_is_asked_as_a_whole(tmp_path: Path) -> None:
-    whole = WholePipeline.of(pipeline(tmp_path))
+    whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     x = tables.inputs(300)
     answers = make_predict(whole)()(x)
@@ -65,7 +65,7 @@ def test_a_pipeline_is_asked_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_it_has_a_parameter_for_each_column_by_which_spark_counts_them(tmp_path: Path) -> None:
-    whole = WholePipeline.of(make_pair_pipeline(tmp_path))
+    whole = VerifiedPipeline.of(make_pair_pipeline(tmp_path))
     assert whole is not None
     predict = make_predict(whole)()
     assert len(inspect.signature(predict).parameters) == 2
@@ -79,7 +79,7 @@ def test_it_has_a_parameter_for_each_column_by_which_spark_counts_them(tmp_path:
 def test_what_was_sent_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = WholePipeline.of(pipeline(tmp_path / "driver"))
+    whole = VerifiedPipeline.of(pipeline(tmp_path / "driver"))
     assert whole is not None
     x = tables.inputs(3)
     answers = make_predict(whole)()(x)

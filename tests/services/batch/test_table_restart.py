@@ -12,6 +12,8 @@ from services.batch.databases.sink import DatabaseSink
 from tests.services.batch.conftest import Place
 from tests.support.table_jobs import JOB, query, result, sink_at
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("key", ["", "id"])
 def test_table__restart__keeps_the_rows_of_others(place: Place, key: str) -> None:

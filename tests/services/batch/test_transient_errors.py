@@ -170,6 +170,7 @@ def test_an_address_without_a_server_is_away_and_a_missing_file_is_not(files: Fi
     assert "geheim" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_lost_session_of_postgresql_is_read_on(
     bundle: VerifiedBundle, server: PostgresServer, x: np.ndarray, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_locked_sqlite_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert source.total_rows() == 0
 
 
+@pytest.mark.slow
 def test_a_duckdb_that_another_process_writes_is_away(tmp_path: Path) -> None:
     place = tmp_path / "in.db"
     script = (

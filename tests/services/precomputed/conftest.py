@@ -24,7 +24,7 @@ from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.precomputed.base import GenerationCommit, PrecomputedRow
-from services.precomputed.rows import RowCodec
+from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_bundle

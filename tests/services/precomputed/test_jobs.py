@@ -19,6 +19,8 @@ from tests.services.precomputed.conftest import NAME, Bench
 from tests.services.precomputed.servers import RedisServer, redis_server
 from tests.support import tables
 
+pytestmark = pytest.mark.slow
+
 UNIT, UNITS = 20, 6
 ROWS = UNIT * UNITS
 
@@ -158,7 +160,7 @@ def test_job__generation_was_taken_over__writes_no_more(jobs: Jobs) -> None:
             (mine,) = jobs.store.generations()
             jobs.store.drop(mine.number)
 
-    with pytest.raises(MlctlError, match="no longer this job's") as caught:
+    with pytest.raises(MlctlError, match="no longer belongs to this job") as caught:
         jobs.run("a", jobs.rows("rows"), after=take_over)
     assert caught.value.code is ErrorCode.JOB_RUNNING
     assert jobs.states() == []

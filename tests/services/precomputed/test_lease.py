@@ -51,6 +51,7 @@ def test_lease__taken_by_another_job__is_not_claimed_again() -> None:
     lease.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_claim__lease_of_another_owner__only_after_it_has_run_out(
     kind: str, tmp_path: Path

@@ -44,8 +44,8 @@ def test_what_is_stored_needs_no_model_and_only_the_rest_goes_to_it(
         assert (mixed.parameters["source"], mixed.parameters["precomputed_rows"]) == ("mixed", 2)
         assert host.tally is not None
         assert sum(host.tally.batches) == 3  # of one row and of two, never of four
-        assert (await ask("new")).status in {"key_not_found", "not_found"}
-        assert (await ask(["a", "new"])).status in {"key_not_found", "not_found"}
+        assert (await ask("new")).status in {"no_precomputed_answer", "not_found"}
+        assert (await ask(["a", "new"])).status in {"no_precomputed_answer", "not_found"}
         plain = await ask(None, [X])
         assert (plain.y, plain.parameters) == ([BY_MODEL], {})
 
@@ -81,7 +81,7 @@ def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
     bench.fill({"old": 7}, time.time() - 100)
 
     async def use(ask: Ask, _host: ServedModel) -> None:
-        assert (await ask("old")).status == "key_not_found"
+        assert (await ask("old")).status == "no_precomputed_answer"
         again = await ask("old", [X])
         assert (again.y, again.parameters["source"]) == ([BY_MODEL], "online")
 
@@ -112,7 +112,7 @@ def test_each_slot_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
         assert (await ask("a")).y == [[2] * 4]
 
     async def other_uses(ask: Ask, _host: ServedModel) -> None:
-        assert (await ask("a")).status == "key_not_found"
+        assert (await ask("a")).status == "no_precomputed_answer"
 
     bench.run(blue_uses)
     bench.run(green_uses, bundle=green)
@@ -149,7 +149,7 @@ def test_an_answer_of_another_shape_is_not_served(bench: Bench, tiny: VerifiedBu
     store.close()
 
     async def use(ask: Ask, _host: ServedModel) -> None:
-        assert (await ask("a")).status == "key_not_found"
+        assert (await ask("a")).status == "no_precomputed_answer"
         assert (await ask("a", [X])).y == [BY_MODEL]
 
     bench.run(use)

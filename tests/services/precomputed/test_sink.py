@@ -48,7 +48,7 @@ def test_a_batch_is_served_as_the_model_would_answer_and_a_rerun_does_nothing(
         np.testing.assert_allclose(answer.y, expected(x[[3, 449, 0]]), rtol=1e-6)
         online = await ask(None, x[3:4].tolist())
         assert online.y[0] == answer.y[0]
-        assert (await ask("450")).status == "key_not_found"
+        assert (await ask("450")).status == "no_precomputed_answer"
 
     bench.run(use)
 

@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.commands.precomputed import precomputed
+from cli.main import cli
 from services.online.settings import load_settings
-from services.precomputed.settings import load_place
-from services.precomputed.store_urls import shown_place
+from services.precomputed.settings import read_store_location
+from services.precomputed.store_urls import redact_location
 
 
-@pytest.mark.parametrize("load", [load_place, load_settings])
+@pytest.mark.parametrize("load", [read_store_location, load_settings])
 @pytest.mark.parametrize(
     "url", ["mysql://me:geheim@h/0", "redis://me:ge/heim@h:6379/0", "redis://me:ge?heim@h/0"]
 )
@@ -37,11 +37,11 @@ def test_precomputed_command__store_is_away__does_not_show_its_password(
     command: list[str], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", url)
-    done = CliRunner().invoke(precomputed, command)
+    done = CliRunner().invoke(cli, ["precomputed", *command])
     assert done.exit_code in {2, 12}
     assert "heim" not in done.output
 
 
 def test_shown_place__url__keeps_only_scheme_host_and_path() -> None:
-    assert shown_place("rediss://me:geheim@h:6380/1?password=x") == "rediss://h:6380/1"
-    assert shown_place("/srv/answers") == "/srv/answers"
+    assert redact_location("rediss://me:geheim@h:6380/1?password=x") == "rediss://h:6380/1"
+    assert redact_location("/srv/answers") == "/srv/answers"

@@ -14,16 +14,16 @@ from services.online.batching.budget import BusyError
 from services.protocol import compression as encoding
 from services.protocol.compression import (
     CODINGS,
-    PACK_FROM_BYTES,
-    PACK_TO_BYTES,
+    COMPRESS_FROM_BYTES,
+    COMPRESS_TO_BYTES,
     STEP_BYTES,
     Inflater,
     accepted_coding,
+    compress_response,
     content_coding,
     deflate,
     inflate,
-    inflate_apart,
-    pack,
+    inflate_on_thread,
 )
 
 TEXT = b"the same words again and again, " * 40
@@ -64,7 +64,7 @@ def test_inflate_apart__charge_raises__ends_the_work() -> None:
 
     body = random.Random(1).randbytes(3 * STEP_BYTES)
     with pytest.raises(BusyError):
-        asyncio.run(inflate_apart(deflate(body, "gzip"), "gzip", len(body), charge, None))
+        asyncio.run(inflate_on_thread(deflate(body, "gzip"), "gzip", len(body), charge, None))
     assert len(sizes) == 2
     assert sizes[-1] <= 2 * STEP_BYTES
 
@@ -175,22 +175,22 @@ def test_the_coding_of_an_answer_is_the_clients_choice(value: str, coding: str |
 
 
 def test_answers_are_packed_if_that_gains_something() -> None:
-    packed, headers = pack(bytes(PACK_FROM_BYTES), b"deflate, gzip;q=0.9")
+    packed, headers = compress_response(bytes(COMPRESS_FROM_BYTES), b"deflate, gzip;q=0.9")
     assert headers == [(b"content-encoding", b"deflate"), (b"vary", b"accept-encoding")]
-    assert zlib.decompress(packed) == bytes(PACK_FROM_BYTES)
+    assert zlib.decompress(packed) == bytes(COMPRESS_FROM_BYTES)
     for size, accept in (
-        (PACK_FROM_BYTES - 1, b"gzip"),
-        (PACK_TO_BYTES + 1, b"gzip"),
-        (PACK_FROM_BYTES, b""),
-        (PACK_FROM_BYTES, b"br"),
-        (PACK_FROM_BYTES, b"\xff"),
+        (COMPRESS_FROM_BYTES - 1, b"gzip"),
+        (COMPRESS_TO_BYTES + 1, b"gzip"),
+        (COMPRESS_FROM_BYTES, b""),
+        (COMPRESS_FROM_BYTES, b"br"),
+        (COMPRESS_FROM_BYTES, b"\xff"),
     ):
-        assert pack(bytes(size), accept) == (bytes(size), [])
+        assert compress_response(bytes(size), accept) == (bytes(size), [])
 
 
 def test_answers_that_hardly_shrink_stay_as_they_are() -> None:
     noise = np.random.default_rng(0).normal(size=4096).astype(np.float32).tobytes()
-    assert pack(noise, b"gzip") == (noise, [])
+    assert compress_response(noise, b"gzip") == (noise, [])
     text = b",".join(b"%.6f" % value for value in np.frombuffer(noise, np.float32))
-    packed, _ = pack(text, b"gzip")
+    packed, _ = compress_response(text, b"gzip")
     assert len(packed) < len(text) * 0.6

@@ -1,11 +1,7 @@
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.protocol.priority import Lanes, Priority, Ticket, named_lane, parse_priority
-
-
-def ticket(number: int, priority: Priority, rows: int = 1) -> Ticket:
-    return Ticket(number, rows, "k", float(number), 100.0, False, priority)
+from services.protocol.priority import Priority, parse_priority, priority_of_headers
 
 
 def test_high_and_normal_may_be_written_as_tritons_clients_do() -> None:
@@ -21,22 +17,8 @@ def test_other_priorities_are_refused(value: object) -> None:
 
 
 def test_several_headers_name_a_lane_if_they_agree() -> None:
-    assert named_lane([]) is None
-    assert named_lane(["1"]) is named_lane(["high", "high"]) is Priority.HIGH
+    assert priority_of_headers([]) is None
+    assert priority_of_headers(["1"]) is priority_of_headers(["high", "high"]) is Priority.HIGH
     for values in (["high", "normal"], ["high", "1"], ["", "high"], [""]):
         with pytest.raises(MlctlError, match="high or normal"):
-            named_lane(values)
-
-
-def test_each_lane_keeps_its_order_and_counts_its_rows() -> None:
-    lanes = Lanes()
-    for number, priority in enumerate([Priority.NORMAL, Priority.HIGH, Priority.NORMAL]):
-        lanes.add(ticket(number, priority, rows=number + 1))
-    assert [waiting.number for waiting in lanes.in_turn()] == [1, 0, 2]
-    assert lanes.oldest().number == 0
-    assert lanes.ahead_of(Priority.HIGH) == (2, 1)
-    assert lanes.ahead_of(Priority.NORMAL) == (6, 3)
-    assert lanes.remove(1) is not None
-    assert lanes.remove(1) is None
-    assert lanes.ahead_of(Priority.HIGH) == (0, 0)
-    assert (lanes.count, lanes.rows, 0 in lanes, 1 in lanes) == (2, 4, True, False)
+            priority_of_headers(values)

@@ -55,7 +55,7 @@ def test_declarations_are_checked_first(
     [
         ("x", [1, 2], b"\0" * 7, "7 bytes of data, expected 8"),
         ("w", [1 << 30], b"", "too few for 1073741824 elements"),
-        ("w", [1], b"\xff\xff\xff\xff", "inside of element 0"),
+        ("w", [1], b"\xff\xff\xff\xff", "inside element 0"),
         ("w", [2], b"\4\0\0\0abcd", "before element 1"),
         ("w", [1], b"\0\0\0\0x", "1 bytes are left"),
         ("b", [1], b"\2", "neither 0 nor 1"),

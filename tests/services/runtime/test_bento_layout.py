@@ -15,11 +15,11 @@ from services.online.settings import ServerSettings
 from services.runtime.bento_layout import (
     MODELS_FILE,
     BentoContents,
-    labelled_digest,
+    combine_bundles,
+    expected_digest,
     model_folder,
-    pack,
-    read_together,
-    unpack,
+    read_bento_manifest,
+    read_contents,
 )
 from tests.support.bundles import make_bundle
 
@@ -33,36 +33,38 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[VerifiedBundle]:
 @pytest.fixture
 def source(pair: list[VerifiedBundle], tmp_path: Path) -> Path:
     """The sources of a Bento with both."""
-    return lay_out(pack(pair, "shop"), tmp_path / "src")
+    return lay_out(combine_bundles(pair, "shop"), tmp_path / "src")
 
 
 def lay_out(packed: BentoContents, source: Path) -> Path:
     for folder, bundle in packed.folders():
         shutil.copytree(bundle.root, source / folder)
-    for name, text in packed.notes().items():
+    for name, text in packed.digest_files().items():
         (source / name).write_bytes(text)
     return source
 
 
 def test_one_model_keeps_its_digest_and_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
-    packed = pack(pair[:1])
+    packed = combine_bundles(pair[:1])
     assert (packed.name, packed.digest) == ("two", pair[0].digest)
     source = lay_out(packed, tmp_path)
-    assert unpack(source) == find_bundles(ServerSettings(bundle=None), source)
+    assert read_contents(source) == find_bundles(ServerSettings(bundle=None), source)
     assert model_folder(source) == source / "model"
-    assert labelled_digest(source, packed.digest) == packed.digest
+    assert expected_digest(source, packed.digest) == packed.digest
 
 
 def test_several_have_a_digest_of_their_own(pair: list[VerifiedBundle], source: Path) -> None:
-    packed = unpack(source)
+    packed = read_contents(source)
     assert [bundle.manifest.name for bundle in packed.bundles] == ["two", "one"]
     assert (
-        packed.digest == pack(pair, "shop").digest == find_bundles(ServerSettings(), source).digest
+        packed.digest
+        == combine_bundles(pair, "shop").digest
+        == find_bundles(ServerSettings(), source).digest
     )
-    others = [pack(pair[::-1], "shop"), pack(pair, "store")]
+    others = [combine_bundles(pair[::-1], "shop"), combine_bundles(pair, "store")]
     assert len({packed.digest, *(other.digest for other in others)}) == 3
     assert model_folder(source) == source / "models" / "two"
-    assert labelled_digest(source, packed.digest, "one") == pair[1].digest
+    assert expected_digest(source, packed.digest, "one") == pair[1].digest
 
 
 def test_names_must_differ_and_several_need_one(pair: list[VerifiedBundle]) -> None:
@@ -71,7 +73,7 @@ def test_names_must_differ_and_several_need_one(pair: list[VerifiedBundle]) -> N
     ]  # fmt: skip
     for bundles, name in wrong:
         with pytest.raises(MlctlError) as caught:
-            pack(bundles, name)
+            combine_bundles(bundles, name)
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
@@ -122,8 +124,8 @@ def test_what_was_changed_is_refused(
 
 def test_a_label_of_another_set_is_refused(source: Path) -> None:
     with pytest.raises(MlctlError) as caught:
-        labelled_digest(source, "0" * 64)
+        expected_digest(source, "0" * 64)
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
     with pytest.raises(MlctlError, match="it has two, one"):
         model_folder(source, "three")
-    assert read_together(source.parent) is None
+    assert read_bento_manifest(source.parent) is None

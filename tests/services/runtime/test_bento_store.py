@@ -70,7 +70,12 @@ def test_a_start_that_several_versions_have_names_them(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "near"), [("digits:zzz", "digits:aaa"), ("digit", "digits:aaa"), ("q", "none of a")]
+    ("tag", "near"),
+    [
+        ("digits:zzz", "digits:aaa"),
+        ("digit", "digits:aaa"),
+        ("q", "no tag in the store is similar"),
+    ],
 )
 def test_what_is_not_there_is_told_with_what_is_near(home: Path, tag: str, near: str) -> None:
     put(home, "digits", "aaa")

@@ -45,7 +45,7 @@ def test_a_request_whose_sequences_differ_in_length_is_joined_only_with_its_like
     odd = {**text(1, 2, 3), "mask": np.ones((1, 2), np.int64)}
     assert LENGTHS.length(odd) is None
     assert LENGTHS.key(odd) == shape_key(odd)
-    assert LENGTHS.widen(odd, 9) is odd
+    assert LENGTHS.pad_to(odd, 9) is odd
     answers = run_joined(lambda inputs: {"n": inputs["ids"]}, [odd, odd], [1, 1], LENGTHS)
     assert [cut(share)["n"].shape for share in answers if isinstance(share, tuple)] == [(1, 3)] * 2
 
@@ -68,7 +68,7 @@ def test_each_request_gets_what_it_would_have_got_alone() -> None:
 
 
 def test_padding_keeps_the_datatype() -> None:
-    padded = LENGTHS.widen(text(1, 2), 3)
+    padded = LENGTHS.pad_to(text(1, 2), 3)
     assert padded["ids"].dtype == np.int64
     assert padded["ids"].tolist() == [[1, 2, 7]]
     assert padded["kind"].tolist() == [0]

@@ -6,7 +6,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
-from services.runtime.pipeline import join, plan
+from services.runtime.pipeline import make_pipeline, pipeline_signature
 
 
 def tensor(text: str) -> TensorSpec:
@@ -23,22 +23,22 @@ def model(inputs: str, outputs: str) -> Signature:
 
 def test_outputs_feed_inputs_of_their_name() -> None:
     signatures = {"a": model("x", "y z"), "b": model("y x", "w"), "c": model("w k", "end")}
-    made = plan(signatures)
+    made = make_pipeline(signatures)
     assert made.stages == ("a", "b", "c")
     assert made.feeds == {"b": {"y": ("a", "y")}, "c": {"w": ("b", "w")}}
-    whole = join(made, signatures)
+    whole = pipeline_signature(made, signatures)
     assert [spec.name for spec in whole.inputs] == ["x", "k"]
     assert [spec.name for spec in whole.outputs] == ["end"]
 
 
 def test_a_map_says_it_otherwise() -> None:
     signatures = {"a.1": model("x", "y.0"), "b": model("x", "y"), "c": model("p:FP32:-1,-1 y", "z")}
-    made = plan(signatures, ["b.x=a.1.y.0", "c.p=a.1.y.0"])
+    made = make_pipeline(signatures, ["b.x=a.1.y.0", "c.p=a.1.y.0"])
     assert made.feeds == {
         "b": {"x": ("a.1", "y.0")},
         "c": {"p": ("a.1", "y.0"), "y": ("b", "y")},
     }
-    assert [spec.name for spec in join(made, signatures).inputs] == ["x"]
+    assert [spec.name for spec in pipeline_signature(made, signatures).inputs] == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_map_says_it_otherwise() -> None:
         ("y:FP32:1,4", [], "stage 'a' takes rows in batches, stage 'b' does not"),
         ("x y", ["b.q=a.y"], "stage 'b' has no input 'q'; it has 'x', 'y'"),
         ("y", ["b.y=a.q"], "stage 'a' has no output 'q'; it has 'y'"),
-        ("y", ["b.y=c.q"], "names no stage where 'c.q' is; the stages are a, b"),
-        ("y", ["b.y"], "names no stage where '' is"),
+        ("y", ["b.y=c.q"], "'c.q' does not begin with a stage; the stages are a, b"),
+        ("y", ["b.y"], "'' does not begin with a stage"),
         ("y", ["a.x=b.z"], "stage 'b' does not run before stage 'a', which it feeds"),
         ("y x:FP32:-1,9", [], "input 'x' is FP32 [-1, 4] for stage 'a', FP32 [-1, 9] for stage"),
     ],
 )
 def test_what_does_not_fit_is_named(inputs: str, maps: list[str], told: str) -> None:
     with pytest.raises(MlctlError) as caught:
-        plan({"a": model("x", "y"), "b": model(inputs, "z")}, maps)
+        make_pipeline({"a": model("x", "y"), "b": model(inputs, "z")}, maps)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert told in caught.value.message

@@ -27,9 +27,9 @@ from services.batch.limits import ErrorLimit
 from services.batch.redrive import redrive
 from services.batch.sinks.parquet import open_sink
 from services.batch.sources import open_source
-from services.runtime.bento_layout import BentoContents, pack
-from services.runtime.faults import ModelRunError, lacks_memory
-from services.runtime.pipeline_scorer import PipelineScorer, WholePipeline
+from services.runtime.bento_layout import BentoContents, combine_bundles
+from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
+from services.runtime.run_errors import ModelRunError, is_out_of_memory
 from services.runtime.scorable import find_model, find_scorable, open_scorable, unit_rows
 from services.stream.base import LinkRequest, StreamUrl
 from services.stream.engine import RunSettings
@@ -44,7 +44,7 @@ from tests.support.bundles import expected, make_bundle
 def pipeline(folder: Path, *, row_independent: bool = True) -> BentoContents:
     first = make_bundle(folder / "double", name="double", row_independent=row_independent)
     second = make_bundle(folder / "triple", name="triple", scale=3.0)
-    return pack([first, second], "both", ["triple.x=double.y"])
+    return combine_bundles([first, second], "both", ["triple.x=double.y"])
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def bento(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def whole(bento: Path) -> WholePipeline:
+def whole(bento: Path) -> VerifiedPipeline:
     found = find_scorable(str(bento))
-    assert isinstance(found, WholePipeline)
+    assert isinstance(found, VerifiedPipeline)
     return found
 
 
@@ -65,13 +65,13 @@ def wanted(x: np.ndarray) -> np.ndarray:
     return expected(expected(x), scale=3.0)
 
 
-def opened(whole: WholePipeline, batch_rows: int | None = None) -> PipelineScorer:
+def opened(whole: VerifiedPipeline, batch_rows: int | None = None) -> PipelineScorer:
     scorer = open_scorable(whole, batch_rows)
     assert isinstance(scorer, PipelineScorer)
     return scorer
 
 
-def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: WholePipeline) -> None:
+def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: VerifiedPipeline) -> None:
     assert (whole.name, [each.name for each in whole.stages]) == ("both", ["double", "triple"])
     assert [spec.name for spec in (*whole.signature.inputs, *whole.signature.outputs)] == ["x", "y"]
     assert unit_rows(whole) == 20_000
@@ -79,7 +79,7 @@ def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: WholePipeline) ->
     stage = find_scorable(str(alone))
     assert isinstance(stage, VerifiedBundle)
     assert (stage.name, whole.digest != stage.digest) == ("triple", True)
-    with pytest.raises(MlctlError, match="here one model is needed"):
+    with pytest.raises(MlctlError, match="not a single model"):
         find_model(str(bento))
 
 
@@ -95,7 +95,7 @@ def test_each_stage_must_be_signed_where_that_is_asked_for(
 
 
 def test_a_tag_means_the_whole_and_the_label_is_believed(
-    bento: Path, whole: WholePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bento: Path, whole: VerifiedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
     place = tmp_path / "bentos" / "both" / "v1"
@@ -112,12 +112,12 @@ def test_a_tag_means_the_whole_and_the_label_is_believed(
     with pytest.raises(MlctlError) as caught:
         find_scorable("both:v1")
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
-    with pytest.raises(MlctlError, match="is not a Bento's tag"):
+    with pytest.raises(MlctlError, match="is not a tag of a Bento"):
         find_scorable(str(tmp_path))
 
 
 def test_rows_are_scored_in_parts_as_small_as_the_most_careful_stage_wants(
-    whole: WholePipeline,
+    whole: VerifiedPipeline,
 ) -> None:
     x = tables.inputs(300)
     scorer = opened(whole, 64)
@@ -130,7 +130,7 @@ def test_rows_are_scored_in_parts_as_small_as_the_most_careful_stage_wants(
         return run(inputs)
 
     first.run = count  # type: ignore[method-assign]
-    assert (scorer.check({"x": x}), scorer.joinable, scorer.shared) == (300, True, True)
+    assert (scorer.check({"x": x}), scorer.joinable, scorer.thread_safe) == (300, True, True)
     np.testing.assert_allclose(scorer.run({"x": x})["y"], wanted(x), rtol=1e-4, atol=1e-5)
     assert seen == [64, 64, 64, 64, 44]
     with pytest.raises(MlctlError, match="input 'x' is missing"):
@@ -138,7 +138,7 @@ def test_rows_are_scored_in_parts_as_small_as_the_most_careful_stage_wants(
 
 
 def test_rows_that_answer_for_each_other_stay_together(tmp_path: Path) -> None:
-    whole = WholePipeline.of(pipeline(tmp_path, row_independent=False))
+    whole = VerifiedPipeline.of(pipeline(tmp_path, row_independent=False))
     assert whole is not None
     scorer = opened(whole, 2)
     assert not scorer.joinable
@@ -149,7 +149,7 @@ def test_rows_that_answer_for_each_other_stay_together(tmp_path: Path) -> None:
 
 
 def test_an_error_names_the_stage_and_keeps_its_kind(
-    whole: WholePipeline, monkeypatch: pytest.MonkeyPatch
+    whole: VerifiedPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = opened(whole)
 
@@ -159,11 +159,11 @@ def test_an_error_names_the_stage_and_keeps_its_kind(
     monkeypatch.setattr(scorer._stages[1], "run", fail)
     with pytest.raises(ModelRunError, match=r"^stage 'triple': it failed") as caught:
         scorer.run({"x": tables.inputs(1)})
-    assert lacks_memory(caught.value)
+    assert is_out_of_memory(caught.value)
 
 
 def _score(
-    whole: WholePipeline, bento: Path, source: Path, sink: Sink, executor: MakeExecutor
+    whole: VerifiedPipeline, bento: Path, source: Path, sink: Sink, executor: MakeExecutor
 ) -> BatchReport:
     asked = BatchConfig(keep=("id",), unit_rows=500, forbid_nan=True)
     rows = open_source(SourceRequest(str(source), asked.unit_rows))
@@ -172,7 +172,7 @@ def _score(
 
 
 def test_a_batch_scores_each_row_once_and_again_from_quarantine(
-    bento: Path, whole: WholePipeline, tmp_path: Path
+    bento: Path, whole: VerifiedPipeline, tmp_path: Path
 ) -> None:
     x = tables.inputs(1200)
     x[7, 1] = np.nan
@@ -192,7 +192,7 @@ def test_a_batch_scores_each_row_once_and_again_from_quarantine(
     assert (done.passed, done.left) == (0, 1)
 
 
-def test_a_stream_answers_each_message(whole: WholePipeline, tmp_path: Path) -> None:
+def test_a_stream_answers_each_message(whole: VerifiedPipeline, tmp_path: Path) -> None:
     rows = tables.inputs(20)
     lines = (json.dumps({"x": row.tolist()}) for row in rows)
     (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))

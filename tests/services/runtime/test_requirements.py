@@ -9,7 +9,12 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.runtime import requirements
-from services.runtime.requirements import RuntimeFlavor, check_installed, parse_requirements, pinned
+from services.runtime.requirements import (
+    RuntimeFlavor,
+    check_installed,
+    parse_requirements,
+    pin_requirements,
+)
 from services.runtime.transform import load_transform
 from tests.support.transforms import TOKENIZER, make_text_bundle
 
@@ -24,10 +29,10 @@ def with_needs(root: Path, text: str, name: str = "texts") -> VerifiedBundle:
 
 
 def test_every_requirement_is_pinned_and_must_be_here() -> None:
-    assert all("==" in pin for pin in pinned())
-    assert not {"torch", "mlflow"} & {pin.partition("==")[0] for pin in pinned()}
+    assert all("==" in pin for pin in pin_requirements())
+    assert not {"torch", "mlflow"} & {pin.partition("==")[0] for pin in pin_requirements()}
     with pytest.raises(MlctlError, match="'googleapis-common-protos'") as caught:
-        pinned(installed=lambda _: None)
+        pin_requirements(installed=lambda _: None)
     assert caught.value.code is ErrorCode.RUNTIME_MISSING
 
 
@@ -36,7 +41,9 @@ def test_a_flavour_can_be_built_where_its_runtime_is_not(runtime: str) -> None:
     here = {**HERE, runtime: "1.31.1"}.get
 
     def runtimes(flavour: RuntimeFlavor | None) -> list[str]:
-        return [pin for pin in pinned((), flavour, here) if pin.startswith(("onnxr", "tens"))]
+        return [
+            pin for pin in pin_requirements((), flavour, here) if pin.startswith(("onnxr", "tens"))
+        ]
 
     gpu = "onnxruntime-gpu[cuda,cudnn]==1.31.1"
     assert runtimes(None) == [f"{runtime}==1.31.1"]
@@ -45,7 +52,7 @@ def test_a_flavour_can_be_built_where_its_runtime_is_not(runtime: str) -> None:
     assert runtimes(RuntimeFlavor.TRT)[0] == gpu
     assert runtimes(RuntimeFlavor.TRT)[1].startswith("tensorrt-cu13==10.")
     with pytest.raises(MlctlError, match="ONNX Runtime is not installed"):
-        pinned((), RuntimeFlavor.GPU, HERE.get)
+        pin_requirements((), RuntimeFlavor.GPU, HERE.get)
 
 
 def test_a_file_of_names_with_versions() -> None:
@@ -79,15 +86,15 @@ def test_a_transform_adds_to_the_requirements(tmp_path: Path) -> None:
     here = {**HERE, "onnxruntime": "1.31.1"}.get
     first = with_needs(tmp_path / "a", "six==1.17.0\nnumpy==1.2.3\n")
     same = with_needs(tmp_path / "b", "six[extra]==1.17.0", "others")
-    pins = pinned([first, same], None, here)
+    pins = pin_requirements([first, same], None, here)
     assert "six[extra]==1.17.0" in pins
     assert len(pins) == len(requirements.REQUIREMENTS) + 2
     for number, line in enumerate(
         ("six==1.16.0", "numpy==2.0", "onnxruntime-gpu==1.31.1", "bentoml==1.0")
     ):
         other = with_needs(tmp_path / str(number), line, "others")
-        with pytest.raises(MlctlError, match=f"'others' asks for {line}") as caught:
-            pinned([first, other], None, here)
+        with pytest.raises(MlctlError, match=f"'others' needs {line}") as caught:
+            pin_requirements([first, other], None, here)
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 

@@ -11,9 +11,9 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.scorable import (
+    absolute_reference,
     check_batched,
     find_model,
-    lasting_name,
     open_scorer,
     unit_rows,
 )
@@ -38,8 +38,8 @@ def test_a_tag_and_a_bentos_folder_are_the_same_model(
 def test_a_folders_name_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    assert lasting_name("model") == str(tmp_path / "model")
-    assert lasting_name("tiny:abc") == "tiny:abc"
+    assert absolute_reference("model") == str(tmp_path / "model")
+    assert absolute_reference("tiny:abc") == "tiny:abc"
 
 
 def _shaped(bundle: VerifiedBundle, *shape: int) -> VerifiedBundle:
@@ -68,5 +68,5 @@ def test_a_model_without_rows_is_refused(bundle: VerifiedBundle) -> None:
 def test_a_light_model_gets_more_rows_in_a_call(bundle: VerifiedBundle) -> None:
     assert bundle.manifest.batching.max_rows == 32
     scorer = open_scorer(bundle)
-    assert (scorer.max_rows, scorer.shared) == (4096, True)
+    assert (scorer.max_rows, scorer.thread_safe) == (4096, True)
     assert open_scorer(bundle, 7).max_rows == 7

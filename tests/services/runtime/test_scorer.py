@@ -8,8 +8,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Axis, InputConstraints, Manifest
 from bundle.verify import VerifiedBundle
 from services.online.settings import ServerSettings
-from services.runtime.faults import InputRejectedError, ModelRunError
 from services.runtime.padding import RowPaddedSession
+from services.runtime.run_errors import InputRejectedError, ModelRunError
 from services.runtime.scorer import Scorer
 from tests.support.bundles import LOOKUP_ROWS, expected, make_lookup_bundle
 from tests.support.manifests import manifest_document
@@ -110,7 +110,7 @@ def test_a_defect_of_ours_is_not_the_models() -> None:
 
     scorer = two_inputs({})
     scorer._session = Broken()
-    with pytest.raises(MlctlError, match="could not be asked") as caught:
+    with pytest.raises(MlctlError, match="could not be run") as caught:
         scorer.run(good(1))
     assert caught.value.code is ErrorCode.INTERNAL
     assert not isinstance(caught.value, ModelRunError)
@@ -128,7 +128,7 @@ def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:
 def test_batches_are_of_the_bundles_sizes_where_that_is_asked_for(bundle: VerifiedBundle) -> None:
     rows = np.arange(20, dtype=np.float32).reshape(5, 4)
     for pad_rows in (None, True, False):
-        scorer = Scorer.open(bundle, ServerSettings(pad_rows=pad_rows))
+        scorer = Scorer.open(bundle, ServerSettings(), pad_rows=pad_rows)
         np.testing.assert_allclose(scorer.run({"x": rows})["y"], expected(rows))
         assert isinstance(scorer._session, RowPaddedSession) == (pad_rows is True)
 

@@ -9,8 +9,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
 from services.online.settings import ServerSettings
-from services.runtime.faults import RunError
 from services.runtime.padding import LengthPadding
+from services.runtime.run_errors import RunError
 from services.runtime.scorer import Scorer
 from services.runtime.warmup import check_golden, check_padding, warm_up
 from tests.support.bundles import expected, make_bundle
@@ -112,7 +112,7 @@ def test_a_model_that_fails_on_a_half_of_its_inputs_cannot_be_padded() -> None:
 
     scorer = sequence_scorer(run)
     lengths = LengthPadding(scorer.signature, {"x": 0})
-    with pytest.raises(MlctlError, match="a golden row, cut in half at x") as caught:
+    with pytest.raises(MlctlError, match="half of a golden row, in x") as caught:
         check_padding(scorer, lengths, {"x": np.ones((2, 6), np.float32)})
     assert caught.value.code is ErrorCode.PARITY_FAILED
     assert "unlike" not in caught.value.message

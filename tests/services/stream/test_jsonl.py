@@ -126,6 +126,7 @@ def _die_at(step: int, torn: float) -> None:
     vars(jsonl)["write_atomic"] = enter
 
 
+@pytest.mark.slow
 def test_kill__at_any_write__no_message_is_lost(tmp_path: Path) -> None:
     wanted = list(range(100, 128))
     (tmp_path / "in.jsonl").write_bytes(b"".join(b"%d\n" % n for n in wanted))
@@ -307,6 +308,7 @@ def test_a_line_without_an_end_is_ended_first(tmp_path: Path) -> None:
     assert values(read(place)) == [b"mine", b"0"]
 
 
+@pytest.mark.slow
 def test_pipes() -> None:
     program = (
         "from services.stream.base import *\n"

@@ -373,6 +373,7 @@ with transport.open_link(LinkRequest(source, "g", answers)) as link:
 """
 
 
+@pytest.mark.slow
 def test_another_goes_on_after_a_kill(kafka: MockKafka) -> None:
     source, answers = (places_of(kafka, partitions=1)(name) for name in ("in", "out"))
     send(source, numbered(0, 30))

@@ -10,7 +10,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.precomputed.rows import RowCodec
+from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.stream.base import LinkRequest, Outgoing, StreamUrl
 from services.stream.engine import RunSettings

@@ -37,6 +37,8 @@ from tests.services.stream.contract import (
 )
 from tests.support.brokers import stalled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:

@@ -14,6 +14,8 @@ from tests.services.stream.contract import answer, numbered, numbers, read, send
 from tests.support.certificates import issue_certificates
 from tests.support.tls_front import tls_front
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_stream_over_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     made = issue_certificates(tmp_path)

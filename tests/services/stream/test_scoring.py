@@ -11,7 +11,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.runtime.bisect import TooManyError
-from services.runtime.faults import ModelRunError
+from services.runtime.run_errors import ModelRunError
 from services.stream.answer_headers import AnswerHeaders
 from services.stream.base import Decoded, Message, StreamUrl
 from services.stream.scoring import Fault, MessageScorer, NoMemoryError

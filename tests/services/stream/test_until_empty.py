@@ -179,6 +179,7 @@ def check_answers(answers: StreamUrl, count: int) -> None:
     assert numbers(read(answers)) == sorted(2 * int(each) for each in plain(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["sqlite", "redis"], indirect=True)
 def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(
     source: StreamUrl,
@@ -218,6 +219,7 @@ with connect(LinkRequest(source, "g", answers)) as link:
 """
 
 
+@pytest.mark.slow
 def test_until_empty__peer_is_killed__takes_its_messages_over(source: StreamUrl) -> None:
     answers = source.named("out")
     send(source, [Outgoing(each) for each in plain(30)])

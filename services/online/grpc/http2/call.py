@@ -63,14 +63,14 @@ class GrpcCall:
     """One stream of one connection, which may have ended with its headers.
 
     A message has at most `limit` bytes and must arrive within `seconds`; the client must read a
-    response within the same time. `refused` is called for calls that are rejected before the
+    response within the same time. `on_reject` is called for calls that are rejected before the
     handler runs. Messages are charged to `inflight` until they are read, the call itself to
     `room` until it is answered.
     """
 
     __slots__ = (
         "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_inflight",
-        "_late", "_limit", "_link", "_refused", "_seconds", "_started", "_task", "_timer",
+        "_late", "_limit", "_link", "_on_reject", "_seconds", "_started", "_task", "_timer",
         "_untaken", "done", "stream",
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ class GrpcCall:
         room: Inflight,
         seconds: float,
         ended: bool,
-        refused: Callable[[MlctlError, Any], None],
+        on_reject: Callable[[MlctlError, Any], None],
     ) -> None:
         self.stream = stream
         self.done = False
@@ -93,7 +93,7 @@ class GrpcCall:
         self._head = head
         self._limit = limit
         self._seconds = seconds
-        self._refused = refused
+        self._on_reject = on_reject
         self._hold = Hold(room)
         self._inflight = inflight
         self._assembler = Assembler(limit, Hold(inflight))
@@ -171,18 +171,18 @@ class GrpcCall:
         if self._task is None:
             self._reject_early(reason)
         else:
-            self.refuse(reason)
+            self.reject(reason)
             self._task.cancel()
 
-    def refuse(self, error: MlctlError) -> None:
+    def reject(self, error: MlctlError) -> None:
         """Answer with the status of `error`."""
         self._finish(*status_of(error), trailers(error))
 
-    def refuse_with(self, code: grpc.StatusCode, details: str) -> None:
+    def reject_with(self, code: grpc.StatusCode, details: str) -> None:
         """Answer with a status of the protocol that is not in the error table."""
         self._finish(code.value[0], details, ())
 
-    def refuse_http(self, status: int) -> None:
+    def reject_http(self, status: int) -> None:
         """Answer a request that is not gRPC."""
         self._let_go()
         self.done = True
@@ -235,8 +235,8 @@ class GrpcCall:
         """Reject what arrived before the handler saw it, and end a handler that waits for more."""
         if self.done:
             return
-        self._refused(error, self)
-        self.refuse(error)
+        self._on_reject(error, self)
+        self.reject(error)
         if self._task is not None:
             self._task.cancel()
 
@@ -247,10 +247,10 @@ class GrpcCall:
             return  # the cancelling side has sent the status
         except Exception as error:
             if is_public(error):
-                self.refuse(error)
+                self.reject(error)
             else:
                 logger.exception("a call of %s failed", self._head.path)
-                self.refuse(failed())
+                self.reject(failed())
 
     async def _answer(self) -> bytes | None:
         """The handler's single message, or None after it wrote any number of them."""

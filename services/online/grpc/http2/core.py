@@ -30,7 +30,7 @@ from services.online.grpc.http2.sending import (
 from services.online.grpc.http2.whole_calls import Block, Receiving
 
 _MAX_FRAGMENTS = 16
-# What still comes of a stream that has ended, and what asks for more than was told.
+# The cost of frames of a stream that has ended, and of streams above the limit.
 _LATE_COST = 0.125
 _unpack = frames.FRAME_HEAD.unpack_from
 

@@ -15,7 +15,7 @@ from bundle.errors import MlctlError
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.status import Trailer
 from services.online.http.fields import fields_of
-from services.protocol.priority import LANE_HEADER
+from services.protocol.priority import PRIORITY_HEADER
 from services.protocol.wire import invalid
 
 Fields = tuple[tuple[bytes, bytes], ...]
@@ -165,7 +165,7 @@ def _is_plain(head: CallHead) -> bool:
     text = head.timeout_text
     timed = text is None or _TIMEOUT.fullmatch(text) is not None
     try:
-        usual = timed and all(name != LANE_HEADER for name, _ in head.metadata)
+        usual = timed and all(name != PRIORITY_HEADER for name, _ in head.metadata)
     except MlctlError:
         return False
     return head.method == b"POST" and head.is_grpc and head.encoding in CODINGS and usual

@@ -12,7 +12,7 @@ from struct import Struct
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import Hold, Inflight
-from services.protocol.compression import inflate, inflate_apart
+from services.protocol.compression import inflate, inflate_on_thread
 from services.protocol.wire import invalid
 
 _PREFIX = Struct(">BL")
@@ -136,7 +136,7 @@ async def unpack_apart(message: RawMessage, coding: bytes, limit: int, inflight:
     came = len(message.data)
     with Hold(inflight) as hold:
         hold.grow(came)
-        return await inflate_apart(
+        return await inflate_on_thread(
             message.data, _known_coding(coding), limit, lambda size: hold.grow(came + size), None
         )
 

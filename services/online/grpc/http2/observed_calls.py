@@ -48,7 +48,7 @@ class GrpcCalls:
             record.bytes_in = size
         return record
 
-    def refused(self, error: MlctlError, call: GrpcCall) -> None:
+    def rejected(self, error: MlctlError, call: GrpcCall) -> None:
         """Count and report a call that was rejected before its message was read."""
         self._host.count(GRPC, error)
         with suppress(MlctlError):  # metadata that is invalid: then it has no id

@@ -138,18 +138,18 @@ class Http2Server:
             room=probes or self._room,
             seconds=settings.deadline_ms / 1000,
             ended=ended,
-            refused=self._calls.refused,
+            on_reject=self._calls.rejected,
         )
         if head.method != b"POST":
-            call.refuse_http(405)
+            call.reject_http(405)
         elif not head.is_grpc:
-            call.refuse_http(415)
+            call.reject_http(415)
         else:
             try:
                 self._begin(call, head)
             except MlctlError as error:
-                self._calls.refused(error, call)
-                call.refuse(error)
+                self._calls.rejected(error, call)
+                call.reject(error)
         return call
 
     def _begin(self, call: GrpcCall, head: CallHead) -> None:
@@ -157,9 +157,9 @@ class Http2Server:
             raise unauthenticated()
         handler = self._handlers.get(head.path)
         if handler is None:
-            call.refuse_with(_UNIMPLEMENTED, "this server has no such method")
+            call.reject_with(_UNIMPLEMENTED, "this server has no such method")
         elif head.encoding not in CODINGS:
-            call.refuse_with(_UNIMPLEMENTED, "messages may be packed with gzip or deflate")
+            call.reject_with(_UNIMPLEMENTED, "messages may be packed with gzip or deflate")
         else:
             call.begin(handler)
 

@@ -1,7 +1,7 @@
-"""An event loop that takes many new connections in a turn, and the last ones, too.
+"""An event loop that accepts many new connections per tick, and the last ones before it closes.
 
-libuv takes one in each turn of its loop. A turn of a server that is asked for more than it can do
-is milliseconds long, so that new connections would wait for seconds before anyone looks at them.
+libuv accepts one in each tick. A tick of an overloaded server takes milliseconds, so a thousand new
+connections would wait for seconds.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import uvloop
 
 from services.online.http.listening import Listening
 
-# So many handles of one listening socket, each of which takes a connection in a turn.
+# Handles of one listening socket; each accepts one connection per tick.
 _HANDLES = 8
 _BACKLOG = 100  # asyncio's default
 
 
 class AcceptingLoop(uvloop.Loop):
-    """uvloop's loop, but for the servers of a given socket."""
+    """uvloop's loop with other servers for a given socket."""
 
     async def create_server(
         self,
@@ -31,7 +31,7 @@ class AcceptingLoop(uvloop.Loop):
         ssl_handshake_timeout: float | None = None,
         **options: Any,
     ) -> Any:
-        """See asyncio's. The protocols of a `sock` are to be like `Guest`."""
+        """See asyncio. The protocols of a `sock` must be like `Guest`."""
         make = super().create_server
         if sock is None:
             options.update(ssl=ssl, ssl_handshake_timeout=ssl_handshake_timeout)
@@ -48,6 +48,6 @@ class AcceptingLoop(uvloop.Loop):
 
 
 def loop_factory(*, use_subprocess: bool = False) -> type[AcceptingLoop]:
-    """What makes a loop, as uvicorn's table has it."""
-    del use_subprocess  # of no importance to uvloop
+    """Return the loop's class, in the form of uvicorn's table."""
+    del use_subprocess  # uvloop has no use for it
     return AcceptingLoop

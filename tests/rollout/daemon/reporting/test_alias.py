@@ -124,11 +124,13 @@ def test_another_revision_is_not_held_up_by_a_failure(
     wait_until(lambda: champions.written == [revision("tiny:cc")])
 
 
+@pytest.mark.slow
 def test_the_command_reads_the_revision() -> None:
     script = "import json, sys; assert json.load(sys.stdin)['bento'] == 'tiny:bb'"
     ProcessChampions([sys.executable, "-c", script]).write_champion(LIVE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -151,6 +153,7 @@ def pid_of(file: Path) -> int:
 READS = "import os, sys; open({!r}, 'a').write(f'{{os.getpid()}} '); given = sys.stdin.read(); "
 
 
+@pytest.mark.slow
 def test_what_was_prepared_is_what_writes(tmp_path: Path) -> None:
     started, written = tmp_path / "started", tmp_path / "written"
     script = READS.format(str(started)) + f"open({str(written)!r}, 'w').write(given)"
@@ -163,6 +166,7 @@ def test_what_was_prepared_is_what_writes(tmp_path: Path) -> None:
     assert "tiny:bb" in written.read_text()
 
 
+@pytest.mark.slow
 def test_what_was_prepared_for_nothing_is_ended(tmp_path: Path) -> None:
     started = tmp_path / "started"
     writer = ProcessChampions([sys.executable, "-c", READS.format(str(started))])
@@ -173,6 +177,7 @@ def test_what_was_prepared_for_nothing_is_ended(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.slow
 def test_what_failed_while_it_was_prepared_is_tried_again(tmp_path: Path) -> None:
     started = tmp_path / "started"
     once = "os.path.exists(mark) or (tell(), sys.exit('no registry'))"

@@ -48,6 +48,7 @@ def poll_until(keeper: RunKeeper, tmp_path: Path, wanted: str) -> None:
     wait_until(seen)
 
 
+@pytest.mark.slow
 def test_a_teller_runs_only_while_something_is_owed(
     played: Played, told: EventCursors, tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_teller_runs_only_while_something_is_owed(
     keeper.close()
 
 
+@pytest.mark.slow
 def test_the_pauses_double_while_it_fails(
     played: Played, told: EventCursors, clock: ManualClock
 ) -> None:
@@ -82,6 +84,7 @@ def test_the_pauses_double_while_it_fails(
     assert pauses[-1] == 600.0
 
 
+@pytest.mark.slow
 def test_a_teller_ends_with_its_daemon(played: Played, told: EventCursors) -> None:
     played.tick()
     code = "import sys, time; sys.stdin.read(); time.sleep(600)"

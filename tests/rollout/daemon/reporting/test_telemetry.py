@@ -120,6 +120,7 @@ def scrape(port: int) -> set[str]:
     return {family.name for family in text_string_to_metric_families(text)}
 
 
+@pytest.mark.slow
 def test_it_is_served_on_loopback(server: tuple[MetricsServer, int]) -> None:
     metrics, port = server
     metrics.poll()
@@ -127,6 +128,7 @@ def test_it_is_served_on_loopback(server: tuple[MetricsServer, int]) -> None:
     assert {"mlctl_rollout_weight", "mlctl_rollout_requests"} <= scrape(port)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_tried_again(
     server: tuple[MetricsServer, int], clock: ManualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from rollout.drivers.envoy import config
 from rollout.drivers.envoy.proxy import EnvoyFiles
 
 
+@pytest.mark.slow
 def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path, Ports(1, 2))
     files.prepare(Slot.BLUE)

@@ -124,7 +124,7 @@ def test_a_good_candidate_is_promoted(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("fault", "gate"),
     [
-        ({"outcome": "internal"}, Gate.ERRORS_VS_LIMIT),
+        ({"outcome": "internal"}, Gate.ERRORS_VS_LIVE),
         ({"seconds": 0.45}, Gate.LATENCY_VS_LIMIT),
     ],
 )

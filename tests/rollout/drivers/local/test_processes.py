@@ -12,6 +12,8 @@ from rollout.domain.process_ref import ProcessRef
 from rollout.drivers.local import processes
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.slow
+
 SLEEP = [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"]
 _PARENT = """
 import subprocess, sys

@@ -80,6 +80,7 @@ def test_clients_in_a_loop_get_what_the_best_size_gives() -> None:
     assert not story.refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cost", "wrong", "size"),
     [

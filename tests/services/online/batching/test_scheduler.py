@@ -373,3 +373,13 @@ def test_parked_work_has_no_turn_and_a_deadline_of_its_own() -> None:
     policy.stepped(14.0, 40.0)  # told meanwhile: it does not come back
     assert policy.idle
     assert policy.next_event(30.0) is None
+
+
+def test_offer__arrived_before_the_end_of_the_last_batch__is_accepted() -> None:
+    costs = BatchCosts({1: 1e-6, 4: 2e-6})
+    policy = BatchScheduler(Limits(4, 100), costs)
+    first = policy.offer(1, "k", 0.0, 100.0)
+    assert policy.release(0.0) == [first]
+    policy.finished(1.0)
+    second = policy.offer(1, "k", 0.5, 100.0)
+    assert policy.release(1.0) == [second]

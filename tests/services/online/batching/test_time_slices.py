@@ -1,5 +1,6 @@
+from services.online.batching.priority_queue import MAX_CONSECUTIVE_HIGH, Ticket
 from services.online.batching.time_slices import TimeSlicedQueue
-from services.protocol.priority import TURNS, Priority, Ticket
+from services.protocol.priority import Priority
 
 
 def ticket(number: int, rows: int = 2, priority: Priority = Priority.NORMAL) -> Ticket:
@@ -43,8 +44,8 @@ def test_the_high_lane_has_most_turns_and_the_other_one_some() -> None:
     shifts.add(ticket(0))
     shifts.add(high)
     turns = []
-    for _ in range(2 * (TURNS + 1)):
+    for _ in range(2 * (MAX_CONSECUTIVE_HIGH + 1)):
         turns.append(shifts.pop())
         shifts.add(turns[-1])
-    assert [each.number for each in turns] == ([1] * TURNS + [0]) * 2
+    assert [each.number for each in turns] == ([1] * MAX_CONSECUTIVE_HIGH + [0]) * 2
     assert shifts.get(1) == high

@@ -14,7 +14,7 @@ from services.online.http.openapi_page import OpenApiPage
 from services.online.models.repository import serving_of
 from services.online.openapi.document import document, to_text
 from services.online.settings import ServerSettings
-from services.runtime.bento_layout import pack
+from services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server
 
@@ -30,7 +30,9 @@ def test_a_server_answers_with_its_document(server: Server, built: BuiltBento) -
 
 
 def test_all_models_of_a_server_are_described(tmp_path: Path) -> None:
-    packed = pack([make_bundle(tmp_path / name, name=name) for name in ("one", "two")], "both")
+    packed = combine_bundles(
+        [make_bundle(tmp_path / name, name=name) for name in ("one", "two")], "both"
+    )
     host = serving_of(packed, ServerSettings())
 
     async def ask() -> httpx.Response:

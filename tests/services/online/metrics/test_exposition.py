@@ -55,6 +55,7 @@ def python(code: str, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_workers_are_summed_whether_they_were_asked_or_not(tmp_path: Path) -> None:
     python(WORKER, tmp_path, "asked")
     python(WORKER, tmp_path, "asked")
@@ -65,6 +66,7 @@ def test_workers_are_summed_whether_they_were_asked_or_not(tmp_path: Path) -> No
     assert 'nv_inference_count{model="m",version="1"} 14.0' in text
 
 
+@pytest.mark.slow
 def test_a_worker_that_nobody_asks_tells_by_itself(tmp_path: Path) -> None:
     python(WORKER, tmp_path, "alone")
     assert 'mlctl_batch_rows_sum{model="m"} 7.0' in python(READER, tmp_path)
@@ -74,8 +76,8 @@ def test_many_observations_at_once_are_the_same_as_each() -> None:
     registry, bounds = CollectorRegistry(), (1.0, 2.0)
     sink = HistogramSink("ours", "h", {"a": "b"}, registry, bounds=bounds)
     theirs = Histogram("theirs", "h", ("a",), buckets=bounds, registry=registry).labels("b")
-    sink.tell("", [1, 0, 2], 7.5)
-    sink.tell("", [1, 1, 3], 13.0)
+    sink.report("", [1, 0, 2], 7.5)
+    sink.report("", [1, 1, 3], 13.0)
     for value in (1.0, 3.0, 3.5, 2.0, 3.5):
         theirs.observe(value)
     told = {
@@ -88,9 +90,9 @@ def test_many_observations_at_once_are_the_same_as_each() -> None:
 def test_counters_are_told_their_growth_only_once() -> None:
     registry = CollectorRegistry()
     sink = CounterSink("c", "text", {"model": "m"}, ("kind",), registry)
-    sink.tell({("a",): 2})
-    sink.tell({("a",): 2, ("b",): 1})
-    sink.tell({("a",): 5, ("b",): 1})
+    sink.report({("a",): 2})
+    sink.report({("a",): 2, ("b",): 1})
+    sink.report({("a",): 5, ("b",): 1})
     for kind, value in (("a", 5), ("b", 1)):
         assert registry.get_sample_value("c_total", {"model": "m", "kind": kind}) == value
 

@@ -9,7 +9,7 @@ from services.online.models.metadata import (
     EXTENSIONS,
     model_metadata,
     only_ready,
-    refuse_change,
+    reject_change,
     repository_index,
     server_metadata,
 )
@@ -59,5 +59,5 @@ def test_the_index_requests_body_may_be_empty() -> None:
 
 def test_loading_is_not_for_callers() -> None:
     with pytest.raises(MlctlError, match="does not unload models") as caught:
-        refuse_change("unload")
+        reject_change("unload")
     assert caught.value.code is ErrorCode.NOT_PERMITTED

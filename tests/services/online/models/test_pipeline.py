@@ -24,7 +24,7 @@ from services.online.http.inference import InferHandler
 from services.online.http.predict import predict_routes
 from services.online.models.repository import ModelRepository
 from services.online.settings import ServerSettings
-from services.runtime.bento_layout import MODELS_FILE, BentoContents, pack, unpack
+from services.runtime.bento_layout import MODELS_FILE, BentoContents, combine_bundles, read_contents
 from services.runtime.scorable import find_model
 from tests.services.online.models.test_repository import answered, call, request, rows, serve
 from tests.services.runtime.test_bento_layout import lay_out
@@ -39,7 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> BentoContents:
     folder = tmp_path_factory.mktemp("stages")
     scales = {"double": 2.0, "triple": 3.0}
     bundles = [make_bundle(folder / name, name=name, scale=by) for name, by in scales.items()]
-    return pack(bundles, "both", ["triple.x=double.y"])
+    return combine_bundles(bundles, "both", ["triple.x=double.y"])
 
 
 def wanted(x: np.ndarray) -> list[float]:
@@ -175,9 +175,9 @@ def test_deadline_cancellation_and_stop_reach_the_stages(packed: BentoContents) 
 
 def test_the_bento_says_how_they_are_put_together(packed: BentoContents, tmp_path: Path) -> None:
     source = lay_out(packed, tmp_path / "src")
-    found = unpack(source)
-    assert (found.digest, found.together) == (packed.digest, packed.together)
-    assert packed.digest != pack(packed.bundles, "both").digest
+    found = read_contents(source)
+    assert (found.digest, found.bento_manifest) == (packed.digest, packed.bento_manifest)
+    assert packed.digest != combine_bundles(packed.bundles, "both").digest
     with pytest.raises(MlctlError, match=r"'both' is a pipeline of double \+ triple") as caught:
         find_model(str(tmp_path))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
@@ -189,7 +189,7 @@ def test_the_bento_says_how_they_are_put_together(packed: BentoContents, tmp_pat
     notes = source / MODELS_FILE
     notes.write_bytes(notes.read_bytes().replace(b'["double","y"]', b'["double","q"]'))
     with pytest.raises(MlctlError, match="stage 'double' has no output 'q'") as caught:
-        unpack(source)
+        read_contents(source)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 

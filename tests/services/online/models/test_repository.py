@@ -23,7 +23,7 @@ from services.online.http.predict import predict_routes
 from services.online.models.repository import ModelRepository
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
-from services.runtime.bento_layout import BentoContents, pack
+from services.runtime.bento_layout import BentoContents, combine_bundles
 from tests.support.bundles import expected, make_bundle
 from tests.support.listening import listening, until
 
@@ -36,7 +36,7 @@ Use = Callable[[ModelRepository], Awaitable[None]]
 def packed(tmp_path_factory: pytest.TempPathFactory) -> BentoContents:
     folder = tmp_path_factory.mktemp("several")
     bundles = [make_bundle(folder / name, name=name, scale=by) for name, by in SCALES.items()]
-    return pack(bundles, "shop")
+    return combine_bundles(bundles, "shop")
 
 
 def serve(packed: BentoContents, use: Use, **settings: Any) -> CollectorRegistry:
@@ -238,7 +238,9 @@ def test_the_one_that_fails_its_golden_rows_is_named(
     packed: BentoContents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.support.bundles.expected", lambda x, **_: x)
-    wrong = pack([*packed.bundles, make_bundle(tmp_path / "wrong", name="wrong")], "shop")
+    wrong = combine_bundles(
+        [*packed.bundles, make_bundle(tmp_path / "wrong", name="wrong")], "shop"
+    )
     hosts = ModelRepository(wrong, ServerSettings(), registry=CollectorRegistry())
 
     async def start() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from bundle.clock import ManualClock
-from bundle.sampling import Sampling, chosen, write_sampling
+from bundle.sampling import Sampling, is_sampled, write_sampling
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.observability import sampling as module
 from services.online.observability.sampling import Recorder, SamplingControl
@@ -47,7 +47,7 @@ def test_the_request_id_alone_chooses(tmp_path: Path) -> None:
     ours = recorder(tmp_path, Sampling(share=0.3), ManualClock())
     ids = [b"id-%d" % number for number in range(2000)]
     taken = [request_id for request_id in ids if ours.choose(request_id) is not None]
-    assert taken == [request_id for request_id in ids if chosen(request_id, 0.3)]
+    assert taken == [request_id for request_id in ids if is_sampled(request_id, 0.3)]
     assert 500 < len(taken) < 700
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from services.online.server.watchdog import EXIT_CODE, Watchdog
 from tests.support.listening import until
 from tests.support.wait import PATIENCE_SECONDS
@@ -62,6 +64,7 @@ def test_a_watchdog_that_was_stopped_or_whose_loop_is_closed_ends_nothing() -> N
     assert ends == []
 
 
+@pytest.mark.slow
 def test_the_end_shows_where_every_thread_is() -> None:
     code = (
         "from services.online.server import watchdog\ndef stuck(): watchdog.end_process()\nstuck()"

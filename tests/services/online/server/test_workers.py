@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from tornado.ioloop import IOLoop, PeriodicCallback
+from tornado.ioloop import IOLoop
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.drivers.local.launcher import free_ports
@@ -21,12 +19,10 @@ from services.online.server.workers import (
     forget_dead_workers,
     join_server,
     listen_alone,
-    look_by_a_steady_clock,
     prepare_server,
     supervisor,
 )
 from services.online.settings import ServerSettings
-from tests.support.wait import PATIENCE_SECONDS
 
 
 def listener(port: int, *, shared: bool) -> socket.socket:
@@ -97,6 +93,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_only_gauges_of_workers_that_live_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,25 +141,3 @@ def test_workers_count_in_a_folder_of_their_server(
     for each in reserved:
         assert each.getsockname()[1] == port
         each.close()
-
-
-def test_the_supervisor_looks_on_after_the_clock_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IOLoop, "time", IOLoop.time)
-    look_by_a_steady_clock()
-    wall = time.time
-
-    async def look_three_times() -> None:
-        looks = asyncio.Semaphore(0)
-        periodic.callback = looks.release
-        for _ in range(3):  # one was due when the clock stepped; the next ones come after it
-            await asyncio.wait_for(looks.acquire(), PATIENCE_SECONDS)
-
-    async def step_the_clock() -> None:
-        periodic.start()
-        for days in (0, 3, -400):
-            monkeypatch.setattr(time, "time", lambda off=days * 86_400: wall() + off)
-            await look_three_times()
-        periodic.stop()
-
-    periodic = PeriodicCallback(lambda: None, 1)
-    asyncio.run(step_the_clock())

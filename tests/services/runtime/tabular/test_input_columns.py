@@ -55,7 +55,7 @@ def test_columns_are_found(
         ({"features": pa.list_(pa.binary(), 3)}, [], "holds binary, expected numbers"),
         ({"features": pa.list_(pa.timestamp("s"), 3)}, [], "expected numbers"),
         ({"p": F, "q": F}, ["features=p,q"], "3 values, but 2 columns"),
-        ({"p": F}, ["features=z*"], "no column is called 'z.'"),
+        ({"p": F}, ["features=z*"], "no column is named 'z.'"),
         ({"features": pa.list_(F, 3)}, ["other=features"], "the model has no input 'other'"),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_refused_with_the_columns(
 ) -> None:
     with pytest.raises(MlctlError, match=told) as caught:
         find_feeds(pa.schema(list(schema.items())), THREE, parse_map(mapped))
-    assert "The model takes features FP32[-1, 3]" in caught.value.hint
+    assert "The model's inputs are features FP32[-1, 3]" in caught.value.hint
 
 
 def test_text_does_not_take_numbers() -> None:

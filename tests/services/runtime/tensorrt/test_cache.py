@@ -1,20 +1,29 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bundle.clock import ManualClock
-from bundle.entries import Key, read_record
+from bundle.entries import Key, hash_key, read_record
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
-from services.runtime.tensorrt.cache import fetch_engine, timing_directory
-from services.runtime.tensorrt.devices import Gpu
-from services.runtime.tensorrt.key import Device, engine_key
+from services.runtime.tensorrt.machine import Gpu
 from services.runtime.tensorrt.process import Cause, WorkerError
+from services.runtime.tensorrt.profile import Profile, Shapes
+from services.runtime.tensorrt.provider import (
+    Device,
+    engine_key,
+    fetch_engine,
+    model_sha256,
+    provider_options,
+    timing_directory,
+)
 
 MODEL = Path("model.onnx")
 DEVICE = Device(Gpu("NVIDIA H200", "9.0", "580.65.06"), "10.16.1.11", "1.31.1")
 FOREIGN = Device(Gpu("NVIDIA L4", "8.9", "580.65.06"), "10.16.1.11", "1.31.1")
 ENGINE_NAME = "node_0_sm90.engine"
+PROFILE = {"x": Shapes((1, 3), (8, 3), (32, 3))}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +46,7 @@ class Builder:
 
 
 def key(device: Device = DEVICE) -> Key:
-    return engine_key("a" * 64, device, {}, None)
+    return engine_key("a" * 64, device, {})
 
 
 def test_an_engine_is_built_once_and_says_what_it_is() -> None:
@@ -76,10 +85,10 @@ def test_a_damaged_engine_is_built_again(damage: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("cause", "code", "hint"),
     [
-        (Cause.REFUSED, ErrorCode.UNSUPPORTED_MODEL, "another recipe"),
+        (Cause.REJECTED, ErrorCode.UNSUPPORTED_MODEL, "another recipe"),
         (Cause.UNAVAILABLE, ErrorCode.PROVIDER_UNAVAILABLE, "provider cuda"),
         (Cause.CRASHED, ErrorCode.PROVIDER_UNAVAILABLE, "provider cuda"),
-        (Cause.TIMED_OUT, ErrorCode.PROVIDER_UNAVAILABLE, "MLCTL_TRT_BUILD_TIMEOUT_S"),
+        (Cause.TIMED_OUT, ErrorCode.PROVIDER_UNAVAILABLE, "provider cuda"),
     ],
 )
 def test_a_failed_build_leaves_nothing_and_says_what_to_do(
@@ -101,3 +110,54 @@ def test_timings_outlive_the_engines() -> None:
     (directory / "timing.cache").write_bytes(b"timings")
     assert timing_directory(DEVICE) == directory
     assert timing_directory(FOREIGN) != directory
+    assert timing_directory(replace(DEVICE, tensorrt="10.13")) != timing_directory(DEVICE)
+
+
+def name(
+    model: str = "a" * 64,
+    device: Device = DEVICE,
+    profile: Profile = PROFILE,
+) -> str:
+    return hash_key(engine_key(model, device, profile))
+
+
+def test_the_same_engine_has_the_same_name() -> None:
+    assert name() == name(profile=dict(PROFILE))
+
+
+def test_whatever_an_engine_depends_on_changes_its_name() -> None:
+    others = {
+        name(model="b" * 64),
+        *(
+            name(device=replace(DEVICE, gpu=replace(DEVICE.gpu, **{field: "other"})))
+            for field in ("name", "compute_capability", "driver")
+        ),
+        name(device=replace(DEVICE, tensorrt="10.13")),
+        name(device=replace(DEVICE, onnxruntime="1.30")),
+        name(profile={"x": Shapes((1, 3), (8, 3), (64, 3))}),
+    }
+    assert len(others) == 7
+    assert name() not in others
+
+
+@pytest.mark.parametrize("altered", ["model.onnx", "model.onnx.data"])
+def test_the_models_digest_covers_its_data(tmp_path: Path, altered: str) -> None:
+    files = (tmp_path / "model.onnx", tmp_path / "model.onnx.data")
+    for path in files:
+        path.write_bytes(b"before")
+    before = model_sha256(files)
+    assert before == model_sha256(files)
+    (tmp_path / altered).write_bytes(b"after")
+    assert model_sha256(files) != before
+
+
+def test_caches_and_profile_are_set_and_no_precision() -> None:
+    assert provider_options(PROFILE, Path("/engines"), Path("/timing")) == {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": "/engines",
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": "/timing",
+        "trt_profile_min_shapes": "x:1x3",
+        "trt_profile_opt_shapes": "x:8x3",
+        "trt_profile_max_shapes": "x:32x3",
+    }

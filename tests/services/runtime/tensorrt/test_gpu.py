@@ -9,9 +9,7 @@ from bundle.home import HOME_VARIABLE
 from bundle.manifest import MODEL_NAME, Batching
 from bundle.verify import VerifiedBundle
 from services.runtime.session import Session, open_session
-from services.runtime.tensorrt.devices import find_gpu
-from services.runtime.tensorrt.installed import provider_problem
-from services.runtime.tensorrt.options import EngineOptions
+from services.runtime.tensorrt.machine import find_gpu, provider_problem
 from tests.support.bundles import expected
 
 pytestmark = pytest.mark.gpu
@@ -43,18 +41,17 @@ def test_cuda__answers_like_the_model(bundle: VerifiedBundle) -> None:
     answers(session, 3)
 
 
-@pytest.mark.parametrize("workspace", [None, 1 << 28])
 def test_tensorrt__answers_like_the_model_at_every_bucket_and_reuses_its_engine(
-    bundle: VerifiedBundle, home: Path, workspace: int | None
+    bundle: VerifiedBundle, home: Path
 ) -> None:
     if problem := provider_problem():
         pytest.skip(problem)
-    model, options = bundle.path(MODEL_NAME), EngineOptions(workspace_bytes=workspace)
-    session = open_session(model, "tensorrt", batching=TABLE, engine=options)
+    model = bundle.path(MODEL_NAME)
+    session = open_session(model, "tensorrt", batching=TABLE)
     assert session.provider == "tensorrt"
     for rows in (*TABLE.buckets, 5):
         answers(session, rows)
     before = engines(home)
     assert any(path.suffix == ".engine" for path in before)
-    answers(open_session(model, "tensorrt", batching=TABLE, engine=options), 8)
+    answers(open_session(model, "tensorrt", batching=TABLE), 8)
     assert engines(home) == before

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from bundle.clock import Clock, ManualClock
-from services.runtime.tensorrt.build import build_engine
-from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
+from services.runtime.tensorrt.process import Cause, WorkerError, build_engine, run_worker
 from services.runtime.tensorrt.profile import SizeRange, make_profile
 from tests.services.runtime.tensorrt.graphs import scaling
 from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_dynamic_input_without_profile_is_refused(tmp_path: Path) -> None:
     model = scaling(tmp_path / "model.onnx")
     with pytest.raises(WorkerError, match="profile") as caught:
         build_engine(model, {}, 600.0)
-    assert caught.value.cause is Cause.REFUSED
+    assert caught.value.cause is Cause.REJECTED
 
 
 def test_a_library_that_does_not_load_is_not_to_be_had(library: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_build_that_hangs_is_killed_with_its_children(library: Path, tmp_path:
     )
     error = load(0.05, UntilWritten(*pids))
     assert error.cause is Cause.TIMED_OUT
-    assert error.reason == "it was not finished after 0.05 s"
+    assert error.reason == "it did not finish within 0.05 s"
     for path in pids:
         wait_until(partial(is_gone, int(path.read_text())), what=path.name)
 

@@ -45,5 +45,5 @@ def test_is_written_as_the_provider_reads_it() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (3, 2, 4), (1, 5, 4)])
 def test_a_range_ascends_from_one(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="least <= usual <= greatest"):
+    with pytest.raises(ValueError, match="minimum <= optimum <= maximum"):
         SizeRange(*sizes)

@@ -8,11 +8,12 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
 from bundle.manifest import Batching
 from services.runtime.tensorrt import provider as module
-from services.runtime.tensorrt.devices import Gpu
-from services.runtime.tensorrt.options import EngineOptions
+from services.runtime.tensorrt.machine import Gpu
 from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
 from services.runtime.tensorrt.provider import prepare_providers
 from tests.services.runtime.tensorrt.graphs import scaling
+
+pytestmark = pytest.mark.slow
 
 GPU = Gpu("NVIDIA H200", "9.0", "580.65.06")
 TABLE = Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True)
@@ -38,8 +39,8 @@ def test_engines_are_made_by_a_worker_and_read_by_the_session(
         (Path(scratch) / "node_0_sm90.engine").write_bytes(b"engine")
 
     monkeypatch.setattr(module, "run_worker", warm)
-    chain = prepare_providers(model, TABLE, EngineOptions())
-    assert prepare_providers(model, TABLE, EngineOptions()) == chain
+    chain = prepare_providers(model, TABLE)
+    assert prepare_providers(model, TABLE) == chain
     assert asked == [("warm", str(model))]
     assert [name for name, _ in chain] == ["TensorrtExecutionProvider", "CUDAExecutionProvider"]
     options = chain[0][1]
@@ -53,7 +54,7 @@ def test_other_weights_or_batches_have_engines_of_their_own(
     monkeypatch.setattr(module, "run_worker", lambda *_: {})
 
     def directory(batching: Batching | None) -> str:
-        chain = prepare_providers(model, batching, EngineOptions())
+        chain = prepare_providers(model, batching)
         return chain[0][1]["trt_engine_cache_path"]
 
     found = {directory(TABLE), directory(None)}
@@ -62,8 +63,8 @@ def test_other_weights_or_batches_have_engines_of_their_own(
 
 
 def test_a_provider_that_the_runtime_lacks_is_unavailable(model: Path) -> None:
-    with pytest.raises(MlctlError, match="TensorrtExecutionProvider was asked for") as caught:
-        prepare_providers(model, TABLE, EngineOptions())
+    with pytest.raises(MlctlError, match="TensorrtExecutionProvider") as caught:
+        prepare_providers(model, TABLE)
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
 
 
@@ -73,4 +74,4 @@ def test_the_worker_opens_a_session(model: Path) -> None:
     model.write_bytes(b"no model")
     with pytest.raises(WorkerError, match=r"cannot load model\.onnx") as caught:
         run_worker("warm", request, 60.0)
-    assert caught.value.cause is Cause.REFUSED
+    assert caught.value.cause is Cause.REJECTED

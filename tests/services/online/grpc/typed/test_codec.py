@@ -20,7 +20,7 @@ from services.online.grpc.typed.codec import TypedCodec
 from services.online.grpc.typed.descriptors import make_file
 from services.online.grpc.typed.layout import lay_out, package_name
 from services.online.openapi.model import ApiModel, describe
-from services.protocol.jsonbody import MAX_VALUES
+from services.protocol.json_body import MAX_VALUES
 from tests.bento.clients.models import DIGEST, every_datatype, odd
 
 protoc: Any = import_module("grpc_tools.protoc")

@@ -64,6 +64,7 @@ def test_a_head_has_a_size(bench: Bench, head: bytes) -> None:
     bench.run(use)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [INFER, "/v2", f"/v2?{'a' * 66_000}"])
 def test_a_large_head_that_comes_at_once_is_refused_as_well(bench: Bench, path: str) -> None:
     async def use(server: Listening) -> None:

@@ -1,0 +1,66 @@
+"""The verdict on each variant: which fields say what, and limits that are just met."""
+
+from __future__ import annotations
+
+import pytest
+
+from optimize.choice import choose
+from optimize.goals import Goals, Prefer
+from tests.optimize.builders import failed, variant
+
+
+def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
+    variants = [
+        variant("small", size=10),
+        variant("large", size=20),
+        variant("wrong", drop=0.5),
+        variant("big", size=5_000_000),
+        failed("broken"),
+    ]
+    judged = choose(variants, Goals(prefer=Prefer.SIZE, max_size_mb=1.0))
+    assert [each.variant for each in judged] == variants
+    found = [(each.accurate, each.passed, each.chosen) for each in judged]
+    assert found == [
+        (True, True, True),
+        (True, True, False),
+        (False, False, False),
+        (True, False, False),
+        (False, False, False),
+    ]
+    assert judged[0].reason == "chosen: the smallest that passes"
+    assert judged[1].reason == "passes, but small wins by size"
+
+
+def test_choose__no_variant_passes__none_is_chosen() -> None:
+    (judged,) = choose([failed("broken")], Goals())
+    assert (judged.passed, judged.chosen) == (False, False)
+    assert judged.reason == "failed: no kernel"
+
+
+def test_choose__latency_was_not_measured__takes_the_smallest() -> None:
+    variants = [variant("large", size=20, timed=False), variant("small", size=10)]
+    judged = choose(variants, Goals())
+    assert [each.chosen for each in judged] == [False, True]
+    assert judged[1].reason == (
+        "chosen: the smallest that passes; latency was not measured, because the target is "
+        "not on this machine"
+    )
+
+
+def test_choose__untimed_variant_with_a_latency_limit__fails_that_gate() -> None:
+    (judged,) = choose([variant("a", timed=False)], Goals(max_p95_ms=1.0))
+    assert judged.reason == (
+        "its latency was not measured, because its target is not on this machine"
+    )
+
+
+@pytest.mark.parametrize("goals", [Goals(max_p95_ms=5.0), Goals(max_size_mb=3.0)])
+def test_choose__limit_is_just_met__passes(goals: Goals) -> None:
+    (judged,) = choose([variant("a", ms=5.0, size=3_000_000)], goals)
+    assert judged.passed
+
+
+def test_choose__drop_and_another_gate_missed__only_the_drop_has_a_bound() -> None:
+    item = variant("a", agreement=0.5, drop=None)
+    (judged,) = choose([item], Goals())
+    assert "upper bound" not in judged.reason

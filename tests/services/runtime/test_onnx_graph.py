@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MODEL_NAME
+from services.runtime.onnx_graph import read_graph
+
+
+def external_model(path: Path, location: str) -> None:
+    tensor = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    node = helper.make_node("Constant", [], ["y"], value=tensor)
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([node], "g", [], [output])
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd"])
+def test_external_data_outside_is_refused(tmp_path: Path, location: str) -> None:
+    external_model(tmp_path / MODEL_NAME, location)
+    with pytest.raises(MlctlError) as caught:
+        read_graph(tmp_path / MODEL_NAME)
+    assert caught.value.code is ErrorCode.PATH_UNSAFE
+
+
+def test_external_data_must_be_there_and_is_listed(tmp_path: Path) -> None:
+    external_model(tmp_path / MODEL_NAME, "weights.bin")
+    with pytest.raises(MlctlError, match=r"weights\.bin") as caught:
+        read_graph(tmp_path / MODEL_NAME)
+    assert caught.value.code is ErrorCode.FILE_MISSING
+    (tmp_path / "weights.bin").write_bytes(b"\0\0\x80?")
+    files = read_graph(tmp_path / MODEL_NAME).files
+    assert [path.name for path in files] == [MODEL_NAME, "weights.bin"]
+
+
+def test_inputs_are_told_apart_from_constants(tmp_path: Path) -> None:
+    values = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ["rows", "length"]),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3]),
+        helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]),
+    ]
+    constant = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 3])
+    graph = helper.make_graph([node], "g", values, [output], [constant])
+    onnx.save(helper.make_model(graph), str(tmp_path / MODEL_NAME))
+    assert read_graph(tmp_path / MODEL_NAME).inputs == {"ids": (-1, -1), "x": (-1, 3)}
+
+
+def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MlctlError) as caught:
+        read_graph(tmp_path / MODEL_NAME)
+    assert caught.value.code is ErrorCode.FILE_MISSING
+    (tmp_path / MODEL_NAME).write_bytes(b"not a model")
+    with pytest.raises(MlctlError) as caught:
+        read_graph(tmp_path / MODEL_NAME)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
