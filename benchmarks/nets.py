@@ -77,13 +77,13 @@ class Encoder(nn.Module):
         super().__init__()
         self.heads = heads
         self.words = nn.Embedding(VOCABULARY, width)
-        self.places = nn.Embedding(512, width)
+        self.positions = nn.Embedding(512, width)
         self.norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList(EncoderLayer(width, heads) for _ in range(layers))
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        place = torch.arange(ids.shape[1], device=ids.device)
-        x = self.norm(self.words(ids) + self.places(place))
+        position = torch.arange(ids.shape[1], device=ids.device)
+        x = self.norm(self.words(ids) + self.positions(position))
         keep = mask[:, None, None, :].to(x.dtype)
         bias = (1.0 - keep) * -10_000.0
         for layer in self.layers:

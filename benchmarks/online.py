@@ -6,7 +6,7 @@ the server's process tree, which depends little on other work on the machine. Al
 are measured in rounds, one after the other; the table has each cell's round of median cost.
 
 The limits are ONNX Runtime in this process by batch size, and an HTTP server in C without a model.
-"of limit" compares with the cost of both together at the best batch of at most so many rows as
+"of limit" compares with the cost of both together at the best batch of no more rows than
 there are clients. Triton is its Python backend; a container's native backend may be faster.
 """
 

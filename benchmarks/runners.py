@@ -1,6 +1,6 @@
 """The runners in one document: batch, stream and precomputed predictions.
 
-Runs `benchmarks.batch` and `benchmarks.stream`, which have their own options for a closer look, and
+Runs `benchmarks.batch` and `benchmarks.stream`, which have more options of their own, and
 `benchmarks.precomputed`.
 """
 

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from benchmarks.page import README, bar_chart, update_page
-from benchmarks.result import BarChart, BenchmarkResult, measuring
+from benchmarks.result import BarChart, BenchmarkResult, Conditions, measuring
 
 SVG = "{http://www.w3.org/2000/svg}"
 PAGE = "# Page\n\n<!-- online -->\nold\n<!-- /online -->\n\nThe end.\n"
 
 
 def write_result(folder: Path, program: str = "online") -> None:
+    conditions = Conditions(
+        started=datetime(2026, 11, 23, tzinfo=UTC),
+        commit="0123456789ab",
+        machine="a processor, 2 cores, 8 GiB",
+        versions={"Python": "3.11.7"},
+        load_at_start=0.1,
+        load_at_end=0.9,
+    )
+    result = BenchmarkResult(program=program, conditions=conditions)
+    table = result.table("tiny", "server", "responses/CPU-s", "p50 ms")
+    table.add("mlctl", 51_551.4, 0.1634)
+    result.chart("tiny", "responses per CPU-second", {"mlctl": 51_551.4})
     folder.mkdir()
-    with measuring(program, folder / f"{program}.json") as result:
-        table = result.table("tiny", "server", "responses/CPU-s", "p50 ms")
-        table.add("mlctl", 51_551.4, 0.1634)
-        result.chart("tiny", "responses per CPU-second", {"mlctl": 51_551.4})
+    (folder / f"{program}.json").write_text(result.model_dump_json())
 
 
+@pytest.mark.slow
 def test_result__measured__records_conditions_and_tables(tmp_path: Path) -> None:
-    write_result(tmp_path / "results")
-    text = (tmp_path / "results" / "online.json").read_text()
-    found = BenchmarkResult.model_validate_json(text)
-    assert found.tables[0].rows == [("mlctl", "51,551", "0.163")]
+    file = tmp_path / "online.json"
+    with measuring("online", file) as result:
+        result.table("tiny", "server", "responses/CPU-s").add("mlctl", 51_551.4)
+    found = BenchmarkResult.model_validate_json(file.read_text())
+    assert found.tables[0].rows == [("mlctl", "51,551")]
     conditions = found.conditions
     assert conditions.commit
     assert "cores" in conditions.machine
@@ -42,6 +54,7 @@ def test_page__result_document__replaces_the_text_between_its_markers(tmp_path: 
     text = page.read_text()
     assert "old" not in text
     assert "| mlctl | 51,551 | 0.163 |" in text
+    assert "commit 0123456789ab; a processor, 2 cores, 8 GiB; load 0.1 at the start, 0.9" in text
     assert "![tiny](charts/online-1.svg)" in text
     assert text.endswith("The end.\n")
     assert (tmp_path / "charts" / "online-1.svg").exists()
