@@ -58,7 +58,7 @@ fix: .venv/.dev ## Apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/.dev ## Run every benchmark (hours on a quiet machine) and write its page (PEERS=)
+bench: .venv/.dev ## Run the benchmarks one after the other and write their page (PEERS=)
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.online --json $(RESULTS)/online.json $(if $(PEERS),--peers $(PEERS))
 	for each in overload optimize runners rollout; do \

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
-from benchmarks.workloads import MAX_ROWS, NAMES, Workload, make_workload
+from benchmarks.workloads import MAX_ROWS, NAMES, NetBundle, make_workload
 from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.session import open_session
 
@@ -50,7 +50,7 @@ def gain(curve: Curve) -> float:
     return largest * curve[1] / curve[largest]
 
 
-def runs_of(workload: Workload, provider: str) -> dict[str, Run]:
+def runs_of(workload: NetBundle, provider: str) -> dict[str, Run]:
     """Return the engines for `workload` on `provider`."""
     batching = workload.bundle.manifest.batching.model_copy(update={"buckets": BATCHES})
     session = open_session(workload.model, provider, batching=batching)

@@ -28,7 +28,7 @@ class RandomField:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """Where a load goes, and its request.
 
     Attributes:
@@ -86,7 +86,7 @@ def build(name: str, folder: Path) -> Path:
     return program
 
 
-def run_closed(program: Path, target: Target, connections: int, seconds: float) -> ClosedLoad:
+def run_closed(program: Path, target: LoadTarget, connections: int, seconds: float) -> ClosedLoad:
     """Send one request after the other on each connection for `seconds`."""
     command = closed_command(program, target, connections, seconds)
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -95,7 +95,7 @@ def run_closed(program: Path, target: Target, connections: int, seconds: float) 
 
 
 def closed_command(
-    program: Path, target: Target, connections: int, seconds: float
+    program: Path, target: LoadTarget, connections: int, seconds: float
 ) -> list[str | Path]:
     """Return the command line of a closed loop; write its files beside `program`."""
     return [*_command("closed", program, target, seconds), str(connections)]
@@ -103,7 +103,7 @@ def closed_command(
 
 def run_open(
     program: Path,
-    target: Target,
+    target: LoadTarget,
     rate: float,
     seconds: float,
     rejection: tuple[bytes, bytes],
@@ -128,7 +128,7 @@ def run_open(
     return OpenLoad(int(opened), cpu / elapsed, *columns)
 
 
-def _command(mode: str, program: Path, target: Target, seconds: float) -> list[str | Path]:
+def _command(mode: str, program: Path, target: LoadTarget, seconds: float) -> list[str | Path]:
     request, fields = program.with_name("request"), program.with_name("fields")
     request.write_bytes(target.request)
     lines = (f"{each.offset} {each.length} {each.kind}\n" for each in target.fields)

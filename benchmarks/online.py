@@ -37,7 +37,7 @@ from benchmarks.servers import (
     peer_servers,
     running,
 )
-from benchmarks.workloads import NAMES, Workload, make_workload
+from benchmarks.workloads import NAMES, NetBundle, make_workload
 from services.runtime.session import Session, open_session
 
 BATCHES = (1, 8, 16, 32, 64, 128)
@@ -78,7 +78,7 @@ class Measurement:
     cores: Cores
     loadgen: Path
 
-    def cells(self, servers: Sequence[RunningServer], workload: Workload) -> list[OnlineCell]:
+    def cells(self, servers: Sequence[RunningServer], workload: NetBundle) -> list[OnlineCell]:
         """Check every server's response, measure in rounds, and return the median cells."""
         pairs = [(each, protocol) for each in servers for protocol in each.server.protocols]
         for each, protocol in pairs:
@@ -167,7 +167,7 @@ def report(
             each.clients,
             each.per_cpu_second,
             "" if each.server == ECHO else f"{each.per_cpu_second / limit:.0%}",
-            "" if each.server == MLCTL else f"{reference / each.per_cpu_second:.2f}",
+            "" if each.server in (MLCTL, ECHO) else f"{reference / each.per_cpu_second:.2f}",
             each.per_second,
             each.p50_ms,
             each.p99_ms,
@@ -180,7 +180,7 @@ def report(
     result.chart(f"{net}, {max(_CLIENTS)} clients", "responses per CPU-second", values)
 
 
-def servers_of(workload: Workload, folder: Path, peers: Path | None) -> list[Server]:
+def servers_of(workload: NetBundle, folder: Path, peers: Path | None) -> list[Server]:
     """Return this project's server without and with its access log, the limit, and the peers."""
     return [
         mlctl_server(workload, folder),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from benchmarks.result import BarChart, BenchmarkResult, Conditions, ResultTable
+from benchmarks.result import BarChart, BenchmarkResult, ResultTable, RunConditions
 
 README = Path(__file__).with_name("README.md")
 _WIDTH, _LABEL_WIDTH, _VALUE_WIDTH, _ROW_HEIGHT, _TOP = 720, 260, 80, 22, 34
@@ -79,7 +79,7 @@ def markdown_table(table: ResultTable) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def conditions_text(conditions: Conditions) -> str:
+def conditions_text(conditions: RunConditions) -> str:
     """Return the conditions in a line."""
     versions = ", ".join(f"{name} {number}" for name, number in conditions.versions.items())
     return (

@@ -15,8 +15,8 @@ import grpc
 import httpx
 import numpy as np
 
-from benchmarks.loadgen import RandomField, Target, grpc_call
-from benchmarks.workloads import NAME, Workload
+from benchmarks.loadgen import LoadTarget, RandomField, grpc_call
+from benchmarks.workloads import NAME, NetBundle
 from loadtest.inputs import post
 from services.protocol.messages import SERVICE, methods
 
@@ -49,13 +49,13 @@ class Protocol:
     read: Callable[[bytes, Headers], np.ndarray] | None
     find_fields: Callable[[bytes], Sequence[RandomField]] = lambda _: ()
 
-    def target(self, port: int) -> Target:
+    def target(self, port: int) -> LoadTarget:
         """Return the load generator's request for the server at `port`."""
         if self.transport == "grpc":
             request = grpc_call(self.path, self.body, self.headers)
         else:
             request = post(self.path, self.body, {"Host": "127.0.0.1", **self.headers})
-        return Target(self.transport, port, request, self.find_fields(request))
+        return LoadTarget(self.transport, port, request, self.find_fields(request))
 
     def check(self, port: int, expected: np.ndarray) -> None:
         """Send one request; SystemExit unless the response is `expected`."""
@@ -75,7 +75,7 @@ class Protocol:
             raise SystemExit(f"{self.name}: the response differs from ONNX Runtime's")
 
 
-def v2_protocols(workload: Workload) -> tuple[Protocol, ...]:
+def v2_protocols(workload: NetBundle) -> tuple[Protocol, ...]:
     """Return V2 over HTTP, binary and JSON, and over gRPC."""
     row = workload.row
     tensor = {"name": "x", "shape": list(row.shape), "datatype": workload.datatype.value}
@@ -131,13 +131,13 @@ def _id_fields(request: bytes) -> list[RandomField]:
     return [RandomField(request.index(each.encode()), len(each), "h") for each in _IDS]
 
 
-def bento_protocol(workload: Workload) -> Protocol:
+def bento_protocol(workload: NetBundle) -> Protocol:
     """Return BentoML's own API: the arguments by name as JSON."""
     body = json.dumps({"x": workload.row.tolist()}).encode()
     return Protocol("own JSON", "http", "/predict", body, _JSON, _read_array)
 
 
-def echo_protocol(workload: Workload) -> Protocol:
+def echo_protocol(workload: NetBundle) -> Protocol:
     """Return the tensor's bytes for a server without a model."""
     return Protocol("no model", "http", "/", workload.row.tobytes(), _JSON, None)
 

@@ -14,7 +14,7 @@ from statistics import median
 
 import psutil
 
-from benchmarks.loadgen import Target, build, run_closed
+from benchmarks.loadgen import LoadTarget, build, run_closed
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import tree_cpu_seconds, wait_until
 from loadtest.inputs import post
@@ -72,11 +72,11 @@ def measure(folder: Path, result: BenchmarkResult) -> None:
     with proxied_echo(folder) as (echo_port, envoy_port, envoy):
         for _ in range(_TURNS):
             for path, port in (("direct", echo_port), ("Envoy", envoy_port)):
-                load = run_closed(loadgen, Target("http", port, request), 1, _SECONDS)
+                load = run_closed(loadgen, LoadTarget("http", port, request), 1, _SECONDS)
                 p50[path].append(load.p50_ms)
                 p99[path].append(load.p99_ms)
             before = tree_cpu_seconds(envoy)
-            load = run_closed(loadgen, Target("http", envoy_port, request), _CLIENTS, _SECONDS)
+            load = run_closed(loadgen, LoadTarget("http", envoy_port, request), _CLIENTS, _SECONDS)
             per_cpu_second.append(load.succeeded / (tree_cpu_seconds(envoy) - before))
             if load.failed:
                 raise SystemExit(f"{load.failed} requests through Envoy failed")

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import quote
 
-from benchmarks.loadgen import Target, build, closed_command
+from benchmarks.loadgen import LoadTarget, build, closed_command
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import wait_until
 from loadtest.inputs import post
@@ -83,7 +83,7 @@ def deployed(folder: Path, tick_seconds: float) -> Iterator[FaultyDeployment]:
         champion=("/bin/true",),
         runs=(),
     )
-    target = Target("http", port, post("/v2/models/tiny/infer", b"{}", {"Host": "127.0.0.1"}))
+    target = LoadTarget("http", port, post("/v2/models/tiny/infer", b"{}", {"Host": "127.0.0.1"}))
     load = closed_command(build("loadgen", folder), target, 1, _ENDLESS_SECONDS)
     deployment = deployments.up(_NAME, _revision("tiny:aa"), port, settings=settings)
     try:

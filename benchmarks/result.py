@@ -41,7 +41,7 @@ class BarChart(BaseModel):
     values: dict[str, float] = {}
 
 
-class Conditions(BaseModel):
+class RunConditions(BaseModel):
     """Where and when a benchmark ran."""
 
     started: datetime
@@ -57,7 +57,7 @@ class BenchmarkResult(BaseModel):
     """One run of one program."""
 
     program: str
-    conditions: Conditions
+    conditions: RunConditions
     tables: list[ResultTable] = []
     charts: list[BarChart] = []
 
@@ -86,7 +86,7 @@ def measuring(program: str, path: Path | None) -> Iterator[BenchmarkResult]:
     started = datetime.now(UTC)
     result = BenchmarkResult(
         program=program,
-        conditions=Conditions(
+        conditions=RunConditions(
             started=started,
             commit=_commit(),
             machine=_machine(),

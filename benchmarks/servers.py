@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 from benchmarks.protocols import Protocol, bento_protocol, echo_protocol, v2_protocols
-from benchmarks.workloads import MAX_ROWS, NAME, Workload
+from benchmarks.workloads import MAX_ROWS, NAME, NetBundle
 from rollout.drivers.local.launcher import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,7 +180,7 @@ def wait_until(condition: Callable[[], object], name: str, timeout: float = _STA
 
 
 def mlctl_server(
-    workload: Workload,
+    workload: NetBundle,
     folder: Path,
     name: str = MLCTL,
     *,
@@ -204,14 +204,14 @@ def mlctl_server(
     return Server(name, protocols, command, port, grpc_port, home, environment, "/readyz", ROOT)
 
 
-def echo_server(workload: Workload, folder: Path, program: Path) -> Server:
+def echo_server(workload: NetBundle, folder: Path, program: Path) -> Server:
     """Return the C server without a model: the limit of sockets and of the client."""
     (port,) = free_ports(1)
     command: list[Path | str] = [program, str(port), str(workload.answer.nbytes)]
     return Server(ECHO, (echo_protocol(workload),), command, port, 0, folder / "echo")
 
 
-def peer_servers(workload: Workload, folder: Path, peers: Path) -> list[Server]:
+def peer_servers(workload: NetBundle, folder: Path, peers: Path) -> list[Server]:
     """Return Triton without and with a queue delay, and BentoML, as far as installed in `peers`."""
     found = []
     if (peers / "pytriton").exists():
@@ -221,7 +221,7 @@ def peer_servers(workload: Workload, folder: Path, peers: Path) -> list[Server]:
     return found
 
 
-def triton(workload: Workload, folder: Path, home: Path, delay_us: int) -> Server:
+def triton(workload: NetBundle, folder: Path, home: Path, delay_us: int) -> Server:
     """Return Triton with its Python backend calling ONNX Runtime, the only one in the wheel."""
     # The backend starts its stub through a shell: no spaces in the path.
     folder = folder / f"triton-{delay_us}"
@@ -256,7 +256,7 @@ def triton(workload: Workload, folder: Path, home: Path, delay_us: int) -> Serve
     return Server(name, protocols, command, port, grpc_port, folder, environment, ready)
 
 
-def _triton_config(workload: Workload, delay_us: int) -> str:
+def _triton_config(workload: NetBundle, delay_us: int) -> str:
     x, y = workload.row.shape[1], workload.answer.shape[1]
     delay = f"max_queue_delay_microseconds: {delay_us}" if delay_us else ""
     return (
@@ -268,7 +268,7 @@ def _triton_config(workload: Workload, delay_us: int) -> str:
     )
 
 
-def bentoml(workload: Workload, folder: Path, home: Path) -> Server:
+def bentoml(workload: NetBundle, folder: Path, home: Path) -> Server:
     """Return a plain BentoML service with its own JSON API."""
     (port,) = free_ports(1)
     command: list[Path | str] = [home / "bin" / "bentoml", "serve", "bento_app:Bench"]
@@ -282,7 +282,7 @@ def bentoml(workload: Workload, folder: Path, home: Path) -> Server:
     return Server("BentoML", protocols, command, port, 0, folder, environment, "/readyz", _APPS)
 
 
-def _peer_environment(workload: Workload) -> dict[str, str]:
+def _peer_environment(workload: NetBundle) -> dict[str, str]:
     return {
         "BENCH_MODEL": str(workload.model),
         "BENCH_DTYPE": workload.row.dtype.name,

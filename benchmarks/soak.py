@@ -63,7 +63,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Tally:
+class SoakTally:
     """Latencies since the last sample; requests and failures since the start."""
 
     end: float
@@ -98,7 +98,7 @@ def judge(samples: Sequence[Sample], failures: int) -> list[str]:
     return found
 
 
-async def send_http(port: int, request: bytes, name: str, tally: Tally) -> None:
+async def send_http(port: int, request: bytes, name: str, tally: SoakTally) -> None:
     """Send `request` at an even pace on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while tally.running:
@@ -121,7 +121,7 @@ async def read_response(reader: asyncio.StreamReader) -> int:
     return int(head.split()[1])
 
 
-async def send_grpc(port: int, protocol: Protocol, tally: Tally) -> None:
+async def send_grpc(port: int, protocol: Protocol, tally: SoakTally) -> None:
     """Call the model at an even pace on one channel."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call: Any = channel.unary_unary(protocol.path)
@@ -136,7 +136,7 @@ async def send_grpc(port: int, protocol: Protocol, tally: Tally) -> None:
             await asyncio.sleep(start + PERIOD - time.perf_counter())
 
 
-async def repeat(step: Step, name: str, pause: float, tally: Tally) -> None:
+async def repeat(step: Step, name: str, pause: float, tally: SoakTally) -> None:
     """Repeat `step`, whose response is not checked."""
     while tally.running:
         await step()
@@ -162,7 +162,7 @@ async def send_bad_requests(port: int) -> None:
         writer.close()
 
 
-async def burst(port: int, request: bytes, tally: Tally) -> None:
+async def burst(port: int, request: bytes, tally: SoakTally) -> None:
     """Open many connections at once and send one request on each."""
 
     async def once() -> None:
@@ -183,7 +183,7 @@ def resident(pid: int) -> dict[int, float]:
     return {each.pid: each.memory_info().rss / (1 << 20) for each in tree}
 
 
-async def sample(pid: int, tally: Tally, seconds: float) -> list[Sample]:
+async def sample(pid: int, tally: SoakTally, seconds: float) -> list[Sample]:
     """Return a sample at the end of each of `SAMPLES` equal parts."""
     found: list[Sample] = []
     start = tally.end - seconds
@@ -199,9 +199,9 @@ async def sample(pid: int, tally: Tally, seconds: float) -> list[Sample]:
 
 async def soak(
     server: Server, pid: int, predict: Protocol, seconds: float
-) -> tuple[list[Sample], Tally]:
+) -> tuple[list[Sample], SoakTally]:
     """Run the whole load for `seconds`."""
-    tally = Tally(time.perf_counter() + seconds)
+    tally = SoakTally(time.perf_counter() + seconds)
     port = server.port
     http = [*(each for each in server.protocols if each.transport == "http"), predict]
     requests = {each.name: each.target(port).request for each in http}
@@ -225,7 +225,7 @@ async def soak(
     return samples.result(), tally
 
 
-def report(samples: Sequence[Sample], tally: Tally, result: BenchmarkResult) -> None:
+def report(samples: Sequence[Sample], tally: SoakTally, result: BenchmarkResult) -> None:
     """Add the tables of the samples and of the requests."""
     pids = sorted({pid for each in samples for pid in each.rss})
     names = (f"process {number}, MiB" for number in range(1, len(pids) + 1))

@@ -40,7 +40,7 @@ _VOCABULARY = 30_522
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class NetBundle:
     """A net as a bundle, one row for it, and ONNX Runtime's answer."""
 
     name: str
@@ -152,7 +152,7 @@ _NETS: Mapping[str, _NetKind] = {
 NAMES = ("tiny", "dense", "transformer")
 
 
-def make_workload(name: str, root: Path) -> Workload:
+def make_workload(name: str, root: Path) -> NetBundle:
     """Write the net called `name` as a sealed bundle at `root`."""
     kind = _NETS[name]
     root.mkdir(parents=True)
@@ -170,4 +170,4 @@ def make_workload(name: str, root: Path) -> Workload:
         batching=Batching(max_rows=MAX_ROWS, buckets=BUCKETS, row_independent=True),
         evidence=Evidence(rows=len(rows), max_abs_error=1e-5, relative_l2=1e-6),
     )
-    return Workload(name, seal(root, manifest), rows[:1], answers["y"][:1])
+    return NetBundle(name, seal(root, manifest), rows[:1], answers["y"][:1])

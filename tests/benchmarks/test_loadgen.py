@@ -20,8 +20,8 @@ from benchmarks.loadgen import (
     HINTED,
     REJECTED,
     SUCCESS,
+    LoadTarget,
     RandomField,
-    Target,
     build,
     grpc_call,
     run_closed,
@@ -84,12 +84,12 @@ def grpc_port(*, rejects: bool = False) -> Iterator[int]:
     server.stop(None).wait()
 
 
-def http_target(port: int, body: bytes = b"short") -> Target:
-    return Target("http", port, post("/", body, {"Host": "test"}))
+def http_target(port: int, body: bytes = b"short") -> LoadTarget:
+    return LoadTarget("http", port, post("/", body, {"Host": "test"}))
 
 
-def grpc_target(port: int, message: bytes = b"short") -> Target:
-    return Target("grpc", port, grpc_call(METHOD, message))
+def grpc_target(port: int, message: bytes = b"short") -> LoadTarget:
+    return LoadTarget("grpc", port, grpc_call(METHOD, message))
 
 
 def wait_for(loadgen: Path, port: int) -> None:
@@ -193,7 +193,7 @@ def test_random_fields__every_request__differs_only_there(loadgen: Path) -> None
     field = RandomField(request.index(b"0000"), 4, "h")
     bodies: list[bytes] = []
     with busy_port(bodies) as port:
-        run_closed(loadgen, Target("http", port, request, [field]), 1, 0.2)
+        run_closed(loadgen, LoadTarget("http", port, request, [field]), 1, 0.2)
     assert len(set(bodies)) > 1
     assert all(len(body) == 11 and body[:3] == b"id=" and body[7:] == b" n=1" for body in bodies)
     assert all(int(body[3:7], 16) >= 0 for body in bodies)

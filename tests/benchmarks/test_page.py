@@ -9,14 +9,14 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.page import README, bar_chart, update_page
-from benchmarks.result import BarChart, BenchmarkResult, Conditions, measuring
+from benchmarks.result import BarChart, BenchmarkResult, RunConditions, measuring
 
 SVG = "{http://www.w3.org/2000/svg}"
 PAGE = "# Page\n\n<!-- online -->\nold\n<!-- /online -->\n\nThe end.\n"
 
 
 def write_result(folder: Path, program: str = "online") -> None:
-    conditions = Conditions(
+    conditions = RunConditions(
         started=datetime(2026, 11, 23, tzinfo=UTC),
         commit="0123456789ab",
         machine="a processor, 2 cores, 8 GiB",
