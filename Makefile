@@ -1,6 +1,7 @@
 # One virtual environment, two stamps: what the demo needs, and what the tests need on top.
 PYTHON ?= python3.11
 BIN := .venv/bin
+RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -57,8 +58,12 @@ fix: .venv/.dev ## Apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/.dev ## Measure the served model against its runtime
-	$(BIN)/python -m benchmarks
+bench: .venv/.dev ## Run the benchmarks one after the other and write their page (PEERS=)
+	mkdir -p $(RESULTS)
+	$(BIN)/python -m benchmarks.online --json $(RESULTS)/online.json $(if $(PEERS),--peers $(PEERS))
+	for each in overload optimize runners rollout; do \
+		$(BIN)/python -m benchmarks.$$each --json $(RESULTS)/$$each.json || exit 1; done
+	$(BIN)/python -m benchmarks.page $(RESULTS)
 
 soak: .venv/.dev ## Serve everything at once for 30 minutes (SOAK_SECONDS=) and watch memory
 	$(BIN)/python -m benchmarks.soak

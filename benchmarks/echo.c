@@ -1,4 +1,4 @@
-/* The least an HTTP server can do: read a whole POST, answer it with a fixed body, keep the
+/* The smallest HTTP server: read a whole POST, respond with a fixed body, keep the
  * connection. What it reaches is the limit of sockets and of the client, not of a server.
  *
  *   echo PORT BODY_BYTES
@@ -32,7 +32,7 @@ static void must(int ok, const char *what) {
     }
 }
 
-/* How many bytes the first request has in all; 0 while that is not known. */
+/* Return the size of the first request in bytes; 0 until its head is complete. */
 static size_t request_size(struct peer *peer) {
     peer->bytes[peer->have] = 0;
     char *end = memmem(peer->bytes, peer->have, "\r\n\r\n", 4);
@@ -77,24 +77,24 @@ int main(int count, char **arguments) {
         "HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %zu\r\n\r\n", body);
     memset(answer + head, 'x', body);
     answer_size = (size_t)head + body;
-    int door = socket(AF_INET, SOCK_STREAM, 0), queue = epoll_create1(0), one = 1;
-    setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    int listener = socket(AF_INET, SOCK_STREAM, 0), queue = epoll_create1(0), one = 1;
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(arguments[1])),
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    must(bind(door, (struct sockaddr *)&address, sizeof address) == 0, "bind");
-    must(listen(door, 1024) == 0, "listen");
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = door}, events[EVENTS];
-    epoll_ctl(queue, EPOLL_CTL_ADD, door, &event);
+    must(bind(listener, (struct sockaddr *)&address, sizeof address) == 0, "bind");
+    must(listen(listener, 1024) == 0, "listen");
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = listener}, events[EVENTS];
+    epoll_ctl(queue, EPOLL_CTL_ADD, listener, &event);
     for (;;) {
         int ready = epoll_wait(queue, events, EVENTS, -1);
         must(ready >= 0 || errno == EINTR, "epoll_wait");
         for (int i = 0; i < ready; i++) {
             int file = events[i].data.fd;
-            if (file != door) {
+            if (file != listener) {
                 serve(file);
                 continue;
             }
-            file = accept(door, NULL, NULL);
+            file = accept(listener, NULL, NULL);
             must(file >= 0 && file < FILES, "accept");
             setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
             peers[file] = malloc(sizeof(struct peer));

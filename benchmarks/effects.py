@@ -1,9 +1,9 @@
-"""How many requests of a candidate show that it is worse: our gates and two usual rules.
+"""How many requests show that a candidate is worse: the gates beside three usual rules.
 
-Seeded simulations of whole rollouts with a look after every tick: a tenth of the requests goes
-to the candidate, latencies are lognormal. The rules beside ours are what dashboards and canary
-tools do: the share of errors or the p99 so far a tenth above live's, and a Mann-Whitney test
-of the latencies so far (or a test of two shares, of the errors) at 5 %, at each look.
+Seeded simulations with an evaluation after every tick: a tenth of the requests goes to the
+candidate, latencies are lognormal. The usual rules judge all requests so far, at each tick: the
+candidate's error rate or p99 is a tenth above the live version's; a z-test of two error rates
+at 5 %; a Mann-Whitney test of the latencies at 5 %.
 """
 
 from __future__ import annotations
@@ -14,141 +14,142 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from rich.table import Table
 
+from benchmarks.gate_simulation import Version, draw
+from benchmarks.result import BenchmarkResult
 from rollout.domain import gates
 from rollout.domain.counts import Window
 from rollout.domain.gates import GateEvidence
 from rollout.domain.spec import RolloutSpec
-from tests.support.gate_simulation import Version, draw
 
-RUNS = 300
 TICKS = 150
 TICK_SECONDS = 0.5
-OURS, THEIRS = 20, 180  # requests of a tick
+CANDIDATE, LIVE = 20, 180  # requests per tick
 SEED = 4
 SPEC = RolloutSpec(max_p99_ms=None, max_error_rate=0.01)
 _SIGMA = 0.5
 _MEDIAN_MS = 10.0
-_P99_MS = _MEDIAN_MS * math.exp(2.3263 * _SIGMA)
-_TAIL_MS = 3.0 * _P99_MS
+P99_MS = _MEDIAN_MS * math.exp(2.3263 * _SIGMA)
+_TAIL_MS = 3.0 * P99_MS
 _RATIO = 1.1
-_TWO_SIDED_5 = 1.96
-_LEAST = 100  # requests of the candidate before the usual rules judge
+_Z_5_PERCENT = 1.96
+_MIN_REQUESTS = 100  # of the candidate, before the usual rules judge
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The shares of errors, live's and the candidate's; the candidate's tail and its mean."""
+    """How the candidate differs from the live version.
+
+    Attributes:
+        live_errors, errors: error rates of the live version and the candidate.
+        tail: share of the candidate's requests that take three times the live p99.
+        slowdown: factor on the candidate's other latencies.
+    """
 
     name: str
     live_errors: float = 0.001
     errors: float = 0.001
     tail: float = 0.0
-    faster: float = 1.0
+    slowdown: float = 1.0
 
     def draw(self, rng: np.random.Generator, *, candidate: bool) -> tuple[Floats, Floats]:
-        """One rollout's latencies in ms and errors, [ticks, requests of a tick]."""
-        shape = (TICKS, OURS if candidate else THEIRS)
+        """Draw one rollout's latencies in ms and errors, both [ticks, requests per tick]."""
+        shape = (TICKS, CANDIDATE if candidate else LIVE)
         latencies = _MEDIAN_MS * np.exp(rng.normal(0.0, _SIGMA, shape))
         rate = self.errors if candidate else self.live_errors
         if candidate:
-            latencies = np.where(rng.random(shape) < self.tail, _TAIL_MS, latencies * self.faster)
+            latencies = np.where(rng.random(shape) < self.tail, _TAIL_MS, latencies * self.slowdown)
         return latencies, (rng.random(shape) < rate).astype(np.float64)
 
 
 EFFECTS = (
-    Effect("none: both alike"),
+    Effect("equal versions"),
     Effect("errors 0.1 % -> 5 %", errors=0.05),
     Effect("errors 0.1 % -> 1 %", errors=0.01),
     Effect("slow requests 1 % -> 3 %", tail=0.02),
-    Effect("all 5 % slower", faster=1.05),
-    Effect("all 50 % slower", faster=1.5),
+    Effect("all 5 % slower", slowdown=1.05),
+    Effect("all 50 % slower", slowdown=1.5),
 )
 Rule = Callable[[Floats, Floats, Floats, Floats], bool]
 
 
-def table() -> Table:
-    """Which share of the rollouts each rule takes back, and after how many requests."""
-    shown = Table(title=f"{RUNS} rollouts of {TICKS} looks, {OURS} requests of {OURS + THEIRS}")
-    shown.add_column("Candidate")
-    for name in ("ours", *RULES):
-        shown.add_column(f"{name}: taken back, median requests", justify="right")
+def measure(runs: int, result: BenchmarkResult) -> None:
+    """Add the share of the rollouts that each rule rolls back, and after how many requests."""
+    title = f"{runs} rollouts of {TICKS} ticks, {CANDIDATE} of {CANDIDATE + LIVE} requests each"
+    table = result.table(f"{title}: rolled back, median requests", "candidate", "gates", *RULES)
     for effect in EFFECTS:
-        found = [_ours(effect), *(_usual(effect, rule) for rule in RULES.values())]
-        shown.add_row(effect.name, *map(_cell, found))
-    return shown
+        found = [gates_ticks(effect, runs), *(rule_ticks(effect, r, runs) for r in RULES.values())]
+        table.add(effect.name, *map(_cell, found))
 
 
 def _cell(ticks: npt.NDArray[np.int64]) -> str:
     hits = ticks[ticks > 0]
-    median = f"{np.median(hits) * OURS:.0f}" if len(hits) else "-"
-    return f"{len(hits) / len(ticks):.1%}, {median}"
+    median = f", {np.median(hits) * CANDIDATE:.0f}" if len(hits) else ""
+    return f"{len(hits) / len(ticks):.1%}{median}"
 
 
-def _ours(effect: Effect) -> npt.NDArray[np.int64]:
-    """The tick (from 1) at which the product's gates take each rollout back; 0 for never.
+def gates_ticks(effect: Effect, runs: int) -> npt.NDArray[np.int64]:
+    """Return the tick (from 1) at which the gates roll each rollout back; 0 for never.
 
-    A tail is what lies beyond live's p99, with the margin for the candidate.
+    A request is slow above the live version's p99, a candidate's above that with the margin.
     """
-    edge = (1.0 + SPEC.margin) * _P99_MS
-    tail = effect.tail + (1.0 - effect.tail) * _beyond(edge, effect.faster)
-    mine = Version(slow=tail, errors=effect.errors)
-    theirs = Version(slow=_beyond(_P99_MS, 1.0), errors=effect.live_errors)
-    rng, found = np.random.default_rng(SEED), np.zeros(RUNS, np.int64)
-    for run in range(RUNS):
+    edge = (1.0 + SPEC.margin) * P99_MS
+    slow = effect.tail + (1.0 - effect.tail) * share_beyond(edge, effect.slowdown)
+    candidate = Version(slow=slow, errors=effect.errors)
+    live = Version(slow=share_beyond(P99_MS, 1.0), errors=effect.live_errors)
+    rng, found = np.random.default_rng(SEED), np.zeros(runs, np.int64)
+    for run in range(runs):
         evidence = GateEvidence()
         for tick in range(1, TICKS + 1):
-            window = Window(draw(mine, OURS, rng), draw(theirs, THEIRS, rng), seconds=TICK_SECONDS)
-            evidence = gates.fold(evidence, window, SPEC)
+            counts = draw(candidate, CANDIDATE, rng), draw(live, LIVE, rng)
+            evidence = gates.fold(evidence, Window(*counts, seconds=TICK_SECONDS), SPEC)
             if gates.harm(evidence, SPEC) is not None:
                 found[run] = tick
                 break
     return found
 
 
-def _beyond(edge: float, faster: float) -> float:
-    z = math.log(edge / (_MEDIAN_MS * faster)) / _SIGMA
+def share_beyond(edge: float, slowdown: float) -> float:
+    """Return the share of lognormal latencies, all times `slowdown`, above `edge` ms."""
+    z = math.log(edge / (_MEDIAN_MS * slowdown)) / _SIGMA
     return 0.5 * math.erfc(z / math.sqrt(2.0))
 
 
-def _usual(effect: Effect, rule: Rule) -> npt.NDArray[np.int64]:
-    rng, found = np.random.default_rng(SEED), np.zeros(RUNS, np.int64)
-    for run in range(RUNS):
-        mine = effect.draw(rng, candidate=True)
-        theirs = effect.draw(rng, candidate=False)
-        first = math.ceil(_LEAST / OURS)
-        for tick in range(first, TICKS + 1):
-            sides = (side[:tick].ravel() for side in (*mine, *theirs))
-            if rule(*sides):
+def rule_ticks(effect: Effect, rule: Rule, runs: int) -> npt.NDArray[np.int64]:
+    """Return the tick at which `rule` rolls each rollout back; 0 for never."""
+    rng, found = np.random.default_rng(SEED), np.zeros(runs, np.int64)
+    for run in range(runs):
+        sides = (*effect.draw(rng, candidate=True), *effect.draw(rng, candidate=False))
+        for tick in range(math.ceil(_MIN_REQUESTS / CANDIDATE), TICKS + 1):
+            if rule(*(side[:tick].ravel() for side in sides)):
                 found[run] = tick
                 break
     return found
 
 
 def _threshold(latencies: Floats, errors: Floats, live: Floats, live_errors: Floats) -> bool:
-    beyond = errors.mean() > _RATIO * max(live_errors.mean(), SPEC.max_error_rate)
-    return bool(beyond or np.quantile(latencies, 0.99) > _RATIO * np.quantile(live, 0.99))
+    broken = errors.mean() > _RATIO * max(live_errors.mean(), SPEC.max_error_rate)
+    return bool(broken or np.quantile(latencies, 0.99) > _RATIO * np.quantile(live, 0.99))
 
 
-def _tests(latencies: Floats, errors: Floats, live: Floats, live_errors: Floats) -> bool:
-    return _shares_differ(errors, live_errors) or _slower(latencies, live)
-
-
-def _shares_differ(errors: Floats, live_errors: Floats) -> bool:
+def _z_test(_: Floats, errors: Floats, __: Floats, live_errors: Floats) -> bool:
     n, m = len(errors), len(live_errors)
     pooled = (errors.sum() + live_errors.sum()) / (n + m)
     noise = math.sqrt(pooled * (1.0 - pooled) * (1.0 / n + 1.0 / m))
-    return noise > 0 and (errors.mean() - live_errors.mean()) / noise > _TWO_SIDED_5
+    return noise > 0 and (errors.mean() - live_errors.mean()) / noise > _Z_5_PERCENT
 
 
-def _slower(latencies: Floats, live: Floats) -> bool:
-    """Mann-Whitney by its normal approximation; ties do not occur before the tail."""
+def _mann_whitney(latencies: Floats, _: Floats, live: Floats, __: Floats) -> bool:
+    """Use the normal approximation; ties do not occur before the tail."""
     n, m = len(latencies), len(live)
     below = np.searchsorted(np.sort(live), latencies).sum()
     noise = math.sqrt(n * m * (n + m + 1) / 12.0)
-    return bool((below - n * m / 2.0) / noise > _TWO_SIDED_5)
+    return bool((below - n * m / 2.0) / noise > _Z_5_PERCENT)
 
 
-RULES: dict[str, Rule] = {"threshold of 1.1": _threshold, "tests at 5 %": _tests}
+RULES: dict[str, Rule] = {
+    "threshold of 1.1": _threshold,
+    "z-test of errors": _z_test,
+    "Mann-Whitney": _mann_whitney,
+}

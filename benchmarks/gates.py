@@ -1,7 +1,7 @@
-"""How a rollout ends for good and bad candidates whose requests come in bursts.
+"""How rollouts of good and bad candidates end when their faults come in bursts.
 
 Whole rollouts with the default plan at 100 requests a second, in simulated time, in front of the
-product's own gates and state machine (`tests.support.gate_simulation`).
+product's own gates and state machine (`benchmarks.gate_simulation`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from rich.table import Table
-
+from benchmarks.gate_simulation import Ended, Service, Version, rollout
+from benchmarks.result import BenchmarkResult
 from rollout.domain.spec import Outcome, RolloutSpec
-from tests.support.gate_simulation import Ended, Service, Version, rollout
 
 LIMITED = RolloutSpec(max_p99_ms=50.0)
 COMPARED = RolloutSpec()
@@ -23,8 +22,8 @@ STEADY = Service()
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One case: both versions, the plan and the traffic."""
+class GateCase:
+    """Both versions, the plan and the traffic."""
 
     name: str
     candidate: Version
@@ -38,63 +37,63 @@ _RARE = Version(period=250.0, slow_inside=1.0)
 _WITHIN = Version(period=750.0, slow_inside=0.3)
 _BAKE = replace(COMPARED, steps=(100,))
 
-ROWS = (
-    Row(
+CASES = (
+    GateCase(
         "2 % slow (limit 1 %): 30 % of 5 s, every 75 s", Version(period=75, slow_inside=0.3), _GOOD
     ),
-    Row("2 % slow: all of 5 s, every 250 s", _RARE, _GOOD),
-    Row("the same, bake of 15 minutes", _RARE, _GOOD, replace(LIMITED, bake_seconds=900.0)),
-    Row("equal, 0.8 % slow in bursts", _NEAR, _NEAR),
-    Row("the same, compared only", _NEAR, _NEAR, COMPARED),
-    Row("equal, no slow request", _GOOD, _GOOD),
-    Row("equal, 0.2 % slow in bursts", _WITHIN, _WITHIN),
-    Row("3 % slow, live 1 %, compared only", Version(slow=0.03), Version(slow=0.01), COMPARED),
-    Row("5 % errors, live 0.1 %", Version(errors=0.05), Version(errors=0.001), COMPARED),
-    Row(
+    GateCase("2 % slow: all of 5 s, every 250 s", _RARE, _GOOD),
+    GateCase("the same, bake of 15 minutes", _RARE, _GOOD, replace(LIMITED, bake_seconds=900.0)),
+    GateCase("equal, 0.8 % slow in bursts", _NEAR, _NEAR),
+    GateCase("the same, compared only", _NEAR, _NEAR, COMPARED),
+    GateCase("equal, no slow request", _GOOD, _GOOD),
+    GateCase("equal, 0.2 % slow in bursts", _WITHIN, _WITHIN),
+    GateCase("3 % slow, live 1 %, compared only", Version(slow=0.03), Version(slow=0.01), COMPARED),
+    GateCase("5 % errors, live 0.1 %", Version(errors=0.05), Version(errors=0.001), COMPARED),
+    GateCase(
         "half of the requests fail at 20/s, bake",
         Version(errors=0.5),
         _GOOD,
         _BAKE,
         Service(per_second=20.0, tick=0.5),
     ),
-    Row("all slower than live, bake", Version(slow=1.0), Version(slow=0.01), _BAKE),
-    Row(
+    GateCase("all slower than live, bake", Version(slow=1.0), Version(slow=0.01), _BAKE),
+    GateCase(
         "--sticky, one broken client on a good candidate",
         _GOOD,
         _GOOD,
         replace(COMPARED, sticky=True),
         Service(stuck_client=0.01),
     ),
-    Row("equal and good, 1 request/s", _GOOD, _GOOD, LIMITED, Service(per_second=1.0)),
+    GateCase("equal and good, 1 request/s", _GOOD, _GOOD, LIMITED, Service(per_second=1.0)),
 )
 
 
-def table(runs: int) -> Table:
-    """Return how many of `runs` seeds of each row were promoted, rolled back, or neither."""
-    shown = Table(title=f"{runs} simulated rollouts a row; median seconds to the end")
-    shown.add_column("Candidate")
-    for outcome in ("promoted", "rolled back", "not enough evidence"):
-        shown.add_column(outcome, justify="right")
+_OUTCOMES = {
+    "promoted": Outcome.PROMOTED,
+    "rolled back": Outcome.ROLLED_BACK,
+    "not enough evidence": Outcome.INCONCLUSIVE,
+}
+
+
+def measure(runs: int, result: BenchmarkResult) -> None:
+    """Add the table of how `runs` seeds of each case end, and a chart of the promotions."""
+    title = f"{runs} simulated rollouts per case; median seconds to the end"
+    table = result.table(title, "candidate", *_OUTCOMES)
+    promoted = {}
     with ProcessPoolExecutor() as pool:
-        for row in ROWS:
-            run = partial(rollout, row.candidate, row.live, row.spec, service=row.service)
-            found = list(pool.map(_Seeded(run), range(runs), chunksize=8))
-            shown.add_row(row.name, *(_cell(found, each) for each in _OUTCOMES))
-    return shown
+        for case in CASES:
+            ended = list(pool.map(partial(_run, case), range(runs), chunksize=8))
+            table.add(case.name, *(_cell(ended, outcome) for outcome in _OUTCOMES.values()))
+            count = sum(each.outcome is Outcome.PROMOTED for each in ended)
+            promoted[case.name] = 100 * count / runs
+    result.chart("Simulated rollouts that were promoted", "%", promoted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seeded:
-    run: partial[Ended]
-
-    def __call__(self, seed: int) -> Ended:
-        return self.run(seed=seed)
+def _run(case: GateCase, seed: int) -> Ended:
+    return rollout(case.candidate, case.live, case.spec, seed, case.service)
 
 
-_OUTCOMES = (Outcome.PROMOTED, Outcome.ROLLED_BACK, Outcome.INCONCLUSIVE)
-
-
-def _cell(found: list[Ended], outcome: Outcome) -> str:
-    seconds = [each.seconds for each in found if each.outcome is outcome]
+def _cell(ended: list[Ended], outcome: Outcome) -> str:
+    seconds = [each.seconds for each in ended if each.outcome is outcome]
     time = f" ({median(seconds):.0f} s)" if seconds else ""
-    return f"{len(seconds) / len(found):.1%}{time}"
+    return f"{len(seconds) / len(ended):.1%}{time}"

@@ -1,7 +1,7 @@
-"""The three networks of benchmarks/optimize, with rows for them: shapes of the real ones.
+"""Networks in the shape of ResNet-50 and MiniLM for `benchmarks.optimize`, with rows for them.
 
-Weights are random, so that nothing is downloaded; what is measured is speed, and how
-near a variant stays to its own source. The digits net is trained, on real data.
+Weights are random, so that nothing is downloaded: the benchmark measures speed, and the distance
+of a variant from its own source.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class Encoder(nn.Module):
         super().__init__()
         self.heads = heads
         self.words = nn.Embedding(VOCABULARY, width)
-        self.places = nn.Embedding(512, width)
+        self.positions = nn.Embedding(512, width)
         self.norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList(EncoderLayer(width, heads) for _ in range(layers))
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        place = torch.arange(ids.shape[1], device=ids.device)
-        x = self.norm(self.words(ids) + self.places(place))
+        position = torch.arange(ids.shape[1], device=ids.device)
+        x = self.norm(self.words(ids) + self.positions(position))
         keep = mask[:, None, None, :].to(x.dtype)
         bias = (1.0 - keep) * -10_000.0
         for layer in self.layers:
@@ -141,7 +141,7 @@ def tokens(rows: int) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """A network, how many rows it is judged on, and rows for it."""
+    """A network, its evaluation rows and how many, and the name of its output."""
 
     name: str
     make: Callable[[], nn.Module]

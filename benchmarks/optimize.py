@@ -1,7 +1,7 @@
-"""What optimizing gains: each chosen variant beside torch and ONNX Runtime, on one thread.
+"""How fast each variant is beside torch and ONNX Runtime on one thread.
 
-Every net goes through the real chain (MLflow, export, recipes, gates). Its contenders
-then take turns on the same rows, so that a slow moment of the machine hits all of them.
+Every net goes through the real chain (MLflow, export, recipes, gates). Its engines then take
+turns on the same rows, so that a slow moment of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from benchmarks.nets import NETS, Net
+from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from bundle.entries import read_record
 from bundle.home import HOME_VARIABLE, state_dir
 from bundle.manifest import MODEL_NAME
@@ -33,9 +31,9 @@ from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
+from registry.quiet import quiet
+from registry.tracking import configure_tracking
 from services.runtime.session import open_session
-from tests.support.sources import save_rows
-from tests.support.torch_models import log_torch
 
 BATCHES = (1, 8, 32)
 ROUNDS = 7
@@ -44,18 +42,8 @@ ROUND_SECONDS = 1.0
 Run = Callable[[Mapping[str, np.ndarray]], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Median milliseconds of one contender on a batch."""
-
-    net: str
-    contender: str
-    batch: int
-    milliseconds: float
-
-
 def eager(module: nn.Module) -> Run:
-    """The torch module as it is; also for one that was compiled."""
+    """Return a call of the torch module, eager or compiled."""
 
     def run(inputs: Mapping[str, np.ndarray]) -> object:
         with torch.no_grad():
@@ -64,22 +52,22 @@ def eager(module: nn.Module) -> Run:
     return run
 
 
-def contenders(module: nn.Module, judged: tuple[Judged, ...]) -> dict[str, Run]:
-    """What takes turns: torch, torch.compile, and every variant that could be built."""
+def engines(module: nn.Module, judged: tuple[Judged, ...]) -> dict[str, Run]:
+    """Return torch, torch.compile, and every variant that could be built."""
     found: dict[str, Run] = {
         "torch eager": eager(module),
         "torch.compile": eager(torch.compile(module, dynamic=False)),  # type: ignore[arg-type]
     }
     for item in judged:
         if item.variant.model is not None:
-            mark = " (chosen)" if item.chosen else "" if item.passed else " (refused)"
+            mark = " (chosen)" if item.chosen else "" if item.passed else " (rejected)"
             session = open_session(item.variant.model / MODEL_NAME)
             found[f"ORT {item.variant.recipe}{mark}"] = session.run
     return found
 
 
 def take_turns(runs: Mapping[str, Run], inputs: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Median milliseconds of each, over rounds in which each runs for a share of a second."""
+    """Return the median milliseconds of each; in a round each runs for a share of a second."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run(inputs)
@@ -97,34 +85,76 @@ def take_turns(runs: Mapping[str, Run], inputs: Mapping[str, np.ndarray]) -> dic
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def measure(net: Net, module: nn.Module, result: OptimizeResult) -> Iterator[Line]:
-    """Every contender at every batch size."""
+def report(net: Net, module: nn.Module, optimized: OptimizeResult, result: BenchmarkResult) -> None:
+    """Measure every engine at every batch size; add a table and a chart."""
     rows = net.rows(max(BATCHES))
-    runs = contenders(module, result.judged)
-    for batch in BATCHES:
-        inputs = {name: array[:batch] for name, array in rows.items() if name != "labels"}
-        for contender, value in take_turns(runs, inputs).items():
-            yield Line(net.name, contender, batch, value)
+    runs = engines(module, optimized.judged)
+    medians = {
+        batch: take_turns(runs, {k: v[:batch] for k, v in rows.items() if k != "labels"})
+        for batch in BATCHES
+    }
+    pairs = [(f"batch {batch}, ms", "x torch eager", "x ORT fp32") for batch in BATCHES]
+    columns = [column for each in pairs for column in each]
+    table = result.table(f"{net.name}: median on one thread", "engine", *columns)
+    fp32 = next(name for name in runs if name.startswith("ORT fp32"))
+    for name in runs:
+        cells: list[object] = []
+        for batch in BATCHES:
+            own, others = (
+                medians[batch][name],
+                (medians[batch][each] for each in ("torch eager", fp32)),
+            )
+            cells += [own, *(f"{other / own:.2f}" for other in others)]
+        table.add(name, *cells)
+    largest = max(BATCHES)
+    rates = {name: 1000 * largest / medians[largest][name] for name in runs}
+    result.chart(f"{net.name}, batch {largest}", "rows per second", rates)
 
 
-def run_net(net: Net, home: Path, goals: Goals) -> Iterator[Line]:
-    """Register the net, optimize it, and measure what came out."""
+def run_net(net: Net, home: Path, goals: Goals, result: BenchmarkResult) -> None:
+    """Register the net, optimize it, and measure the variants."""
     torch.manual_seed(0)
     module = net.make()
     rows = net.rows(net.count)
-    inputs = {name: array for name, array in rows.items() if name != "labels"}
-    example = [array[:2] for array in inputs.values()]
-    log_torch(module, net.name, *example, input_names=tuple(inputs), output_names=(net.output,))
-    data = save_rows(home / f"{net.name}.npz", rows)
-    catalog = MlflowCatalog()
-    result = optimize(net.name, data, catalog=catalog, goals=goals)
-    for item in result.judged:
-        print(f"{net.name} {item.variant.recipe}: {item.reason}")
-    yield from measure(net, module, result)
+    register(module, net, {name: array[:2] for name, array in rows.items() if name != "labels"})
+    data = home / f"{net.name}.npz"
+    with data.open("wb") as file:
+        np.savez(file, allow_pickle=False, **rows)
+    optimized = optimize(net.name, data, catalog=MlflowCatalog(), goals=goals)
+    verdicts = result.table(f"{net.name}: verdicts", "recipe", "verdict")
+    for item in optimized.judged:
+        verdicts.add(item.variant.recipe, item.reason)
+    report(net, module, optimized, result)
+
+
+def register(module: nn.Module, net: Net, example: Mapping[str, np.ndarray]) -> None:
+    """Log and register `module` in MLflow with its signature, as a user does."""
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    with torch.no_grad():
+        output = module(*(torch.from_numpy(array) for array in example.values())).numpy()
+    inputs, outputs = (
+        Schema([TensorSpec(each.dtype, (-1, *each.shape[1:]), name) for name, each in arrays])
+        for arrays in (example.items(), [(net.output, output)])
+    )
+    arrays = tuple(example.values())
+    configure_tracking()
+    with quiet(), mlflow.start_run():
+        mlflow.pytorch.log_model(
+            module.eval(),
+            name="model",
+            signature=ModelSignature(inputs, outputs),
+            input_example=arrays[0] if len(arrays) == 1 else arrays,
+            registered_model_name=net.name,
+            pip_requirements=["torch"],
+            serialization_format="pt2",
+        )
 
 
 def search_seconds(net: Net, home: Path) -> float:
-    """Seconds of int8-trt on the net with a gate that needs the sensitivity search."""
+    """Return the seconds of int8-trt with a gate that needs the sensitivity search."""
     options = Options(target=Target.TENSORRT)
     goals = Goals(prefer=Prefer.SIZE, min_centred_cosine=0.9999)
     optimize(
@@ -140,7 +170,7 @@ def search_seconds(net: Net, home: Path) -> float:
 
 
 def digits() -> Net:
-    """The trained net of the demo on its labelled rows, again and again where more are asked."""
+    """Return the demo's trained net with its labelled rows."""
     train, held_out = load_split()
     recipe = RECIPES["wide"]
 
@@ -157,39 +187,20 @@ def digits() -> Net:
 
 
 def main() -> None:
-    """Optimize every net, measure, and print one table."""
+    """Optimize and measure every net."""
+    options = argument_parser("optimize", __doc__).parse_args()
     torch.set_num_threads(1)
     goals = Goals(prefer=Prefer.THROUGHPUT)
-    lines: list[Line] = []
-    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder:
-        os.environ[HOME_VARIABLE] = folder
+    with (
+        measuring("optimize", options.json) as result,
+        tempfile.TemporaryDirectory(prefix="mlctl-bench-") as name,
+    ):
+        os.environ[HOME_VARIABLE] = name
         for net in (digits(), *NETS):
-            lines += run_net(net, Path(folder), goals)
-            show([line for line in lines if line.net == net.name])
+            run_net(net, Path(name), goals, result)
         encoder = NETS[-1]
-        print(f"{encoder.name}: int8-trt with its search {search_seconds(encoder, Path(folder))} s")
-
-
-def show(lines: list[Line]) -> None:
-    """Milliseconds, and how many times as fast as torch eager and as fp32 ONNX Runtime."""
-    table = Table(title=f"{lines[0].net}: median milliseconds on one thread")
-    table.add_column("Contender")
-    for batch in BATCHES:
-        for name in (f"ms@{batch}", "x eager", "x fp32"):
-            table.add_column(name, justify="right", no_wrap=True)
-    value = {(line.contender, line.batch): line.milliseconds for line in lines}
-    plain = next(line.contender for line in lines if line.contender.startswith("ORT fp32"))
-    for contender in dict.fromkeys(line.contender for line in lines):
-        cells = [contender]
-        for batch in BATCHES:
-            own = value[contender, batch]
-            cells += [
-                f"{own:.3g}",
-                f"{value['torch eager', batch] / own:.2f}",
-                f"{value[plain, batch] / own:.2f}",
-            ]
-        table.add_row(*cells)
-    Console(width=140).print(table)
+        search = result.table("int8-trt with its search for sensitive layers", "net", "seconds")
+        search.add(encoder.name, search_seconds(encoder, Path(name)))
 
 
 if __name__ == "__main__":

@@ -1,180 +1,154 @@
-"""What the batcher does at three times what the model can: `python -m benchmarks.overload`.
+"""A real server under open-loop load at 0.3, 0.6 and 3 times its capacity.
 
-The real batcher, event loop and model thread, with a dense network of 20 MFLOP a row that
-ONNX Runtime runs on one thread; no network. Open loop: a request comes when it is due,
-whatever became of those before, and its latency counts from then.
+The capacity is the throughput of 64 clients in a closed loop. In the open loop a request becomes
+due at a random moment, takes a free connection or a new one, and its latency counts from then.
+The first second is reported apart: connections are opened in it, and the server meets the
+overload. The server with all its processes has one core, the client the other; with `--shared`
+the server may use the client's core as well.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import os
-import random
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.workloads import BUCKETS, DENSE_WIDTHS, MAX_ROWS, write_dense
-from bundle.clock import SystemClock
-from bundle.errors import MlctlError
-from services.online.batching.executor import Arrays, BatchExecutor
-from services.online.batching.scheduler import Limits
-from services.online.metrics.counts import BatchStats
-from services.runtime.batch_costs import BatchCosts
-from services.runtime.session import Session, open_session
+from benchmarks.loadgen import FAILED, HINTED, SUCCESS, OpenLoad, build, run_closed, run_open
+from benchmarks.protocols import Protocol
+from benchmarks.result import BenchmarkResult, argument_parser, measuring
+from benchmarks.servers import Cores, RunningServer, mlctl_server, running
+from benchmarks.workloads import NAMES, make_workload
+from services.online.grpc.http2.hpack import encode
 
-SECONDS = 15.0
-# A server that meets overload for the first time has a queue before it knows; told apart.
-FIRST_SECONDS = 1.0
-LOADS = (0.3, 0.6, 3.0)
-ROUNDS = 3
-
-
-class Model:
-    """The session as the batcher sees it."""
-
-    def __init__(self, session: Session) -> None:
-        self.run = session.run
-
-    def check(self, inputs: Mapping[str, np.ndarray]) -> int:
-        return int(inputs["x"].shape[0])
-
-
-class Rows:
-    """Counts rows and batches."""
-
-    def __init__(self) -> None:
-        self.rows = self.batches = 0
-
-    def batch(self, stats: BatchStats) -> None:
-        self.rows += stats.rows
-        self.batches += 1
-
-    def first_piece(self, seconds: float) -> None:
-        """Nor are streams, of which there are none."""
-
-    def queue_rows(self, rows: int) -> None:
-        """The depth is not of interest here."""
+FACTORS = (0.3, 0.6, 3.0)
+_CLIENTS = 64
+_CAPACITY_SECONDS = 4.0
+_RECOVERY_SECONDS = 2.0
+_FIRST_SECONDS = 1.0
+# Bytes in the head of a rejection, and of one with a retry hint. gRPC's are HPACK literals.
+_REJECTION = {
+    "http": (b" 503 ", b"\r\nretry-after: "),
+    "grpc": (encode(((b"grpc-status", b"8"),)), encode(((b"retry-after", b"1"),))),
+}
+_COLUMNS = (
+    *("load", "offered/s", "answered/s", "of capacity", "p50 ms", "p99 ms"),
+    *("rejections p50 ms", "p99 ms", "with hint", "failed", "sent late p99 ms"),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One load: rates in requests per second, times in milliseconds."""
+class OverloadResult:
+    """A part of one load: rates per second, times in milliseconds, `hinted` a share of 1."""
 
     offered: float
     answered: float
     p50: float
     p99: float
-    p99_settled: float
-    refused_share: float
-    refusal_p99: float
-    mean_rows: float
+    rejection_p50: float
+    rejection_p99: float
+    hinted: float
+    failed: int
+    late_p99: float
+
+    def cells(self, capacity: float) -> list[object]:
+        """Return the cells of _COLUMNS after the first."""
+        share = f"{self.answered / capacity:.0%}"
+        served = (self.offered, self.answered, share, self.p50, self.p99)
+        rejected: tuple[object, ...] = ("", "", "")
+        if self.rejection_p50 > 0:
+            rejected = (self.rejection_p50, self.rejection_p99, f"{self.hinted:.0%}")
+        return [*served, *rejected, self.failed, self.late_p99]
 
 
-def measure_costs(session: Session) -> dict[int, float]:
-    """Seconds by rows: the median of nine runs."""
-    costs = {}
-    for rows in BUCKETS:
-        x = {"x": np.ones((rows, DENSE_WIDTHS[0]), np.float32)}
-        seconds = []
-        for _ in range(10):
-            start = time.perf_counter()
-            session.run(x)
-            seconds.append(time.perf_counter() - start)
-        costs[rows] = sorted(seconds[1:])[4]
-    return costs
+def summarize(load: OpenLoad, start: float, stop: float) -> OverloadResult:
+    """Summarize the requests that were due from `start` to `stop`, in seconds.
 
-
-async def offer(session: Session, costs: dict[int, float], rate: float) -> Result:
-    """Ask at random moments, `rate` a second on average, for `SECONDS`."""
-    meter, generator = Rows(), random.Random(1)
-    limits = Limits(MAX_ROWS, 4096, linger=True)
-    batching = BatchExecutor(Model(session), limits, SystemClock(), meter, costs=BatchCosts(costs))
-    latencies: list[tuple[float, float]] = []
-    refusals: list[float] = []
-    x: Arrays = {"x": np.ones((1, DENSE_WIDTHS[0]), np.float32)}
-
-    def ask(due: float) -> None:
-        try:
-            future = batching.submit(x, 30.0)
-        except MlctlError:
-            refusals.append(time.perf_counter() - due)
-        else:
-            future.add_done_callback(lambda _: latencies.append((due, time.perf_counter() - due)))
-
-    due = start = time.perf_counter()
-    while due < start + SECONDS:
-        now = time.perf_counter()
-        while due <= now:
-            ask(due)
-            due += generator.expovariate(rate)
-        await asyncio.sleep(0.0002)
-    asked_for = time.perf_counter() - start
-    await batching.drain()
-    batching.close()
-    moments, seconds = np.array(latencies).T
-    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
-    settled = np.percentile(seconds[moments >= start + FIRST_SECONDS], 99) * 1e3
-    refusal_p99 = np.percentile(refusals, 99) * 1e3 if refusals else 0.0
-    total = len(latencies) + len(refusals)
-    return Result(
-        total / asked_for,
-        len(latencies) / asked_for,
-        float(p50),
-        float(p99),
-        float(settled),
-        len(refusals) / total,
-        float(refusal_p99),
-        meter.rows / meter.batches,
+    The rate of responses counts those that ended in this time, whenever they were due.
+    """
+    ended = load.due + load.latency
+    in_time = (load.outcome == SUCCESS) & (ended >= start) & (ended < stop)
+    chosen = (load.due >= start) & (load.due < stop)
+    outcome, latency = load.outcome[chosen], load.latency[chosen]
+    answered = outcome == SUCCESS
+    rejected = ~answered & (outcome != FAILED)
+    count = int(np.count_nonzero(rejected))
+    return OverloadResult(
+        len(outcome) / (stop - start),
+        np.count_nonzero(in_time) / (stop - start),
+        *_percentiles_ms(latency[answered]),
+        *_percentiles_ms(latency[rejected]),
+        np.count_nonzero(outcome == HINTED) / count if count else 0.0,
+        int(np.count_nonzero(outcome == FAILED)),
+        _percentiles_ms(load.late[chosen])[1],
     )
 
 
+def _percentiles_ms(seconds: np.ndarray) -> tuple[float, float]:
+    if not len(seconds):
+        return 0.0, 0.0
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+    return float(p50), float(p99)
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Measures one server."""
+
+    loadgen: Path
+    seconds: float
+    result: BenchmarkResult
+
+    def measure(self, net: str, server: RunningServer, protocol: Protocol) -> None:
+        """Find the capacity, and add a table of all loads and of the recovery."""
+        target = protocol.target(server.server.port_of(protocol))
+        run_closed(self.loadgen, target, _CLIENTS, 1.0)
+        closed = run_closed(self.loadgen, target, _CLIENTS, _CAPACITY_SECONDS)
+        capacity = closed.succeeded / closed.seconds
+        title = f"{net}, {protocol.name}: {capacity:,.0f}/s in a closed loop of {_CLIENTS} clients"
+        columns = (*_COLUMNS, "connections", "client busy", "server busy")
+        table = self.result.table(title, *columns)
+        rejection, shares = _REJECTION[protocol.transport], {}
+        for factor in FACTORS:
+            before, start = server.cpu_seconds(), time.perf_counter()
+            load = run_open(self.loadgen, target, factor * capacity, self.seconds, rejection)
+            busy = (server.cpu_seconds() - before) / (time.perf_counter() - start)
+            first = summarize(load, 0.0, _FIRST_SECONDS)
+            rest = summarize(load, _FIRST_SECONDS, self.seconds)
+            table.add(f"{factor:g}x, first second", *first.cells(capacity), "", "", "")
+            shown = (load.connections, f"{load.client_busy:.0%}", f"{busy:.0%}")
+            table.add(f"{factor:g}x", *rest.cells(capacity), *shown)
+            shares[f"{factor:g}x"] = rest.answered / capacity * 100
+        after = run_closed(self.loadgen, target, _CLIENTS, _RECOVERY_SECONDS)
+        rate = after.succeeded / after.seconds
+        empty = [""] * (len(columns) - 6)
+        closed_loop = f"closed loop, {_RECOVERY_SECONDS:g} s after it"
+        share = f"{rate / capacity:.0%}"
+        table.add(closed_loop, "", rate, share, after.p50_ms, after.p99_ms, *empty)
+        self.result.chart(f"{net}, {protocol.name}: answered", "% of capacity", shares)
+
+
 def main() -> None:
-    """Print the table: in each round every load, and the costs anew."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "dense.onnx"
-        write_dense(path, DENSE_WIDTHS)
-        session = open_session(path)
-    gc.freeze()  # as the server does, or the collector stops everything for 40 ms now and then
-    console = Console(width=120)
-    for _ in range(ROUNDS):
-        costs = measure_costs(session)
-        capacity = MAX_ROWS / costs[MAX_ROWS]
-        each = ", ".join(f"{rows} rows {seconds * 1e3:.1f} ms" for rows, seconds in costs.items())
-        busy = os.getloadavg()[0]
-        console.print(f"ONNX Runtime alone: {each}; {capacity:.0f} rows/s; load {busy:.1f}")
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for name in (
-            *("load", "offered/s", "answered/s", "of alone", "p50 ms", "p99 ms", "after 1 s"),
-            *("refused", "in ms", "rows"),
-        ):
-            table.add_column(name, justify="right")
-        for load in LOADS:
-            result = asyncio.run(offer(session, costs, load * capacity))
-            table.add_row(f"{load:.1f}x", *cells(result, capacity))
-        console.print(table)
-
-
-def cells(result: Result, capacity: float) -> list[str]:
-    """A result as the table has it."""
-    return [
-        f"{result.offered:.0f}",
-        f"{result.answered:.0f}",
-        f"{result.answered / capacity:.0%}",
-        f"{result.p50:.1f}",
-        f"{result.p99:.1f}",
-        f"{result.p99_settled:.1f}",
-        f"{result.refused_share:.1%}",
-        f"{result.refusal_p99:.1f}",
-        f"{result.mean_rows:.1f}",
-    ]
+    """Measure every net over V2 binary and gRPC."""
+    parser = argument_parser("overload", __doc__)
+    parser.add_argument("--nets", nargs="+", choices=NAMES, default=["tiny", "dense"])
+    parser.add_argument("--seconds", type=float, default=15.0, help="per load")
+    parser.add_argument("--shared", action="store_true", help="let the server use both cores")
+    options = parser.parse_args()
+    cores = Cores.pick(shared=options.shared)
+    with measuring("overload", options.json) as result, cores.for_client():
+        for net in options.nets:
+            with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as scratch:
+                folder = Path(scratch)
+                workload = make_workload(net, folder / "model")
+                overload = Overload(build("loadgen", folder), options.seconds, result)
+                with running(mlctl_server(workload, folder), cores) as server:
+                    for protocol in server.server.protocols:
+                        if protocol.name != "V2 JSON":
+                            protocol.check(server.server.port_of(protocol), workload.answer)
+                            overload.measure(net, server, protocol)
 
 
 if __name__ == "__main__":

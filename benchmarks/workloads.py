@@ -1,7 +1,7 @@
-"""What the servers are asked in benchmarks/online: three nets, and one row for each request.
+"""The nets of the benchmarks as bundles, with a row for each.
 
-Every net has one input `x`, [rows, width], and one output `y`, so that every server can be
-given it. Weights are random, so that nothing is downloaded.
+Every net has one input `x`, [rows, width], and one output `y`, so that every server can serve it.
+Weights are random, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
-from services.protocol.messages import methods
 from services.runtime.golden import save_golden
 from services.runtime.session import open_session
 
@@ -41,8 +40,8 @@ _VOCABULARY = 30_522
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """A net on disk as a bundle, one row for it and what ONNX Runtime answers."""
+class NetBundle:
+    """A net as a bundle, one row for it, and ONNX Runtime's answer."""
 
     name: str
     bundle: VerifiedBundle
@@ -95,7 +94,7 @@ def write_encoder(path: Path) -> None:
     from benchmarks.nets import Encoder
 
     class Whole(torch.nn.Module):
-        """The encoder for sentences that all have the full length."""
+        """The encoder for sentences of full length only."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -128,7 +127,7 @@ def _words(width: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recipe:
+class _NetKind:
     write: Callable[[Path], None]
     dtype: Datatype
     width: int
@@ -141,24 +140,24 @@ DENSE_WIDTHS = (1024, 3072, 2048, 512)
 # Of benchmarks/batch: 12 kFLOP and 1 MFLOP a row.
 LIGHT_WIDTHS = (64, 64, 32, 1)
 HEAVY_WIDTHS = (64, 512, 512, 384, 1)
-_RECIPES: Mapping[str, _Recipe] = {
-    "tiny": _Recipe(lambda path: write_dense(path, TINY_WIDTHS), Datatype.FP32, 64, 10, _floats),
-    "dense": _Recipe(
+_NETS: Mapping[str, _NetKind] = {
+    "tiny": _NetKind(lambda path: write_dense(path, TINY_WIDTHS), Datatype.FP32, 64, 10, _floats),
+    "dense": _NetKind(
         lambda path: write_dense(path, DENSE_WIDTHS), Datatype.FP32, 1024, 512, _floats
     ),
-    "transformer": _Recipe(write_encoder, Datatype.INT64, TOKENS, 384, _words),
-    "light": _Recipe(lambda path: write_dense(path, LIGHT_WIDTHS), Datatype.FP32, 64, 1, _floats),
-    "heavy": _Recipe(lambda path: write_dense(path, HEAVY_WIDTHS), Datatype.FP32, 64, 1, _floats),
+    "transformer": _NetKind(write_encoder, Datatype.INT64, TOKENS, 384, _words),
+    "light": _NetKind(lambda path: write_dense(path, LIGHT_WIDTHS), Datatype.FP32, 64, 1, _floats),
+    "heavy": _NetKind(lambda path: write_dense(path, HEAVY_WIDTHS), Datatype.FP32, 64, 1, _floats),
 }
 NAMES = ("tiny", "dense", "transformer")
 
 
-def make_workload(name: str, root: Path) -> Workload:
+def make_workload(name: str, root: Path) -> NetBundle:
     """Write the net called `name` as a sealed bundle at `root`."""
-    recipe = _RECIPES[name]
+    kind = _NETS[name]
     root.mkdir(parents=True)
-    recipe.write(root / MODEL_NAME)
-    rows = recipe.rows(recipe.width)
+    kind.write(root / MODEL_NAME)
+    rows = kind.rows(kind.width)
     answers = open_session(root / MODEL_NAME).run({"x": rows})
     save_golden(root / GOLDEN_NAME, {"x": rows}, answers)
     (root / EVIDENCE_NAME).write_text(json.dumps({"variants": [{"recipe": "fp32"}]}))
@@ -166,49 +165,9 @@ def make_workload(name: str, root: Path) -> Workload:
         schema_version=1,
         name=NAME,
         source=SourceVersion(uri=f"models:/{NAME}/1", version="1", run_id="run", sha256="0" * 64),
-        signature=_signature(recipe.dtype, recipe.width, recipe.width_out),
+        signature=_signature(kind.dtype, kind.width, kind.width_out),
         variant=VariantInfo(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
         batching=Batching(max_rows=MAX_ROWS, buckets=BUCKETS, row_independent=True),
         evidence=Evidence(rows=len(rows), max_abs_error=1e-5, relative_l2=1e-6),
     )
-    return Workload(name, seal(root, manifest), rows[:1], answers["y"][:1])
-
-
-def v2_json(workload: Workload, name: str = "") -> bytes:
-    """A V2 request with the row in its JSON, and the id `name` if there is one."""
-    identity = {"id": name} if name else {}
-    return json.dumps(
-        {**identity, "inputs": [{**_tensor(workload), "data": workload.row.ravel().tolist()}]}
-    ).encode()
-
-
-def v2_binary(workload: Workload, name: str = "") -> tuple[bytes, int]:
-    """A V2 request with the row after its JSON, and the JSON's length in bytes."""
-    size = {"parameters": {"binary_data_size": workload.row.nbytes}}
-    wanted = [{"name": "y", "parameters": {"binary_data": True}}]
-    identity = {"id": name} if name else {}
-    tensor = {**_tensor(workload), **size}
-    head = json.dumps({**identity, "inputs": [tensor], "outputs": wanted}).encode()
-    return head + workload.row.tobytes(), len(head)
-
-
-def typed_json(workload: Workload) -> bytes:
-    """A request as BentoML and LitServe have it: the arguments by name."""
-    return json.dumps({"x": workload.row.tolist()}).encode()
-
-
-def v2_message(workload: Workload, name: str = "") -> bytes:
-    """A serialized ModelInferRequest with the row as raw bytes."""
-    request = methods()["ModelInfer"].request(model_name=NAME, id=name)
-    request.inputs.add(name="x", datatype=workload.datatype.value, shape=list(workload.row.shape))
-    request.raw_input_contents.append(workload.row.tobytes())
-    message: bytes = request.SerializeToString()
-    return message
-
-
-def _tensor(workload: Workload) -> dict[str, object]:
-    return {
-        "name": "x",
-        "shape": list(workload.row.shape),
-        "datatype": workload.datatype.value,
-    }
+    return NetBundle(name, seal(root, manifest), rows[:1], answers["y"][:1])

@@ -1,5 +1,5 @@
-"""Other model servers, each in an environment of its own, for benchmarks/online.
+"""Other model servers, each in its own virtual environment, for `benchmarks.online`.
 
-`python -m benchmarks.peers install DIR` makes the environments from the package registry;
-none of them is needed to build, test or serve.
+`python -m benchmarks.peers install DIR` installs them from the package registry; building, testing
+and serving need none of them.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers install DIR`: one virtual environment for each server in DIR."""
+"""Install each peer into a virtual environment: `python -m benchmarks.peers install DIR`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from pathlib import Path
 
 RUNTIME = "onnxruntime==1.31.1"
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
-    # Triton's binary with its Python backend is inside; the wheel's tools want the older numpy.
+    # It contains Triton's binary and Python backend; its tools need the older numpy.
     "pytriton": ("nvidia-pytriton==0.7.0", "numpy<2", RUNTIME),
-    "mlserver": ("mlserver==1.7.1", RUNTIME),
-    "litserve": ("litserve==0.2.19", RUNTIME),
     "bentoml": ("bentoml==1.4.39", RUNTIME),
 }
 
 
 def install(folder: Path) -> None:
-    """Make every environment that `folder` has not yet."""
+    """Create the environments that `folder` lacks."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, requirements in REQUIREMENTS.items():
         python = folder / name / "bin" / "python"

@@ -21,10 +21,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import Arena
+from benchmarks.servers import mlctl_server
 from benchmarks.stream.places import SCHEMES, Stream, broker, fill, values
 from benchmarks.stream.ways import Spec
-from benchmarks.workloads import Workload, make_workload
+from benchmarks.workloads import NetBundle, make_workload
 from bundle.clock import SystemClock
 from services.stream.answer_headers import SOURCE
 from services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
@@ -155,9 +155,9 @@ def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:
 
 
 @contextmanager
-def served(workload: Workload, folder: Path) -> Iterator[str]:
+def served(workload: NetBundle, folder: Path) -> Iterator[str]:
     """Our server over HTTP, and where it is."""
-    server = Arena(workload, folder, None, folder).ours()
+    server = mlctl_server(workload, folder)
     process = server.start()
     try:
         yield f"http://127.0.0.1:{server.port}"

@@ -1,29 +1,19 @@
-"""The batching curve's arithmetic and drawing; what a GPU does is for a GPU."""
+"""The batching curve on the CPU, and the engines on a GPU where there is one."""
 
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
-from benchmarks.gpu import BATCHES, PROVIDERS, draw, gain, measure_curve, runs_of
+from benchmarks.gpu import BATCHES, PROVIDERS, gain, measure_curve, runs_of
 from benchmarks.workloads import make_workload
 
-SVG = "{http://www.w3.org/2000/svg}"
 
-
-def test_the_gain_is_one_pass_against_many() -> None:
+def test_gain__curve__compares_one_batch_with_single_rows() -> None:
     assert gain({1: 0.001, 64: 0.002}) == pytest.approx(32)
 
 
-def test_each_curve_is_drawn_with_a_point_for_each_size() -> None:
-    curve = {batch: 0.001 * batch**0.2 for batch in BATCHES}
-    image = ET.fromstring(draw({"one": curve, "other": curve}, "a title"))
-    assert len(image.findall(f"{SVG}polyline")) == 2
-    assert len(image.findall(f"{SVG}circle")) == 2 * len(BATCHES)
-
-
-def test_a_curve_has_every_size(tmp_path: Path) -> None:
+def test_curve__cpu__has_every_batch_size(tmp_path: Path) -> None:
     workload = make_workload("tiny", tmp_path / "model")
     (run,) = runs_of(workload, "cpu").values()
     np.testing.assert_allclose(run(workload.row), workload.answer, atol=1e-5)
@@ -34,7 +24,7 @@ def test_a_curve_has_every_size(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("provider", [each for each in PROVIDERS if each != "cpu"])
-def test_a_gpu_answers_the_same(tmp_path: Path, provider: str) -> None:
+def test_engines__gpu__answer_as_the_cpu(tmp_path: Path, provider: str) -> None:
     workload = make_workload("tiny", tmp_path / "model")
     for run in runs_of(workload, provider).values():
         for _ in range(3):  # captured, then replayed

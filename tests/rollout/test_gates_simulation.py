@@ -13,8 +13,8 @@ from statistics import median
 
 import pytest
 
+from benchmarks.gate_simulation import Ended, Service, Version, ends
 from rollout.domain.spec import Outcome, RolloutSpec
-from tests.support.gate_simulation import Ended, Service, Version, ends
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
 """The model as a plain BentoML service: batchable, arrays as JSON."""
 
-# No `from __future__ import annotations`: BentoML reads the annotations as they are.
+# No `from __future__ import annotations`: BentoML evaluates the annotations.
 import os
 
 import bentoml
@@ -10,7 +10,7 @@ from runtime import open_model  # type: ignore[import-not-found]
 
 @bentoml.service(traffic={"timeout": 30})  # type: ignore[operator]
 class Bench:
-    """Rows in, rows out."""
+    """Run the model on batches of rows."""
 
     def __init__(self) -> None:
         self.session = open_model()
@@ -18,7 +18,7 @@ class Bench:
 
     @bentoml.api(batchable=True, max_batch_size=64, max_latency_ms=10_000)
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """`y` of `x`, [rows, width] both."""
+        """Return `y` for `x`, both [rows, width]."""
         (y,) = self.session.run(None, {"x": x.astype(self.dtype, copy=False)})
-        answer: np.ndarray = y
-        return answer
+        result: np.ndarray = y
+        return result

@@ -1,4 +1,4 @@
-"""ONNX Runtime as every server has it in the comparison: one thread that does not spin."""
+"""ONNX Runtime as every compared server uses it: one thread that does not spin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def open_model() -> Any:
-    """The session of the file that $BENCH_MODEL names; input `x`, output `y`."""
+    """Open the model file $BENCH_MODEL; input `x`, output `y`."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

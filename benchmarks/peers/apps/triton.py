@@ -1,4 +1,4 @@
-"""The model for Triton's Python backend. Its interpreter is not the environment's: see the path."""
+"""The model for Triton's Python backend, whose interpreter needs the search path set here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime import open_model  # type: ignore[import-not-found] # noqa: E402
 
 
 class TritonPythonModel:
-    """Joins what Triton's dynamic batcher gives it at a time, runs it, and takes it apart."""
+    """Run the requests of one dynamic batch as one call."""
 
     def initialize(self, _: Any) -> None:
         self.session = open_model()
@@ -23,9 +23,9 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         parts = [pb.get_input_tensor_by_name(each, "x").as_numpy() for each in requests]
         (y,) = self.session.run(None, {"x": parts[0] if len(parts) == 1 else np.concatenate(parts)})
-        answers, start = [], 0
+        responses, start = [], 0
         for part in parts:
             end = start + len(part)
-            answers.append(pb.InferenceResponse(output_tensors=[pb.Tensor("y", y[start:end])]))
+            responses.append(pb.InferenceResponse(output_tensors=[pb.Tensor("y", y[start:end])]))
             start = end
-        return answers
+        return responses

@@ -1,0 +1,90 @@
+"""The runners in one document: batch, stream and precomputed predictions.
+
+Runs `benchmarks.batch` and `benchmarks.stream`, which have more options of their own, and
+`benchmarks.precomputed`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.batch.__main__ import MODELS
+from benchmarks.precomputed import measure_stores
+from benchmarks.result import BenchmarkResult, argument_parser, measuring
+from bundle.home import HOME_VARIABLE
+
+_PARTS = ("batch", "stream", "precomputed")
+
+
+def run_program(name: str, folder: Path, *options: str) -> Any:
+    """Run `benchmarks.NAME`; return its JSON document."""
+    file = folder / f"{name}.json"
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(file), *options]
+    subprocess.run(command, check=True)
+    return json.loads(file.read_bytes())
+
+
+def report_batch(document: Any, result: BenchmarkResult) -> None:
+    """Add a table and a chart per model: CPU, rate and memory of each engine."""
+    for model, engines in document.items():
+        rows = MODELS[model][0]
+        table = result.table(
+            f"batch, {model}: {rows:,} rows",
+            *("engine", "rows/s", "CPU-s per million rows", "peak MiB"),
+        )
+        cpu = {}
+        for engine, runs in engines.items():
+            cpu[engine] = median(run["cpu_seconds"] for run in runs) / rows * 1e6
+            rate = rows / median(run["seconds"] for run in runs)
+            table.add(engine, rate, cpu[engine], max(run["mebibytes"] for run in runs))
+        result.chart(f"batch, {model}", "CPU-seconds per million rows", cpu)
+
+
+def report_stream(document: Any, result: BenchmarkResult) -> None:
+    """Add the table of every broker, payload and program, and a chart of the rates."""
+    table = result.table(
+        "stream", "broker and payload", "program", "messages/s", "CPU us", "p50 ms", "p99 ms"
+    )
+    rates = {}
+    for broker, programs in document.items():
+        for program, run in programs.items():
+            rate = run["messages"] / run["seconds"]
+            cpu = 1e6 * run["cpu"] / run["messages"]
+            table.add(broker, program, rate, cpu, run.get("p50", ""), run.get("p99", ""))
+            rates[f"{broker}, {program}"] = rate
+    result.chart("stream", "messages per second", rates)
+
+
+def main() -> None:
+    """Run the chosen parts."""
+    parser = argument_parser("runners", __doc__)
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
+    parser.add_argument("--batch-peers", metavar="PYTHON", help="a Python with the batch peers")
+    parser.add_argument("--faststream", metavar="PYTHON", help="a Python with FastStream")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="precomputed predictions")
+    options = parser.parse_args()
+    peers = ["--python", options.batch_peers] if options.batch_peers else ["--ways", "ours", "loop"]
+    faststream = ["--faststream", options.faststream] if options.faststream else []
+    with (
+        measuring("runners", options.json) as result,
+        tempfile.TemporaryDirectory(prefix="mlctl-bench-") as name,
+    ):
+        folder = Path(name)
+        if "batch" in options.parts:
+            report_batch(run_program("batch", folder, *peers), result)
+        if "stream" in options.parts:
+            report_stream(run_program("stream", folder, "--one-by-one", *faststream), result)
+        if "precomputed" in options.parts:
+            os.environ[HOME_VARIABLE] = name
+            measure_stores(folder, options.keys, result)
+
+
+if __name__ == "__main__":
+    main()
