@@ -46,7 +46,9 @@ class Duration(click.ParamType[float]):
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds of a duration such as 1h30m, None if `text` is not one."""
+    """Return the seconds of a duration such as 1h30m or 0, None if `text` is not one."""
+    if text == "0":
+        return 0.0
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None

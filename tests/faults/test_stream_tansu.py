@@ -17,7 +17,7 @@ from tests.services.stream.contract import answered, numbered, send, take
 from tests.support.tansu import committed_values, create_topics, tansu_broker
 from tests.support.wait import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.may_stall
+pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
 
 _PARTITIONS = 2
 _OPTIONS = "session.timeout.ms=6000&heartbeat.interval.ms=500&transaction.timeout.ms=6000"
@@ -88,7 +88,6 @@ def test_transaction__aborted_and_repeated__is_committed(
     assert {*seen} == {each.value for each in found[1:]}
 
 
-@pytest.mark.slow
 def test_kill__before_and_after_transactions__each_message_is_answered_once(address: str) -> None:
     total = 600
     send(url(address, "in"), numbered(0, total))

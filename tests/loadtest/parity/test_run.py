@@ -172,4 +172,3 @@ def test_json_paths__nan__are_left_out(shared_bundle: VerifiedBundle) -> None:
 def test_is_exact__fp32_on_cpu__alone_is_exact(shared_bundle: VerifiedBundle) -> None:
     assert is_exact(shared_bundle, ServerSettings())
     assert not is_exact(shared_bundle, ServerSettings(provider="cuda"))
-    assert not is_exact(shared_bundle, ServerSettings(pad_rows=True))

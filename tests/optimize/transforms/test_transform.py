@@ -205,7 +205,7 @@ def unsafe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     [
         ("link", "hosts is a link"),
         ("pipe", "pipe is a link or a special file"),
-        ("name", "'a:b.txt' is refused"),
+        ("name", "'a:b.txt' is rejected"),
         ("large", "more than 256 files or 64 MiB"),
         ("many", "more than 256 files or 64 MiB"),
     ],

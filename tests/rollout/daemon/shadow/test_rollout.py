@@ -215,7 +215,7 @@ def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(
     shop = Shop(tmp_path, journal, clock, spec, foreign=True)
     assert shop.until_done(60) is Outcome.PROMOTED
     told = [event_line(event) or "" for event in journal.events("shop")]
-    assert any("without a shadow: the servers cannot be told" in line for line in told), told
+    assert any("without a shadow: the servers cannot record" in line for line in told), told
 
 
 def refolded(rollout: Rollout, events: Iterable[JournalEvent]) -> GateEvidence:
