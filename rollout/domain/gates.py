@@ -178,12 +178,10 @@ def _lasting(
     gate: Gate, rule: GateRule, evidence: GateEvidence, spec: RolloutSpec
 ) -> Verdict | None:
     """Return ROLLBACK if the share over all requests is beyond the limit, in several blocks."""
-    counted, limit = evidence.of(gate), rule.limit(spec)
-    if limit is None:
-        return None
-    allowed = limit
+    counted = evidence.of(gate)
+    allowed = rule.limit(spec) or 0.0  # a gate without a limit has no e-value
     if rule.versus_live:
-        allowed = share(_live(rule, evidence, gate, spec)) + spec.margin * limit
+        allowed = share(_live(rule, evidence, gate, spec)) + spec.margin * allowed
     for trials in (counted.ours, counted.step):
         hits = (trials.hits, trials.n)
         if trials.bad_blocks >= MIN_BAD_BLOCKS and breaks(hits, allowed):

@@ -404,6 +404,4 @@ def least_seconds(phase: RolloutPhase, spec: RolloutSpec) -> float:
 
 
 def _needs_proof(progress: RolloutProgress, spec: RolloutSpec) -> bool:
-    if progress.phase is RolloutPhase.SHADOW:
-        return False
     return progress.phase is RolloutPhase.BAKE or next_signal(progress, spec) is Signal.LAST_STEP

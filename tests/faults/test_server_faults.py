@@ -73,13 +73,14 @@ def faulty_os(served: FaultServer) -> Iterator[FaultyOs]:
 
 
 @pytest.fixture
-def slow_clients(served: FaultServer) -> Iterator[Callable[[int], list[RawClient]]]:
-    """Start clients that wait for a slow answer, some of them in the queue."""
+def slow_clients(served: FaultServer) -> Iterator[Callable[[], list[RawClient]]]:
+    """Start clients that wait for a slow answer, more than run at once, so some are queued."""
     with ExitStack() as connections:
 
-        def start(count: int) -> list[RawClient]:
+        def start() -> list[RawClient]:
+            # Three batches per worker: a queue is seen by the other worker after a second.
             clients = [
-                connections.enter_context(RawClient(served.server, "slow")) for _ in range(count)
+                connections.enter_context(RawClient(served.server, "slow")) for _ in range(40)
             ]
             for client in clients:
                 client.send_first_half()
@@ -221,7 +222,7 @@ def test_disk__full__server_loses_log_lines_and_batch_resumes(
     check_answers(served, "one")
     faulty_os.leave_room(0)
     check_answers(served, "one", times=20)
-    faulty_os.leave_room(65_000)  # enough for a batch to start, too little for its output
+    faulty_os.leave_room(4_000)  # enough for the job's record (0.5 kB), not for its part (7 kB)
     check_error(
         served.mlctl(tmp_path, *batch), 13, "there is no space left for", "run the same command"
     )
@@ -254,11 +255,11 @@ def test_clients__stop_halfway__delay_no_others_and_get_their_answers(
 
 
 def test_clients__disconnect_while_queued__leave_nothing_behind(
-    served: FaultServer, workers: set[int], slow_clients: Callable[[int], list[RawClient]]
+    served: FaultServer, workers: set[int], slow_clients: Callable[[], list[RawClient]]
 ) -> None:
     line = 'mlctl_requests_total{model="text",outcome="gone"'
     before = served.metric(line)
-    for client in slow_clients(20):
+    for client in slow_clients():
         client.__exit__()
     with Load(served.server) as load:
         load.wait_for_answers(100)
@@ -269,11 +270,11 @@ def test_clients__disconnect_while_queued__leave_nothing_behind(
 
 
 def test_burst__ten_times_the_queue__rejects_with_retry_after_and_answers_each(
-    served: FaultServer, workers: set[int], slow_clients: Callable[[int], list[RawClient]]
+    served: FaultServer, workers: set[int], slow_clients: Callable[[], list[RawClient]]
 ) -> None:
     rows = 4  # so that several requests share one run of the model
     requests = 10 * QUEUE_ROWS * WORKERS // rows
-    slow_clients(8)
+    slow_clients()
     result = burst(served.server, requests, rows)
     assert result.rejections, "all requests fitted into the queue"
     assert {each.json()["code"] for each in result.rejections} == {"queue_full"}
@@ -287,10 +288,10 @@ def test_clock__steps_forward_and_back__no_deadline_or_worker_is_affected(
     served: FaultServer,
     workers: set[int],
     faulty_os: FaultyOs,
-    slow_clients: Callable[[int], list[RawClient]],
+    slow_clients: Callable[[], list[RawClient]],
 ) -> None:
     with Load(served.server) as load, RawClient(served.server, TEXT) as half:
-        waiting = slow_clients(12)
+        waiting = slow_clients()
         faulty_os.step_clock(3 * DAY_SECONDS)
         for client in waiting:
             client.check_answer()

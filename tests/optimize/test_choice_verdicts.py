@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optimize.choice import choose
+from optimize.choice import Verdict, choose
 from optimize.goals import Goals, Prefer
 from tests.optimize.builders import failed, variant
 
@@ -19,13 +19,13 @@ def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
     ]
     judged = choose(variants, Goals(prefer=Prefer.SIZE, max_size_mb=1.0))
     assert [each.variant for each in judged] == variants
-    found = [(each.accurate, each.passed, each.chosen) for each in judged]
+    found = [(each.accurate, each.passed, each.chosen, each.verdict) for each in judged]
     assert found == [
-        (True, True, True),
-        (True, True, False),
-        (False, False, False),
-        (True, False, False),
-        (False, False, False),
+        (True, True, True, Verdict.CHOSEN),
+        (True, True, False, Verdict.PASSES),
+        (False, False, False, Verdict.REJECTED),
+        (True, False, False, Verdict.REJECTED),
+        (False, False, False, Verdict.FAILED),
     ]
     assert judged[0].reason == "chosen: the smallest that passes"
     assert judged[1].reason == "passes, but small wins by size"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -69,6 +70,15 @@ def test_harm__one_burst__is_one_event() -> None:
 def test_harm__two_bad_blocks__are_too_few() -> None:
     assert gates.harm(folded(2, same(errors=20), same(errors=20)), SPEC) is None
     assert gates.harm(folded(3, same(errors=20), same(errors=20)), SPEC) is not None
+
+
+def test_harm__overwhelming_but_too_few_bad_blocks__asks_the_weaker_gates_too() -> None:
+    """Errors in two bad blocks cannot fire; what is weaker must not fire in their place."""
+    evidence = folded(2, same(errors=24), same(errors=24))
+    values = evidence.log_values(SPEC)
+    assert max(values, key=lambda gate: values[gate]) is Gate.ERRORS_VS_LIMIT
+    assert values[Gate.ERRORS_VS_LIMIT] > math.log(len(values) / SPEC.alpha)
+    assert gates.harm(evidence, SPEC) is None
 
 
 def test_harm__three_lone_failures_among_750__holds_or_goes_on() -> None:

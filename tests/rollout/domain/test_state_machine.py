@@ -233,6 +233,13 @@ def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_t
     assert machine.judge(progress, TickObservation(None), SHADOWED, 160.0).action is Action.HOLD
 
 
+def test_absorb__copies_compared_beside_traffic__are_no_requests_of_the_step() -> None:
+    tick = TickObservation(GOOD, shadow=ShadowWindow(requests=40, rows=40))
+    progress = machine.absorb(SHIFTED, tick, SHADOWED, 200.0)
+    assert progress.step_requests == 100
+    assert progress.evidence.shadow.total.requests == 40
+
+
 def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60, max_disagreement=0.01)
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)

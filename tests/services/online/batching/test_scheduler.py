@@ -325,11 +325,28 @@ def test_who_is_alike_is_refused_without_a_look_until_one_might_be_taken() -> No
     assert policy.quick_reject(1, Priority.NORMAL, 0.0) is None
     with pytest.raises(QueueFullError) as refused:
         policy.offer(1, "k", 0.25, FAR)
+    assert policy.running_seconds(0.25) == 0.25
     assert policy.quick_reject(1, Priority.NORMAL, 0.875) is refused.value
     assert policy.quick_reject(2, Priority.NORMAL, 0.875) is None
     assert policy.quick_reject(1, Priority.HIGH, 0.875) is None
     assert policy.quick_reject(1, Priority.NORMAL, 0.91) is None
     policy.offer(1, "k", 0.91, FAR)
+
+
+def test_quick_reject__rows_unknown__only_where_any_number_would_be_rejected() -> None:
+    policy = busy(costs=FLAT, max_queue=0.1)  # one second is too long for any rows
+    with pytest.raises(QueueFullError):
+        policy.offer(2, "k", 0.25, FAR)
+    assert policy.quick_reject(None, Priority.NORMAL, 0.875) is not None
+    full = busy(costs=FLAT, queue=4)
+    full.offer(3, "k", 0.0, FAR)
+    with pytest.raises(QueueFullError):
+        full.offer(2, "k", 0.0, FAR)
+    assert full.quick_reject(None, Priority.NORMAL, 0.0) is None  # one row has room
+    full.offer(1, "k", 0.0, FAR)
+    with pytest.raises(QueueFullError):
+        full.offer(1, "k", 0.0, FAR)
+    assert full.quick_reject(None, Priority.NORMAL, 0.0) is not None
 
 
 def test_who_was_refused_for_his_deadline_says_nothing_of_others() -> None:
