@@ -173,9 +173,3 @@ def test_the_server_speaks_our_protocol(server: Server) -> None:
     found = httpx.post(f"{server.url}{MODEL}/infer", json={"inputs": [tensor]})
     assert found.headers["date"]
     assert found.headers["x-request-id"]
-
-
-def test_the_bentos_own_code_is_served(server: Server) -> None:
-    log = server.log.read_text()
-    assert "is ready" in log
-    assert "V2 gRPC on 127.0.0.1" in log

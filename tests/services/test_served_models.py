@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,23 @@ def served(
     shop: BuiltBento, store_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
-    with running(launch(shop.tag, folder / "log", cwd=folder, bento_home=store_home)) as server:
+    # Python writes the file of each module that it imports to the log.
+    verbose = {"PYTHONVERBOSE": "1"}
+    launched = launch(
+        shop.tag, folder / "log", cwd=folder, bento_home=store_home, environment=verbose
+    )
+    with running(launched) as server:
         yield server
+
+
+def test_server__of_a_bento__imports_the_code_in_the_bento(
+    served: Server, shop: BuiltBento
+) -> None:
+    log = served.log.read_text(errors="replace")
+    imported = set(re.findall(r"code object from '?([^'\n]*/services/[^'\n]*)", log))
+    assert any("http" in path for path in imported)
+    source = str(shop.path / "src")
+    assert {path for path in imported if not path.startswith(source)} == set()
 
 
 def test_each_model_answers_in_its_own_form(served: Server, shop: BuiltBento) -> None:
