@@ -29,7 +29,7 @@ _SOURCE = TOKENIZER.replace(
     "def preprocess(inputs):\n",
     "def preprocess(inputs):\n"
     "    for text in inputs['text']:\n"
-    "        __import__('time').sleep({b'slow': 0.3, b'stuck': 1e6}.get(text, 0))\n"
+    "        __import__('time').sleep({b'slow': 0.15, b'stuck': 1e6}.get(text, 0))\n"
     "        bytearray((1 << 60) if text == b'huge' else 0)\n",
 )
 

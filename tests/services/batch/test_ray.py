@@ -119,20 +119,12 @@ def check_as_local(model: Scorable, place: Path, report: BatchReport, out: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_ray__csv__is_answered_as_here(bundle: VerifiedBundle, tmp_path: Path) -> None:
-    write_wide(tmp_path / "in.csv")
-    report = score(bundle, rows_at(tmp_path / "in.csv"), tmp_path / "ray", actors=1)
-    check_as_local(bundle, tmp_path / "in.csv", report, tmp_path / "ray")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("started")
-def test_a_pipeline_is_scored_as_here(tmp_path: Path) -> None:
+def test_ray__csv_through_a_pipeline__is_answered_as_here(tmp_path: Path) -> None:
     whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
-    write_wide(tmp_path / "in.parquet")
-    report = score(whole, rows_at(tmp_path / "in.parquet"), tmp_path / "ray", actors=1)
-    check_as_local(whole, tmp_path / "in.parquet", report, tmp_path / "ray")
+    write_wide(tmp_path / "in.csv")
+    report = score(whole, rows_at(tmp_path / "in.csv"), tmp_path / "ray", actors=1)
+    check_as_local(whole, tmp_path / "in.csv", report, tmp_path / "ray")
     assert report.digest == whole.digest
 
 
