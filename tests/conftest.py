@@ -41,9 +41,16 @@ def anyio_backend() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the longest files, and skip tests that need a GPU unless `-m` names them.
 
-    Two processes share the tests file by file, so a long file must not come last.
+    Two processes share the tests file by file, so a long file must not come last: scenarios and
+    faults come first, then files with slow tests, then the others.
     """
-    items.sort(key=lambda item: _FIRST_FOLDERS.get(item.path.parent.name, len(_FIRST_FOLDERS)))
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def rank(item: pytest.Item) -> int:
+        last = len(_FIRST_FOLDERS) + (item.path not in slow_files)
+        return _FIRST_FOLDERS.get(item.path.parent.name, last)
+
+    items.sort(key=rank)
     if "gpu" not in config.getoption("markexpr"):
         skip = pytest.mark.skip(reason="needs an NVIDIA GPU; run `pytest -m gpu`")
         for item in items:

@@ -64,3 +64,61 @@ def test_choose__drop_and_another_gate_missed__only_the_drop_has_a_bound() -> No
     item = variant("a", agreement=0.5, drop=None)
     (judged,) = choose([item], Goals())
     assert "upper bound" not in judged.reason
+
+
+LOWEST = "chosen: the lowest latency that passes"
+
+
+def test_choose__baseline_wins__is_not_compared_with_itself() -> None:
+    assert choose([variant("fp32"), variant("fp16", ms=9.0)], Goals())[0].reason == LOWEST
+
+
+@pytest.mark.parametrize("untimed", ["fp32", "fp16"])
+def test_choose__one_variant_has_no_latency__reason_compares_no_times(untimed: str) -> None:
+    variants = [
+        variant("fp32", size=100, timed=untimed != "fp32"),
+        variant("fp16", size=10, timed=untimed != "fp16", batched=False),
+    ]
+    assert choose(variants, Goals())[1].reason == (
+        "chosen: the smallest that passes; latency was not measured, because the target is "
+        "not on this machine"
+    )
+
+
+def test_choose__by_throughput__compares_the_best_batches_with_the_baseline() -> None:
+    variants = [
+        variant("fp32", ms=8.0, batch_ms=8.0, size=100),
+        variant("fp16", ms=7.9, batch_ms=7.9, size=10),
+    ]
+    reason = choose(variants, Goals(prefer=Prefer.THROUGHPUT))[1].reason
+    assert reason.endswith("; it is not faster than fp32 (0.99x its time)")
+
+
+def test_choose__faster_by_the_width_of_a_tie__is_not_faster() -> None:
+    variants = [variant("fp32", ms=1.0, size=100), variant("fp16", ms=1 / 1.05, size=10)]
+    reason = choose(variants, Goals(prefer=Prefer.SIZE))[1].reason
+    assert reason.endswith("; it is not faster than fp32 (0.95x its time)")
+
+
+def test_choose__noisy_times__reason_has_the_interval() -> None:
+    variants = [variant("fp32", spread=0.2, size=100), variant("fp16", spread=0.2, size=10)]
+    reason = choose(variants, Goals())[1].reason
+    assert reason.endswith("it is not faster than fp32 (0.83 to 1.20x its time)")
+
+
+@pytest.mark.parametrize(
+    ("winner_is_batched", "batch_ms"),
+    [
+        pytest.param(True, 2.0, id="the winner is batched"),
+        pytest.param(False, 7.8, id="the others are within a tie"),
+        pytest.param(False, 8 / 1.05, id="the others are at the edge of a tie"),
+    ],
+)
+def test_choose__winner_loses_no_throughput_row_by_row__reason_has_no_remark(
+    winner_is_batched: bool, batch_ms: float
+) -> None:
+    variants = [
+        variant("winner", ms=1.0, batched=winner_is_batched),
+        variant("other", ms=9.0, batch_ms=batch_ms),
+    ]
+    assert choose(variants, Goals())[0].reason == LOWEST
