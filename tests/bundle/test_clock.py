@@ -5,7 +5,7 @@ import pytest
 from bundle.clock import ManualClock, SystemClock
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
+def test_manual_clock__without_advance__stands_still() -> None:
     clock = ManualClock(5.0)
     assert (clock.monotonic(), clock.wall()) == (5.0, 5.0)
     clock.advance(1.5)

@@ -39,7 +39,7 @@ def test_the_name_does_not_depend_on_the_order_of_the_key() -> None:
     ("name", "content"),
     [("file", "Content"), ("another", "file"), (LIST_NAME, "{}"), (LIST_NAME, "no JSON")],
 )
-def test_what_does_not_match_its_list_is_built_again(
+def test_entry__differs_from_its_list__is_built_again(
     tmp_path: Path, name: str, content: str
 ) -> None:
     entry = fetch_or_build(tmp_path, KEY, write, CLOCK)

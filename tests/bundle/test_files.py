@@ -32,7 +32,7 @@ def test_sha256_does_not_follow_a_link(tmp_path: Path) -> None:
         sha256_file(tmp_path / "link")
 
 
-def test_an_atomic_write_replaces_and_sets_the_mode(tmp_path: Path) -> None:
+def test_atomic_write__file_exists__replaces_it_and_sets_the_mode(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     write_atomic(path, b"new", mode=0o600)
@@ -122,7 +122,7 @@ def test_many_may_settle_the_same_directory_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["altered", "file", "link"])
-def test_what_is_damaged_is_replaced(tmp_path: Path, damage: str) -> None:
+def test_settle__target_is_damaged__replaces_it(tmp_path: Path, damage: str) -> None:
     target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "value").write_text("43")

@@ -34,7 +34,7 @@ BEFORE = signature(X, Y)
         signature(tensor("x", -1, -1), Y),  # it takes what they send, and more
     ],
 )
-def test_more_breaks_nobody(after: Signature) -> None:
+def test_interface__additions__are_compatible(after: Signature) -> None:
     assert broken({"m": BEFORE}, {"m": after, "other": BEFORE}) == ()
 
 
@@ -56,7 +56,7 @@ def test_more_breaks_nobody(after: Signature) -> None:
         (signature(X, Y2, Y), "output 'y' is at position 2, was at 1"),
     ],
 )
-def test_what_callers_send_and_read_has_to_stay(after: Signature, reason: str) -> None:
+def test_interface__used_parts_are_gone__is_incompatible(after: Signature, reason: str) -> None:
     assert f"'m': {reason}" in broken({"m": BEFORE}, {"m": after})
 
 
@@ -64,7 +64,7 @@ def test_an_answer_may_become_more_certain() -> None:
     assert broken({"m": signature(X, tensor("y", -1, -1))}, {"m": BEFORE}) == ()
 
 
-def test_every_model_and_every_reason_is_told() -> None:
+def test_interface__several_differences__names_each_model_and_reason() -> None:
     before = {"a": BEFORE, "b": BEFORE, "c": BEFORE}
     after = {"a": BEFORE, "c": signature(tensor("x2", -1), Y2)}
     assert broken(before, after) == (
@@ -80,7 +80,7 @@ def test_an_interface_goes_to_json_and_back() -> None:
     assert from_document(json.loads(json.dumps(to_document(interface)))) == interface
 
 
-def test_what_predict_asks_is_compared_between_one_model_and_several() -> None:
+def test_interface__one_model_and_several__compares_the_predict_inputs() -> None:
     other = signature(tensor("x", -1, 7), Y)
     alone, several = {"m": BEFORE}, {"m": BEFORE, "n": other}
     assert broken(alone, {**several, PREDICT: BEFORE}) == ()

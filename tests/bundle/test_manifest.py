@@ -51,7 +51,7 @@ def transformed() -> dict[str, Any]:
     }
 
 
-def test_a_manifest_tells_the_models_signature_from_the_apis() -> None:
+def test_manifest__with_a_transform__has_the_model_signature_and_the_api_signature() -> None:
     plain = small_manifest()
     assert plain.model_signature == plain.signature
     manifest = parse_manifest(json.dumps(transformed()).encode())
@@ -72,7 +72,7 @@ def sequence_document(pad: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def test_what_batching_may_say_is_left_out_where_it_is_not_said() -> None:
+def test_manifest__batching_unset__is_left_out() -> None:
     assert json.loads(small_manifest().canonical())["batching"].keys() == {
         "max_rows",
         "buckets",
@@ -116,14 +116,14 @@ def test_a_manifest_without_a_transform_does_not_mention_it() -> None:
         ]}}, "only one has a batch size"),
     ],
 )  # fmt: skip
-def test_a_transform_that_cannot_be_is_refused(change: dict[str, Any], where: str) -> None:
+def test_manifest__impossible_transform__is_rejected(change: dict[str, Any], where: str) -> None:
     with pytest.raises(MlctlError, match=where) as caught:
         parse(transformed() | change)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None, True, 1.0])
-def test_unknown_schema_versions_are_refused_by_name(version: object) -> None:
+def test_manifest__unknown_schema_version__is_rejected_by_name(version: object) -> None:
     with pytest.raises(MlctlError, match="schema version") as caught:
         parse(manifest_document() | {"schema_version": version})
     assert caught.value.code is ErrorCode.MANIFEST_VERSION_UNKNOWN
@@ -146,7 +146,7 @@ def test_unknown_schema_versions_are_refused_by_name(version: object) -> None:
         ({"batching": {"max_rows": 4, "buckets": [4, 1, 4], "row_independent": True}}, "ascend"),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, Any], where: str) -> None:
+def test_manifest__invalid_field__is_named(change: dict[str, Any], where: str) -> None:
     with pytest.raises(MlctlError) as caught:
         parse(manifest_document() | change)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
@@ -217,7 +217,7 @@ def test_canonical_json__text_beyond_ascii__is_utf_8() -> None:
     assert canonical_json({"b": "\u00fc", "a": 1}) == b'{"a":1,"b":"\xc3\xbc"}'
 
 
-def test_canonical_json_refuses_what_json_cannot_say() -> None:
+def test_canonical_json__value_without_json_form__is_rejected() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical_json({"x": float("nan")})
 

@@ -13,7 +13,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_names_that_could_escape_are_refused(name: str) -> None:
+def test_paths__name_leaves_the_folder__is_rejected(name: str) -> None:
     with pytest.raises(MlctlError, match="is rejected") as caught:
         check_relative(name)
     assert caught.value.code is ErrorCode.PATH_UNSAFE
@@ -24,7 +24,7 @@ def test_plain_names_resolve_under_the_root(tmp_path: Path, name: str) -> None:
     assert resolve_inside(tmp_path, name) == tmp_path / name
 
 
-def test_a_link_on_the_way_is_refused(tmp_path: Path) -> None:
+def test_paths__symbolic_link_in_the_path__is_rejected(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     root = tmp_path / "root"
     root.mkdir()
@@ -33,20 +33,20 @@ def test_a_link_on_the_way_is_refused(tmp_path: Path) -> None:
         resolve_inside(root, "link/file")
 
 
-def test_a_hard_link_is_refused(tmp_path: Path) -> None:
+def test_paths__hard_link__is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     os.link(tmp_path / "a", tmp_path / "b")
     with pytest.raises(MlctlError, match="hard link"):
         reject_link(tmp_path / "b", "b")
 
 
-def test_a_special_file_is_refused(tmp_path: Path) -> None:
+def test_paths__special_file__is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(MlctlError, match="neither a file nor a directory"):
         reject_link(tmp_path / "pipe", "pipe")
 
 
-def test_what_does_not_exist_is_no_link(tmp_path: Path) -> None:
+def test_paths__missing_file__is_no_link(tmp_path: Path) -> None:
     reject_link(tmp_path / "nothing", "nothing")
     (tmp_path / "file").touch()
     assert not resolve_inside(tmp_path, "file/below").exists()

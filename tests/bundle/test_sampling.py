@@ -22,11 +22,11 @@ SAMPLINGS = st.builds(
 
 
 @given(SAMPLINGS)
-def test_what_is_written_is_read(sampling: Sampling) -> None:
+def test_sampling__written__reads_back_equal(sampling: Sampling) -> None:
     assert Sampling.from_json(sampling.to_json()) == sampling
 
 
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
+def test_sampling__written__replaces_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
     write_sampling(path, Sampling(share=0.5, redact=("a", "b")))
     assert Sampling.from_json(path.read_text()).redact == ("a", "b")
@@ -44,7 +44,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
         ('{"max_bytes": 0}', "max_bytes"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(text: str, reason: str) -> None:
+def test_sampling__invalid_value__is_named(text: str, reason: str) -> None:
     with pytest.raises(MlctlError, match=reason):
         Sampling.from_json(text)
 

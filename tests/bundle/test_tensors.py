@@ -69,12 +69,12 @@ def test_a_signature_is_batched_when_every_tensor_has_a_dynamic_first_dimension(
 
 
 @pytest.mark.parametrize("shape", [[-2], [1] * 17])
-def test_impossible_shapes_are_refused(shape: list[int]) -> None:
+def test_tensor__impossible_shape__is_rejected(shape: list[int]) -> None:
     with pytest.raises(ValidationError):
         TensorSpec.model_validate({"name": "x", "dtype": "FP32", "shape": shape})
 
 
-def test_duplicate_names_are_refused() -> None:
+def test_tensors__duplicate_names__are_rejected() -> None:
     spec = {"name": "x", "dtype": "FP32", "shape": [-1]}
     with pytest.raises(ValidationError, match="duplicate names"):
         Signature.model_validate({"inputs": [spec, spec], "outputs": [spec]})

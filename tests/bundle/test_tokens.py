@@ -27,7 +27,7 @@ def test_a_file_has_a_token_on_each_line(tmp_path: Path) -> None:
         ("x" * 600, "line 1"),
     ],
 )
-def test_what_is_no_token_is_refused_and_not_shown(text: str, said: str) -> None:
+def test_token__invalid__is_rejected_and_not_shown(text: str, said: str) -> None:
     with pytest.raises(MlctlError, match=said) as caught:
         parse_tokens(text, "the file")
     assert caught.value.code is ErrorCode.INVALID_INPUT

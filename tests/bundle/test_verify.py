@@ -97,7 +97,7 @@ def link_the_manifest(root: Path) -> None:
         (link_the_manifest, ErrorCode.PATH_UNSAFE, "'manifest.json' is rejected"),
     ],
 )
-def test_damage_is_refused_with_path_and_reason(
+def test_verify__damaged_bundle__is_rejected_with_path_and_reason(
     sealed: VerifiedBundle, damage: Callable[[Path], None], code: ErrorCode, words: str
 ) -> None:
     damage(sealed.root)
@@ -107,13 +107,13 @@ def test_damage_is_refused_with_path_and_reason(
     assert words in caught.value.message
 
 
-def test_another_whole_bundle_is_not_the_expected_one(sealed: VerifiedBundle) -> None:
+def test_verify__another_digest__is_rejected(sealed: VerifiedBundle) -> None:
     with pytest.raises(MlctlError, match="expected " + "1" * 64) as caught:
         verify(sealed.root, expected_digest="1" * 64)
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
 
 
-def test_a_manifest_in_another_layout_is_refused(sealed: VerifiedBundle) -> None:
+def test_verify__manifest_in_another_layout__is_rejected(sealed: VerifiedBundle) -> None:
     path = sealed.root / "manifest.json"
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(MlctlError, match="not in canonical form") as caught:

@@ -16,7 +16,7 @@ from tests.support.postgres import PostgresServer
 pytestmark = pytest.mark.slow
 
 
-def test_from_packed_csv_into_a_table_and_from_there_into_another(tmp_path: Path) -> None:
+def test_batch__compressed_csv_to_a_table_to_another__keeps_each_row(tmp_path: Path) -> None:
     make_bundle(tmp_path / "tiny")
     rows = tables.inputs(700).tolist()
     lines = ["id,x_0,x_1,x_2,x_3", *(f"{i},{','.join(map(str, x))}" for i, x in enumerate(rows))]

@@ -31,7 +31,7 @@ with stopping(output) as stop:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "told"), [((), True), (("--json",), False)])
-def test_it_is_heard_while_rich_is_imported(option: tuple[str, ...], told: bool) -> None:
+def test_batch__ctrl_c_during_imports__stops_in_order(option: tuple[str, ...], told: bool) -> None:
     command = [sys.executable, "-c", _SCRIPT, *option]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS

@@ -14,12 +14,12 @@ from cli.main import cli
 from tests.support.bundles import make_bundle
 
 
-def test_every_language_can_be_asked_for() -> None:
+def test_client__each_language__is_a_choice() -> None:
     assert set(LANGUAGES) == set(GENERATORS)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_client_is_written_and_told(
+def test_client__written__lists_its_files(
     language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,9 @@ def test_a_client_is_written_and_told(
     assert CliRunner().invoke(cli, [*arguments, "--force"]).exit_code == 0
 
 
-def test_the_model_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client__missing_model__is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
     done = CliRunner().invoke(cli, ["client", "nothing", "--lang", "python"])
     assert done.exit_code == 3

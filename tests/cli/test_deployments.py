@@ -90,7 +90,7 @@ def test_following_a_log(shop: Mlctl) -> None:
         (("scale", "shop", "--replicas", "2", "--max-replicas", "3"), "leave out"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_up__contradictory_options__are_rejected(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     result = Mlctl(tmp_path).run(*arguments)

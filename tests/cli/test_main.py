@@ -50,7 +50,7 @@ def test_every_command_has_json_and_help(name: str, command: click.Command) -> N
         (("optimize", "digits", "--data", "missing.npz"), 2, "missing.npz"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_command__missing_argument__is_named(
     tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     result = Mlctl(tmp_path).run(*arguments)

@@ -140,7 +140,7 @@ def test_models__with_a_file_as_home__names_the_path(
     assert "set MLCTL_HOME" in result.stderr
 
 
-def test_the_way_to_join_requests_goes_into_the_bundle(catalog: MemoryCatalog) -> None:
+def test_optimize__batching_options__are_in_the_bundle(catalog: MemoryCatalog) -> None:
     Path("batching.json").write_text('{"max_rows": 4, "max_queue_ms": 50}')
     digest = document(*SOME, "--batching", "batching.json")["digest"]
     assert [found.digest for found in catalog.published] == [digest]
@@ -168,7 +168,9 @@ def test_a_dry_run_does_nothing(catalog: MemoryCatalog) -> None:
     assert catalog.published == []
 
 
-def test_a_dry_run_for_a_target_that_is_not_here_says_so(catalog: MemoryCatalog) -> None:
+def test_optimize_dry_run__target_is_not_on_this_machine__reports_it(
+    catalog: MemoryCatalog,
+) -> None:
     found = document("--data", "rows.npz", "--device", "cuda", "--recipes", "fp32", "--dry-run")
     if found["missing"] is None:
         pytest.skip("this machine has CUDA")

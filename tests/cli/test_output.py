@@ -71,7 +71,7 @@ def test_the_unexpected_is_internal_and_shows_its_trace_on_demand(
     assert "Traceback" in run(ValueError("odd")).stderr
 
 
-def test_a_full_disk_is_told_as_such() -> None:
+def test_output__full_disk__is_reported_as_such() -> None:
     with (
         pytest.raises(OSError, match="No space left") as caught,
         Path("/dev/full").open("wb", buffering=0) as full,

@@ -38,7 +38,9 @@ def as_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BENTOML_HOME", raising=False)
 
 
-def test_a_bento_answers_the_same_in_every_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parity__bento_over_each_path__answers_the_same(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_user(home, monkeypatch)
     x = np.random.default_rng(5).normal(size=(33, 4)).astype(np.float32)
     np.savez(home / "more.npz", x=x)
@@ -56,7 +58,7 @@ def test_a_bento_answers_the_same_in_every_way(home: Path, monkeypatch: pytest.M
     assert seen["recorded", "golden", 8]["allowed"] > 0
 
 
-def test_a_pipeline_answers_the_same_in_every_way(
+def test_parity__pipeline_over_each_path__answers_the_same(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_user(home, monkeypatch)

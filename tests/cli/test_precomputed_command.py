@@ -52,7 +52,7 @@ def test_generations_are_shown_flipped_and_rolled_back(
     assert "previous" in mlctl("precomputed", "show", "scores").stdout
 
 
-def test_a_store_that_is_unknown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precomputed__unknown_store__is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", "mongodb://somewhere")
     failed = mlctl("precomputed", "list", "--json")
     assert failed.exit_code == 2

@@ -33,7 +33,7 @@ def known(tmp_path: Path) -> ProvenanceSources:
         return ProvenanceSources((), (), journal.rollouts(), journal.deployments())
 
 
-def test_the_links_that_are_left_are_told(known: ProvenanceSources) -> None:
+def test_why__part_of_the_chain_is_gone__shows_the_rest(known: ProvenanceSources) -> None:
     told = chain(full_digest("aaaaaa02", known.digests()), known)
     assert [rollout["candidate"]["bento"] for rollout in told["rollouts"]] == ["tiny:aaaaaa02"]
     assert told["rollouts"][0]["deployment"] == "shop"
@@ -41,7 +41,7 @@ def test_the_links_that_are_left_are_told(known: ProvenanceSources) -> None:
     assert chain(LIVE.digest, known)["serves"] == ["shop"]
 
 
-def test_of_several_models_each_is_told(tmp_path: Path, known: ProvenanceSources) -> None:
+def test_why__several_models__shows_each(tmp_path: Path, known: ProvenanceSources) -> None:
     packed = combine_bundles(
         [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")],
         "both",
@@ -80,7 +80,7 @@ def test_all_bentos_with_a_digest_are_named_its_own_first(
     assert (told["models"], told["variant"]["recipe"]) == ([], "fp32")
 
 
-def test_the_alias_is_on_each_of_several_models(known: ProvenanceSources) -> None:
+def test_why__several_models__have_the_alias_each(known: ProvenanceSources) -> None:
     (shop,) = known.deployments
     live = replace(LIVE, models=("c" * 64, "d" * 64))
     held = replace(known, deployments=[replace(shop, live=live, champion=live.digest)])
@@ -98,7 +98,7 @@ def test_the_alias_is_on_each_of_several_models(known: ProvenanceSources) -> Non
         ("tiny:aaaaaa01", ErrorCode.INVALID_INPUT, "is not a digest"),
     ],
 )
-def test_what_is_no_single_digest_is_refused(
+def test_why__ambiguous_or_invalid_digest__is_rejected(
     known: ProvenanceSources, text: str, code: ErrorCode, message: str
 ) -> None:
     with pytest.raises(MlctlError, match=message) as refused:

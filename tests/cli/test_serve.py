@@ -41,7 +41,7 @@ def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
         (("--tls-cert", "short", "--tls-key", "short"), "TLS cannot use"),
     ],
 )
-def test_what_cannot_be_used_is_told_before_anything_starts(
+def test_serve__unusable_option__fails_before_anything_starts(
     mlctl: Mlctl, options: tuple[str, ...], said: str
 ) -> None:
     (mlctl.home / "short").write_text("hunter2")
@@ -52,7 +52,7 @@ def test_what_cannot_be_used_is_told_before_anything_starts(
     assert done.stdout == ""
 
 
-def test_a_taken_port_is_told_before_anything_starts(mlctl: Mlctl) -> None:
+def test_serve__port_in_use__fails_before_anything_starts(mlctl: Mlctl) -> None:
     (http,) = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
@@ -62,7 +62,7 @@ def test_a_taken_port_is_told_before_anything_starts(mlctl: Mlctl) -> None:
     assert done.stdout == ""
 
 
-def test_one_port_cannot_be_two_doors(mlctl: Mlctl) -> None:
+def test_serve__one_port_for_two_endpoints__is_rejected(mlctl: Mlctl) -> None:
     (port,) = map(str, free_ports(1))
     done = mlctl.run("serve", "tiny", "--port", port, "--grpc-port", port)
     assert done.returncode == ERROR_TABLE[ErrorCode.PORT_TAKEN].exit_code
@@ -86,7 +86,7 @@ def test_settings_of_the_environment_are_checked_as_well(
         (("--tls-cert", "none.pem"), "both a certificate and its key"),
     ],
 )
-def test_an_open_door_is_refused(
+def test_serve__public_address_without_a_token__is_rejected(
     mlctl: Mlctl, command: tuple[str, ...], options: tuple[str, ...], said: str
 ) -> None:
     done = mlctl.run(*command, *options)

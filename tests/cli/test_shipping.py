@@ -21,7 +21,7 @@ def bundle(tmp_path: Path) -> VerifiedBundle:
     return make_bundle(tmp_path / "bundle")
 
 
-def test_a_bento_is_pulled_from_where_it_was_pushed(
+def test_pull__from_the_place_of_a_push__gets_the_bento(
     bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
@@ -64,7 +64,7 @@ def test_a_bento_is_pulled_from_where_it_was_pushed(
         (["build", "digits", "--runtime", "tpu"], "'tpu' is not one of"),
     ],
 )
-def test_what_cannot_be_meant(arguments: list[str], words: str) -> None:
+def test_push__contradictory_options__are_rejected(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code != 0
     assert words in done.output

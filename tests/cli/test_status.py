@@ -20,7 +20,7 @@ from cli.commands.status import running_line
         ({"daemon": True, "proxy": True, "activator": False}, "not: activator"),
     ],
 )
-def test_a_sleeping_deployment_is_told_from_one_that_serves(
+def test_status__deployment_at_zero_replicas__is_shown_as_asleep(
     running: dict[str, bool], said: str
 ) -> None:
     assert running_line(running) == said

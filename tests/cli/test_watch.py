@@ -109,7 +109,7 @@ def test_everything_fits_into_narrow_and_wide_terminals(width: int) -> None:
         assert words in text, words
 
 
-def test_a_bar_is_full_where_it_decides() -> None:
+def test_watch__evidence_at_its_threshold__fills_the_bar() -> None:
     bars = {line.split()[0]: line.count("━") for line in plain(drawn(state(), 80, slot=False))
             if "vs" in line}  # fmt: skip
     # Without slot the rest of a bar is empty. The proof of errors is full, and drawn last.
@@ -190,7 +190,9 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.mark.slow
-def test_a_rollout_is_seen_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch__active_rollout__is_in_each_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path))
     monkeypatch.setenv("MLCTL_WEBHOOK_SECRET", "hush")
     port, metrics = free_ports(2)
@@ -232,7 +234,7 @@ def test_a_rollout_is_seen_everywhere(tmp_path: Path, monkeypatch: pytest.Monkey
         (("up", "shop", "digits:1", "--metrics-port", "0"), "--metrics-port"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_watch__contradictory_options__are_rejected(arguments: tuple[str, ...], words: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2, result.stderr
     assert words in result.output

@@ -121,7 +121,7 @@ def test_kill_9_of_the_command_changes_nothing(tiny: Tiny) -> None:
     assert status["weights"][status["live"]["slot"]] == 100
 
 
-def test_without_a_rollout_there_is_nothing_to_roll_back(tiny: Tiny) -> None:
+def test_rollback__without_a_rollout__is_rejected(tiny: Tiny) -> None:
     refused = tiny.mlctl.run("rollback", "tiny")
     assert refused.returncode == 3
     assert "no rollout of 'tiny' is under way" in refused.stderr

@@ -26,7 +26,7 @@ def run_job(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_killed_leaves_the_old_answers_live(tmp_path: Path) -> None:
+def test_precomputed__job_is_killed__old_answers_stay_live(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     tables.write_rows(tmp_path / "in.parquet", 10)
     run_job(tmp_path)

@@ -64,7 +64,7 @@ def test_a_real_daemon_killed_at_two_phases(shop: str, port: int) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_watched_for_too_long(shop: str, port: int) -> None:
+def test_rollout__unwatched_for_too_long__is_rolled_back(shop: str, port: int) -> None:
     with Load(port) as load:
         spec = quick_spec(steps=(50, 100), step_seconds=60.0)
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)

@@ -58,7 +58,7 @@ def ended() -> Iterator[list[Server]]:
         stop(server)
 
 
-def test_one_changed_byte_and_the_server_refuses_to_start(
+def test_start__one_byte_of_the_bundle_changed__fails(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:
     model = bundle.root / "model.onnx"
@@ -73,7 +73,7 @@ def test_one_changed_byte_and_the_server_refuses_to_start(
     assert "Traceback" not in log
 
 
-def test_other_golden_answers_end_the_whole_server(
+def test_start__golden_answers_differ__ends_the_whole_server(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:
     inputs, outputs = load_golden(bundle.path("golden.npz"))
@@ -115,7 +115,7 @@ def test_sigterm_lets_requests_in_flight_finish(
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-def test_a_worker_that_was_told_to_stop_is_replaced_on_the_same_port(
+def test_worker__terminated__is_replaced_on_the_same_port(
     project: Path, tmp_path: Path, bundle: VerifiedBundle
 ) -> None:
     with running(serve(project, tmp_path, bundle)) as server:

@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 from tests.fuzz.files import _LISTING
 
 
-def test_a_layer_that_unpacks_to_much_more_is_refused(tmp_path: Path) -> None:
+def test_layer__decompresses_to_far_more__is_rejected(tmp_path: Path) -> None:
     """Found beside the fuzzing: a header of 400 MiB packs to 2, and was read into memory."""
     head = tarfile.TarInfo("x")
     head.type, head.size = tarfile.XHDTYPE, 8 << 20

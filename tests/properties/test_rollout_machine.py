@@ -136,7 +136,7 @@ class Stage:
 
 @given(spec=SPECS, can_mirror=st.booleans(), events=EVENTS)
 @settings(max_examples=50, deadline=None)
-def test_any_order_of_events_ends_with_the_traffic_where_the_record_says(
+def test_rollout__events_in_any_order__traffic_ends_as_recorded(
     spec: RolloutSpec, can_mirror: bool, events: list[str]
 ) -> None:
     with TemporaryDirectory() as folder:

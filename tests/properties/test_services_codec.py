@@ -179,7 +179,7 @@ CONTENTS = st.one_of(
     PARAMETERS,
 )
 @settings(deadline=None, max_examples=300)
-def test_nothing_but_a_refusal_comes_of_any_grpc_message(
+def test_codec__any_grpc_message__is_decoded_or_rejected(
     dtype: Datatype,
     name: str,
     shape: list[int],

@@ -136,7 +136,7 @@ def test_a_pulled_bundle_verifies(shop: Shop, tmp_path: Path) -> None:
     assert "not empty" in refused.stderr
 
 
-def test_status_says_what_serves(shop: Shop) -> None:
+def test_status__deployment_is_up__shows_the_live_bento(shop: Shop) -> None:
     status = shop.mlctl.json("status", "shop")["deployments"][0]
     assert status["live"]["digest"] == shop.built["digest"]
     assert sum(status["weights"].values()) == 100
@@ -150,7 +150,7 @@ def test_the_same_model_is_not_promoted_again(shop: Shop) -> None:
     assert "already serves" in refused.stderr
 
 
-def test_why_tells_the_chain_of_what_serves(shop: Shop) -> None:
+def test_why__served_digest__shows_its_chain(shop: Shop) -> None:
     told = shop.mlctl.json("why", shop.built["digest"][:12])
     assert (told["digest"], told["bentos"]) == (shop.built["digest"], [shop.built["tag"]])
     assert told["source"]["uri"] == shop.optimized["source"]
@@ -162,7 +162,7 @@ def test_why_tells_the_chain_of_what_serves(shop: Shop) -> None:
     assert shop.built["digest"] in shop.mlctl.run("why", shop.built["digest"]).stdout
 
 
-def test_a_name_or_a_port_in_use_is_refused(shop: Shop) -> None:
+def test_up__name_or_port_in_use__is_rejected(shop: Shop) -> None:
     same_name = shop.mlctl.run("up", "shop", shop.built["tag"])
     assert same_name.returncode == 8
     assert "mlctl promote" in same_name.stderr

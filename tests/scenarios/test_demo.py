@@ -22,7 +22,7 @@ def is_orphan(process: psutil.Process) -> bool:
     return home is not None and not Path(home[0]).exists()
 
 
-def test_the_whole_story(tmp_path: Path) -> None:
+def test_demo__from_an_empty_folder__promotes_and_rolls_back(tmp_path: Path) -> None:
     summary = Mlctl(tmp_path).json("demo", timeout=580)
 
     for variants in summary["variants"].values():

@@ -157,7 +157,7 @@ def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doors:
 
 # BentoML reads a field of pydantic in a way that is going to end.
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_fields':DeprecationWarning")
-def test_no_failure_shows_the_inside(doors: Doors) -> None:
+def test_errors__of_each_kind__show_no_internals(doors: Doors) -> None:
     async def main() -> None:
         async with doors.open() as found:
             for failure in failures():

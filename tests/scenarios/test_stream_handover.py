@@ -103,7 +103,7 @@ def ending(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.may_stall
-def test_a_model_goes_on_in_the_group_at_the_position_where_the_other_ended(world: World) -> None:
+def test_stream__another_model_in_the_group__continues_at_its_position(world: World) -> None:
     with transport.open_producer(world.answers), Load(world.source) as load:
         blue = world.run("blue")
         with ending(blue):

@@ -65,7 +65,9 @@ def begin(tag: str) -> int:
     return rollout
 
 
-def test_pause_takeover_resume_full_and_what_history_tells(shop: str, port: int) -> None:
+def test_operator_commands__pause_takeover_resume_full__are_in_the_history(
+    shop: str, port: int
+) -> None:
     with Load(port) as load:
         rollout = begin("tiny:bb")
         assert mlctl("pause", shop)["phase"] == RolloutPhase.PAUSED
@@ -97,7 +99,7 @@ def test_rollback__under_load__fails_no_request(shop: str, port: int) -> None:
     assert mlctl("rollback", shop, code=3)["error"]["code"] == "not_found"
 
 
-def test_the_plan_follows_the_traffic(shop: str, port: int) -> None:
+def test_plan__traffic_changes__follows_it(shop: str, port: int) -> None:
     short = ("--step-time", "1s", "--min-requests", "5", "--bake-time", "1s")
     idle = mlctl("promote", shop, "--plan", *short, code=11)
     assert (idle["ends"], idle["seconds"], idle["requests_per_second"]) == (False, None, 0.0)
