@@ -115,30 +115,26 @@ def test_sigterm_lets_requests_in_flight_finish(
         assert server.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-def test_worker__terminated__is_replaced_on_the_same_port(
-    project: Path, tmp_path: Path, bundle: VerifiedBundle
-) -> None:
-    with running(serve(project, tmp_path, bundle)) as server:
-        (worker,) = psutil.Process(server.process.pid).children()
-        worker.terminate()
-        worker.wait(PATIENCE_SECONDS)
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port))
-        wait_until(server.is_ready, what="another worker listens")
-
-
-def test_workers_end_with_their_supervisor(
+def test_worker__terminated_and_then_supervisor_killed__is_replaced_and_then_ends(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:
     server = serve(project, tmp_path, bundle)
     ended.append(server)
     wait_until(server.is_ready, what="server is ready")
     (worker,) = psutil.Process(server.process.pid).children()
+    worker.terminate()
+    worker.wait(PATIENCE_SECONDS)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+    wait_until(server.is_ready, what="another worker listens on the same port")
+
+    (worker,) = psutil.Process(server.process.pid).children()
     server.process.kill()
     server.process.wait(timeout=PATIENCE_SECONDS)
     wait_until(lambda: not worker.is_running(), what="the worker is gone")
-    assert "the supervisor is gone" in server.log.read_text()
-    assert "Completed async cleanup hook" in server.log.read_text()
+    log = server.log.read_text().partition("the supervisor is gone")
+    assert log[1]
+    assert "Completed async cleanup hook" in log[2]
 
 
 def test_plain_bentoml_build_and_serve_from_the_repository(
