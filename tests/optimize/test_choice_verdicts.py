@@ -60,10 +60,27 @@ def test_choose__limit_is_just_met__passes(goals: Goals) -> None:
     assert judged.passed
 
 
-def test_choose__drop_and_another_gate_missed__only_the_drop_has_a_bound() -> None:
-    item = variant("a", agreement=0.5, drop=None)
-    (judged,) = choose([item], Goals())
+@pytest.mark.parametrize("drop", [None, 0.0])
+def test_choose__another_gate_than_the_drop_missed__has_no_bound(drop: float | None) -> None:
+    item = variant("a", agreement=0.5, drop=drop)
+    (judged,) = choose([item], Goals(min_agreement=0.9))
+    assert judged.reason.startswith("agreement 0.5 is under")
     assert "upper bound" not in judged.reason
+
+
+def test_choose__slower_by_the_width_of_a_tie__wins_by_size() -> None:
+    large, small = choose([variant("large", ms=1.0), variant("small", ms=1.05, size=10)], Goals())
+    assert small.reason == (
+        "chosen: a tie: its latency differs from large by less than 5% or less than the noise; "
+        "the smaller file wins"
+    )
+    assert large.reason == "passes, but small wins by size"
+
+
+def test_choose__tie_of_equal_size__takes_the_first() -> None:
+    first, second = choose([variant("first"), variant("second")], Goals())
+    assert first.chosen
+    assert second.reason == "passes, but first wins by size"
 
 
 LOWEST = "chosen: the lowest latency that passes"
@@ -87,7 +104,7 @@ def test_choose__one_variant_has_no_latency__reason_compares_no_times(untimed: s
 
 def test_choose__by_throughput__compares_the_best_batches_with_the_baseline() -> None:
     variants = [
-        variant("fp32", ms=8.0, batch_ms=8.0, size=100),
+        variant("fp32", ms=16.0, batch_ms=8.0, size=100),
         variant("fp16", ms=7.9, batch_ms=7.9, size=10),
     ]
     reason = choose(variants, Goals(prefer=Prefer.THROUGHPUT))[1].reason
@@ -110,15 +127,15 @@ def test_choose__noisy_times__reason_has_the_interval() -> None:
     ("winner_is_batched", "batch_ms"),
     [
         pytest.param(True, 2.0, id="the winner is batched"),
-        pytest.param(False, 7.8, id="the others are within a tie"),
-        pytest.param(False, 8 / 1.05, id="the others are at the edge of a tie"),
+        pytest.param(False, 8.2, id="the others are within a tie"),
+        pytest.param(False, 8.0, id="the others are at the edge of a tie"),
     ],
 )
 def test_choose__winner_loses_no_throughput_row_by_row__reason_has_no_remark(
     winner_is_batched: bool, batch_ms: float
 ) -> None:
     variants = [
-        variant("winner", ms=1.0, batched=winner_is_batched),
+        variant("winner", ms=1.05, batched=winner_is_batched),
         variant("other", ms=9.0, batch_ms=batch_ms),
     ]
     assert choose(variants, Goals())[0].reason == LOWEST
