@@ -143,11 +143,9 @@ class NetworkAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestPlan:
-    """Everything that manifests are rendered from. `settings` are the server's, by variable.
+class ObjectsPlan:
+    """What all objects of a cluster are rendered from; `settings` are variables of the process.
 
-    `slot` leaves out everything but that slot. `token_secret` is a Secret with the keys `tokens`
-    (the token file) and `metrics` (one token).
     INVALID_INPUT for what no cluster would accept.
     """
 
@@ -156,31 +154,40 @@ class ManifestPlan:
     image: str
     resources: Resources
     namespace: str | None = None
-    scaling: Scaling = field(default_factory=Scaling)
-    access: NetworkAccess = field(default_factory=NetworkAccess)
-    layout: ManifestLayout = ManifestLayout.BLUE_GREEN
-    slot: ManifestSlot | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
-    token_secret: str | None = None
 
     def __post_init__(self) -> None:
-        _require(_LABEL, self.name, "name", _LABEL_HINT)
+        require_label(self.name, "name")
         if len(self.name) > _MAX_NAME:
             length = len(self.name)
             raise _invalid(f"the name {self.name!r} has {length} characters (limit {_MAX_NAME})")
-        for name in (self.namespace, self.token_secret):
-            if name is not None:
-                _require(_LABEL, name, "name of a namespace or Secret", _LABEL_HINT)
+        if self.namespace is not None:
+            require_label(self.namespace, "name of a namespace")
         if self.image:
             _require(_IMAGE, self.image, "reference to an image", _IMAGE_HINT)
         for variable, value in self.settings.items():
             if variable.startswith(_RESERVED):
                 raise _invalid(f"--set {variable}: the manifests set this variable themselves")
-            if _PASSWORD.search(value):
-                raise _invalid(
-                    f"--set {variable}: the value has a password, which a manifest must not hold",
-                    "Leave it out, and add it to the container's environment from a Secret.",
-                )
+            require_no_password(value, f"--set {variable}")
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPlan(ObjectsPlan):
+    """The server: `slot` leaves out everything but that slot.
+
+    `token_secret` is a Secret with the keys `tokens` (the token file) and `metrics` (one token).
+    """
+
+    scaling: Scaling = field(default_factory=Scaling)
+    access: NetworkAccess = field(default_factory=NetworkAccess)
+    layout: ManifestLayout = ManifestLayout.BLUE_GREEN
+    slot: ManifestSlot | None = None
+    token_secret: str | None = None
+
+    def __post_init__(self) -> None:
+        ObjectsPlan.__post_init__(self)
+        if self.token_secret is not None:
+            require_label(self.token_secret, "name of a Secret")
         if self.slot is not None and self.layout is ManifestLayout.SINGLE:
             raise _invalid("--layout single has no slots: leave out --slot")
         if self.access.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
@@ -236,6 +243,20 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
             raise _invalid(f"{name}: {problem}") from error
         found[name] = value
     return found
+
+
+def require_label(value: str, kind: str) -> None:
+    """Raise INVALID_INPUT for a name that no object of a cluster can have."""
+    _require(_LABEL, value, kind, _LABEL_HINT)
+
+
+def require_no_password(value: str, source: str) -> None:
+    """Raise INVALID_INPUT if a URL in `value` has a password."""
+    if _PASSWORD.search(value):
+        raise _invalid(
+            f"{source}: the value has a password, which a manifest must not hold",
+            "Leave it out, and add it to the container's environment from a Secret.",
+        )
 
 
 def _require(form: re.Pattern[str], value: str, kind: str, hint: str) -> None:
