@@ -92,8 +92,9 @@ class RunnerPlan(ObjectsPlan):
     @property
     def job_name(self) -> str:
         """The name of the Job: another one for other content, because a Job cannot be changed."""
-        content = [self.image, self.arguments, self.resources.cpu, self.resources.memory]
-        content += [self.spot, self.secret, self.claim, self.account, sorted(self.settings.items())]
+        resources = (self.resources.cpu, self.resources.memory, self.resources.gpus)
+        pod = (self.spot, self.secret, self.claim, self.account, self.grace_seconds)
+        content = (self.image, self.arguments, resources, pod, sorted(self.settings.items()))
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         return f"{self.name}-{digest[:8]}"
 
@@ -118,7 +119,7 @@ def batch_arguments(
 
 def batch_grace(options: Mapping[str, Any]) -> int:
     """Return the seconds that a batch run may take to end after SIGTERM."""
-    return math.ceil(options["grace"]) + _EXIT_SECONDS
+    return math.ceil(float(options["grace"])) + _EXIT_SECONDS
 
 
 def check_locations(runner: Runner, options: Mapping[str, Any], claim: str | None) -> None:
