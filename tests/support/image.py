@@ -73,7 +73,8 @@ def served(context: Path, place: Path, python: Path, scratch: Path) -> Iterator[
     port, grpc_port = free_ports(2)
     environment = _environment(context, place, scratch, port, grpc_port)
     started = Started(port, grpc_port, user, scratch.parent / "server.log")
-    command = _command(context, python, user)
+    # SageMaker's argument; without one it does the same.
+    command = [*_command(context, python, user), "serve"]
     check = [*_as_user(user), str(python), "-I", str(place / "health.py")]
     with started.log.open("wb") as output:
         process = subprocess.Popen(

@@ -145,8 +145,18 @@ def test_image__running_server__writes_only_to_tmp(
         url = f"http://127.0.0.1:{server.port}/v2/models/tiny"
         answer = httpx.post(f"{url}/infer", json={"inputs": [tensor]}).raise_for_status().json()
         version = httpx.get(url).json()["versions"]
+        # What SageMaker asks for, on another port.
+        base, row = f"http://127.0.0.1:{server.port}", ",".join(map(str, x[0]))
+        ping = httpx.get(f"{base}/ping")
+        invoked = httpx.post(
+            f"{base}/invocations", content=row, headers={"content-type": "text/csv"}
+        )
     np.testing.assert_allclose(answer["outputs"][0]["data"], expected(x).ravel(), rtol=1e-6)
     assert version == [context.digest]
+    assert ping.status_code == 200
+    np.testing.assert_allclose(
+        [float(value) for value in invoked.text.split(",")], expected(x).ravel(), rtol=1e-6
+    )
     assert tree_of(place) == before
 
 
