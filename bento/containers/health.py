@@ -18,13 +18,15 @@ from pathlib import Path
 
 _SECONDS = 4.0
 _RUNNERS = {b"batch", b"stream"}
+# The arguments of the container's first process.
+_FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
 def main() -> int:
     """Return 0 if the server is ready or the container has none, else 1."""
     port = int(os.environ.get("BENTOML_PORT", "3000"))
     try:
-        if _RUNNERS & set(Path("/proc/1/cmdline").read_bytes().split(b"\0")):
+        if _RUNNERS & set(_FIRST_PROCESS.read_bytes().split(b"\0")):
             return 0
         if os.environ.get("MLCTL_TLS_CLIENT_CA"):
             socket.create_connection(("127.0.0.1", port), _SECONDS).close()

@@ -9,17 +9,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from bento.manifests.plan import ObjectsPlan, Scaling, require_label, require_no_password
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from bento.manifests.plan import (
+    ObjectsPlan,
+    Scaling,
+    invalid,
+    require_label,
+    require_no_password,
+)
+from bundle.errors import ERROR_TABLE, ErrorCode
 from services.batch.locations import scheme_of
 from services.stream.base import StreamUrl
 
 # The folder of the PersistentVolumeClaim.
 DATA_FOLDER = "/data"
-# A pod's name is its Job's with 6 characters, a CronJob's Job has 11 more, and the limit is 63.
-_MAX_NAME = 46
 _SCHEDULE = re.compile(r"@(yearly|monthly|weekly|daily|hourly)|\S+( \S+){4}")
 # Another run may succeed: an unexpected failure, a service that is away, a full disk.
 _RETRIED = {1, 9, 12, 13}
@@ -59,6 +63,9 @@ class RunnerPlan(ObjectsPlan):
     TriggerAuthentication of KEDA.
     """
 
+    # A CronJob's Job has 11 characters more, its pod 6 more, and the limit is 63.
+    max_name: ClassVar[int] = 46
+
     runner: Runner = Runner.BATCH
     arguments: tuple[str, ...] = ()
     grace_seconds: int = _STREAM_GRACE_SECONDS
@@ -73,21 +80,17 @@ class RunnerPlan(ObjectsPlan):
 
     def __post_init__(self) -> None:
         ObjectsPlan.__post_init__(self)
-        if len(self.name) > _MAX_NAME:
-            raise _invalid(
-                f"the name {self.name!r} has {len(self.name)} characters (limit {_MAX_NAME})"
-            )
         for name in (self.secret, self.claim, self.account, self.trigger_auth):
             if name is not None:
                 require_label(name, "name of an object")
         for argument in self.arguments:
             require_no_password(argument, "an option of the runner")
         if self.schedule is not None and _SCHEDULE.fullmatch(self.schedule) is None:
-            raise _invalid(
+            raise invalid(
                 f"{self.schedule!r} is not a schedule", "Write it as cron does: '0 2 * * *'."
             )
         if not self.image:
-            raise _invalid("a runner needs the image: --image REGISTRY/NAME@sha256:DIGEST")
+            raise invalid("a runner needs the image: --image REGISTRY/NAME@sha256:DIGEST")
 
     @property
     def job_name(self) -> str:
@@ -128,12 +131,12 @@ def check_locations(runner: Runner, options: Mapping[str, Any], claim: str | Non
         local = location == "-" or scheme_of(location) in {None, "file", "sqlite", "duckdb"}
         path = location.partition("://")[2] or location
         if local and not (claim is not None and path.startswith(f"{DATA_FOLDER}/")):
-            raise _invalid(
+            raise invalid(
                 f"{option} {location}: a pod has no such file",
                 f"Name a URL, or a path below {DATA_FOLDER} with --claim.",
             )
     if runner is Runner.STREAM and (options["until_empty"] or options["max_messages"]):
-        raise _invalid(
+        raise invalid(
             "a Deployment starts a run that ended again",
             "Leave out --until-empty and --max-messages.",
         )
@@ -174,11 +177,7 @@ def lag_trigger(options: Mapping[str, Any]) -> LagTrigger:
                 "activationLagCount": "0",
             },
         )
-    raise _invalid(
+    raise invalid(
         f"--max-replicas: KEDA cannot read the lag of {source.redacted()}",
         "It reads that of Kafka and of Redis Streams.",
     )
-
-
-def _invalid(message: str, hint: str | None = None) -> MlctlError:
-    return MlctlError(ErrorCode.INVALID_INPUT, message, hint)

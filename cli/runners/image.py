@@ -21,7 +21,10 @@ from cli.runners.stream_options import stream_options
 _BENTO = Path(__file__).resolve().parents[3]
 
 _MODEL = click.option(
-    "--model", default="", help="One of several models.  [default: the pipeline, or the first]"
+    "--model",
+    default="",
+    metavar="NAME",
+    help="One of several models.  [default: the pipeline, or the first]",
 )
 
 
