@@ -46,7 +46,14 @@ _STEPS = (
         "bake_seconds",
         type=Duration(),
         default="5m",
-        help="Minimum time at 100 % before the previous model is stopped.",
+        help="Minimum time at 100 % before BENTO is promoted.",
+    ),
+    _option(
+        "--keep-previous",
+        "keep_previous_seconds",
+        type=Duration(),
+        default="1h",
+        help="Keep the previous model running for an immediate `mlctl rollback`; 0: stop it.",
     ),
     _option(
         "--burst",

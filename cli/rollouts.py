@@ -54,6 +54,9 @@ def is_quiet(event: JournalEvent) -> bool:
 def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
     match kind:
         case "requested":
+            if "reverts" in body:
+                back = f"takes rollout {body['reverts']} back: {body['reason']}"
+                return f"{body['live']} -> {body['candidate']}  {back}"
             return f"{body['live']} -> {body['candidate']}{_judged_limit(body)}{_broken(body)}"
         case "tick":
             return (
@@ -71,6 +74,8 @@ def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
             return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}{told}"
         case _ if kind.endswith("_requested"):
             return f"{kind.replace('_', ' ')}: {body['reason']}"
+        case "previous_stopped":
+            return f"{body['bento']} is kept warm no longer: {body['why']}"
         case "champion_failed":
             return f"the registry was not updated: {body['message']}; it is tried again"
         case _:
@@ -93,6 +98,8 @@ def _shadow_text(body: Mapping[str, Any]) -> str:
 
 def _because(body: Mapping[str, Any]) -> str:
     """Why a rollout moved on, where that is more than its own step."""
+    if body.get("cold"):
+        return "  the previous version no longer runs: it is started first"
     if skipped := body.get("shadow_skipped"):
         return f"  without a shadow: {skipped}"
     verdict = body.get("verdict")
@@ -126,6 +133,7 @@ def rollout_document(rollout: Rollout) -> dict[str, Any]:
         "candidate": {"bento": rollout.candidate.bento, "digest": rollout.candidate.digest},
         "live": {"bento": rollout.live.bento, "digest": rollout.live.digest},
         "created": rollout.created,
+        "reverts": rollout.reverts,
         "phase": progress.phase.value,
         "outcome": rollout.outcome.value if rollout.outcome else None,
         "verdict": _verdict_document(rollout),

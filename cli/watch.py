@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.5
 WIDEST = 110
 _STYLES = {"blue": "blue", "green": "green"}
-_OUTCOMES = {"promoted": "bold green", "rolled_back": "bold red"}
+_OUTCOMES = {"promoted": "bold green", "restored": "bold green", "rolled_back": "bold red"}
 _NEAR = 0.5
 # A candidate that was promoted is live, and what was live before is the former.
 _ORDER = ("former", "live", "candidate")

@@ -14,7 +14,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from registry.tracking import tracking_uri
-from rollout.client.lifecycle import deployment_up, ensure_daemon, spawn_daemon, take_down
+from rollout.client.lifecycle import ensure_daemon, spawn_daemon, take_down
 from rollout.daemon.reporting.telemetry import LOOPBACK
 from rollout.daemon.reporting.webhook_secret import with_secret
 from rollout.daemon.supervisor import PROXY
@@ -23,6 +23,7 @@ from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.process_ref import NO_PROCESS
 from rollout.domain.spec import DeploymentSettings, Ports, Revision, RolloutSpec, Slot, check_name
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
 from rollout.drivers.local.ports import free_ports, require_free, resolve_host
@@ -36,6 +37,7 @@ _POLL_SECONDS = 0.05
 _PAGE = 500
 _DAEMON_CHECK_SECONDS = 2.0
 _STOP_SECONDS = 10.0
+_FINAL_SECONDS = 5.0
 _BENTO_FAILED = "the Bento did not become ready"
 
 
@@ -114,14 +116,14 @@ def bring_back_all() -> tuple[Deployment, ...]:
 def down(name: str) -> None:
     """Stop everything of the deployment; an active rollout ends as rolled back."""
     with Journal(paths.journal()) as journal:
-        deployment_up(journal, name)
+        journal.live_deployment(name)
         take_down(journal, name)
 
 
 def status(name: str | None = None) -> tuple[DeploymentStatus, ...]:
     """How deployments are, one or all that are up. Replaces a dead daemon."""
     with Journal(paths.journal()) as journal:
-        wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
+        wanted = journal.deployments() if name is None else (journal.live_deployment(name),)
         for deployment in wanted:
             ensure_daemon(journal, deployment.name)
         return tuple(_status(journal, deployment) for deployment in wanted)
@@ -151,35 +153,56 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
 
 
 def follow(name: str, rollout: int, after: int = 0) -> Iterator[JournalEvent]:
-    """The rollout's events from its begin, or after one, as they come, until it ended.
+    """Yield the rollout's events from its start, or after one, as they come, until it ends.
 
-    NOT_FOUND if the deployment has no such rollout.
+    The last event is the one that ends it; after a promotion it waits until the alias was written
+    or could not be. NOT_FOUND if the deployment has no such rollout.
     """
     with Journal(paths.journal()) as journal:
         if journal.rollout(rollout).deployment != name:
             raise MlctlError(ErrorCode.NOT_FOUND, f"{name!r} has no rollout {rollout}")
         seen, checked = after, 0.0
+        ended: JournalEvent | None = None
         while True:
             page = journal.events(name, after=seen, rollout=rollout, limit=_PAGE)
             for event in page:
                 seen = event.seq
-                yield event
                 if event.kind == ENDED:
-                    return
+                    ended = event
+                else:
+                    yield event
             if len(page) == _PAGE:
                 continue
+            if ended is not None and not alias_pending(journal, rollout):
+                yield ended
+                return
             if time.monotonic() - checked > _DAEMON_CHECK_SECONDS:
                 checked = time.monotonic()
                 ensure_daemon(journal, name)
             time.sleep(_POLL_SECONDS)
 
 
-def rollback(name: str, reason: str) -> int:
-    """Request the rollback of the active rollout and return its id; NOT_FOUND without one."""
+def rollback(name: str, reason: str) -> Rollout:
+    """Request the rollback of the active rollout, or of the last promotion; return the rollout.
+
+    For a promotion that has ended this is a new rollout, to the previous version; `reverts` says
+    which promotion it takes back. NOT_FOUND if there is nothing to take back.
+    """
     with Journal(paths.journal()) as journal:
+        _await_final(journal, name)
         rollout = journal.request(name, OperatorCommand.ROLLBACK, reason)
         ensure_daemon(journal, name)
-        return rollout
+        return journal.rollout(rollout)
+
+
+def _await_final(journal: Journal, name: str) -> None:
+    """Wait shortly for the end of a promotion that is being recorded, so that it can revert it."""
+    deadline = time.monotonic() + _FINAL_SECONDS
+    while time.monotonic() < deadline:
+        active = journal.active(name)
+        if active is None or active.progress.phase is not RolloutPhase.FINALIZE:
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEvent:
@@ -193,6 +216,20 @@ def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEve
     done = follow(name, rollout, after=before.seq if before else 0)
     return next(
         event for event in done if event.body.get("command") == command or event.kind == ENDED
+    )
+
+
+def alias_pending(journal: Journal, rollout: int) -> bool:
+    """Whether the registry has yet to be told of a rollout that made its candidate live."""
+    found = journal.rollout(rollout)
+    if found.outcome is None or not found.outcome.replaces_live or not found.spec.alias:
+        return False
+    deployment = journal.deployment(found.deployment)
+    if not deployment.up or journal.promotion(found.deployment) != rollout:
+        return False  # another revision is live by now
+    return deployment.champion != found.candidate.digest and not any(
+        event.kind == "champion_failed"
+        for event in journal.events(found.deployment, rollout=rollout, ticks=False)
     )
 
 

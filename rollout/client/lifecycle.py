@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bundle.errors import ErrorCode, MlctlError
 from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
 from registry.tracking import TRACKING_VARIABLE
 from rollout.daemon.daemon import DAEMON
@@ -25,22 +24,9 @@ from rollout.drivers.local.samples import SampleFolder
 from rollout.drivers.local.security_settings import guarding_environment
 from rollout.journal import paths
 from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
 
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
-
-
-def deployment_up(journal: Journal, name: str) -> Deployment:
-    """The deployment; DEPLOYMENT_NOT_FOUND if it is down."""
-    deployment = journal.deployment(name)
-    if not deployment.up:
-        raise MlctlError(
-            ErrorCode.DEPLOYMENT_NOT_FOUND,
-            f"deployment {name!r} is down",
-            f"`mlctl up {name}` starts it again with what it served.",
-        )
-    return deployment
 
 
 def ensure_daemon(journal: Journal, name: str) -> None:

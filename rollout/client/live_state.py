@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from rollout.client.lifecycle import deployment_up, ensure_daemon
+from rollout.client.lifecycle import ensure_daemon
 from rollout.client.view import Flow, ScreenState, Snapshot, screen
 from rollout.daemon.reporting.cursors import EventCursors
 from rollout.domain.counts import Reading, difference
@@ -46,7 +46,7 @@ class LiveView:
 
     def observe(self) -> ScreenState:
         """The picture now; DEPLOYMENT_NOT_FOUND once it was taken down."""
-        deployment = deployment_up(self._journal, self._name)
+        deployment = self._journal.live_deployment(self._name)
         if time.monotonic() - self._checked > _DAEMON_CHECK_SECONDS:
             self._checked = time.monotonic()
             ensure_daemon(self._journal, self._name)
@@ -121,7 +121,7 @@ def open_live_view(name: str) -> Iterator[LiveView]:
     """A view at deployment `name`; DEPLOYMENT_NOT_FOUND if it is down."""
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(paths.journal()))
-        deployment = deployment_up(journal, name)
+        deployment = journal.live_deployment(name)
         cursors = stack.enter_context(EventCursors(paths.journal()))
         proxy = proxy_of(paths.directory(name), deployment.ports, deployment.settings)
         data_plane = stack.enter_context(proxy.data_plane())

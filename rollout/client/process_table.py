@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import psutil
 
-from rollout.client.lifecycle import deployment_up
 from rollout.daemon.daemon import DAEMON
 from rollout.daemon.supervisor import PROXY
 from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
@@ -52,7 +51,7 @@ class ProcessRow:
 def listing(name: str | None = None) -> tuple[tuple[Deployment, tuple[ProcessRow, ...]], ...]:
     """The processes of one deployment, or of all that are up. Takes a fraction of a second."""
     with Journal(paths.journal()) as journal:
-        wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
+        wanted = journal.deployments() if name is None else (journal.live_deployment(name),)
         return tuple((deployment, rows(journal, deployment)) for deployment in wanted)
 
 

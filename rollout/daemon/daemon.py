@@ -22,7 +22,6 @@ import psutil
 
 from bundle.clock import SystemClock
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.daemon.replicas import LiveReplicas
 from rollout.daemon.reporting.alias import ChampionKeeper, ProcessChampions
 from rollout.daemon.reporting.cursors import EventCursors
 from rollout.daemon.reporting.runs import RunKeeper
@@ -80,8 +79,9 @@ class Daemon:
         )
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
         self._logs = directory / "logs"
-        live = LiveReplicas(name, self._world, journal, self._vitals, self._epoch)
-        self._supervisor = Supervisor(directory, proxy, self._world, journal, live, self._epoch)
+        self._supervisor = Supervisor(
+            name, directory, proxy, self._world, journal, self._vitals, self._epoch
+        )
         self._scaler = Scaler(name, self._world, journal, self._epoch)
         self._champions = ChampionKeeper(
             ProcessChampions(deployment.settings.champion),
@@ -91,7 +91,7 @@ class Daemon:
         )
         self._record = TrafficRecord()
         self._recorded = ""
-        self._watch = Watch(self._epoch, deployment.settings, self._champion_settled, self._record)
+        self._watch = Watch(self._epoch, deployment.settings, self._record)
         self._show(settings, stack)
         self._controller: Controller | None = None
         self._proxy_lost = False
@@ -136,7 +136,7 @@ class Daemon:
         deployment = self._journal.deployment(self._name)
         if deployment.epoch != self._epoch or not deployment.up:
             raise StaleEpochError(self._name)
-        self._supervisor.ensure(deployment)
+        self._supervisor.ensure(deployment, self._journal.active(self._name))
         # In a cluster the kubelet restarts what dies.
         remote = deployment.settings.kubernetes is not None
         live = () if remote else self._supervisor.live.ready.values()
@@ -193,9 +193,6 @@ class Daemon:
         if active.progress.phase is not RolloutPhase.PENDING:
             controller.resume(self._unwatched)
         return controller
-
-    def _champion_settled(self) -> bool:
-        return self._champions.settled(self._journal.deployment(self._name))
 
     def _report_proxy(self, error: Exception) -> None:
         if self._proxy_lost or not self._supervisor.serving:

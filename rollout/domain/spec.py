@@ -65,11 +65,21 @@ def replica_role(slot: Slot, index: int) -> str:
 
 
 class Outcome(StrEnum):
-    """How a rollout ended; all traffic is on the candidate only after PROMOTED."""
+    """How a rollout ended.
+
+    All traffic is on its candidate after PROMOTED (the gates were kept, or an operator skipped
+    them) and RESTORED (an operator returned to the previous version).
+    """
 
     PROMOTED = "promoted"
+    RESTORED = "restored"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"
+
+    @property
+    def replaces_live(self) -> bool:
+        """Whether the candidate is the live revision from then on."""
+        return self in (Outcome.PROMOTED, Outcome.RESTORED)
 
 
 class OnInconclusive(StrEnum):
@@ -117,6 +127,20 @@ class Revision(Checked):
 
 
 @dataclass(frozen=True, slots=True)
+class PreviousRevision:
+    """The revision that a promotion replaced; it sits in the slot that is not live.
+
+    `warm_until` is the wall-clock second until which its `replicas` keep running, 0 once they were
+    stopped. `promotion` is the id of the rollout that replaced it.
+    """
+
+    revision: Revision
+    warm_until: float
+    replicas: int
+    promotion: int
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutSpec(Checked):
     """The steps of a rollout and what the candidate must prove.
 
@@ -132,7 +156,9 @@ class RolloutSpec(Checked):
             its latency, and this share of `max_error_rate`.
         warmup_seconds: the first seconds of exposure, and of the shadow, that are recorded but
             not judged.
-        bake_seconds: minimum time at 100 % before the old revision is stopped.
+        bake_seconds: minimum time at 100 % before the rollout is promoted.
+        keep_previous_seconds: how long after the promotion the previous revision keeps running
+            without traffic, so that a rollback takes effect at once; 0 stops it.
         deadline_seconds: a rollout not proved by then ends as inconclusive, or is paused.
         on_inconclusive: which of the two.
         shadow_percent: share of the live traffic that is copied to the candidate before any
@@ -162,6 +188,7 @@ class RolloutSpec(Checked):
     warmup_seconds: Seconds = 1.0
     burst_seconds: PositiveSeconds = 5.0
     bake_seconds: Seconds = 300.0
+    keep_previous_seconds: Seconds = 3600.0
     deadline_seconds: PositiveSeconds = 3600.0
     on_inconclusive: OnInconclusive = OnInconclusive.ROLLBACK
     shadow_percent: Percent = 0

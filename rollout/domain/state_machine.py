@@ -2,9 +2,9 @@
 
 PENDING starts the candidate, WARM waits until it serves, SHADOW sends it copies of the
 traffic, SHIFT gives it a share, BAKE all of it while the old revision stays warm, FINALIZE
-writes down the result. PAUSED keeps the weight of the phase that it interrupts. ROLLBACK may
-follow any phase before FINALIZE and needs one write of the weights. Holding is a verdict, not
-a phase: the next tick may move on.
+records the result. A return to the previous version goes from WARM to FINALIZE. PAUSED keeps the
+weight of the phase that it interrupts. ROLLBACK may follow any phase before FINALIZE and needs one
+write of the weights. Holding is a verdict, not a phase: the next tick may move on.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Signal(StrEnum):
     NEXT_STEP = "next_step"
     LAST_STEP = "last_step"
     PROVED = "proved"
+    RETURN = "return"
     PAUSE = "pause"
     RESUME = "resume"
     GIVE_UP = "give_up"
@@ -50,6 +51,7 @@ class Signal(StrEnum):
 
 WATCHED = frozenset({RolloutPhase.SHADOW, RolloutPhase.SHIFT, RolloutPhase.BAKE})
 EXPOSED = frozenset({RolloutPhase.SHIFT, RolloutPhase.BAKE})
+_ENDS_AS = {Signal.PROVED: Outcome.PROMOTED, Signal.RETURN: Outcome.RESTORED}
 PAUSABLE = frozenset({RolloutPhase.WARM, *WATCHED})
 REVERSIBLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
 
@@ -59,6 +61,7 @@ TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
     (RolloutPhase.WARM, Signal.MIRROR): RolloutPhase.SHADOW,
     (RolloutPhase.WARM, Signal.NEXT_STEP): RolloutPhase.SHIFT,
     (RolloutPhase.WARM, Signal.LAST_STEP): RolloutPhase.BAKE,
+    (RolloutPhase.WARM, Signal.RETURN): RolloutPhase.FINALIZE,
     (RolloutPhase.SHADOW, Signal.NEXT_STEP): RolloutPhase.SHIFT,
     (RolloutPhase.SHADOW, Signal.LAST_STEP): RolloutPhase.BAKE,
     (RolloutPhase.SHIFT, Signal.NEXT_STEP): RolloutPhase.SHIFT,
@@ -127,7 +130,7 @@ def candidate_weight(progress: RolloutProgress, spec: RolloutSpec) -> int:
         return spec.steps[progress.step]
     if progress.stage in (RolloutPhase.BAKE, RolloutPhase.FINALIZE):
         return 100
-    return 100 if progress.planned is Outcome.PROMOTED else 0
+    return 100 if progress.planned is not None and progress.planned.replaces_live else 0
 
 
 def mirrored_share(progress: RolloutProgress, spec: RolloutSpec) -> int:
@@ -148,6 +151,12 @@ def warmed(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutP
     if spec.shadow_percent:
         return move(progress, Signal.MIRROR, now)
     return move(progress, next_signal(progress, spec), now)
+
+
+def restored(progress: RolloutProgress, reason: str, now: float) -> RolloutProgress:
+    """Give all traffic to the previous version, which serves: no step, no gate."""
+    ruling = Verdict(Action.ADVANCE, HoldReason.OPERATOR, reason)
+    return replace(move(progress, Signal.RETURN, now), ruling=ruling)
 
 
 def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgress:
@@ -172,7 +181,7 @@ def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgre
         exposed=exposed,
         step_requests=0,
         step_ticks=0,
-        planned=Outcome.PROMOTED if signal is Signal.PROVED else progress.planned,
+        planned=_ENDS_AS.get(signal, progress.planned),
         interrupted=None,
         paused=None,
         evidence=evidence,

@@ -19,7 +19,15 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.gates import Action, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
+from rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    PreviousRevision,
+    Revision,
+    RolloutSpec,
+    Slot,
+)
 from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
 from rollout.journal import records, rejections
 from rollout.journal.records import Deployment, JournalEvent, Rollout
@@ -78,10 +86,13 @@ class Journal:
                 raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
             values = (
                 *(name, 1, records.dumps(ports), records.dumps(settings)),
-                *(Slot.BLUE, records.dumps(live), None, self._next_epoch(), self._clock.wall()),
+                *(Slot.BLUE, records.dumps(live), self._next_epoch(), self._clock.wall()),
             )
             self._db.execute(
-                "insert or replace into deployment values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+                "insert or replace into deployment"
+                " (name, up, ports, settings, slot, live, epoch, created)"
+                " values (?, ?, ?, ?, ?, ?, ?, ?)",
+                values,
             )
             self._db.execute("delete from process where deployment = ?", (name,))
             self._append(name, None, "up", {"revision": live.bento, "digest": live.digest})
@@ -97,7 +108,11 @@ class Journal:
         """The deployment, which must be up; DEPLOYMENT_NOT_FOUND."""
         deployment = self.deployment(name)
         if not deployment.up:
-            raise MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"deployment {name!r} is down")
+            raise MlctlError(
+                ErrorCode.DEPLOYMENT_NOT_FOUND,
+                f"deployment {name!r} is down",
+                f"`mlctl up {name}` starts it again with what it served.",
+            )
         return deployment
 
     def deployments(self) -> tuple[Deployment, ...]:
@@ -156,13 +171,27 @@ class Journal:
             self._db.execute("update deployment set champion = ? where name = ?", (digest, name))
             self._append(name, self.promotion(name), "champion_written", {"digest": digest})
 
+    def release_previous(self, name: str, why: str, epoch: int) -> None:
+        """Record that the previous revision is kept warm no longer; a rollback has to start it."""
+        with transaction(self._db):
+            self._check(name, epoch)
+            previous = self.deployment(name).previous
+            if previous is not None:
+                self._set_previous(name, replace(previous, warm_until=0.0))
+                body = {"bento": previous.revision.bento, "why": why}
+                self._append(name, None, "previous_stopped", body)
+
+    def _set_previous(self, name: str, previous: PreviousRevision | None) -> None:
+        text = None if previous is None else records.dumps(previous)
+        self._db.execute("update deployment set previous = ? where name = ?", (text, name))
+
     def promotion(self, name: str) -> int | None:
-        """The proved rollout that made the live revision live; None if `up` started with it."""
+        """The rollout that made the live revision live; None if `up` started with it."""
         row = self._db.execute(
             "select max(rollout.id) from rollout join deployment on name = rollout.deployment"
             " where name = ? and rollout.created >= deployment.created"
-            " and (outcome = ? or progress ->> 'phase' = ?)",
-            (name, Outcome.PROMOTED, RolloutPhase.FINALIZE),
+            " and (outcome in (?, ?) or progress ->> 'phase' = ?)",
+            (name, Outcome.PROMOTED, Outcome.RESTORED, RolloutPhase.FINALIZE),
         )
         return row.fetchone()[0]  # type: ignore[no-any-return]
 
@@ -192,32 +221,21 @@ class Journal:
     ) -> int:
         """Record a new rollout and return its id. `asked` is the spec before any rounding.
 
-        DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one or for steps
-        that cannot prove the latency that is asked, ALREADY_LIVE
-        (checked in the same transaction, so a late duplicate is refused), ROLLOUT_ACTIVE
-        (by the unique index) or INCOMPATIBLE_INTERFACE, unless the spec says that this is meant.
+        The promotion before it can no longer be taken back. DEPLOYMENT_NOT_FOUND; INVALID_INPUT for
+        another model than the live one or for steps that cannot prove a latency limit;
+        ALREADY_LIVE (checked in the same transaction, so a late duplicate is rejected);
+        ROLLOUT_ACTIVE (by the unique index); INCOMPATIBLE_INTERFACE unless the spec allows it.
         """
         spec.require_provable()
-        now = self._clock.wall()
-        progress = RolloutProgress(started=now, since=now)
         with transaction(self._db):
             deployment, active = self._candidate_of(name, candidate)
             known = active is None  # else the index refuses it
             broken = rejections.check_interface(deployment, candidate, spec) if known else ()
-            values = (
-                *(name, deployment.slot.other, records.dumps(deployment.live)),
-                *(records.dumps(candidate), spec.to_json()),
-                *(records.dumps(progress), now),
-            )
             try:
-                cursor = self._db.execute(
-                    "insert into rollout (deployment, slot, live, candidate, spec, progress,"
-                    " created) values (?, ?, ?, ?, ?, ?, ?)",
-                    values,
-                )
+                rollout = self._insert(deployment, candidate, spec)
             except sqlite3.IntegrityError as error:
                 raise rejections.under_way(name, active) from error
-            rollout = int(cursor.lastrowid or 0)
+            self._set_previous(name, None)
             body = {
                 "candidate": candidate.bento,
                 "digest": candidate.digest,
@@ -228,6 +246,40 @@ class Journal:
             }
             self._append(name, rollout, "requested", body)
         return rollout
+
+    def _revert(self, deployment: Deployment, previous: PreviousRevision, reason: str) -> int:
+        promoted = self.rollout(previous.promotion)
+        spec = RolloutSpec(steps=(100,), keep_previous_seconds=0, alias=promoted.spec.alias)
+        rollout = self._insert(deployment, previous.revision, spec, reverts=promoted.id)
+        body = {
+            "candidate": previous.revision.bento,
+            "digest": previous.revision.digest,
+            "live": deployment.live.bento,
+            "reverts": promoted.id,
+            "reason": reason,
+        }
+        self._append(deployment.name, rollout, "requested", body)
+        return rollout
+
+    def _insert(
+        self,
+        deployment: Deployment,
+        candidate: Revision,
+        spec: RolloutSpec,
+        reverts: int | None = None,
+    ) -> int:
+        now = self._clock.wall()
+        values = (
+            *(deployment.name, deployment.slot.other, records.dumps(deployment.live)),
+            *(records.dumps(candidate), spec.to_json()),
+            *(records.dumps(RolloutProgress(started=now, since=now)), now, reverts),
+        )
+        cursor = self._db.execute(
+            "insert into rollout (deployment, slot, live, candidate, spec, progress, created,"
+            " reverts) values (?, ?, ?, ?, ?, ?, ?, ?)",
+            values,
+        )
+        return int(cursor.lastrowid or 0)
 
     def check(self, name: str, candidate: Revision, spec: RolloutSpec) -> None:
         """Raise what `begin` would for this candidate now, and record nothing."""
@@ -263,15 +315,18 @@ class Journal:
         return tuple(map(records.rollout_from, rows.fetchall()))
 
     def request(self, name: str, command: OperatorCommand, reason: str) -> int:
-        """Ask the daemon for something about the active rollout; the rollout's id.
+        """Record an operator's command for the active rollout; return the rollout's id.
 
-        NOT_FOUND if there is none that could still obey.
+        A rollback after a promotion that has ended is a new rollout, to the previous revision.
+        NOT_FOUND if there is nothing that can take the command.
         """
         with transaction(self._db):
-            self.deployment(name)
-            active = self.active(name)
-            open_phases = {*REVERSIBLE, RolloutPhase.ROLLBACK} if command.final else REVERSIBLE
-            if active is None or active.progress.phase not in open_phases:
+            deployment, active = self.live_deployment(name), self.active(name)
+            previous = deployment.previous
+            if command.final and active is None and previous is not None:
+                return self._revert(deployment, previous, reason)
+            in_time = {*REVERSIBLE, RolloutPhase.ROLLBACK} if command.final else REVERSIBLE
+            if active is None or active.reverts or active.progress.phase not in in_time:
                 raise rejections.nothing_under_way(name, active, self.rollouts(name))
             if command is OperatorCommand.RESUME and not self._pausing(active):
                 raise rejections.not_paused(name, active)
@@ -303,8 +358,9 @@ class Journal:
     ) -> None:
         """Record a tick or a move: the new position and its event, together.
 
-        Entering FINALIZE makes the candidate the live revision in the same transaction;
-        RequestWaitsError instead if an operator's request came that it does not obey.
+        Entering FINALIZE makes the candidate the live revision in the same transaction, and the
+        former live one the previous revision; RequestWaitsError instead if an operator's command
+        is not applied yet.
         """
         with transaction(self._db):
             self._check(rollout.deployment, epoch)
@@ -320,9 +376,21 @@ class Journal:
                     "update deployment set slot = ?, live = ? where name = ?",
                     (rollout.slot, records.dumps(rollout.candidate), rollout.deployment),
                 )
+                self._set_previous(rollout.deployment, self._replaced(rollout))
             if progress.phase is RolloutPhase.DONE and progress.planned is not None:
                 self._finish(rollout.id, progress.planned)
             self._append(rollout.deployment, rollout.id, kind, body)
+
+    def _replaced(self, rollout: Rollout) -> PreviousRevision | None:
+        """What a rollback returns to after `rollout`; nothing after one that was a rollback."""
+        if rollout.reverts is not None:
+            return None
+        settings = self.deployment(rollout.deployment).settings
+        keep = rollout.spec.keep_previous_seconds
+        # In a cluster its pods run or not as their owner decides.
+        kept = keep > 0 and settings.kubernetes is None
+        until = self._clock.wall() + keep if kept else 0.0
+        return PreviousRevision(rollout.live, until, max(1, settings.replicas), rollout.id)
 
     def append(
         self, name: str, rollout: int | None, kind: str, body: dict[str, Any], epoch: int

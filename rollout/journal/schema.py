@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 BUSY_SECONDS = 10.0
 
 # Raised with every change of a table or of the JSON in its columns; other layouts are refused.
-VERSION = 2
+VERSION = 3
 
 SCHEMA = """
 create table meta (one integer primary key check (one = 1), epoch integer not null);
@@ -29,6 +29,7 @@ create table deployment (
     settings text not null,
     slot text not null,
     live text not null,
+    previous text,
     champion text,
     epoch integer not null,
     created real not null
@@ -53,7 +54,8 @@ create table rollout (
     spec text not null,
     progress text not null,
     outcome text,
-    created real not null
+    created real not null,
+    reverts integer
 );
 create unique index one_active on rollout (deployment) where outcome is null;
 

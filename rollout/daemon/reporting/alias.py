@@ -29,6 +29,7 @@ _TIMEOUT = 120.0
 _LONGEST_PAUSE = 600.0
 _AHEAD_SECONDS = 20.0  # to load MLflow on a busy machine
 _NICENESS = 5
+_LANDED = (RolloutPhase.FINALIZE, RolloutPhase.DONE)
 
 
 class ProcessChampions:
@@ -140,7 +141,7 @@ class ChampionKeeper:
             return
         if rollout is not None and self._is_near(rollout):
             self._writer.prepare()
-        elif rollout is None or rollout.progress.phase is not RolloutPhase.FINALIZE:
+        elif rollout is None or rollout.progress.phase not in _LANDED:
             self._writer.dismiss()
 
     def _is_near(self, rollout: Rollout) -> bool:

@@ -65,6 +65,11 @@ def _summary(event: JournalEvent) -> tuple[str, str] | None:
     return None if tell is None else tell(event.body)
 
 
+def _what(body: Mapping[str, Any]) -> str:
+    what = "rollback" if "reverts" in body else "rollout"
+    return f"a {what} from {body['live']} to {body['candidate']}"
+
+
 def _phase(body: Mapping[str, Any]) -> tuple[str, str] | None:
     if body["phase"] not in _MOVES:
         return None
@@ -90,10 +95,7 @@ _PROCESS = {
     "crash_loop": "fails again and again",
 }
 _WORDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
-    "requested": lambda body: (
-        "rollout.begun",
-        f"a rollout from {body['live']} to {body['candidate']} begins",
-    ),
+    "requested": lambda body: ("rollout.begun", f"{_what(body)} begins"),
     "phase": _phase,
     "traffic_restored": lambda body: (
         "rollout.traffic_restored",

@@ -23,6 +23,7 @@ from rollout.journal.records import ENDED, JournalEvent, Rollout
 # A run ended by a verdict for or against, or without one.
 _STATUS = {
     Outcome.PROMOTED: "FINISHED",
+    Outcome.RESTORED: "FINISHED",
     Outcome.ROLLED_BACK: "FAILED",
     Outcome.INCONCLUSIVE: "KILLED",
 }

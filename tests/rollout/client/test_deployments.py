@@ -98,7 +98,9 @@ def test_a_good_revision_is_promoted_without_a_failed_request(shop: str, port: i
     assert status.deployment.live == revision("tiny:bb")
     assert status.deployment.champion == revision("tiny:bb").digest
     assert status.weights == {Slot.BLUE: 0, Slot.GREEN: 100}
-    assert status.running == {"daemon": True, "proxy": True, "green/0": True}
+    assert status.running == {"daemon": True, "proxy": True, "blue/0": True, "green/0": True}
+    assert status.deployment.previous is not None
+    assert status.deployment.previous.revision == revision("tiny:aa")
     with pytest.raises(MlctlError) as caught:
         deployments.promote(shop, revision("tiny:bb"), quick_spec())
     assert caught.value.code is ErrorCode.ALREADY_LIVE
@@ -143,12 +145,51 @@ def test_by_hand_one_write_takes_the_traffic_back(shop: str, port: int) -> None:
             deployments.promote(shop, revision("tiny:cc"), quick_spec())
         assert caught.value.code is ErrorCode.ROLLOUT_ACTIVE
         asked = time.time()
-        assert deployments.rollback(shop, "odd numbers") == rollout
+        assert deployments.rollback(shop, "odd numbers").id == rollout
         events = list(deployments.follow(shop, rollout))
     restored = next(event for event in events if event.kind == "traffic_restored")
     assert restored.at - asked < PROMPT_SECONDS
     assert events[-1].body["verdict"]["why"] == "odd numbers"
     assert load.failed == 0, load.answers
+
+
+@pytest.mark.may_stall
+def test_rollback__after_a_promotion__previous_version_serves_at_once(shop: str, port: int) -> None:
+    with Load(port) as load:
+        assert run(shop, "tiny:bb")[-1].body["outcome"] == Outcome.PROMOTED
+        kill_daemon(shop)  # the previous version is kept by the next daemon too
+        wait_until(lambda: deployments.status(shop)[0].weights is not None)
+        requested = time.time()
+        rollout = deployments.rollback(shop, "wrong answers")
+        wait_until(lambda: served(port) == "aa")
+        assert time.time() - requested < PROMPT_SECONDS
+        events = list(deployments.follow(shop, rollout.id))
+        assert {served(port) for _ in range(50)} == {"aa"}
+    assert load.failed == 0, load.answers
+    assert events[-1].body["outcome"] == Outcome.RESTORED, story(events)
+    assert "cold" not in {key for event in events for key in event.body}
+    restored = next(event for event in events if event.kind == "traffic_restored")
+    assert restored.body["seconds_since_decision"] < PROMPT_SECONDS
+    (status,) = deployments.status(shop)
+    assert status.deployment.live == revision("tiny:aa")
+    assert status.deployment.champion == revision("tiny:aa").digest
+    assert status.deployment.previous is None
+    with pytest.raises(MlctlError) as second:
+        deployments.rollback(shop, "again")
+    assert second.value.code is ErrorCode.NOT_FOUND
+    wait_until(lambda: "green/0" not in deployments.status(shop)[0].running)
+
+
+@pytest.mark.may_stall
+def test_rollback__previous_version_not_kept__started_first(shop: str, port: int) -> None:
+    with Load(port, clients=2) as load:
+        run(shop, "tiny:bb", replace(quick_spec(), keep_previous_seconds=0.0))
+        wait_until(lambda: "blue/0" not in deployments.status(shop)[0].running)
+        events = list(deployments.follow(shop, deployments.rollback(shop, "odd").id))
+        assert served(port) == "aa"
+    assert load.failed == 0, load.answers
+    assert events[-1].body["outcome"] == Outcome.RESTORED, story(events)
+    assert any(event.body.get("cold") for event in events)
 
 
 def test_the_next_command_replaces_a_killed_daemon(shop: str, port: int) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from bundle.clock import ManualClock
+from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import ProcessState, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from rollout.journal import records
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent, Rollout
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
@@ -40,7 +43,6 @@ class Stage:
     clock: ManualClock
     data_plane: MemoryDataPlane
     launcher: MemoryLauncher
-    champion_settled: bool = True
     spec: RolloutSpec = SPEC
 
     def __post_init__(self) -> None:
@@ -54,7 +56,6 @@ class Stage:
         watch = Watch(
             self.journal.take_over("shop"),
             self.journal.deployment("shop").settings,
-            lambda: self.champion_settled,
         )
         world = World(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
@@ -228,45 +229,7 @@ def test_the_candidate_stays_while_the_live_revision_is_sick(stage: Stage) -> No
     assert stage.data_plane.endpoints[Slot.GREEN]
     stage.data_plane.healthy[Slot.BLUE] = True
     stage.until(RolloutPhase.DONE)
-    assert not stage.data_plane.endpoints[Slot.GREEN]
-
-
-def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
-    stage.until(RolloutPhase.FINALIZE)
-    stage.journal.put_process(
-        "shop",
-        "blue/0",
-        (served := stage.launcher.start(Slot.BLUE, revision("tiny:aa"))).process,
-        {
-            "revision": {
-                "bento": "tiny:aa",
-                "digest": "aa".ljust(64, "0"),
-                "model": "m",
-                "version": "1",
-                "source": "s",
-            },
-            "endpoint": {"http": 1, "grpc": 2},
-            "log": "/dev/null",
-        },
-    )
-    stage.data_plane.active[Slot.BLUE] = 3
-    stage.tick(3)
-    assert stage.launcher.probe(served) is ProcessState.READY
-    stage.data_plane.active[Slot.BLUE] = 0
-    stage.tick(2)
-    assert stage.launcher.probe(served) is ProcessState.DEAD
-    assert stage.record.outcome is Outcome.PROMOTED
-
-
-def test_the_end_waits_for_the_champion(stage: Stage) -> None:
-    stage.champion_settled = False
-    stage.until(RolloutPhase.FINALIZE)
-    stage.tick(5)
-    assert stage.record.outcome is None
-    assert stage.journal.deployment("shop").live == revision("tiny:bb")
-    stage.champion_settled = True
-    stage.tick()
-    assert stage.record.outcome is Outcome.PROMOTED
+    assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
 def test_another_daemon_goes_on_with_the_same_evidence(stage: Stage) -> None:
@@ -398,3 +361,127 @@ def test_tick__a_daemon_is_woken_in_between__one_evaluation_per_interval(stage: 
         stage.controller.tick()
     assert len(stage.events("tick")) - looks == 2
     assert stage.controller.progress.phase is RolloutPhase.SHIFT
+
+
+def promoted(stage: Stage) -> None:
+    """Serve tiny:aa in blue and promote tiny:bb; blue's replica stays, as its supervisor does."""
+    served = stage.launcher.start(Slot.BLUE, revision("tiny:aa"))
+    body = records.served_body(served)
+    stage.journal.put_process("shop", "blue/0", served.process, body)
+    stage.until(RolloutPhase.DONE)
+
+
+def taken_back(stage: Stage) -> Rollout:
+    """Request the rollback of the promotion, and take the new rollout up."""
+    rollout = stage.journal.request("shop", OperatorCommand.ROLLBACK, "wrong answers")
+    stage.take_over(rollout)
+    return stage.journal.rollout(rollout)
+
+
+def test_rollback__after_a_promotion_and_warm__one_tick_moves_all_traffic(stage: Stage) -> None:
+    promoted(stage)
+    started = len(stage.launcher.started)
+    rollout = taken_back(stage)
+    assert (rollout.reverts, rollout.slot) == (1, Slot.BLUE)
+    stage.controller.tick()
+    assert stage.data_plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
+    assert len(stage.launcher.started) == started
+    assert stage.record.outcome is Outcome.RESTORED
+    deployment = stage.journal.deployment("shop")
+    assert (deployment.live, deployment.slot) == (revision("tiny:aa"), Slot.BLUE)
+    assert deployment.previous is None
+    assert stage.journal.promotion("shop") == rollout.id
+    (restored,) = stage.events("traffic_restored")
+    assert restored.body["seconds_since_decision"] == 0.0
+
+
+def test_rollback__after_a_promotion_and_stopped__previous_version_is_started_first(
+    stage: Stage,
+) -> None:
+    promoted(stage)
+    stage.launcher.apart["blue/0"] = ProcessState.DEAD
+    stage.launcher.probes[Slot.BLUE] = ProcessState.STARTING
+    taken_back(stage)
+    stage.controller.tick()
+    assert stage.events("phase")[-1].body["cold"]
+    assert stage.data_plane.weights[Slot.GREEN] == 100
+    stage.launcher.probes[Slot.BLUE] = ProcessState.READY
+    stage.controller.tick()
+    assert stage.data_plane.weights[Slot.BLUE] == 100
+    assert stage.record.outcome is Outcome.RESTORED
+
+
+def test_rollback__previous_version_does_not_start__live_version_keeps_the_traffic(
+    stage: Stage,
+) -> None:
+    promoted(stage)
+    stage.launcher.probes[Slot.BLUE] = ProcessState.DEAD
+    taken_back(stage)
+    stage.tick(3)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+    assert stage.data_plane.weights == {Slot.BLUE: 0, Slot.GREEN: 100}
+    deployment = stage.journal.deployment("shop")
+    assert deployment.live == revision("tiny:bb")
+    assert deployment.previous is not None
+
+
+def test_rollback__daemon_killed_at_any_write__another_one_completes_it(stage: Stage) -> None:
+    promoted(stage)
+    rollout = taken_back(stage)
+    real = stage.journal.save
+
+    def save(*values: Any) -> None:
+        real(*values)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage.journal, "save", save)
+        for _ in range(10):
+            if stage.journal.rollout(rollout.id).outcome is not None:
+                break
+            with contextlib.suppress(KeyboardInterrupt):
+                stage.take_over(rollout.id).tick()
+    assert stage.journal.rollout(rollout.id).outcome is Outcome.RESTORED
+    assert stage.data_plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
+
+
+def test_rollback__unwatched_for_long__goes_on(stage: Stage) -> None:
+    promoted(stage)
+    stage.launcher.probes[Slot.BLUE] = ProcessState.STARTING
+    rollout = taken_back(stage)
+    stage.controller.tick()
+    stage.take_over(rollout.id).resume(unwatched_seconds=600.0)
+    stage.launcher.probes[Slot.BLUE] = ProcessState.READY
+    stage.controller.tick()
+    assert stage.record.outcome is Outcome.RESTORED
+
+
+@pytest.mark.parametrize("command", OperatorCommand)
+def test_rollback__after_a_rollback_of_a_promotion__rejected(
+    stage: Stage, command: OperatorCommand
+) -> None:
+    promoted(stage)
+    taken_back(stage)
+    for _ in range(2):
+        with pytest.raises(MlctlError) as caught:
+            stage.journal.request("shop", command, "again")
+        assert caught.value.code is ErrorCode.NOT_FOUND
+        stage.controller.tick()
+
+
+def test_promote__after_a_promotion__the_one_before_cannot_be_taken_back(stage: Stage) -> None:
+    promoted(stage)
+    stage.journal.begin("shop", revision("tiny:cc"), SPEC)
+    assert stage.journal.deployment("shop").previous is None
+
+
+def test_promote__replicas_left_in_the_slot__waits_until_they_are_stopped(stage: Stage) -> None:
+    promoted(stage)
+    stage.take_over(stage.journal.begin("shop", revision("tiny:cc"), SPEC))
+    started = len(stage.launcher.started)
+    stage.tick(3)
+    assert stage.controller.progress.phase is RolloutPhase.PENDING
+    assert len(stage.launcher.started) == started
+    stage.journal.drop_process("shop", "blue/0")
+    stage.tick()
+    assert stage.launcher.started[-1] == (Slot.BLUE, revision("tiny:cc"))

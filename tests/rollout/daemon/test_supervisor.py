@@ -12,13 +12,23 @@ import pytest
 
 from bundle.clock import ManualClock
 from rollout.daemon.controller import World
-from rollout.daemon.replicas import LiveReplicas
-from rollout.daemon.supervisor import PROXY, Supervisor
+from rollout.daemon.supervisor import PROXY, Supervisor, not_warm
+from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
-from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from rollout.domain.spec import (
+    DeploymentSettings,
+    Endpoint,
+    Outcome,
+    Ports,
+    PreviousRevision,
+    RolloutSpec,
+    Slot,
+)
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replicas_of
+from rollout.journal import records
 from rollout.journal.journal import Journal
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
@@ -42,9 +52,10 @@ class Stage:
         self.supervisor = self.take_over()
 
     def take_over(self) -> Supervisor:
-        epoch = self.journal.take_over("shop")
-        live = LiveReplicas("shop", self._world, self.journal, self, epoch)
-        return Supervisor(self._directory, self._files, self._world, self.journal, live, epoch)
+        self.epoch = self.journal.take_over("shop")
+        return Supervisor(
+            "shop", self._directory, self._files, self._world, self.journal, self, self.epoch
+        )
 
     def hung(self, served: RunningRevision) -> bool:
         """The stage knows which replicas hang."""
@@ -78,18 +89,18 @@ def test_ready_is_told_once_when_the_proxy_agrees(stage: Stage) -> None:
     assert stage.data_plane.endpoints[Slot.BLUE]
 
 
-def test_a_proxy_that_is_silent_for_a_moment_is_told_at_the_next_look(
+def test_endpoints__proxy_unavailable_for_a_moment__connected_at_the_next_tick(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.observe(ProcessState.STARTING)
 
-    def silent(_slot: Slot, _endpoints: tuple[Endpoint, ...]) -> None:
+    def unavailable(_slot: Slot, _endpoints: tuple[Endpoint, ...]) -> None:
         raise DataPlaneUnavailable("connection refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.data_plane, "connect", silent)
+        patch.setattr(stage.data_plane, "connect", unavailable)
         stage.observe(ProcessState.READY)
-    assert not stage.data_plane.endpoints
+    assert Slot.BLUE not in stage.data_plane.endpoints
     stage.observe(ProcessState.READY)
     assert stage.data_plane.endpoints[Slot.BLUE]
 
@@ -246,19 +257,108 @@ class TestReplicas:
         self.serving(stage, 1)
         (replica,) = stage.data_plane.endpoints[Slot.BLUE]
         stand_in = Endpoint(7, 8)
-        deployment = stage.journal.deployment("shop")
-        asleep = replace(
-            deployment,
-            settings=replace(deployment.settings, replicas=0, min_replicas=0, max_replicas=1),
-        )
+        settings = replace(DeploymentSettings(), replicas=0, min_replicas=0, max_replicas=1)
+        asleep = (Slot.BLUE, revision("tiny:aa"), 0, settings)
         live = stage.supervisor.live
-        live.ensure(asleep, stand_in)
+        live.ensure(*asleep, stand_in)
         assert set(stage.data_plane.endpoints[Slot.BLUE]) == {replica, stand_in}
         stage.clock.advance(2.0)
-        live.ensure(asleep, stand_in)
+        live.ensure(*asleep, stand_in)
         assert stage.data_plane.endpoints[Slot.BLUE] == (stand_in,)
         assert stage.launcher.apart.get("blue/0") is None
         for _ in range(2):
             stage.clock.advance(2.0)
-            live.ensure(asleep, stand_in)
+            live.ensure(*asleep, stand_in)
         assert self.roles(stage) == set()
+
+
+class TestPrevious:
+    """The previous revision in green, after a promotion that made blue live."""
+
+    @staticmethod
+    def promoted(stage: Stage, keep: float = 100.0) -> RunningRevision:
+        """Record a promotion whose previous revision tiny:aa runs in the slot not live."""
+        stage.observe(ProcessState.STARTING)
+        stage.observe(ProcessState.READY)
+        spec = RolloutSpec(keep_previous_seconds=keep)
+        rollout = stage.journal.rollout(stage.journal.begin("shop", revision("tiny:bb"), spec))
+        served = stage.launcher.start(Slot.GREEN, revision("tiny:bb"))
+        body = records.served_body(served)
+        stage.journal.put_process("shop", "green/0", served.process, body)
+        for phase in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
+            progress = RolloutProgress(phase=phase, planned=Outcome.PROMOTED)
+            stage.journal.save(rollout, progress, "phase", {}, stage.epoch)
+            rollout = replace(rollout, progress=progress)
+        return replicas_of(stage.journal, "shop", Slot.BLUE)[0]
+
+    @staticmethod
+    def pass_time(stage: Stage, seconds: int) -> None:
+        for _ in range(seconds):
+            stage.clock.advance(1.0)
+            stage.supervisor.ensure(stage.journal.deployment("shop"))
+
+    def test_previous__within_its_time__keeps_running(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        self.pass_time(stage, 50)
+        assert stage.launcher.probe(former) is ProcessState.READY
+        assert stage.data_plane.endpoints[Slot.BLUE] == (former.endpoint,)
+        assert len(stage.launcher.started) == 2
+
+    def test_previous__dies_within_its_time__started_again(self, stage: Stage) -> None:
+        self.promoted(stage)
+        stage.launcher.apart["blue/0"] = ProcessState.DEAD
+        self.pass_time(stage, 3)
+        assert stage.launcher.started[-1] == (Slot.BLUE, revision("tiny:aa"))
+
+    def test_previous__daemon_restarted__still_kept(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        self.pass_time(stage, 2)
+        stage.supervisor = stage.take_over()
+        self.pass_time(stage, 5)
+        assert stage.launcher.probe(former) is ProcessState.READY
+
+    @pytest.mark.parametrize(("keep", "reported"), [(5.0, 1), (0.0, 0)])
+    def test_previous__after_its_time__drained_and_stopped(
+        self, stage: Stage, keep: float, reported: int
+    ) -> None:
+        former = self.promoted(stage, keep)
+        self.pass_time(stage, 10)
+        assert stage.launcher.probe(former) is ProcessState.DEAD
+        assert stage.data_plane.endpoints[Slot.BLUE] == ()
+        assert stage.kinds.count("previous_stopped") == reported
+        previous = stage.journal.deployment("shop").previous
+        assert previous is not None
+        assert (previous.revision, previous.warm_until) == (revision("tiny:aa"), 0.0)
+
+    def test_previous__rollout_requested__stopped_before_it_starts(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        stage.journal.begin("shop", revision("tiny:cc"), RolloutSpec())
+        for _ in range(5):
+            stage.clock.advance(1.0)
+            active = stage.journal.active("shop")
+            stage.supervisor.ensure(stage.journal.deployment("shop"), active)
+        assert stage.launcher.probe(former) is ProcessState.DEAD
+        assert replicas_of(stage.journal, "shop", Slot.BLUE) == {}
+
+    def test_previous__rollback_requested__stays_for_it(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        stage.journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
+        for _ in range(200):
+            stage.clock.advance(1.0)
+            active = stage.journal.active("shop")
+            stage.supervisor.ensure(stage.journal.deployment("shop"), active)
+        assert stage.launcher.probe(former) is ProcessState.READY
+
+
+@pytest.mark.parametrize(
+    ("now", "free", "why"),
+    [
+        (99.0, 0.5, None),
+        (99.0, 0.1, None),
+        (100.0, 0.5, "its time is over"),
+        (50.0, 0.04, "4% of the memory is available (minimum 10%)"),
+    ],
+)
+def test_not_warm__time_and_memory__reason(now: float, free: float, why: str | None) -> None:
+    previous = PreviousRevision(revision("tiny:aa"), warm_until=100.0, replicas=1, promotion=1)
+    assert not_warm(previous, now, free) == why

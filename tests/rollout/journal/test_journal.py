@@ -165,12 +165,46 @@ def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Jou
     assert (request.command, request.reason) == (OperatorCommand.ROLLBACK, "by hand")
 
 
-def test_after_a_promotion_the_hint_names_the_way_back(journal: Journal) -> None:
+def test_request__rollback_after_a_promotion__new_rollout_to_the_previous_revision(
+    journal: Journal,
+) -> None:
     create(journal)
-    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
-    with pytest.raises(MlctlError) as caught:
-        journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
-    assert "mlctl promote shop tiny:aa" in caught.value.hint
+    spec = replace(SPEC, alias=False)
+    promoted, epoch = journal.begin("shop", GREEN, spec), journal.take_over("shop")
+    finish(journal, promoted, epoch)
+    previous = journal.deployment("shop").previous
+    assert previous is not None
+    assert (previous.revision, previous.promotion) == (BLUE, promoted)
+    rollout = journal.rollout(journal.request("shop", OperatorCommand.ROLLBACK, "wrong answers"))
+    assert (rollout.reverts, rollout.candidate, rollout.live) == (promoted, BLUE, GREEN)
+    assert (rollout.slot, rollout.spec.alias) == (Slot.BLUE, False)
+    (requested,) = journal.events("shop", rollout=rollout.id)
+    assert requested.body["reason"] == "wrong answers"
+    for phase in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
+        progress = RolloutProgress(phase=phase, planned=Outcome.RESTORED)
+        journal.save(rollout, progress, "phase", {}, epoch)
+        rollout = replace(rollout, progress=progress)
+    deployment = journal.deployment("shop")
+    assert (deployment.live, deployment.slot, deployment.previous) == (BLUE, Slot.BLUE, None)
+    assert journal.promotion("shop") == rollout.id
+    with pytest.raises(MlctlError, match="already serves tiny:aa again") as caught:
+        journal.request("shop", OperatorCommand.ROLLBACK, "once more")
+    assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+def test_release_previous__kept_revision__stays_known_but_not_warm(journal: Journal) -> None:
+    create(journal)
+    epoch = journal.take_over("shop")
+    finish(journal, journal.begin("shop", GREEN, SPEC), epoch)
+    journal.release_previous("shop", "its time is over", epoch)
+    previous = journal.deployment("shop").previous
+    assert previous is not None
+    assert (previous.revision, previous.warm_until) == (BLUE, 0.0)
+    last = journal.last_event("shop")
+    assert last is not None
+    assert (last.kind, last.body["bento"]) == ("previous_stopped", "tiny:aa")
+    with pytest.raises(StaleEpochError):
+        journal.release_previous("shop", "its time is over", epoch - 1)
 
 
 def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) -> None:
@@ -182,8 +216,7 @@ def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) 
     with pytest.raises(MlctlError) as late:
         journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     assert late.value.code is ErrorCode.NOT_FOUND
-    assert "tiny:bb was proved" in late.value.message
-    assert "mlctl promote shop tiny:aa" in late.value.hint
+    assert "tiny:bb is promoted" in late.value.message
     with pytest.raises(MlctlError) as second:
         journal.begin("shop", revision("tiny:cc"), SPEC)
     assert second.value.code is ErrorCode.ROLLOUT_ACTIVE
@@ -349,11 +382,3 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
     assert last.kind == OperatorCommand.ROLLBACK
     assert [event.seq for event in page] == [11, 12, 13]
     assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
-
-
-def test_request__rollback_after_a_promotion__hint_goes_back_at_once(journal: Journal) -> None:
-    create(journal)
-    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
-    with pytest.raises(MlctlError) as caught:
-        journal.request("shop", OperatorCommand.ROLLBACK, "why")
-    assert caught.value.hint == "To go back at once: `mlctl promote shop tiny:aa --full`."
