@@ -43,7 +43,7 @@ def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
 
 def running_line(running: Mapping[str, bool]) -> str:
     """Which of the processes, by their roles, do not run; or that all do, or none is needed."""
-    from rollout.daemon.supervisor import ACTIVATOR
+    from rollout.domain.process_ref import ACTIVATOR
 
     down = sorted(role for role, runs in running.items() if not runs)
     if down:

@@ -15,19 +15,24 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from registry.tracking import tracking_uri
 from rollout.client.lifecycle import ensure_daemon, spawn_daemon, take_down
-from rollout.daemon.reporting.telemetry import LOOPBACK
-from rollout.daemon.reporting.webhook_secret import with_secret
-from rollout.daemon.supervisor import PROXY
 from rollout.domain import agreement, slo
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
-from rollout.domain.process_ref import NO_PROCESS
-from rollout.domain.spec import DeploymentSettings, Ports, Revision, RolloutSpec, Slot, check_name
+from rollout.domain.process_ref import NO_PROCESS, PROXY
+from rollout.domain.spec import (
+    LOOPBACK,
+    DeploymentSettings,
+    Ports,
+    Revision,
+    RolloutSpec,
+    Slot,
+    check_name,
+)
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
 from rollout.drivers.local.ports import free_ports, require_free, resolve_host
-from rollout.drivers.local.security_settings import with_signer, with_token
+from rollout.drivers.local.security_settings import with_signer, with_token, with_webhook_secret
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal
@@ -74,7 +79,7 @@ def up(
         paths.require_writable(name)
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
-        settings = with_signer(with_token(name, with_secret(name, settings)))
+        settings = with_signer(with_token(name, with_webhook_secret(name, settings)))
         proxy = proxy_of(paths.directory(name), ports, settings)
         proxy.command()  # reports what is missing before anything is started
         paths.heartbeat(name).unlink(missing_ok=True)

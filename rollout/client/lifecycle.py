@@ -12,16 +12,13 @@ from collections.abc import Sequence
 
 from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
 from registry.tracking import TRACKING_VARIABLE
-from rollout.daemon.daemon import DAEMON
-from rollout.daemon.supervisor import ACTIVATOR, PROXY
 from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
-from rollout.domain.process_ref import ProcessRef
+from rollout.domain.process_ref import ACTIVATOR, DAEMON, PROXY, ProcessRef
 from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
-from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.samples import SampleFolder
-from rollout.drivers.local.security_settings import guarding_environment
+from rollout.drivers.local.security_settings import security_environment
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 
@@ -43,7 +40,7 @@ def ensure_daemon(journal: Journal, name: str) -> None:
 
 def spawn_daemon(name: str, settings: DeploymentSettings) -> ProcessRef:
     """Start a watcher with its daemon; the process of the watcher."""
-    role = process_role(paths.directory(name), DAEMON)
+    role = processes.process_role(paths.directory(name), DAEMON)
     command = [sys.executable, "-P", "-m", "rollout.daemon.watch", name]
     log = paths.daemon_log(name)
     processes.log_start(log, DAEMON)
@@ -58,7 +55,7 @@ def take_down(journal: Journal, name: str) -> None:
     for roles in ((DAEMON,), (PROXY, ACTIVATOR), (*replicas, *Slot)):
         _stop([found[role][0] for role in roles if role in found])
         for role in roles:
-            processes.end_strays(process_role(paths.directory(name), role))
+            processes.end_strays(processes.process_role(paths.directory(name), role))
             journal.drop_process(name, role)
     SampleFolder(paths.directory(name)).clear()
 
@@ -85,4 +82,4 @@ def _environment(settings: DeploymentSettings) -> dict[str, str]:
     }
     home = {HOME_VARIABLE: str(mlctl_home())}
     variables = {name: value for name, value in kept.items() if value is not None}
-    return {**home, **variables, **guarding_environment(settings)}
+    return {**home, **variables, **security_environment(settings)}

@@ -12,10 +12,8 @@ from typing import Any
 import httpx
 import psutil
 
-from rollout.daemon.daemon import DAEMON
-from rollout.daemon.supervisor import PROXY
 from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
-from rollout.domain.process_ref import NO_PROCESS, ProcessRef
+from rollout.domain.process_ref import DAEMON, NO_PROCESS, PROXY, ProcessRef
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
 from rollout.journal import paths

@@ -12,21 +12,24 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from bundle.clock import SystemClock
+from bundle.clock import Clock, SystemClock
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.daemon.reporting.alias import ChampionKeeper, ProcessChampions
-from rollout.daemon.reporting.cursors import EventCursors
-from rollout.daemon.reporting.runs import RunKeeper
+from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
+from rollout.daemon.reporting.outbox import Outbox, Sink, run_command
+from rollout.daemon.reporting.runs import RunsSink
 from rollout.daemon.reporting.telemetry import MetricsServer
-from rollout.daemon.reporting.webhooks import Webhooks
+from rollout.daemon.reporting.webhooks import WebhookSink
 from rollout.daemon.scaler import Scaler
 from rollout.daemon.supervisor import Supervisor
 from rollout.daemon.vitals import Vitals
@@ -38,8 +41,8 @@ from rollout.domain.ports import (
     MeteredDataPlane,
     TrafficSplit,
 )
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, Slot, check_name
+from rollout.domain.process_ref import DAEMON, ProcessRef
+from rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
 from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local import logs
@@ -49,9 +52,8 @@ from rollout.drivers.local.samples import sample_folder
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal, StaleEpochError
-from rollout.journal.records import Deployment, Rollout
+from rollout.journal.records import Deployment, Rollout, dumps
 
-DAEMON = "daemon"
 _POLL_SECONDS = 0.02
 _MAX_ERRORS = 5
 
@@ -83,12 +85,6 @@ class Daemon:
             name, directory, proxy, self._world, journal, self._vitals, self._epoch
         )
         self._scaler = Scaler(name, self._world, journal, self._epoch)
-        self._champions = ChampionKeeper(
-            ProcessChampions(deployment.settings.champion),
-            journal,
-            self._world.clock,
-            deployment.settings.alias_retry_seconds,
-        )
         self._record = TrafficRecord()
         self._recorded = ""
         self._watch = Watch(self._epoch, deployment.settings, self._record)
@@ -99,15 +95,13 @@ class Daemon:
         self._stop = False
 
     def _show(self, settings: DeploymentSettings, stack: ExitStack) -> None:
-        """Start what reports the deployment elsewhere; none of it delays a tick."""
-        journal, clock = paths.journal(), self._world.clock
-        cursors = stack.enter_context(EventCursors(journal))
-        self._runs = RunKeeper(self._name, settings.runs, cursors, clock)
-        stack.callback(self._runs.close)
+        """Start the metrics and the outbox; neither delays a tick."""
+        path, clock = paths.journal(), self._world.clock
         self._metrics = stack.enter_context(
-            MetricsServer(self._name, settings, journal, self._heartbeat, clock)
+            MetricsServer(self._name, settings, path, self._heartbeat, clock)
         )
-        stack.enter_context(Webhooks(self._name, settings, journal))
+        sinks = _sinks(self._name, settings, clock)
+        stack.enter_context(Outbox(self._name, sinks, partial(Journal, path), clock))
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
         """Handle SIGTERM: finish this tick, then leave everything running."""
@@ -147,10 +141,6 @@ class Daemon:
             self._proxy_lost = False
         except (DataPlaneUnavailable, DataPlaneRejected) as error:
             self._report_proxy(error)
-        self._champions.foresee(self._controller.rollout if self._controller else None)
-        if self._supervisor.serving:
-            self._champions.poll(self._journal.deployment(self._name))
-        self._runs.poll()
         self._metrics.poll()
         self._rotate()
 
@@ -222,6 +212,27 @@ def _launcher(
     launcher = LocalLauncher(logs, settings)
     stack.callback(launcher.close)
     return launcher
+
+
+def _sinks(
+    name: str, settings: DeploymentSettings, clock: Clock
+) -> list[Callable[[Journal, threading.Event], Sink]]:
+    """Return what opens each sink of a deployment's outbox."""
+
+    def alias(journal: Journal, stop: threading.Event) -> Sink:
+        def write(revision: Revision) -> None:
+            run_command(settings.champion, dumps(revision), stop, WRITE_SECONDS)
+
+        return AliasSink(name, journal, write)
+
+    def webhook(url: str, journal: Journal, _stop: threading.Event) -> Sink:
+        secret = Path(settings.webhook_secret) if settings.webhook_secret else None
+        return WebhookSink(name, url, secret, journal, clock)
+
+    def runs(journal: Journal, stop: threading.Event) -> Sink:
+        return RunsSink(name, settings.runs, journal, stop)
+
+    return [alias, runs, *(partial(webhook, url) for url in dict.fromkeys(settings.webhooks))]
 
 
 def main(name: str) -> int:

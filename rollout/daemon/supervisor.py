@@ -16,18 +16,15 @@ import psutil
 from rollout.daemon.controller import World
 from rollout.daemon.replicas import LivenessCheck, Restarts, SlotReplicas
 from rollout.domain.ports import DataPlaneUnavailable, Proxy
-from rollout.domain.process_ref import ProcessRef
+from rollout.domain.process_ref import ACTIVATOR, PROXY, ProcessRef
 from rollout.domain.spec import Endpoint, PreviousRevision
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.activator import activator_command
-from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment, Rollout
 
-PROXY = "proxy"
-ACTIVATOR = "activator"
 # The previous revision is stopped rather than leave the live one less of the machine's memory.
 MIN_FREE_MEMORY = 0.1
 
@@ -96,7 +93,7 @@ class Supervisor:
 
         def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
             self._proxy.prepare(deployment.slot)
-            role = process_role(self._directory, PROXY)
+            role = processes.process_role(self._directory, PROXY)
             return processes.spawn(role, self._proxy.command(), log), {}
 
         self._ensure(deployment, PROXY, start)
@@ -109,7 +106,7 @@ class Supervisor:
         def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
             http, grpc = free_ports(2)
             command = activator_command(deployment.name, Endpoint(http, grpc))
-            role = process_role(self._directory, ACTIVATOR)
+            role = processes.process_role(self._directory, ACTIVATOR)
             return processes.spawn(role, command, log), {"http": http, "grpc": grpc}
 
         self._ensure(deployment, ACTIVATOR, start)
@@ -137,7 +134,7 @@ class Supervisor:
             kind = "restarted" if ran else "start_failed"
             self._event(deployment, kind, {"role": role, "log": processes.log_tail(log)})
         restarts.failed(now)
-        processes.end_strays(process_role(self._directory, role))
+        processes.end_strays(processes.process_role(self._directory, role))
         processes.log_start(log, role)
         self._journal.put_process(deployment.name, role, *start(log))
         self._started.add(role)

@@ -148,17 +148,3 @@ class Launcher(Protocol):
     def stop(self, served: RunningRevision, *, force: bool = False) -> None:
         """Ask it to finish, or end it at once. Idempotent; does not wait."""
         ...
-
-
-class ChampionWriter(Protocol):
-    """What writes the live revision back to the registry; MlctlError when it cannot."""
-
-    def prepare(self) -> None:
-        """A write is to be expected soon: do ahead what takes long. Idempotent."""
-        ...
-
-    def dismiss(self) -> None:
-        """It is not to be expected any more. Idempotent."""
-        ...
-
-    def write_champion(self, revision: Revision) -> None: ...

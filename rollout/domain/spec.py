@@ -26,6 +26,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 REPRESENTATIVE_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
+LOOPBACK = "127.0.0.1"
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -253,7 +254,7 @@ class Ports:
 
     listen: int
     admin: int
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +273,6 @@ class DeploymentSettings(Checked):
         tick_seconds: time between two ticks. ready_seconds: limit for a Bento to become ready.
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle slot is stopped.
-        alias_retry_seconds: wait after an alias could not be written; it doubles each time.
         tls: the PEM files of the proxy's listener: chain, key, and the CA of callers who must show
             a certificate; empty for plain HTTP.
         replicas: Bento processes per slot; 0 only while scaled to zero. workers: servers
@@ -297,7 +297,6 @@ class DeploymentSettings(Checked):
     ready_seconds: PositiveSeconds = 120.0
     max_unwatched_seconds: PositiveSeconds = 30.0
     drain_seconds: Seconds = 10.0
-    alias_retry_seconds: Seconds = 30.0
     tls: tuple[str, ...] = ()
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     workers: Replicas = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from rollout.domain.spec import (
 )
 from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
 from rollout.journal import records, rejections
-from rollout.journal.records import Deployment, JournalEvent, Rollout
+from rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
 from rollout.journal.schema import connect, transaction
 
 # The kinds of events that a client writes for the daemon.
@@ -429,6 +429,72 @@ class Journal:
         ).fetchone()
         return None if row is None else records.event_from(row)
 
+    def newest(self, name: str, rollout: int, kind: str) -> JournalEvent | None:
+        """Return the newest event of that kind in the rollout."""
+        row = self._db.execute(
+            "select * from event where deployment = ? and rollout = ? and kind = ?"
+            " order by seq desc limit 1",
+            (name, rollout, kind),
+        ).fetchone()
+        return None if row is None else records.event_from(row)
+
+    def last_seq(self) -> int:
+        """Return the newest event's place, of any deployment."""
+        return int(self._db.execute("select max(seq) from event").fetchone()[0] or 0)
+
+    def events_between(
+        self, name: str, after: int, until: int, kinds: Sequence[str]
+    ) -> tuple[JournalEvent, ...]:
+        """Return the events of these kinds from `after` (excluded) to `until`, oldest first.
+
+        Reads that stretch of the journal only, however long the rest is.
+        """
+        rows = self._db.execute(
+            "select * from event where seq > ? and seq <= ? and +deployment = ?"  # noqa: S608 - only question marks
+            f" and kind in ({_marks(kinds)}) order by seq",
+            (after, until, name, *kinds),
+        )
+        return tuple(map(records.event_from, rows.fetchall()))
+
+    def delivery(self, name: str, sink: str) -> Delivery:
+        """Return how far `sink` is."""
+        row = self._db.execute(
+            "select * from delivery where deployment = ? and sink = ?", (name, sink)
+        ).fetchone()
+        if row is None:
+            return Delivery()
+        values = (row["seq"], row["failures"], row["error"], row["not_before"])
+        return Delivery(*values, json.loads(row["body"]))
+
+    def up_seq(self, name: str) -> int:
+        """Return the place of the event of the last `up`; 0 without one."""
+        row = self._db.execute(
+            "select max(seq) from event where deployment = ? and kind = 'up'", (name,)
+        )
+        return int(row.fetchone()[0] or 0)
+
+    def put_delivery(self, name: str, sink: str, delivery: Delivery) -> None:
+        """Keep how far `sink` is, unless another process has come further."""
+        values = (
+            *(name, sink, delivery.seq, delivery.failures, delivery.error, delivery.not_before),
+            json.dumps(dict(delivery.body), sort_keys=True),
+        )
+        self._db.execute(
+            "insert or replace into delivery select ?1, ?2, ?3, ?4, ?5, ?6, ?7 where not exists"
+            " (select 1 from delivery where deployment = ?1 and sink = ?2 and seq > ?3)",
+            values,
+        )
+
+    def unreported(self, name: str) -> tuple[int, ...]:
+        """Return the rollouts, under way or ended, whose run in MLflow is not closed yet."""
+        rows = self._db.execute(
+            "select id from rollout where deployment = ?1 and not exists (select 1 from delivery"
+            " where delivery.deployment = ?1 and sink = ?2 || id and body ->> 'closed')"
+            " order by id",
+            (name, records.run_sink("")),
+        )
+        return tuple(row["id"] for row in rows)
+
     def _append(self, name: str, rollout: int | None, kind: str, body: dict[str, Any]) -> None:
         epoch = self._db.execute("select epoch from meta").fetchone()[0]
         self._db.execute(
@@ -465,5 +531,5 @@ class Journal:
         return rejections.unknown(name, [deployment.name for deployment in self.deployments()])
 
 
-def _marks(values: tuple[object, ...]) -> str:
+def _marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))

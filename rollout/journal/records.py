@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -30,6 +30,11 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 TICK = "tick"
 ENDED = "ended"
+
+
+def run_sink(rollout: int | str) -> str:
+    """Return the name under which a rollout's MLflow run is delivered."""
+    return f"run:{rollout}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,21 @@ class Rollout:
     outcome: Outcome | None
     created: float
     reverts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How far a sink of the outbox is with the events of a deployment.
+
+    `seq` is the last event that it has delivered, `failures` in a row led to `error`, and nothing
+    is tried again before `not_before` (wall-clock seconds). `body` is what the sink keeps.
+    """
+
+    seq: int = 0
+    failures: int = 0
+    error: str | None = None
+    not_before: float = 0.0
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

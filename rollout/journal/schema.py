@@ -78,13 +78,16 @@ begin select raise(abort, 'events are append-only'); end;
 create trigger event_stays before delete on event
 begin select raise(abort, 'events are append-only'); end;
 
--- How far a consumer (a webhook, a run in MLflow) has read the events of a deployment.
-create table cursor (
+-- The outbox: how far a sink (the alias, the runs in MLflow, a webhook) has delivered the events.
+create table delivery (
     deployment text not null,
-    reader text not null,
+    sink text not null,
     seq integer not null,
+    failures integer not null,
+    error text,
+    not_before real not null,
     body text not null,
-    primary key (deployment, reader)
+    primary key (deployment, sink)
 );
 """
 

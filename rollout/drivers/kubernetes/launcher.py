@@ -7,7 +7,6 @@ is ready once all ready pods of its Service say that they serve the wanted diges
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 
 import httpx2
@@ -23,6 +22,7 @@ from rollout.domain.process_ref import NO_PROCESS, ProcessRef
 from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
 from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.local import logs, processes
+from rollout.drivers.local.launcher import versions_of
 
 
 class KubernetesLauncher:
@@ -83,8 +83,8 @@ class KubernetesLauncher:
             answer = answers[pod.uid]
             if answer is None or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
                 return ProcessState.STARTING, f"pod {pod.name} does not answer"
-            if wanted.digest not in _versions(answer):
-                served_digests = ", ".join(_versions(answer)) or "no such model"
+            if wanted.digest not in versions_of(answer.content):
+                served_digests = ", ".join(versions_of(answer.content)) or "no such model"
                 others.append(f"pod {pod.name} serves {served_digests}, not {wanted.digest}")
         if not others:
             self._settled.add(served.process.token)
@@ -92,12 +92,3 @@ class KubernetesLauncher:
         # Before it was ready, a mixture is an update of the pods that is under way.
         settled = served.process.token in self._settled or len(others) == len(pods)
         return ProcessState.WRONG_MODEL if settled else ProcessState.STARTING, others[0]
-
-
-def _versions(answer: httpx2.Response) -> list[str]:
-    try:
-        document = answer.json()
-    except ValueError:
-        return []
-    versions = document.get("versions", []) if isinstance(document, Mapping) else []
-    return [str(version) for version in versions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -50,7 +51,7 @@ class LocalLauncher:
 
     def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         name = replica_role(slot, index)
-        role = process_role(self._logs.parent, name)
+        role = processes.process_role(self._logs.parent, name)
         processes.end_strays(role)
         http, grpc = free_ports(2)
         log = logs.path(self._logs, name)
@@ -106,19 +107,15 @@ class LocalLauncher:
             return ProcessState.WRONG_MODEL
         return (
             ProcessState.READY
-            if served.revision.digest in _versions(model)
+            if served.revision.digest in versions_of(model.content)
             else ProcessState.WRONG_MODEL
         )
 
 
-def process_role(directory: Path, role: str) -> str:
-    """The name by which a deployment's process is found again; unique per state directory."""
-    return f"{directory}:{role}"
-
-
-def _versions(answer: httpx.Response) -> list[str]:
+def versions_of(body: bytes) -> list[str]:
+    """Return the `versions` in a model's metadata; none if it is no such document."""
     try:
-        document = answer.json()
+        document = json.loads(body)
     except ValueError:
         return []
     versions = document.get("versions", []) if isinstance(document, Mapping) else []

@@ -25,6 +25,11 @@ _TAIL_BYTES = 8192
 _START_LINE = re.compile(r"^mlctl: [-0-9]{10} [:0-9]{8} start: .*\n?", re.MULTILINE)
 
 
+def process_role(directory: Path, role: str) -> str:
+    """Return the name under which a deployment's process is found again; unique per directory."""
+    return f"{directory}:{role}"
+
+
 def spawn(
     role: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> ProcessRef:

@@ -20,9 +20,8 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
-from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.ports import free_ports
-from rollout.drivers.local.processes import strays
+from rollout.drivers.local.processes import process_role, strays
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent

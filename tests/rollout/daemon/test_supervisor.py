@@ -12,9 +12,10 @@ import pytest
 
 from bundle.clock import ManualClock
 from rollout.daemon.controller import World
-from rollout.daemon.supervisor import PROXY, Supervisor, not_warm
+from rollout.daemon.supervisor import Supervisor, not_warm
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
+from rollout.domain.process_ref import PROXY
 from rollout.domain.spec import (
     DeploymentSettings,
     Endpoint,

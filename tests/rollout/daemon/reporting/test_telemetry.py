@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.clock import ManualClock
-from rollout.daemon.reporting.cursors import Cursor, EventCursors
 from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
-from rollout.daemon.reporting.webhooks import reader_of
+from rollout.daemon.reporting.webhooks import sink_of
 from rollout.domain.spec import DeploymentSettings
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.ports import free_ports
+from rollout.journal.records import Delivery
 from tests.support.played import Played
 
 Labels = frozenset[tuple[str, str]]
@@ -81,13 +81,13 @@ def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
     assert {name for name, _ in found} & {"e_value", "threshold", "proof_value"} == set()
 
 
-def test_a_webhook_that_fails_is_told_by_its_host(
-    played: Played, collector: RolloutCollector, cursors: EventCursors
+def test_metrics__failing_webhook__failures_by_host(
+    played: Played, collector: RolloutCollector
 ) -> None:
     url = "https://hooks.example/secret"
     settings = DeploymentSettings(webhooks=(url,))
     played.journal.resize("shop", lambda _: settings, "test")
-    cursors.put("shop", reader_of(url), Cursor(1, {"failures": 4, "error": "HTTP 500"}))
+    played.journal.put_delivery("shop", sink_of(url), Delivery(1, 4, "HTTP 500"))
     assert collected(collector)["webhook_failures", of(host="hooks.example")] == 4.0
 
 
