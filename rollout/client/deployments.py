@@ -1,4 +1,4 @@
-"""Deployments as a client sees them: up, down, status, promote, follow, rollback, history.
+"""What clients do with deployments: up, down, status, promote, follow, rollback, history.
 
 Every call is short-lived and only writes commands to the journal; the daemon acts. Each one that
 finds the daemon dead or stuck replaces it: the former is killed before the new one starts.
@@ -48,7 +48,7 @@ _BENTO_FAILED = "the Bento did not become ready"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """A deployment now. `weights` and `healthy` are the proxy's own words, None if it is silent."""
+    """A deployment now. `weights` and `healthy` are what the proxy reports, None if it does not answer."""
 
     deployment: Deployment
     weights: dict[Slot, int] | None
@@ -95,7 +95,7 @@ def up(
 
 def bring_back(name: str) -> Deployment:
     """Start a deployment again that is down, with what it served, where it listened and its
-    settings; one that is up is only waited for. DEPLOYMENT_NOT_FOUND, and what `up` raises.
+    settings; for one that is up, wait until it answers. DEPLOYMENT_NOT_FOUND, and what `up` raises.
     """
     with Journal(paths.journal()) as journal:
         former = journal.deployment(name)
@@ -126,7 +126,7 @@ def down(name: str) -> None:
 
 
 def status(name: str | None = None) -> tuple[DeploymentStatus, ...]:
-    """How deployments are, one or all that are up. Replaces a dead daemon."""
+    """Return the state of one deployment, or of all that are up. Replaces a dead daemon."""
     with Journal(paths.journal()) as journal:
         wanted = journal.deployments() if name is None else (journal.live_deployment(name),)
         for deployment in wanted:
@@ -135,7 +135,7 @@ def status(name: str | None = None) -> tuple[DeploymentStatus, ...]:
 
 
 def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
-    """Ask for a rollout and return its id; `follow` it, or not.
+    """Request a rollout and return its id.
 
     A latency limit between two exact edges is rounded up to one; the first event says so.
     Without a limit of its own a candidate made from live's very source has to agree with it.
@@ -152,7 +152,7 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
         agreement.require_copies(spec, can_copy=deployment.settings.kubernetes is None)
         counted = slo.counted(spec, edges_of(deployment.settings))
         counted = agreement.by_default(counted, deployment.live, revision)
-        rollout = journal.begin(name, revision, counted, asked=spec)
+        rollout = journal.begin(name, revision, counted, requested=spec)
         ensure_daemon(journal, name)
         return rollout
 
@@ -225,7 +225,7 @@ def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEve
 
 
 def alias_pending(journal: Journal, rollout: int) -> bool:
-    """Whether the registry has yet to be told of a rollout that made its candidate live."""
+    """Whether the alias of a rollout that made its candidate live is still to be written."""
     found = journal.rollout(rollout)
     if found.outcome is None or not found.outcome.replaces_live or not found.spec.alias:
         return False
@@ -248,7 +248,7 @@ def history(name: str) -> tuple[Rollout, ...]:
 def events(
     name: str, after: int = 0, rollout: int | None = None, *, ticks: bool = True
 ) -> tuple[JournalEvent, ...]:
-    """The record of a deployment, oldest first, with or without what its looks found."""
+    """Return the events of a deployment, oldest first, with or without its ticks."""
     with Journal(paths.journal()) as journal:
         return journal.events(name, after, rollout, ticks=ticks)
 
@@ -259,7 +259,7 @@ def _check_free(journal: Journal, name: str) -> None:
 
 
 def _ports(host: str, port: int, settings: DeploymentSettings) -> Ports:
-    """Where the proxy is to listen; PORT_TAKEN. In a cluster that is the Gateway's affair."""
+    """Where the proxy is to listen; PORT_TAKEN. In a cluster the Gateway listens."""
     if settings.kubernetes is not None:
         return Ports(0, 0)
     address = resolve_host(host)
@@ -284,7 +284,7 @@ def _await_again(journal: Journal, deployment: Deployment) -> None:
     ensure_daemon(journal, deployment.name)
     deadline = time.monotonic() + deployment.settings.ready_seconds + _STOP_SECONDS
     while time.monotonic() < deadline:
-        _, healthy = _asked(deployment)
+        _, healthy = _proxy_state(deployment)
         if healthy is not None and healthy[deployment.slot]:
             return
         time.sleep(_POLL_SECONDS)
@@ -337,7 +337,7 @@ def _absolute(uri: str) -> str:
 
 def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
     found = journal.processes(deployment.name)
-    weights, healthy = _asked(deployment)
+    weights, healthy = _proxy_state(deployment)
     return DeploymentStatus(
         deployment=deployment,
         weights=weights,
@@ -350,7 +350,7 @@ def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
     )
 
 
-def _asked(deployment: Deployment) -> tuple[dict[Slot, int] | None, dict[Slot, bool] | None]:
+def _proxy_state(deployment: Deployment) -> tuple[dict[Slot, int] | None, dict[Slot, bool] | None]:
     directory = paths.directory(deployment.name)
     with proxy_of(directory, deployment.ports, deployment.settings).data_plane() as data_plane:
         try:

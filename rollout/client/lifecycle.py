@@ -27,14 +27,14 @@ _STOP_SECONDS = 10.0
 
 
 def ensure_daemon(journal: Journal, name: str) -> None:
-    """Start a daemon unless one looks at the deployment; a stuck one is killed first."""
+    """Start a daemon unless one ticks; a stuck one is killed first."""
     found = journal.processes(name).get(DAEMON)
     if found is not None:
         running = processes.alive(found[0])
         if running and seconds_unseen(paths.heartbeat(name)) < STUCK_SECONDS:
             return
         processes.kill(found[0])
-        _await_end([found[0]])  # while it dies it still holds the lock, and another one would leave
+        _await_end([found[0]])  # until it is gone it holds the lock
     spawn_daemon(name, journal.deployment(name).settings)
 
 
@@ -75,7 +75,7 @@ def _await_end(refs: Sequence[ProcessRef]) -> None:
 
 
 def _environment(settings: DeploymentSettings) -> dict[str, str]:
-    """What a daemon, and so its Bentos and its champion writer, must not take from a shell."""
+    """Return the variables of a daemon and its processes that override the shell's."""
     kept = {
         BENTO_HOME_VARIABLE: settings.bento_home,
         TRACKING_VARIABLE: settings.tracking_uri,

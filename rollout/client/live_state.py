@@ -46,7 +46,7 @@ class LiveView:
         if time.monotonic() - self._checked > _DAEMON_CHECK_SECONDS:
             self._checked = time.monotonic()
             ensure_daemon(self._journal, self._name)
-        weights, healthy = self._ask()
+        weights, healthy = self._query()
         rollout = self._shown()
         return screen(
             Snapshot(
@@ -61,7 +61,7 @@ class LiveView:
             )
         )
 
-    def _ask(self) -> tuple[dict[Slot, int], dict[Slot, bool]]:
+    def _query(self) -> tuple[dict[Slot, int], dict[Slot, bool]]:
         try:
             weights, reading = self._data_plane.weights(), self._data_plane.read()
         except (DataPlaneUnavailable, DataPlaneRejected):

@@ -32,7 +32,7 @@ class ProcessRow:
     `cpu` is in cores over a short sample, `rss` in bytes, `uptime` in seconds; None for a
     process that does not run. `restarts` counts since `up`; in a `looping` one further failures
     are not recorded. `healthy` is its own word: of a Bento that it is ready, of the proxy that
-    it accepts connections, of the daemon that it looks.
+    it accepts connections, of the daemon that it ticks.
     """
 
     role: str

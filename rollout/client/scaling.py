@@ -1,4 +1,4 @@
-"""How many replicas a deployment has, as a client asks for it."""
+"""Change the number of replicas of a deployment."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def scale(
     most: int | None = None,
     idle_seconds: float | None = None,
 ) -> Deployment:
-    """Ask for `replicas` and no autoscaling, or for autoscaling from `least` to `most`.
+    """Request `replicas` and no autoscaling, or autoscaling from `min_replicas` to `max_replicas`.
 
-    Returns at once; `settled` tells when it is done. ROLLOUT_ACTIVE: both slots are compared
+    Returns at once; `settled` says when it is done. ROLLOUT_ACTIVE: both slots are compared
     at one size. INVALID_INPUT for numbers that do not fit.
     """
 
@@ -55,7 +55,7 @@ def scale(
                 "revisions are compared at the same number of replicas",
                 "Scale when it has ended.",
             )
-        journal.resize(name, changed, "asked for")
+        journal.resize(name, changed, "requested")
         ensure_daemon(journal, name)
         return journal.deployment(name)
 

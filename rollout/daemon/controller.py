@@ -111,7 +111,7 @@ class Controller:
         return self._rollout.progress
 
     def tick(self) -> RolloutProgress:
-        """Do what the phase asks for once; nothing when DONE.
+        """Carry out the phase once; nothing when DONE.
 
         DataPlaneUnavailable: nothing was decided, try again.
         """
@@ -132,7 +132,7 @@ class Controller:
             self._handlers[self.progress.phase]()
 
     def _apply_command(self) -> bool:
-        """Obey what an operator has asked for; whether there was something."""
+        """Apply the next operator's command; return whether there was one."""
         waiting = self._journal.requests(self._rollout.id)
         request = next_request(waiting, self.progress.applied)
         if request is None:
@@ -197,7 +197,7 @@ class Controller:
         return f"{_WHY_NOT_READY[probe]}; its log ends:\n{tail}"
 
     def _begin(self) -> None:
-        """From WARM on; what leaves out the comparison of answers is said in the record."""
+        """Leave WARM; the event says why the comparison of answers is skipped, if it is."""
         spec = self._rollout.spec
         progress = machine.warmed(self.progress, spec, self._now())
         evidence = gates.begin(self._record.counts(spec, self._world.edges), spec)
@@ -220,7 +220,7 @@ class Controller:
             return
         # One replica that ended by itself is enough: a candidate is not started again.
         probe = self._fleet.probe(self._rollout.slot)
-        if probe is ProcessState.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
+        if probe is ProcessState.WRONG_MODEL:  # its owner may replace the pods in a cluster
             self._apply_verdict(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
             return
         alive = probe is not ProcessState.DEAD
@@ -263,7 +263,7 @@ class Controller:
         return since is None or self._world.clock.monotonic() - since >= tick
 
     def _weighed(self, observation: TickObservation) -> TickObservation:
-        """The look with the mark whether the candidate's share was large enough for a proof."""
+        """Return the observation, marked if the candidate's share was large enough for a proof."""
         if observation.window is None:
             return observation
         spec = self._rollout.spec
@@ -357,7 +357,7 @@ class Controller:
         self._rollout = replace(self._rollout, progress=progress)
 
     def _replicas(self) -> int:
-        """As many as live has: a candidate is judged as what it is going to be."""
+        """Return the live slot's number: a candidate is judged at the size that it will have."""
         return max(1, self._journal.deployment(self._rollout.deployment).settings.replicas)
 
     def _now(self) -> float:
@@ -381,7 +381,7 @@ def _since(start: float | None, now: float) -> float | None:
 
 
 def _why_no_shadow(rollout: Rollout, world: World) -> str:
-    """Why a rollout that asks for a shadow gets none; empty if it does, or does not ask."""
+    """Return why a rollout with a shadow gets none; empty if it gets one or needs none."""
     if not rollout.spec.shadows:
         return ""
     if not world.data_plane.can_mirror:
@@ -392,7 +392,7 @@ def _why_no_shadow(rollout: Rollout, world: World) -> str:
 
 
 def _comparison(rollout: Rollout, world: World) -> ShadowComparison | None:
-    """What compares the two revisions' answers, where the servers can be told to record them."""
+    """Return what compares the two revisions' answers, None where servers cannot record."""
     if world.samples is None or not rollout.spec.shadows:
         return None
     sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}

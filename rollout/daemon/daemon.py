@@ -170,7 +170,7 @@ class Daemon:
         self._controller.tick()
 
     def _record_traffic(self, digest: str, slot: Slot) -> None:
-        """Keep what the live revision's traffic looks like, for the next rollout."""
+        """Record the live revision's traffic, as the reference of the next rollout."""
         if digest != self._recorded:
             self._record.forget()
             self._recorded = digest
@@ -192,7 +192,7 @@ class Daemon:
         self._journal.append(self._name, None, "proxy_unavailable", body, self._epoch)
 
     def _wait(self) -> None:
-        """Sleep for a tick, or until a client asks for something of this deployment."""
+        """Sleep for a tick, or until a client writes a command for this deployment."""
         deadline = time.monotonic() + self._watch.settings.tick_seconds
         while not self._stop and time.monotonic() < deadline:
             if self._journal.last_command(self._name) != self._applied:

@@ -149,7 +149,7 @@ class Supervisor:
             return
         try:
             healthy = self._world.meter.read().healthy[deployment.slot]
-        except DataPlaneUnavailable:  # the proxy is still starting; the next tick asks again
+        except DataPlaneUnavailable:  # the proxy is still starting; the next tick reads it again
             return
         if healthy:
             self.serving = True

@@ -1,4 +1,4 @@
-"""The processes of a deployment as the journal knows them: role and identity."""
+"""The processes of a deployment in the journal: role and identity."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from rollout.domain import gates, patience
+from rollout.domain import agreement, gates
 from rollout.domain.counts import Window
 from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request
@@ -35,7 +35,7 @@ class RolloutPhase(StrEnum):
 
 
 class Signal(StrEnum):
-    """What moves a rollout on."""
+    """An input of the state machine."""
 
     LAUNCHED = "launched"
     MIRROR = "mirror"
@@ -147,7 +147,7 @@ def next_signal(progress: RolloutProgress, spec: RolloutSpec) -> Signal:
 def warmed(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
     """Where a candidate goes that serves: SHADOW, or the first step."""
     if progress.override:
-        return _leap(progress, spec, now)
+        return _skip_to_bake(progress, spec, now)
     if spec.shadow_percent:
         return move(progress, Signal.MIRROR, now)
     return move(progress, next_signal(progress, spec), now)
@@ -197,7 +197,7 @@ def _resumed(progress: RolloutProgress, now: float) -> RolloutProgress:
         phase=progress.stage,
         # After a takeover the clock began anew, later than the pause.
         since=min(now, progress.since + length),
-        # Whoever resumes after the deadline allows that time once more.
+        # To resume after the deadline allows that time once more.
         started=now if expired else progress.started + length,
         interrupted=None,
         paused=None,
@@ -205,8 +205,8 @@ def _resumed(progress: RolloutProgress, now: float) -> RolloutProgress:
     )
 
 
-def _leap(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
-    """To all of the traffic at once."""
+def _skip_to_bake(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
+    """Give the candidate all of the traffic at once."""
     return replace(move(progress, Signal.LAST_STEP, now), step=len(spec.steps) - 1)
 
 
@@ -254,8 +254,8 @@ def apply_command(
         case OperatorCommand.FULL:
             ready = move(noted, Signal.RESUME, now) if phase is RolloutPhase.PAUSED else noted
             skipping = replace(ready, override=True)
-            leaps = ready.phase in (RolloutPhase.SHADOW, RolloutPhase.SHIFT)
-            return _leap(skipping, spec, now) if leaps else skipping
+            exposed = ready.phase in (RolloutPhase.SHADOW, RolloutPhase.SHIFT)
+            return _skip_to_bake(skipping, spec, now) if exposed else skipping
 
 
 def absorb(
@@ -333,11 +333,11 @@ def _kept(progress: RolloutProgress) -> str:
 def _hard(progress: RolloutProgress, observation: TickObservation) -> Verdict | None:
     if not observation.alive:
         return Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
-    looks = progress.unhealthy_ticks
-    if looks < gates.MAX_UNHEALTHY_TICKS:
+    ticks = progress.unhealthy_ticks
+    if ticks < gates.MAX_UNHEALTHY_TICKS:
         return None
-    why = f"the candidate failed its health check at {looks} looks in a row"
-    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.MAX_UNHEALTHY_TICKS)
+    why = f"the candidate failed its health check at {ticks} ticks in a row"
+    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, ticks, gates.MAX_UNHEALTHY_TICKS)
 
 
 def _overridden(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict:
@@ -376,7 +376,7 @@ def _held(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict |
         return held
     evidence, waited = progress.evidence, now - progress.since
     copies = evidence.candidate.requests
-    return patience.given_up(evidence.shadow, spec, copies, waited) or held
+    return agreement.given_up(evidence.shadow, spec, copies, waited) or held
 
 
 def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:

@@ -1,7 +1,7 @@
 """The record of deployments and rollouts: what is wanted, where it stands, what was decided.
 
 Every change is one transaction. A daemon's changes carry its epoch, a number from one global
-counter; after a takeover the former daemon's are refused (`StaleEpochError`).
+counter; after a takeover the former daemon's are rejected (`StaleEpochError`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StaleEpochError(Exception):
 
 
 class RequestWaitsError(Exception):
-    """The promotion was not recorded: an operator had asked for something just before."""
+    """The promotion was not recorded: an operator's command came just before."""
 
 
 class Journal:
@@ -198,7 +198,7 @@ class Journal:
     def put_process(
         self, name: str, role: str, process: ProcessRef, body: Mapping[str, Any] | None = None
     ) -> None:
-        """Remember who runs as `role` ("blue", "green", "proxy", "daemon")."""
+        """Remember the process of `role` ("blue/0", "proxy", "daemon")."""
         values = (name, role, process.pid, process.started, process.token, json.dumps(body or {}))
         self._db.execute("insert or replace into process values (?, ?, ?, ?, ?, ?)", values)
 
@@ -217,9 +217,13 @@ class Journal:
         }
 
     def begin(
-        self, name: str, candidate: Revision, spec: RolloutSpec, asked: RolloutSpec | None = None
+        self,
+        name: str,
+        candidate: Revision,
+        spec: RolloutSpec,
+        requested: RolloutSpec | None = None,
     ) -> int:
-        """Record a new rollout and return its id. `asked` is the spec before any rounding.
+        """Record a new rollout and return its id. `requested` is the spec before any rounding.
 
         The promotion before it can no longer be taken back. DEPLOYMENT_NOT_FOUND; INVALID_INPUT for
         another model than the live one or for steps that cannot prove a latency limit;
@@ -229,8 +233,9 @@ class Journal:
         spec.require_provable()
         with transaction(self._db):
             deployment, active = self._candidate_of(name, candidate)
-            known = active is None  # else the index refuses it
-            broken = rejections.check_interface(deployment, candidate, spec) if known else ()
+            # The unique index rejects a second active rollout.
+            free = active is None
+            broken = rejections.check_interface(deployment, candidate, spec) if free else ()
             try:
                 rollout = self._insert(deployment, candidate, spec)
             except sqlite3.IntegrityError as error:
@@ -241,7 +246,7 @@ class Journal:
                 "digest": candidate.digest,
                 "live": deployment.live.bento,
                 "max_p99_ms": spec.max_p99_ms,
-                "asked_max_p99_ms": (asked or spec).max_p99_ms,
+                "requested_max_p99_ms": (requested or spec).max_p99_ms,
                 "broken": broken,
             }
             self._append(name, rollout, "requested", body)
@@ -334,7 +339,7 @@ class Journal:
         return active.id
 
     def requests(self, rollout: int) -> tuple[Request, ...]:
-        """Everything operators have asked of this rollout, oldest first."""
+        """Return the operators' commands for this rollout, oldest first."""
         kinds = tuple(OperatorCommand)
         rows = self._db.execute(
             "select * from event where rollout = ?1 and kind <> 'tick'"  # noqa: S608 - only question marks

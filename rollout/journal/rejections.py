@@ -15,9 +15,9 @@ from rollout.journal.records import Deployment, Rollout
 _SHOWN = 5  # reasons in one message
 
 
-def unknown(name: str, known: Sequence[str]) -> MlctlError:
-    """No deployment of that name runs; the message names the `known` ones that are near."""
-    near = difflib.get_close_matches(name, known, n=3) or known[:3]
+def unknown(name: str, running: Sequence[str]) -> MlctlError:
+    """No deployment of that name runs; the message names the `running` ones with a similar name."""
+    near = difflib.get_close_matches(name, running, n=3) or running[:3]
     also = f"; running: {', '.join(near)}" if near else ""
     return MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"no running deployment {name!r}{also}")
 

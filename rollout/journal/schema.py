@@ -1,7 +1,7 @@
 """The journal's tables, and connections to them.
 
 WAL with synchronous=FULL: what was decided is on disk before it is acted on. The database
-itself refuses a second active rollout and any change of an event.
+itself rejects a second active rollout and any change of an event.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 
 BUSY_SECONDS = 10.0
 
-# Raised with every change of a table or of the JSON in its columns; other layouts are refused.
+# Raised with every change of a table or of the JSON in its columns; other layouts are rejected.
 VERSION = 3
 
 SCHEMA = """

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.1
 
 
 class DeliveryError(Exception):
-    """A delivery failed; `again_in` is the pause in seconds that the receiver asked for."""
+    """A delivery failed; `again_in` is the pause in seconds that the receiver requested."""
 
     def __init__(self, why: str, again_in: float = 0.0) -> None:
         super().__init__(why)

@@ -1,6 +1,6 @@
-"""A deployment's rollouts as Prometheus metrics, read from the journal when somebody asks.
+"""A deployment's rollouts as Prometheus metrics, read from the journal at each scrape.
 
-The daemon serves them on loopback; a scrape reads what was recorded and asks the daemon nothing.
+The daemon serves them on loopback; a scrape reads the journal and does not reach into the daemon.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RolloutCollector(Collector):
         )
 
     def _evidence(self, active: Rollout | None, last: JournalEvent | None) -> Iterator[Metric]:
-        """Only while a rollout is under way: nobody is to be alarmed by one that has ended."""
+        """Yield the evidence while a rollout is under way, so that an ended one raises no alarm."""
         body = last.body if last else {}
         threshold = [(self._name, 1.0 / active.spec.alpha)] if active else []
         help_text = "E-value against the candidate; at the threshold it is rolled back."

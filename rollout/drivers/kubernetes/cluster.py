@@ -113,16 +113,16 @@ class Cluster:
         # An endpoint may be in two slices for a moment while it moves.
         return tuple({pod.uid: pod for pod in found}.values())
 
-    def ask(self, pods: Sequence[Pod], path: str) -> dict[str, httpx2.Response | None]:
+    def query(self, pods: Sequence[Pod], path: str) -> dict[str, httpx2.Response | None]:
         """Each pod's answer to GET `path` by its uid; None from those that did not answer."""
-        answers = self._threads.map(lambda pod: self._ask(pod, path), pods)
+        answers = self._threads.map(lambda pod: self._get(pod, path), pods)
         found = {}
         for pod, answer in zip(pods, answers, strict=True):
             found[pod.uid] = answer
             self._progress()
         return found
 
-    def _ask(self, pod: Pod, path: str) -> httpx2.Response | None:
+    def _get(self, pod: Pod, path: str) -> httpx2.Response | None:
         try:
             if self._reach.pods == "direct":
                 host = f"[{pod.address}]" if ":" in pod.address else pod.address
@@ -138,7 +138,7 @@ class Cluster:
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
         try:
-            with _asked(what):
+            with _translate_errors(what):
                 yield
         finally:
             self._progress()
@@ -176,7 +176,7 @@ def _pods_of(document: Json) -> Iterator[Pod]:
 
 
 @contextmanager
-def _asked(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     """Turn what the API server refuses or fails at into the errors of a data plane."""
     try:
         yield

@@ -77,7 +77,7 @@ class KubernetesLauncher:
         pods = [pod for pod in self._data_plane.cluster.pods(service) if pod.ready]
         if not pods:
             return ProcessState.STARTING, f"Service {service} has no ready pod"
-        answers = self._data_plane.cluster.ask(pods, f"/v2/models/{wanted.name}")
+        answers = self._data_plane.cluster.query(pods, f"/v2/models/{wanted.name}")
         others = []
         for pod in pods:
             answer = answers[pod.uid]

@@ -42,7 +42,7 @@ class ServiceSource:
 
     def scrape(self) -> Scrape:
         pods = self._cluster().pods(self._service)
-        answers = self._cluster().ask(pods, "/metrics")
+        answers = self._cluster().query(pods, "/metrics")
         texts = {
             uid: answer.text
             for uid, answer in answers.items()

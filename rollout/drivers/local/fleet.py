@@ -1,6 +1,6 @@
 """The replicas of a deployment's two slots: all that run one revision, under one name each.
 
-The journal remembers every one ("blue/0", "blue/1"), so that whoever looks next finds them.
+The journal remembers every one ("blue/0", "blue/1"), so that the next daemon finds them.
 """
 
 from __future__ import annotations

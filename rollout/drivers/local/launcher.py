@@ -23,7 +23,7 @@ _PROBE_TIMEOUT = 2.0
 # How long a tick waits for one answer; a server that loads may take connections and not answer.
 _PROBE_PATIENCE = 0.1
 _PROBES_AT_ONCE = 16
-# What a server of its own may be told, and one of several behind the proxy must not be.
+# Settings of a server on its own that must not reach one behind the proxy.
 _ALONE = dict.fromkeys(
     (
         "MLCTL_TLS_CERT",
@@ -43,7 +43,7 @@ class LocalLauncher:
         self._ready: set[str] = set()
         self._client = httpx.Client(timeout=_PROBE_TIMEOUT, trust_env=False)
         self._pool = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="probe")
-        self._asked: dict[str, Future[ProcessState]] = {}
+        self._probes: dict[str, Future[ProcessState]] = {}
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -63,20 +63,20 @@ class LocalLauncher:
     def probe(self, served: RunningRevision) -> ProcessState:
         """READY once /readyz answers 200 and the model's metadata names the digest.
 
-        After that only whether the process lives is asked; its health is the proxy's to watch.
+        After that only the process is checked; the proxy checks its health.
         An answer that takes long is found by a later call: it is STARTING until then.
         """
         token = served.process.token
         if not processes.alive(served.process):
-            self._asked.pop(token, None)
+            self._probes.pop(token, None)
             return ProcessState.DEAD
         if token in self._ready:
             return ProcessState.READY
-        if token not in self._asked:
-            self._asked[token] = self._pool.submit(self._ask, served)
-        if not wait((self._asked[token],), _PROBE_PATIENCE).done:
+        if token not in self._probes:
+            self._probes[token] = self._pool.submit(self._read_state, served)
+        if not wait((self._probes[token],), _PROBE_PATIENCE).done:
             return ProcessState.STARTING
-        probe = self._asked.pop(token).result()
+        probe = self._probes.pop(token).result()
         if probe is ProcessState.READY:
             self._ready.add(token)
         return probe
@@ -91,7 +91,7 @@ class LocalLauncher:
         own = {GRPC_PORT: str(grpc), WORKERS: workers, **recording}
         return {**bento_environment(), **_ALONE, **own}
 
-    def _ask(self, served: RunningRevision) -> ProcessState:
+    def _read_state(self, served: RunningRevision) -> ProcessState:
         base = f"http://127.0.0.1:{served.endpoint.http}"
         try:
             ready = self._client.get(f"{base}/readyz")

@@ -1,6 +1,6 @@
-"""Detached processes that outlive their starter and are never confused with others.
+"""Detached processes that outlive their starter and are never mistaken for others.
 
-A process is known by pid, start time and a token in its environment. A recycled pid has
+A process is identified by pid, start time and a token in its environment. A recycled pid has
 another start time; a child that survived its parent still carries the token. Only what
 matches is ever signalled. Each process leads its own session, so Ctrl-C does not reach it.
 """
@@ -84,7 +84,7 @@ def members(token: str) -> Iterator[psutil.Process]:
 def strays(role: str) -> Iterator[psutil.Process]:
     """The running processes that were spawned for `role` or a replica of it ("ROLE/0").
 
-    Whoever remembers them, or nobody.
+    Also those that the journal does not remember.
     """
     return _matching(lambda found: found.startswith((f"{role}#", f"{role}/")))
 

@@ -91,7 +91,7 @@ def test_a_good_revision_is_promoted_without_a_failed_request(shop: str, port: i
         wait_until(lambda: load.answers["200"] > 200)
         assert served(port) == "bb"
     assert load.failed == 0, load.answers
-    assert events[0].body["asked_max_p99_ms"] == 1999.0
+    assert events[0].body["requested_max_p99_ms"] == 1999.0
     assert events[0].body["max_p99_ms"] == 2000.0
     (status,) = deployments.status(shop)
     assert status.deployment.live == revision("tiny:bb")

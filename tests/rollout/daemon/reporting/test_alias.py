@@ -16,8 +16,14 @@ from rollout.daemon.reporting.outbox import (
     OutboxStopped,
     run_command,
 )
-from rollout.domain.commands import champion_command
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec
+from rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    Revision,
+    RolloutSpec,
+    champion_command,
+)
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal.journal import Journal
 from rollout.journal.records import dumps

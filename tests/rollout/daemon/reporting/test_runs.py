@@ -19,7 +19,7 @@ from rollout.client.links import links
 from rollout.daemon.reporting import runs
 from rollout.daemon.reporting.outbox import DeliveryError, OutboxStopped
 from rollout.daemon.reporting.runs import RunsSink
-from rollout.domain.commands import runs_command
+from rollout.domain.spec import runs_command
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal import paths
 from rollout.journal.journal import Journal
