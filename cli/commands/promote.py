@@ -36,7 +36,7 @@ def promote(
 
     The deployment's daemon does it; this command follows, and Ctrl-C only stops following.
     Exits 0 if promoted, 10 if rolled back, 11 if there was not enough evidence, or
-    would not be in time at today's traffic. Refused if what callers of the live one send or read
+    would not be in time at today's traffic. Rejected if what callers of the live one send or read
     is gone or of another type or shape, or if its proved score is clearly worse on the same data.
     """
     from cli.revisions import find_revision
@@ -77,7 +77,7 @@ def _spec(
 
     p50, p99 = use_cases.limits(slo, limits.pop("max_p50_ms"), limits.pop("max_p99_ms"))
     disagreement = None if min_agreement is None else round(1.0 - min_agreement, 9)
-    if disagreement is not None:  # who asks for this proof waits for it
+    if disagreement is not None:  # this proof is worth the wait
         limits["shadow_wait_seconds"] = None
     return RolloutSpec(
         **limits,

@@ -106,8 +106,8 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     if deployment.previous is not None:
         output.line(f"  previous {_previous_text(deployment.previous)}")
     if weights is None:
-        silent = "the cluster does not tell" if cluster else "the proxy does not answer"
-        output.line(f"  traffic  {silent}; it is tried again")
+        silent = "the cluster does not answer" if cluster else "the proxy does not answer"
+        output.line(f"  traffic  {silent}; retrying")
     else:
         shares = ", ".join(f"{slot.value} {weight} %" for slot, weight in weights.items())
         output.line(f"  traffic  {shares}")

@@ -48,7 +48,7 @@ _BENTO_FAILED = "the Bento did not become ready"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """A deployment now. `weights` and `healthy` are what the proxy reports, None if it does not answer."""
+    """A deployment now; `weights` and `healthy` are None if its proxy does not answer."""
 
     deployment: Deployment
     weights: dict[Slot, int] | None

@@ -71,6 +71,7 @@ class Daemon:
         self._heartbeat = paths.heartbeat(name)
         self._unwatched = unwatched_seconds
         self._epoch = journal.take_over(name)
+        journal.prune(name)
         settings = deployment.settings
         proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
         data_plane = stack.enter_context(proxy.data_plane())

@@ -33,6 +33,7 @@ from rollout.journal import records, rejections
 from rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
 from rollout.journal.schema import connect, transaction
 
+KEEP_TICKS_SECONDS = 30 * 86_400.0
 # The kinds of events that a client writes for the daemon.
 _COMMANDS = ("requested", "scaled", "down", *OperatorCommand)
 
@@ -136,6 +137,20 @@ class Journal:
                 "update deployment set up = 0, epoch = ? where name = ?", (self._next_epoch(), name)
             )
             self._append(name, None, "down", {})
+
+    def prune(self, name: str) -> None:
+        """Delete the ticks of rollouts that ended and were reported, after `KEEP_TICKS_SECONDS`.
+
+        All other events stay, so the history of the deployment is complete.
+        """
+        unreported = self.unreported(name) if self.deployment(name).settings.runs else ()
+        with transaction(self._db):
+            self._db.execute(
+                "delete from event where deployment = ? and kind = 'tick' and at < ?"  # noqa: S608 - only question marks
+                " and rollout in (select id from rollout where outcome is not null)"
+                f" and rollout not in ({_marks(unreported)})",
+                (name, self._clock.wall() - KEEP_TICKS_SECONDS, *unreported),
+            )
 
     def take_over(self, name: str) -> int:
         """Become the deployment's daemon: the new epoch, which fences out earlier ones."""

@@ -1,7 +1,7 @@
 """The journal's tables, and connections to them.
 
 WAL with synchronous=FULL: what was decided is on disk before it is acted on. The database
-itself rejects a second active rollout and any change of an event.
+itself rejects a second active rollout and any change of an event; only old ticks are deleted.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ create index rare_in_order on event (deployment, seq) where kind <> 'tick';
 create index rare_of on event (deployment, rollout, seq) where kind <> 'tick';
 create trigger event_is_final before update on event
 begin select raise(abort, 'events are append-only'); end;
-create trigger event_stays before delete on event
+create trigger event_stays before delete on event when old.kind <> 'tick'
 begin select raise(abort, 'events are append-only'); end;
 
 -- The outbox: how far a sink (the alias, the runs in MLflow, a webhook) has delivered the events.

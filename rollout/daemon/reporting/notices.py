@@ -91,7 +91,7 @@ def _process(what: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
 
 _PROCESS = {
     "restarted": "was started again",
-    "start_failed": "could not be started; it is tried again",
+    "start_failed": "could not be started; retrying",
     "crash_loop": "fails again and again",
 }
 _WORDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {

@@ -1,4 +1,4 @@
-"""The few questions that a rollout asks an API server, and what its refusals mean here."""
+"""The requests of a rollout to an API server, with errors translated to those of a data plane."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EndpointSlice = create_namespaced_resource(
 
 
 class ConflictError(Exception):
-    """Somebody else wrote the object after it was read."""
+    """Another writer changed the object after it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def _pods_of(document: Json) -> Iterator[Pod]:
 
 @contextmanager
 def _translate_errors(what: str) -> Iterator[None]:
-    """Turn what the API server refuses or fails at into the errors of a data plane."""
+    """Translate the API server's rejections and failures to the errors of a data plane."""
     try:
         yield
     except ApiError as error:
@@ -187,7 +187,7 @@ def _translate_errors(what: str) -> Iterator[None]:
         if code == 404:
             raise DataPlaneRejected(f"{what} does not exist") from error
         if code in (400, 422):
-            raise DataPlaneRejected(f"the API server refuses {what}: {error}") from error
+            raise DataPlaneRejected(f"the API server rejects {what}: {error}") from error
         raise DataPlaneUnavailable(f"the API server answers {code} for {what}: {error}") from error
     except (httpx2.HTTPError, ValueError) as error:
         raise DataPlaneUnavailable(f"the API server does not answer for {what}: {error}") from error

@@ -1,6 +1,6 @@
 """The "processes" of a deployment in a cluster: Deployments that are the user's own.
 
-Nothing is started, scaled or stopped here: that stays with whoever owns the manifests. A slot
+Nothing is started, scaled or stopped here: that stays with the owner of the manifests. A slot
 is ready once all ready pods of its Service say that they serve the wanted digest.
 """
 
@@ -26,7 +26,7 @@ from rollout.drivers.local.launcher import versions_of
 
 
 class KubernetesLauncher:
-    """Looks at the pods of both slots; notes under `directory` what it finds."""
+    """Probes the pods of both slots; logs changes under `directory`."""
 
     def __init__(
         self, target: KubernetesTarget, data_plane: KubernetesDataPlane, directory: Path
@@ -49,7 +49,7 @@ class KubernetesLauncher:
         )
 
     def probe(self, served: RunningRevision) -> ProcessState:
-        """What all ready pods say together; the last finding while nobody can be asked.
+        """Return the state of all ready pods together; the last one while none can be reached.
 
         One that was stopped is DEAD: its Service is of no concern any more.
         """

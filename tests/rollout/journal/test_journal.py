@@ -18,7 +18,13 @@ from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress, Signal
-from rollout.journal.journal import Journal, RequestWaitsError, StaleEpochError
+from rollout.journal.journal import (
+    KEEP_TICKS_SECONDS,
+    Journal,
+    RequestWaitsError,
+    StaleEpochError,
+)
+from rollout.journal.records import Delivery, run_sink
 from rollout.journal.schema import connect, transaction
 from tests.support.rollouts import revision
 from tests.support.wait import PATIENCE_SECONDS
@@ -382,3 +388,25 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
     assert last.kind == OperatorCommand.ROLLBACK
     assert [event.seq for event in page] == [11, 12, 13]
     assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
+
+
+def test_prune__old_ticks_of_an_ended_rollout__deleted_and_all_else_stays(
+    journal: Journal, clock: ManualClock
+) -> None:
+    create(journal)
+    epoch = journal.take_over("shop")
+    ended = journal.begin("shop", GREEN, SPEC)
+    journal.append("shop", ended, "tick", {}, epoch)
+    finish(journal, ended, epoch)
+    journal.put_delivery("shop", run_sink(ended), Delivery(1, body={"closed": True}))
+    unreported = journal.begin("shop", BLUE, SPEC)
+    journal.append("shop", unreported, "tick", {}, epoch)
+    finish(journal, unreported, epoch)
+    kinds = [event.kind for event in journal.events("shop", ticks=False)]
+    journal.prune("shop")
+    assert len(journal.events("shop", rollout=ended)) == 5
+    clock.advance(KEEP_TICKS_SECONDS + 1.0)
+    journal.prune("shop")
+    assert "tick" not in {event.kind for event in journal.events("shop", rollout=ended)}
+    assert "tick" in {event.kind for event in journal.events("shop", rollout=unreported)}
+    assert [event.kind for event in journal.events("shop", ticks=False)] == kinds
