@@ -171,3 +171,46 @@ def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
     monkeypatch.setattr("rollout.client.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
     told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "insufficient_traffic", told.output
+
+
+def dry_run(*arguments: str) -> dict[str, object]:
+    result = CliRunner().invoke(cli, ["promote", "shop", *arguments, "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    document: dict[str, object] = json.loads(result.stdout)
+    return document
+
+
+def test_promote_file__fields_and_options__file_over_defaults_and_options_over_file(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rollout.yaml"
+    file.write_text("steps: [10, 100]\nmax_p99_ms: 50\nbake_seconds: 60\nalias: false\n")
+    spec = dry_run("-f", str(file), "--bake-time", "2m", "--max-error-rate", "0.02")
+    assert (spec["steps"], spec["max_p99_ms"], spec["alias"]) == ([10, 100], 50.0, False)
+    assert (spec["bake_seconds"], spec["max_error_rate"]) == (120.0, 0.02)
+    assert (spec["shadow_percent"], spec["step_seconds"]) == (20, 30.0)
+
+
+def test_promote_dry_run__printed_file__describes_the_same_rollout(tmp_path: Path) -> None:
+    options = ("--steps", "50,100", "--slo", "fraud-detection", "--min-agreement", "0.98")
+    printed = CliRunner().invoke(cli, ["promote", "shop", *options, "--dry-run"])
+    file = tmp_path / "rollout.yaml"
+    file.write_text(printed.stdout)
+    assert dry_run("-f", str(file)) == dry_run(*options)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("step: 3", "unknown field 'step'"),
+        ("- 3", "no mapping"),
+        ("{", "no readable YAML"),
+        ("steps: [50]", "rising percentages"),
+    ],
+)
+def test_promote_file__invalid__rejected(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "rollout.yaml"
+    file.write_text(text)
+    result = CliRunner().invoke(cli, ["promote", "shop", "-f", str(file), "--dry-run"])
+    assert result.exit_code == 2
+    assert words in result.output
