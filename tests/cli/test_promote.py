@@ -67,7 +67,7 @@ def refused(*arguments: str) -> str:
     return str(error["message"])
 
 
-def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> None:
+def test_promote__model_with_other_inputs__rejected(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
     wider = put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5))
     told = refused(wider)
@@ -78,7 +78,7 @@ def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> No
         assert reason in told
 
 
-def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Path) -> None:
+def test_promote__bento_lacks_a_model__rejected(store: Path, tmp_path: Path) -> None:
     one, two, three = (make_bundle(tmp_path / name, name=name) for name in ("one", "two", "three"))
     serve(put(store, "1", one, two))
     assert refused(put(store, "2", one, three)).endswith(
@@ -86,7 +86,7 @@ def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Pat
     )
 
 
-def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> None:
+def test_promote__allow_breaking__recorded(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
     wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
     with Journal(paths.journal()) as journal:
@@ -96,7 +96,7 @@ def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> 
     assert "callers will miss: 'shop': input 'x' is FP32 [-1, 5]" in (event_line(requested) or "")
 
 
-def test_the_same_interface_is_no_matter(store: Path, tmp_path: Path) -> None:
+def test_promote__same_interface__accepted(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
     again = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0)))
     with Journal(paths.journal()) as journal:

@@ -78,7 +78,7 @@ def stage(journal: Journal, clock: ManualClock, tmp_path: Path) -> Iterator[Stag
     processes.end_strays(str(tmp_path))
 
 
-def test_ready_is_told_once_when_the_proxy_agrees(stage: Stage) -> None:
+def test_ready__proxy_finds_it_healthy__recorded_once(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.data_plane.healthy[Slot.BLUE] = False
     stage.observe(ProcessState.READY)
@@ -107,7 +107,7 @@ def test_endpoints__proxy_unavailable_for_a_moment__connected_at_the_next_tick(
 
 
 @pytest.mark.parametrize("probe", [ProcessState.DEAD, ProcessState.WRONG_MODEL])
-def test_a_bento_that_fails_to_start_is_told_and_tried_again(
+def test_restart__bento_fails_to_start__recorded_and_retried(
     stage: Stage, probe: ProcessState
 ) -> None:
     stage.observe(ProcessState.STARTING)
@@ -120,7 +120,7 @@ def test_a_bento_that_fails_to_start_is_told_and_tried_again(
     assert len(stage.launcher.started) == 2
 
 
-def test_a_bento_that_is_not_ready_in_time_fails(stage: Stage) -> None:
+def test_restart__bento_not_ready_in_time__recorded(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.observe(ProcessState.STARTING, seconds=9.0)
     assert stage.kinds == []
@@ -128,7 +128,7 @@ def test_a_bento_that_is_not_ready_in_time_fails(stage: Stage) -> None:
     assert stage.kinds == ["start_failed"]
 
 
-def test_another_daemon_gives_a_starting_bento_its_time(stage: Stage) -> None:
+def test_restart__another_daemon__starting_bento_keeps_its_time(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.clock.advance(60.0)
     stage.supervisor = stage.take_over()
@@ -136,7 +136,7 @@ def test_another_daemon_gives_a_starting_bento_its_time(stage: Stage) -> None:
     assert stage.kinds == []
 
 
-def test_a_bento_that_dies_later_is_restarted(stage: Stage) -> None:
+def test_restart__bento_dies_later__started_again(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.observe(ProcessState.READY)
     stage.observe(ProcessState.DEAD)
@@ -145,7 +145,7 @@ def test_a_bento_that_dies_later_is_restarted(stage: Stage) -> None:
     assert stage.kinds == ["ready", "restarted", "ready"]
 
 
-def test_pauses_grow_while_it_keeps_failing(stage: Stage) -> None:
+def test_restart__keeps_failing__pauses_grow(stage: Stage) -> None:
     waits = []
     for _ in range(4):
         started, waited = len(stage.launcher.started), 0
@@ -175,7 +175,7 @@ class TestReplicas:
         stage.observe(ProcessState.READY, seconds=2.0)
         assert len(stage.data_plane.endpoints[Slot.BLUE]) == replicas
 
-    def test_ready_when_all_are(self, stage: Stage) -> None:
+    def test_replicas__one_not_ready__deployment_not_ready(self, stage: Stage) -> None:
         self.scale(stage, 2)
         stage.observe(ProcessState.STARTING)
         stage.launcher.apart["blue/1"] = ProcessState.STARTING
@@ -185,7 +185,7 @@ class TestReplicas:
         stage.observe(ProcessState.READY)
         assert stage.kinds == ["scaled", "ready"]
 
-    def test_one_dies_and_the_others_carry_on(self, stage: Stage) -> None:
+    def test_replicas__one_dies__others_keep_serving(self, stage: Stage) -> None:
         self.serving(stage, 3)
         stage.launcher.apart["blue/1"] = ProcessState.DEAD
         stage.observe(ProcessState.READY)
@@ -198,7 +198,7 @@ class TestReplicas:
         told = stage.journal.events("shop")[-1]
         assert (told.kind, told.body["role"]) == ("restarted", "blue/1")
 
-    def test_a_hung_one_is_replaced(self, stage: Stage) -> None:
+    def test_replicas__one_hangs__replaced(self, stage: Stage) -> None:
         self.serving(stage, 2)
         (served,) = [
             served
@@ -213,7 +213,7 @@ class TestReplicas:
         assert served not in replicas_of(stage.journal, "shop", Slot.BLUE).values()
         assert len(stage.data_plane.endpoints[Slot.BLUE]) == 2
 
-    def test_a_crash_loop_is_told_once(self, stage: Stage) -> None:
+    def test_replicas__crash_loop__recorded_once(self, stage: Stage) -> None:
         self.serving(stage, 2)
         for _ in range(12):
             stage.launcher.apart["blue/1"] = ProcessState.DEAD
@@ -222,7 +222,7 @@ class TestReplicas:
         assert stage.kinds.count("restarted") == 2
         assert len(stage.launcher.started) > 6
 
-    def test_one_that_ran_long_before_begins_anew(self, stage: Stage) -> None:
+    def test_replicas__dies_after_a_long_time__no_crash_loop(self, stage: Stage) -> None:
         self.serving(stage, 2)
         for _ in range(5):
             stage.launcher.apart["blue/1"] = ProcessState.DEAD
@@ -232,7 +232,9 @@ class TestReplicas:
         assert "crash_loop" not in stage.kinds
         assert stage.kinds.count("restarted") == 5
 
-    def test_one_too_many_leaves_the_proxy_before_it_is_stopped(self, stage: Stage) -> None:
+    def test_replicas__surplus__removed_from_the_proxy_before_it_is_stopped(
+        self, stage: Stage
+    ) -> None:
         self.serving(stage, 2)
         self.scale(stage, 1)
         stage.observe(ProcessState.READY, seconds=0.5)
@@ -243,7 +245,7 @@ class TestReplicas:
         stage.observe(ProcessState.READY)
         assert self.roles(stage) == {"blue/0"}
 
-    def test_a_change_of_mind_keeps_it(self, stage: Stage) -> None:
+    def test_replicas__scaled_down_and_up_again__kept(self, stage: Stage) -> None:
         self.serving(stage, 2)
         self.scale(stage, 1)
         stage.observe(ProcessState.READY, seconds=0.5)
@@ -252,9 +254,7 @@ class TestReplicas:
         assert len(stage.data_plane.endpoints[Slot.BLUE]) == 2
         assert len(stage.launcher.started) == 2
 
-    def test_nothing_else_serves_while_the_proxy_gets_to_know_the_stand_in(
-        self, stage: Stage
-    ) -> None:
+    def test_stand_in__no_replica__old_endpoint_stays_until_it_joined(self, stage: Stage) -> None:
         self.serving(stage, 1)
         (replica,) = stage.data_plane.endpoints[Slot.BLUE]
         stand_in = Endpoint(7, 8)

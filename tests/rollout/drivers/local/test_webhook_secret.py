@@ -23,7 +23,7 @@ def environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_secret_in_the_environment_is_kept_for_the_daemon_alone(
+def test_webhook_secret__in_the_environment__kept_in_a_private_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(WEBHOOK_SECRET, "hush")
@@ -33,7 +33,9 @@ def test_a_secret_in_the_environment_is_kept_for_the_daemon_alone(
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_stays_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_webhook_secret__file__stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text("hush\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(WEBHOOK_SECRET_FILE, "secret")
@@ -41,7 +43,7 @@ def test_a_file_stays_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", [None, " \n"])
-def test_a_file_without_a_secret_is_refused(
+def test_webhook_secret__empty_file__rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
 ) -> None:
     path = tmp_path / "secret"
@@ -53,13 +55,15 @@ def test_a_file_without_a_secret_is_refused(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_without_webhooks_or_a_secret_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhook_secret__no_webhooks_or_secret__settings_unchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert with_webhook_secret("shop", SETTINGS) == SETTINGS
     monkeypatch.setenv(WEBHOOK_SECRET, "hush")
     assert with_webhook_secret("shop", DeploymentSettings()) == DeploymentSettings()
 
 
 @pytest.mark.parametrize("url", ["hooks.example", "ftp://hooks.example/x", "https://"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_webhooks__invalid_url__rejected(url: str) -> None:
     with pytest.raises(MlctlError, match="webhooks"):
         DeploymentSettings(webhooks=(url,))
