@@ -253,6 +253,25 @@ def events(
         return journal.events(name, after, rollout, ticks=ticks)
 
 
+def record(name: str, *, ticks: bool = False, follow: bool = False) -> Iterator[JournalEvent]:
+    """Yield the events of a deployment, oldest first; with `follow` also those to come, for ever.
+
+    DEPLOYMENT_NOT_FOUND.
+    """
+    with Journal(paths.journal()) as journal:
+        journal.deployment(name)
+        seen = 0
+        while True:
+            page = journal.events(name, seen, ticks=ticks, limit=_PAGE)
+            yield from page
+            if page:
+                seen = page[-1].seq
+            elif follow:
+                time.sleep(_POLL_SECONDS)
+            else:
+                return
+
+
 def _check_free(journal: Journal, name: str) -> None:
     if any(deployment.name == name for deployment in journal.deployments()):
         raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
