@@ -15,6 +15,7 @@ from cli.commands.containerize import containerize
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
+from cli.commands.events import events
 from cli.commands.gate import gate
 from cli.commands.history import history
 from cli.commands.logs import logs
@@ -45,7 +46,7 @@ SECTIONS = {
     "Models and Bentos": (models, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, pause, resume, rollback, status, ps, logs, history, why, down,
+        up, scale, promote, pause, resume, rollback, status, ps, logs, events, history, why, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip
