@@ -57,7 +57,7 @@ class BatchScheduler:
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
         self._next = 0
-        self._rejection: CachedRejection | None = None
+        self.rejection: CachedRejection | None = None
 
     @property
     def waiting_rows(self) -> int:
@@ -73,6 +73,11 @@ class BatchScheduler:
     def full(self) -> bool:
         """Whether the queued rows fill a batch."""
         return self._lanes.rows >= self._size.next
+
+    @property
+    def batch_rows(self) -> int:
+        """The rows of a full batch."""
+        return self._size.best
 
     @property
     def idle(self) -> bool:
@@ -94,14 +99,13 @@ class BatchScheduler:
         deadline has passed already.
         """
         limit = self.limits.max_queue_rows
-        if rows > limit:
-            raise _too_many_rows(rows, limit)
+        self.check_rows(rows)
         if deadline <= now:
             raise deadline_exceeded()
         self._forecast.offered(rows, now)
         if self._lanes.rows + rows > limit:
             full = QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
-            self._rejection = CachedRejection(rows, priority, inf, full)
+            self.rejection = CachedRejection(rows, priority, inf, full)
             raise full
         prompt = self.idle
         if self._busy or self._lanes.rows >= self._size.next:
@@ -117,10 +121,10 @@ class BatchScheduler:
         heapq.heappush(self._deadlines, (last_start, ticket.number))
         return ticket
 
-    @property
-    def rejecting(self) -> bool:
-        """Whether a request was rejected since the queue last shrank."""
-        return self._rejection is not None
+    def check_rows(self, rows: int) -> None:
+        """Raise PAYLOAD_TOO_LARGE for more rows than could ever wait."""
+        if rows > self.limits.max_queue_rows:
+            raise _too_many_rows(rows, self.limits.max_queue_rows)
 
     def quick_reject(
         self, rows: int | None, priority: Priority, now: float
@@ -130,7 +134,7 @@ class BatchScheduler:
         Valid for requests with the same rows and priority until the queue shrinks. With None for
         `rows`, for any number that is not a long request. Counted as a rejection.
         """
-        cached = self._rejection
+        cached = self.rejection
         if cached is None or now >= cached.until or priority != cached.priority:
             return None
         if rows is None:
@@ -152,8 +156,7 @@ class BatchScheduler:
         DEADLINE_EXCEEDED as `offer`.
         """
         limit = self.limits.max_queue_rows
-        if rows > limit:
-            raise _too_many_rows(rows, limit)
+        self.check_rows(rows)
         if deadline <= now:
             raise deadline_exceeded()
         self._forecast.offered(rows, now, long=True)
@@ -173,7 +176,7 @@ class BatchScheduler:
     def cancel(self, ticket: Ticket) -> bool:
         """Drop a request whose client disconnected; return whether it was queued, not running."""
         self._running.pop(ticket.number, None)
-        self._rejection = None
+        self.rejection = None
         waiting = self._time_sliced if ticket.long else self._lanes
         return waiting.remove(ticket.number) is not None
 
@@ -193,7 +196,7 @@ class BatchScheduler:
             ticket = self._running.pop(number, None) or self._lanes.remove(number)
             ticket = ticket or self._time_sliced.remove(number)
             if ticket is not None:
-                self._rejection = None
+                self.rejection = None
                 overdue.append(ticket)
         return overdue
 
@@ -211,7 +214,7 @@ class BatchScheduler:
             batch = [self._time_sliced.pop()]
         else:
             return []
-        self._rejection = None
+        self.rejection = None
         if self._linger is not None:
             self._linger.released(now)
         long = batch[0].long
@@ -286,11 +289,11 @@ class BatchScheduler:
                 self._lanes.rows, self.limits.max_queue_rows, retry_after, wait=wait
             )
             if wait > longest:  # the wait shrinks with time, until the queue changes
-                self._rejection = CachedRejection(rows, priority, now + wait - longest, error)
+                self.rejection = CachedRejection(rows, priority, now + wait - longest, error)
             raise error
 
     def _free_slot(self) -> None:
-        self._rejection = None
+        self.rejection = None
         self._running = {}
         self._busy = False
         self._compact()

@@ -201,7 +201,7 @@ async def _stream(
 ) -> None:
     head = inference.open(headers, events.request_id, seen)
     deadline = asyncio.get_running_loop().time() + inference.seconds
-    with inference.hold() as hold:
+    with Hold(inference.inflight) as hold:
         body = await read_in_time(receive, inference, hold, deadline)
         streamed = await inference.submit_stream(head, body, hold)
         await send_events(streamed, inference, events, receive)

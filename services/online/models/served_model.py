@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 from enum import Enum
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
 from services.online.batching.executor import (
@@ -79,6 +81,8 @@ class ServedModel:
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
         self.settings = settings
+        self._row_values = _values_of_row(bundle.manifest.signature)
+        self._deadline = settings.deadline_ms / 1000
         self.phase = ModelPhase.NEW
         self.access = settings.access()
         self.draining = False
@@ -204,13 +208,25 @@ class ServedModel:
         """
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
-    def quick_reject(self, priority: Priority) -> QueueFullError | None:
-        """Return the error that any request of up to `limits.max_rows` rows gets now, else None."""
-        if self._batching is None or not self._batching.rejecting or self._precomputed is not None:
+    @property
+    def rejecting(self) -> bool:
+        """Whether a request was rejected since the queue last shrank."""
+        return self._batching is not None and self._batching.rejecting
+
+    def quick_reject(self, priority: Priority, size: int) -> QueueFullError | None:
+        """Return the error that a request whose body has `size` bytes certainly gets, else None.
+
+        A value takes at least a byte, so the size bounds the rows: with more than `limits.max_rows`
+        the request could be accepted.
+        """
+        batching = self._batching
+        if batching is None or self._precomputed is not None:
             return None
         if self.phase is not ModelPhase.READY or self._hung:
             return None
-        return self._batching.quick_reject(priority)
+        if size > self._row_values * batching.limits.max_rows:
+            return None
+        return batching.quick_reject(priority)
 
     def handle(
         self, request: InferRequest, waiter: Waiter, timeout: float | None, priority: Priority
@@ -221,7 +237,8 @@ class ServedModel:
         Raises UNAVAILABLE unless ready, and what `BatchExecutor.enqueue` raises.
         """
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
-            seconds = self._seconds(timeout)
+            limit = self._deadline
+            seconds = limit if timeout is None or timeout > limit else timeout
             return self._serving().enqueue(request.inputs, waiter, seconds, priority)
         return forward(self.ask(request, timeout, priority), waiter)
 
@@ -251,7 +268,7 @@ class ServedModel:
         return self._batching
 
     def _seconds(self, timeout: float | None) -> float:
-        limit = self.settings.deadline_ms / 1000
+        limit = self._deadline
         return limit if timeout is None else min(limit, timeout)
 
     def count(self, protocol: str, error: BaseException | None, count: int = 1) -> None:
@@ -335,6 +352,13 @@ class ServedModel:
             linger=max_wait_ms is None and not inline,
             sizes=(*smaller, max_rows),
         )
+
+
+def _values_of_row(signature: Signature) -> int:
+    """Return how many values a row has at least, over all inputs; 0 if that is not known."""
+    if not signature.batched or not signature.bounded:
+        return 0
+    return sum(math.prod(spec.shape[1:]) for spec in signature.inputs)
 
 
 def _first(ours: float | None, theirs: float | None) -> float | None:

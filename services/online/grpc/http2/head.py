@@ -74,6 +74,14 @@ class CallHead(NamedTuple):
             return False
         return all(name not in PER_CALL for name, _ in self.fields)
 
+    def extended(self, fields: Fields, start: int) -> CallHead:
+        """Return this head with `fields`: its own, and from `start` on fields of PER_CALL."""
+        size = self.size
+        for name, value in fields[start:]:
+            size += len(name) + len(value) + _FIELD_BYTES
+        method, path, content_type, timeout, encoding, token, _, _, plain = self
+        return CallHead(method, path, content_type, timeout, encoding, token, fields, size, plain)
+
     def field(self, name: bytes) -> bytes | None:
         """Return the value of a header that occurs once; several values are joined by commas."""
         values = [value for found, value in self.fields if found == name]
