@@ -219,7 +219,9 @@ class BatchExecutor:
         return enqueue_parts(
             request,
             parts,
-            lambda count, part, each: self._enqueue(part, count, key, each, timeout, priority),
+            lambda count, part, each: self._enqueue(
+                part, count, key, each, timeout, priority, part=True
+            ),
         )
 
     def _enqueue(
@@ -230,6 +232,8 @@ class BatchExecutor:
         waiter: Waiter,
         timeout: float,
         priority: Priority,
+        *,
+        part: bool = False,
     ) -> _Job:
         if not self._pumping:
             self._schedule()
@@ -238,7 +242,7 @@ class BatchExecutor:
             full := self._policy.quick_reject(rows, priority, now)
         ):
             raise full
-        ticket = self._policy.offer(rows, key, now, now + timeout, priority)
+        ticket = self._policy.offer(rows, key, now, now + timeout, priority, part=part)
         job = _Job(self, ticket, inputs, waiter)
         if not self._jobs:  # else the events are cleared already
             self._answered.clear()

@@ -249,11 +249,11 @@ def close_if_expecting(headers: Mapping[bytes, bytes], response: Response) -> No
 
 
 async def send_error(
-    send: Send, error: MlctlError, asked: Mapping[bytes, bytes] = MappingProxyType({})
+    send: Send, error: MlctlError, headers: Mapping[bytes, bytes] = MappingProxyType({})
 ) -> None:
-    """Answer a request with the headers `asked` with the error table's status and headers."""
+    """Answer a request, which has `headers`, with the error table's status and headers."""
     response = error_response(error)
-    close_if_expecting(asked, response)
+    close_if_expecting(headers, response)
     await send_response(send, response)
 
 

@@ -51,7 +51,7 @@ _MAX_QUEUE_ROWS = 4096
 _HANG_FACTOR = 20
 # How long a stop waits for a batch whose callers have all had an answer.
 _STOP_GRACE_SECONDS = 5.0
-# The collector's thresholds: of young objects, and of its looks at those that it met before.
+# The collector's thresholds: young objects, and collections between those of older generations.
 _COLLECTED = (10_000, 20, 50)
 logger = logging.getLogger("mlctl.host")
 
@@ -191,7 +191,7 @@ class ServedModel:
         # What was loaded so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()
-        # Requests hardly make cycles: to seek some among those that wait took 6 % of the loop.
+        # Requests make no reference cycles; a search among waiting ones took 6 % of the loop.
         gc.set_threshold(*_COLLECTED)
         self.phase = ModelPhase.READY
         logger.info("model %s (%s) is ready, inline=%s", self.name, self.digest[:12], inline)
@@ -202,7 +202,7 @@ class ServedModel:
         timeout: float | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> asyncio.Future[Answer]:
-        """Ask the model; cancel the future to leave. `timeout` can only shorten the deadline.
+        """Queue a request; cancel the future to withdraw it. `timeout` only shortens the deadline.
 
         Raises UNAVAILABLE unless ready, and what `BatchExecutor.submit` raises.
         """
@@ -272,7 +272,7 @@ class ServedModel:
         return limit if timeout is None else min(limit, timeout)
 
     def count(self, protocol: str, error: BaseException | None, count: int = 1) -> None:
-        """Record requests' outcome: None is success, a cancellation is a caller who left."""
+        """Record the outcome of requests: None is success, a cancellation a disconnected client."""
         if self._metrics is None:
             return
         self._metrics.request(protocol, outcome_of(error), count)
@@ -297,9 +297,9 @@ class ServedModel:
             self.observer.expose(self.name, self._registry)
 
     async def stop(self, grace: float = _STOP_GRACE_SECONDS) -> None:
-        """Accept no more, answer what was accepted (each within its deadline), end the thread.
+        """Stop accepting, answer accepted requests within their deadlines, end the thread.
 
-        A run that outlasts its callers is given `grace` seconds: it may never end.
+        A run that outlasts its requests gets `grace` seconds: it may never end.
         """
         self.phase = ModelPhase.STOPPING
         if self._precomputed is not None:
@@ -317,7 +317,7 @@ class ServedModel:
             self._batching.close()
 
     def _longest(self) -> float:
-        """For how many seconds the batch that runs now may run, by what is known of others."""
+        """Return for how many seconds the running batch may run, by the measured costs."""
         if self._batching is None:
             return 0.0
         # One request may have more rows than a batch, and runs in as many parts as it takes.

@@ -1,4 +1,4 @@
-"""What the headers of a call say, and the headers and trailers that answer it."""
+"""The headers of a call, and the headers and trailers of its response."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PLAIN = bytes(set(range(0x20, 0x7F)) - {0x25}).decode()
 
 
 class MalformedError(Exception):
-    """Headers that HTTP/2 allows nobody to send."""
+    """Headers that HTTP/2 forbids."""
 
 
 class CallHead(NamedTuple):
@@ -95,7 +95,7 @@ class CallHead(NamedTuple):
 
     @property
     def timeout(self) -> float | None:
-        """How many seconds the caller waits, if it tells; INVALID_INPUT if it is no such time."""
+        """The client's timeout in seconds, or None; INVALID_INPUT if it is malformed."""
         if self.timeout_text is None:
             return None
         found = _TIMEOUT.fullmatch(self.timeout_text)
@@ -105,7 +105,7 @@ class CallHead(NamedTuple):
 
     @property
     def metadata(self) -> tuple[Trailer, ...]:
-        """The caller's own headers, as gRPC's library tells them; INVALID_INPUT for wrong ones."""
+        """The client's metadata, in the form of gRPC's library; INVALID_INPUT if malformed."""
         return tuple(
             _value(name, value)
             for name, value in self.fields

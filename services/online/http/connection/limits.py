@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with limits on slow, endless and malformed requests.
 
-A head has a size, a number of headers and a time; an answer that nobody reads, and the
+A head has a size, a number of headers and a time; an unread response, and the
 rest of a body that was rejected, have a time as well. A client that ends its sending half of the
 connection is gone. An error never overtakes the answer to an earlier request.
 """
