@@ -8,6 +8,8 @@ from pathlib import Path
 from bundle.tensors import Signature
 from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import EvalData, RowLimits, Rows, load_data
+from optimize.data.source import NO_MISSING, Missing
+from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Calibrator, Target
 from optimize.transforms.transform import SourceTransform, read_transform
@@ -58,13 +60,14 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
     INVALID_INPUT also for a metric without labels, an invalid transform, and padding that
     does not fit the inputs.
     """
-    source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
+    source = with_outputs(catalog.resolve(uri, allow_pickle=options.allow_pickle))
     transform = None
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.api_signature
     options.batching_options.check(signature)
-    raw = load_data(data, signature, options.sampling)
+    missing = Missing(source.takes_nan, source.optional) if transform is None else NO_MISSING
+    raw = load_data(data, signature, options.sampling, missing)
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
         source,
