@@ -49,6 +49,11 @@ class Prepared:
     batching_options: BatchingOptions = DEFAULT
 
     @property
+    def missing(self) -> Missing:
+        """The inputs that may lack a value in a row."""
+        return _missing(self.source, self.transform)
+
+    @property
     def api_signature(self) -> Signature:
         """The tensors that clients exchange."""
         return self.source.signature if self.transform is None else self.transform.api_signature
@@ -66,8 +71,7 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.api_signature
     options.batching_options.check(signature)
-    missing = Missing(source.takes_nan, source.optional) if transform is None else NO_MISSING
-    raw = load_data(data, signature, options.sampling, missing)
+    raw = load_data(data, signature, options.sampling, _missing(source, transform))
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
         source,
@@ -78,6 +82,10 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
         metric,
         options.batching_options,
     )
+
+
+def _missing(source: SourceModel, transform: SourceTransform | None) -> Missing:
+    return NO_MISSING if transform is not None else Missing(source.takes_nan, source.optional)
 
 
 def _metric(name: str | None, rows: Rows) -> Metric | None:

@@ -202,8 +202,8 @@ def _takes_columns(estimator: Estimator) -> bool:
 
 
 def _from_xgboost(estimator: Estimator) -> Any:
-    from onnxmltools.convert import convert_xgboost
     from onnxmltools.convert.common.data_types import FloatTensorType
+    from onnxmltools.convert.main import convert_xgboost
 
     # The converter takes no names of features; this is another copy of the model.
     model = load_xgboost(estimator.source.model_path, estimator.source.uri)
@@ -214,8 +214,8 @@ def _from_xgboost(estimator: Estimator) -> Any:
 
 
 def _from_lightgbm(estimator: Estimator) -> Any:
-    from onnxmltools.convert import convert_lightgbm
     from onnxmltools.convert.common.data_types import FloatTensorType
+    from onnxmltools.convert.main import convert_lightgbm
 
     model = getattr(estimator.model, "booster", estimator.model)
     booster = getattr(model, "booster_", model)
