@@ -1,4 +1,4 @@
-"""Values next to a split: the graph rounds features as the source's trees do, or is known not to."""
+"""Values next to a split: the graph takes the side that scikit-learn's own trees take."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ ROWS = RNG.normal(size=(600, 3)) * 10
 
 def next_to_splits(model: Any, scale: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Return rows with one feature at a threshold, and one step of either type beside it."""
-    rows = []
+    rows: list[np.ndarray] = []
     for tree in (each.tree_ for each in model.estimators_):
         for feature, threshold in zip(tree.feature, tree.threshold, strict=True):
             if feature < 0:
