@@ -21,7 +21,7 @@ def bundle(tmp_path: Path) -> VerifiedBundle:
     return make_bundle(tmp_path / "bundle")
 
 
-def test_pull__from_the_place_of_a_push__gets_the_bento(
+def test_pull__from_where_it_was_pushed__gets_the_bento(
     bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
