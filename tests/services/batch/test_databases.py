@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import itertools
+import math
 import os
 import signal
 import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
@@ -208,7 +211,8 @@ def test_a_session_that_dies_before_its_commit_pauses_the_job(
 
     def load_and_die(table: str, rows: pa.Table) -> None:
         load(table, rows)
-        if next(loads) == 1:  # the second commit, with all its rows sent
+        # The answers of the second commit, with all its rows sent.
+        if table == "cut" and next(loads) == 1:
             ((pid,),) = sink._db.run("SELECT pg_backend_pid()")
             os.kill(pid, signal.SIGKILL)
 
@@ -254,3 +258,77 @@ def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
 def test_a_place_that_makes_no_sense_is_told(parameters: str, told: str) -> None:
     with pytest.raises(MlctlError, match=told):
         open_sink(f"postgresql://host/db{parameters}")
+
+
+def test_postgres__columns_of_other_types_than_the_answers__values_convert_as_text(
+    server: PostgresServer,
+) -> None:
+    location = f"{server.url}&table=typed.answers&key=id"
+    for statement in (
+        "CREATE SCHEMA typed",
+        "CREATE TYPE typed.mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE typed.answers (id numeric PRIMARY KEY, mood typed.mood, who uuid, "
+        "more jsonb, name varchar(5), y float8[], d numeric(6, 2), blob bytea, at timestamptz, "
+        "big numeric, mlctl_digest text, mlctl_scored_at timestamptz)",
+    ):
+        query(location, statement)
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
+    who = "7c09cd18-e79c-4232-8357-b07ed4978732"
+    columns: dict[str, pa.Array] = {
+        "id": pa.array([1, 2]),
+        "mood": pa.array(["ok", None]).dictionary_encode(),
+        "who": pa.array([who, None]),
+        "more": pa.array([{"a": [1.5]}, None]),
+        "name": pa.array(["näme", None]),
+        "y": pa.array([[0.1, None], None], pa.list_(pa.float32(), 2)),
+        "d": pa.array([1.25, None], pa.float32()),
+        "blob": pa.array([b"\0\xff", None]),
+        "at": pa.array([at, None], pa.timestamp("us", "Europe/Berlin")),
+        "big": pa.array([2**64 - 1, None], pa.uint64()),
+        "mlctl_digest": pa.array(["abc", "abc"]).dictionary_encode(),
+    }
+    rows = pa.table(columns)
+    job = replace(JOB, schema=rows.schema)
+    with closing(sink_at(location)) as sink:
+        sink.begin(job)
+        sink.commit(Unit("0", "f", 2), [ScoredPiece(rows)])
+        long = rows.set_column(4, "name", pa.array(["too long", None]))
+        with pytest.raises(MlctlError, match="value too long"):
+            sink.commit(Unit("1", "f", 2), [ScoredPiece(long)])
+        sink.finish({})
+    ((*found, _digest, _scored), empty) = query(location, "SELECT * FROM $T ORDER BY id")
+    expected = [1, "ok", UUID(who), {"a": [1.5]}, "näme", [0.1, None]]
+    assert found == [*expected, Decimal("1.25"), b"\0\xff", at, 2**64 - 1]
+    assert empty[1:10] == (None,) * 9
+
+
+def test_postgres__a_table_with_every_type__is_read_with_its_values(
+    server: PostgresServer,
+) -> None:
+    location = f"{server.url}&table=kinds&key=id"
+    query(
+        location,
+        "CREATE TABLE $T AS SELECT 1.5::numeric AS id, 'NaN'::numeric AS n, '{1.5,NULL}'::numeric[] "
+        "AS ns, '7c09cd18-e79c-4232-8357-b07ed4978732'::uuid AS who, '{\"a\": 1}'::jsonb AS j, "
+        "'1.2.3.4'::inet AS ip, '2026-01-02 03:04:05.678901+02'::timestamptz AS at, "
+        "'\\x00ff'::bytea AS b, 'x''y'::text AS t, NULL::float4 AS none, '{a,NULL}'::text[] AS ts, "
+        "'1 day'::interval AS i",
+    )
+    source = open_source(location, 100)
+    columns = source.schema.names
+    (unit,) = source.plan(columns, None).units
+    ((row,),) = [piece.table.to_pylist() for piece in source.read(unit, columns, 10)]
+    assert math.isnan(row.pop("n"))
+    assert row == {
+        "id": 1.5,
+        "ns": [1.5, None],
+        "who": "7c09cd18-e79c-4232-8357-b07ed4978732",
+        "j": '{"a": 1}',
+        "ip": "1.2.3.4/32",
+        "at": dt.datetime(2026, 1, 2, 1, 4, 5, 678901, dt.UTC),
+        "b": b"\0\xff",
+        "t": "x'y",
+        "none": None,
+        "ts": ["a", None],
+        "i": "1 day",
+    }
