@@ -269,7 +269,7 @@ def test_postgres__columns_of_other_types_than_the_answers__values_convert_as_te
         "CREATE TYPE typed.mood AS ENUM ('sad', 'ok')",
         "CREATE TABLE typed.answers (id numeric PRIMARY KEY, mood typed.mood, who uuid, "
         "more jsonb, name varchar(5), y float8[], d numeric(6, 2), blob bytea, at timestamptz, "
-        "big numeric, mlctl_digest text, mlctl_scored_at timestamptz)",
+        "big numeric, mlctl_digest text, mlctl_unit text)",
     ):
         query(location, statement)
     at = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
@@ -296,7 +296,7 @@ def test_postgres__columns_of_other_types_than_the_answers__values_convert_as_te
         with pytest.raises(MlctlError, match="value too long"):
             sink.commit(Unit("1", "f", 2), [ScoredPiece(long)])
         sink.finish({})
-    ((*found, _digest, _scored), empty) = query(location, "SELECT * FROM $T ORDER BY id")
+    ((*found, _digest, _unit), empty) = query(location, "SELECT * FROM $T ORDER BY id")
     expected = [1, "ok", UUID(who), {"a": [1.5]}, "näme", [0.1, None]]
     assert found == [*expected, Decimal("1.25"), b"\0\xff", at, 2**64 - 1]
     assert empty[1:10] == (None,) * 9
