@@ -16,9 +16,9 @@ from cli.output import CommandOutput, counted, reporting
 from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
 
 if TYPE_CHECKING:
-    from services.batch.engine import BatchEvent
     from services.batch.estimate import CostEstimate
     from services.batch.job import BatchReport
+    from services.batch.run import BatchEvent
 
 # Seconds between progress lines where no terminal shows a moving one.
 _PERIOD = 10.0
@@ -154,9 +154,9 @@ _SAMPLE = (
         help="How long to measure.",
     ),
     click.option(
-        "--cpu-hour",
+        "--hour-price",
         type=click.FloatRange(0, min_open=True),
-        help="Price of one core for an hour; adds the cost.",
+        help="Price of one core, or of the GPU that the model runs on, for an hour; adds the cost.",
     ),
 )
 
@@ -197,10 +197,10 @@ def run(
     Example:
       mlctl batch run digits --in rows.parquet --out scores/ --keep id
     """
-    from services.batch.engine import RunControl
-    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, local_executor, run_job
-    from services.batch.limits import ErrorLimit
+    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, run_job
+    from services.batch.local_executor import local_executor
     from services.batch.locations import without_password
+    from services.batch.run import ErrorLimit, RunControl
     from services.batch.sinks import open_sink, part_format
     from services.batch.sources import open_source
     from services.runtime.scorable import find_scorable
@@ -271,12 +271,10 @@ def estimate(
         forbid_nan=given["forbid_nan"],
     )
     rows = open_source(source, config.unit_rows, parse_options(given["options"]))
-    cpu_hour, seconds = given["cpu_hour"], given["seconds"]
+    price, seconds = given["hour_price"], given["seconds"]
     with output.working() as show, only_results_on_stdout():
         show("Scoring a sample ...")
-        found = predict(
-            model, rows, config, cpu_hour, seconds, given["threads"], given["batch_rows"]
-        )
+        found = predict(model, rows, config, price, seconds, given["threads"], given["batch_rows"])
     if output.as_json:
         output.document({"digest": model.digest, **found.as_dict()})
     else:
@@ -364,13 +362,15 @@ def _show_estimate(output: CommandOutput, found: CostEstimate) -> None:
     rows, units = counted(found.rows, "row"), counted(found.units, "unit")
     output.line(f"Sample: {rows} in {units}, {found.bad:,} rejected")
     output.line(
-        f"{three_digits(found.core_seconds)} ± {three_digits(found.spread)} core-seconds per "
-        f"million rows, after {found.open_seconds:.1f} s to open the model"
+        f"{three_digits(found.million_seconds)} ± {three_digits(found.spread)} "
+        f"{found.resource}-seconds per million rows (± is the spread between units), "
+        f"after {found.open_seconds:.1f} s to open the model"
     )
-    if found.job_seconds is not None and found.core_hours is not None:
+    if found.job_seconds is not None and found.job_hours is not None:
         output.line(
-            f"All {found.total_rows:,} rows: {three_digits(found.core_hours)} core-hours, "
-            f"{clock_time(found.job_seconds)} with {counted(found.threads, 'thread')}"
+            f"All {found.total_rows:,} rows: {three_digits(found.job_hours)} "
+            f"{found.resource}-hours, {clock_time(found.job_seconds)} with "
+            f"{counted(found.parallel, found.resource)}"
         )
     if found.million_cost is not None:
         whole = "" if found.job_cost is None else f"; of all rows: {three_digits(found.job_cost)}"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cli.output import CommandOutput
 from cli.commands.stream import event_display
+from cli.output import CommandOutput
 from services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 

@@ -145,8 +145,8 @@ class Postgres:
         stored, names = _storable(rows), rows.schema.names
         types = self.column_types(rows.schema)
         columns = self._columns(table)
-        wanted = [columns[name] for name in names]
-        if types == wanted:
+        expected = [columns[name] for name in names]
+        if types == expected:
             schema, name = self._location(table)
             self._ingest(name, stored, mode="append", db_schema_name=schema)
             return
@@ -156,7 +156,7 @@ class Postgres:
             else f"{column_list([name])}::text"
             if kind == "text" or kind.startswith("character")
             else f"CAST({column_list([name])}::text AS {kind})"
-            for name, found, kind in zip(names, types, wanted, strict=True)
+            for name, found, kind in zip(names, types, expected, strict=True)
         ]
         self._ingest(_STAGE, stored, mode="create", temporary=True)
         self.run(

@@ -85,7 +85,7 @@ class QuerySource:
     def identity(self) -> Mapping[str, str]:
         ranges = repr([unit.part for unit in self._units])
         return {
-            "place": self.name,
+            "location": self.name,
             "query": hashlib.sha256(self._query.encode()).hexdigest()[:16],
             "order": ", ".join(self._key),
             "rows": str(sum(unit.rows or 0 for unit in self._units)),

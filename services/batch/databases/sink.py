@@ -59,7 +59,13 @@ _LEDGER: Mapping[str, tuple[Mapping[str, str], int]] = MappingProxyType(
             1,
         ),
         "quarantine": (
-            {"unit": "TEXT", "row": "BIGINT", "origin": "TEXT", "reason": "TEXT", "held": "TEXT"},
+            {
+                "unit": "TEXT",
+                "row": "BIGINT",
+                "origin": "TEXT",
+                "reason": "TEXT",
+                "content": "TEXT",
+            },
             2,
         ),
     }
@@ -130,15 +136,15 @@ class DatabaseSink:
             if marker := self._markers(f"WHERE id = {text_literal(unit.id)}").get(unit.id):
                 return marker  # committed before the connection was lost
             for group in chain([first], groups):
-                held = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
-                self._insert("quarantine", held)
+                bad_rows = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
+                self._insert("quarantine", bad_rows)
                 answers = [piece.answers for piece in group if piece.answers.num_rows]
                 if answers:
                     table = pa.concat_tables(answers).unify_dictionaries()
                     mark = pa.repeat(f"{self._mark}-{unit.id}", table.num_rows)
                     self._put(table.append_column(UNIT_COLUMN, mark))
                     rows += table.num_rows
-                bad, reason = bad + len(held), held[-1][3] if held else reason
+                bad, reason = bad + len(bad_rows), bad_rows[-1][3] if bad_rows else reason
                 skipped += sum(piece.skipped for piece in group)
             self._insert("units", [(unit.id, unit.origin, rows, bad, skipped)])
         return Marker(unit.id, rows, bad, skipped, (), unit.origin, reason)

@@ -29,7 +29,7 @@ from services.batch.databases.base import (
     text_literal,
 )
 from services.batch.databases.sink import DatabaseSink
-from services.batch.locks import lock_job
+from services.batch.storage import lock_job
 from services.batch.units import Piece, UnreadableRow
 from services.runtime.tabular.values import as_json
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEPT_SCHEMAS = 256
-# Fields of Message and RecordBatch in Arrow's Message.fbs, as places in their tables.
+# Fields of Message and RecordBatch in Arrow's Message.fbs, as field numbers of their tables.
 _HEADER, _COMPRESSION = 8, 10
 # Messages of one schema: their indices, and their rows.
 Group = tuple[list[int], list[Any]]
@@ -110,17 +110,17 @@ class ArrowPayload:
 
     def _feeds_of(self, schema: pa.Schema) -> tuple[InputColumns, ...] | str:
         """Return the input columns of a schema, or the reason why it has none."""
-        known = self._feeds.get(schema)
-        if known is None:
+        feeds = self._feeds.get(schema)
+        if feeds is None:
             if len(self._feeds) >= _KEPT_SCHEMAS:
                 self._feeds.clear()
             try:
-                known = find_feeds(schema, self._signature, self._map)
+                feeds = find_feeds(schema, self._signature, self._map)
             except MlctlError as error:
-                known = error.message
+                feeds = error.message
             missing = [name for name in self._request.keep if name not in schema.names]
-            self._feeds[schema] = known = f"column {missing[0]!r} is missing" if missing else known
-        return known
+            self._feeds[schema] = feeds = f"column {missing[0]!r} is missing" if missing else feeds
+        return feeds
 
     def _kept(self, table: pa.Table) -> pa.Table | None:
         return table.select(self._request.keep) if self._request.keep else None
@@ -167,7 +167,7 @@ def _read(value: bytes, request: PayloadRequest) -> pa.Table:
 
 
 def _is_compressed(batch: Any) -> bool:
-    """Whether the metadata of a record batch has the field `compression` (Message.fbs)."""
+    """Return whether the metadata of a record batch has the field `compression` (Message.fbs)."""
     from flatbuffers import encode, packer, table
 
     content = batch.metadata.to_pybytes()

@@ -104,8 +104,8 @@ class ObjectReader:
             found = {}
             for name, spec in self._specs.items():
                 if name not in document:
-                    known = ", ".join(repr(each) for each in self._specs)
-                    raise invalid(f"input {name!r} is missing; the model's inputs are {known}")
+                    names = ", ".join(repr(each) for each in self._specs)
+                    raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
                 found[name], several = _value(spec, document[name])
                 many = many or several
         rows = check_rows(found, self._specs, self._max_rows)

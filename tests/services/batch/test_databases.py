@@ -23,9 +23,9 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import verify
-from services.batch.engine import BatchEvent, BatchPhase, RunControl
-from services.batch.job import BatchConfig, local_executor, run_job
-from services.batch.limits import ErrorLimit
+from services.batch.job import BatchConfig, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.units import Job, ScoredPiece, Unit
@@ -115,7 +115,7 @@ def test_table__two_runs_at_once__second_one_fails(
         assert sink.begin(JOB) == ({}, False)
 
 
-def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) -> None:
+def test_duckdb__file_open_in_another_process__is_rejected(tmp_path: Path) -> None:
     hold = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold, tmp_path / "out.db"],
@@ -130,7 +130,7 @@ def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) 
     assert caught.value.code is ErrorCode.JOB_RUNNING
 
 
-def test_a_file_of_duckdb_on_a_full_disk_is_opened_again(
+def test_duckdb__full_disk__file_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = f"duckdb://{tmp_path}/out.db?table=scores&create=yes"
@@ -179,7 +179,7 @@ def test_all_kinds_of_values_arrive(place: Place) -> None:
     assert [row[6] for row in rows] == words
 
 
-def test_a_lost_server_is_waited_for_and_loses_nothing(server: PostgresServer) -> None:
+def test_postgres__server_lost__next_commit_loses_nothing(server: PostgresServer) -> None:
     location = f"{server.url}&table=lost&create=yes&key=id"
     with closing(sink_at(location)) as sink:
         sink.begin(JOB)
@@ -200,7 +200,7 @@ def test_a_lost_server_is_waited_for_and_loses_nothing(server: PostgresServer) -
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
 
 
-def test_a_session_that_dies_before_its_commit_pauses_the_job(
+def test_postgres__session_killed_before_its_commit__job_pauses(
     server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_bundle(tmp_path / "tiny")
@@ -225,7 +225,7 @@ def test_a_session_that_dies_before_its_commit_pauses_the_job(
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(2_000, 2_000)]
 
 
-def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
+def test_table__text_with_nul__is_a_bad_row_where_it_cannot_be_stored(
     place: Place, tmp_path: Path
 ) -> None:
     bundle = make_bundle(tmp_path / "tiny")
@@ -255,7 +255,7 @@ def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
         ("?table=a&create=maybe", "yes or no"),
     ],
 )
-def test_a_place_that_makes_no_sense_is_told(parameters: str, told: str) -> None:
+def test_table_location__invalid__is_rejected(parameters: str, told: str) -> None:
     with pytest.raises(MlctlError, match=told):
         open_sink(f"postgresql://host/db{parameters}")
 
@@ -267,9 +267,11 @@ def test_postgres__columns_of_other_types_than_the_answers__values_convert_as_te
     for statement in (
         "CREATE SCHEMA typed",
         "CREATE TYPE typed.mood AS ENUM ('sad', 'ok')",
-        "CREATE TABLE typed.answers (id numeric PRIMARY KEY, mood typed.mood, who uuid, "
-        "more jsonb, name varchar(5), y float8[], d numeric(6, 2), blob bytea, at timestamptz, "
-        "big numeric, mlctl_digest text, mlctl_unit text)",
+        (
+            "CREATE TABLE typed.answers (id numeric PRIMARY KEY, mood typed.mood, who uuid, "
+            "more jsonb, name varchar(5), y float8[], d numeric(6, 2), blob bytea, at timestamptz, "
+            "big numeric, mlctl_digest text, mlctl_unit text)"
+        ),
     ):
         query(location, statement)
     at = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
@@ -308,8 +310,9 @@ def test_postgres__a_table_with_every_type__is_read_with_its_values(
     location = f"{server.url}&table=kinds&key=id"
     query(
         location,
-        "CREATE TABLE $T AS SELECT 1.5::numeric AS id, 'NaN'::numeric AS n, '{1.5,NULL}'::numeric[] "
-        "AS ns, '7c09cd18-e79c-4232-8357-b07ed4978732'::uuid AS who, '{\"a\": 1}'::jsonb AS j, "
+        "CREATE TABLE $T AS SELECT 1.5::numeric AS id, 'NaN'::numeric AS n, "
+        "'{1.5,NULL}'::numeric[] AS ns, "
+        "'7c09cd18-e79c-4232-8357-b07ed4978732'::uuid AS who, '{\"a\": 1}'::jsonb AS j, "
         "'1.2.3.4'::inet AS ip, '2026-01-02 03:04:05.678901+02'::timestamptz AS at, "
         "'\\x00ff'::bytea AS b, 'x''y'::text AS t, NULL::float4 AS none, '{a,NULL}'::text[] AS ts, "
         "'1 day'::interval AS i",
