@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, quote, urlencode
 
-import numpy as np
-
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.locations import without_password
-from services.batch.units import Piece
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from services.batch.units import Piece
 
 _OPTIONS = ("table", "key", "create")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
@@ -118,17 +117,6 @@ class QueryReader(Protocol):
         `rest` are the conditions and the order; `start` is the number of the first row.
         """
         ...
-
-
-def arrow_pieces(batches: Iterable[pa.RecordBatch], start: int, rows: int) -> Iterator[Piece]:
-    """Yield record batches as pieces of at most `rows` rows, numbered from `start`."""
-    import pyarrow as pa
-
-    for batch in batches:
-        for offset in range(0, batch.num_rows, rows):
-            part = batch.slice(offset, rows)
-            yield Piece(pa.Table.from_batches([part]), np.arange(start, start + part.num_rows))
-            start += part.num_rows
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:

@@ -15,12 +15,12 @@ from bundle.packages import install_hint
 from services.batch.databases.base import (
     QueryReader,
     TableRef,
-    arrow_pieces,
     column_list,
     quoted,
     text_literal,
 )
 from services.batch.databases.sink import DatabaseSink
+from services.batch.pieces import arrow_pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,7 +161,7 @@ class _DuckDbReader:
         self, query: str, schema: pa.Schema, rest: str, start: int, rows: int
     ) -> Iterator[Piece]:
         sql = f"SELECT {column_list(schema.names)} FROM ({query}) AS q {rest}"
-        yield from arrow_pieces(self._connection.execute(sql).to_arrow_reader(rows), start, rows)
+        yield from arrow_pieces(self._connection.execute(sql).to_arrow_reader(rows), rows, start)
 
 
 @contextmanager

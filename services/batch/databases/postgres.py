@@ -14,7 +14,6 @@ from bundle.packages import install_hint
 from services.batch.databases.base import (
     QueryReader,
     TableRef,
-    arrow_pieces,
     column_list,
     join_url,
     quoted,
@@ -23,6 +22,7 @@ from services.batch.databases.base import (
 )
 from services.batch.databases.sink import DatabaseSink
 from services.batch.locations import without_password
+from services.batch.pieces import arrow_pieces
 from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class _PostgresReader:
             values.append(f"CAST({column} AS {kind}) AS {column}" if kind else column)
         with self._connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(values)} FROM ({query}) AS q {rest}")
-            yield from arrow_pieces(cursor.fetch_record_batch(), start, rows)
+            yield from arrow_pieces(cursor.fetch_record_batch(), rows, start)
 
     def _fields(self, query: str) -> pa.Schema:
         with self._connection.cursor() as cursor:

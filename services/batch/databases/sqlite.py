@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
     QueryReader,
@@ -29,8 +27,9 @@ from services.batch.databases.base import (
     text_literal,
 )
 from services.batch.databases.sink import DatabaseSink
+from services.batch.pieces import piece_without
 from services.batch.storage import lock_job
-from services.batch.units import Piece, UnreadableRow
+from services.batch.units import Piece
 from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
@@ -213,21 +212,13 @@ def _piece(rows: Sequence[Sequence[Any]], schema: pa.Schema, start: int) -> Piec
             for row, value in enumerate(values):
                 if fitting[row] is None and value is not None:
                     problems.setdefault(row, f"column {field.name!r} is not {field.type}")
-    table, numbers = pa.table(arrays, schema=schema), np.arange(start, start + len(rows))
-    if not problems:
-        return Piece(table, numbers)
-    good = np.delete(np.arange(len(rows)), list(problems))
-    unreadable = tuple(
-        UnreadableRow(
-            start + row,
-            problems[row],
-            json.dumps(
-                dict(zip(schema.names, map(as_json, rows[row]), strict=True)), ensure_ascii=False
-            ),
-        )
-        for row in sorted(problems)
-    )
-    return Piece(table.take(good), numbers[good], unreadable)
+    table = pa.table(arrays, schema=schema)
+
+    def text(row: int) -> str:
+        values = zip(schema.names, map(as_json, rows[row]), strict=True)
+        return json.dumps(dict(values), ensure_ascii=False)
+
+    return piece_without(table, range(start, start + len(rows)), problems, text)
 
 
 def _fitting(value: Any, kind: Any) -> Any:
