@@ -46,7 +46,7 @@ _KEEP = click.option(
     "--keep",
     multiple=True,
     metavar="COLUMN[,COLUMN...]",
-    help="Input columns to copy to the answers.",
+    help="Input columns to copy to the answers; '*' for all of them.",
 )
 
 _FORMAT_OPTION = click.option(

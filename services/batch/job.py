@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 UNIT_ROWS = 100_000
+# As one of the columns to keep: all columns of the input.
+KEEP_ALL = "*"
 # Commits units with threads of this process (`local_executor`) or on a cluster (`ray_executor`).
 Executor = Callable[[Scoring, Run, Sequence[Unit]], None]
 
@@ -65,7 +67,8 @@ def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> Scorin
     if condition is not None:
         condition.check(schema)
     feeds = find_feeds(schema, model.signature, parse_map(config.map))
-    keep = tuple(dict.fromkeys((*config.keep, *config.partition_by)))
+    columns = schema.names if KEEP_ALL in config.keep else config.keep
+    keep = tuple(dict.fromkeys((*columns, *config.partition_by)))
     return ScoringPlan(feeds, keep, condition, config.forbid_nan, config.finite_outputs)
 
 

@@ -19,7 +19,7 @@ from services.protocol.wire import invalid
 from services.runtime.tabular.input_columns import InputColumns, find_feeds, parse_map
 from services.runtime.tabular.tensors import to_tensors
 from services.stream.base import Decoded
-from services.stream.payloads import PayloadRequest
+from services.stream.payloads import KEEP_ALL, PayloadRequest
 from services.stream.payloads.jsonrows import too_long
 from services.stream.payloads.objects import MessageGroup, joined
 
@@ -118,11 +118,18 @@ class ArrowPayload:
                 feeds = find_feeds(schema, self._signature, self._map)
             except MlctlError as error:
                 feeds = error.message
-            missing = [name for name in self._request.keep if name not in schema.names]
-            self._feeds[schema] = feeds = f"column {missing[0]!r} is missing" if missing else feeds
+            missing = [name for name in self._request.keep if name not in (KEEP_ALL, *schema.names)]
+            clashes = [spec.name for spec in self._signature.outputs if spec.name in schema.names]
+            if missing:
+                feeds = f"column {missing[0]!r} is missing"
+            elif clashes and KEEP_ALL in self._request.keep:
+                feeds = f"column {clashes[0]!r} has the name of an output"
+            self._feeds[schema] = feeds
         return feeds
 
     def _kept(self, table: pa.Table) -> pa.Table | None:
+        if KEEP_ALL in self._request.keep:
+            return table
         return table.select(self._request.keep) if self._request.keep else None
 
 

@@ -114,7 +114,17 @@ def test_job__another_fingerprint__is_rejected_with_the_changes(
     assert set(tables.answers(tmp_path / "out")["mlctl_digest"].to_pylist()) == {other.digest}
 
 
-def test_the_filter_leaves_rows_out_and_counts_them(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__keep_all__answers_have_every_column(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 100)
+    config = BatchConfig(keep=("*",))
+    tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=config)
+    rows = parquet.read_table(tmp_path / "in.parquet")
+    found = tables.answers(tmp_path / "out")
+    assert found.select(rows.schema.names).to_pylist() == rows.to_pylist()
+    assert found.schema.names == [*rows.schema.names, "y", "mlctl_digest"]
+
+
+def test_job__filter__skips_rows_and_counts_them(bundle: VerifiedBundle, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 1000)
     config = BatchConfig(keep=("id",), filter="id >= 100 and id < 900", unit_rows=300)
     report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=config)

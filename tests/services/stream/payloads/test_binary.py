@@ -110,6 +110,20 @@ def test_arrow__compressed_message__is_rejected(form: str) -> None:
     assert pool.max_memory() - before < 1 << 20
 
 
+def test_arrow__keep_all__answers_have_every_column() -> None:
+    payload = open_payload(PayloadRequest("arrow", keep=("*",)), FOUR)
+    x = [[1.0, 2, 3, 4]]
+    values = [_message({"id": [1], "x": x}), _message({"x": x, "label": ["z"]})]
+    found = [each for each in payload.decode(values) if len(each.kept)]
+    rejected = [each.rejected for each in payload.decode(values) if each.rejected]
+    assert rejected == [{1: "column 'label' has the name of an output"}]
+    outputs = {"y": np.zeros((1, 2), np.float32), "label": np.array([b"p"], object)}
+    answers = payload.encode(outputs, found[0].rows, found[0].carried)
+    assert [_answer(each) for each in answers] == [
+        {"id": [1], "x": x, "y": [[0, 0]], "label": ["p"]}
+    ]
+
+
 def test_rows_of_arrow_messages_come_back_to_their_messages() -> None:
     payload = open_payload(PayloadRequest("arrow", keep=("id",)), FOUR)
     values = [

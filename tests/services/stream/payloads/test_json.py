@@ -197,7 +197,21 @@ def test_json__value_without_a_json_form__is_an_error() -> None:
         payload.encode({"y": np.array([[1, 2, 3, math.nan]], np.float32)}, [1])
 
 
+def test_json__keep_all__answers_have_every_field() -> None:
+    payload = open_payload(PayloadRequest(keep=("*",)), FOUR)
+    values = [b'{"id":1,"x":[1,2,3,4]}', b'{"x":[1,2,3,4],"y":7}', b'{"x":[1,2,3,4],"at":{"a":[]}}']
+    (found,) = payload.decode(values)
+    assert found.rejected == {1: "field 'y' has the name of an output"}
+    answers = payload.encode({"y": found.inputs["x"]}, found.rows, found.carried)
+    assert [orjson.loads(each) for each in answers] == [
+        {"id": 1, "x": [1, 2, 3, 4], "y": [1, 2, 3, 4]},
+        {"x": [1, 2, 3, 4], "at": {"a": []}, "y": [1, 2, 3, 4]},
+    ]
+
+
 def test_requests_that_make_no_sense() -> None:
+    with pytest.raises(MlctlError, match="only json and arrow messages can keep all"):
+        open_payload(PayloadRequest("raw", keep=("*",)), FOUR)
     with pytest.raises(MlctlError, match="an output has that name"):
         open_payload(PayloadRequest(keep=("y",)), FOUR)
     with pytest.raises(MlctlError, match="unknown format"):
