@@ -147,7 +147,7 @@ def bench(
     target, model = _named(target, model)
     _check(target, data, tune=tune, goal=max_p99_ms, write=write)
     model = _known(target, model)
-    asking = RequestShape(
+    shape = RequestShape(
         protocol=Protocols(protocol),
         binary=encoding == "binary",
         rows=rows,
@@ -158,9 +158,9 @@ def bench(
     load = LoadProfile(seconds=seconds, clients=clients, rate=rate)
     with interruptible():
         if max_p99_ms is not None:
-            _tune(output, target, asking, load, (max_p99_ms, budget), write)
+            _tune(output, target, shape, load, (max_p99_ms, budget), write)
         else:
-            _bench(output, target, asking, load)
+            _bench(output, target, shape, load)
 
 
 def _named(target: str, option: str | None) -> tuple[str, str | None]:
@@ -205,29 +205,29 @@ def _data(target: str, data: str | None, model: str | None) -> Path | None:
     return None if data is None else Path(data)
 
 
-def _bench(output: CommandOutput, target: str, asking: RequestShape, load: LoadProfile) -> None:
+def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadProfile) -> None:
     from loadtest.runs import bench as run
 
     with ExitStack() as stack:
-        served = _served(output, target, asking, stack)
-        tell = stack.enter_context(output.working())
+        served = _served(output, target, shape, stack)
+        report = stack.enter_context(output.working())
 
         def show(figures: Figures) -> None:
-            tell(f"{figures.per_second:,.0f} answers a second ...")
+            report(f"{figures.per_second:,.0f} answers a second ...")
 
-        tell("Warming up ...")
-        model, found = run(served, asking, load, show)
+        report("Warming up ...")
+        model, found = run(served, shape, load, show)
     if output.as_json:
         runs = [figures.as_dict() for figures in found]
         document = {"model": model.name, "version": model.version, "runs": runs}
         output.document({**document, "ready_seconds": served.ready_seconds})
     else:
-        title = f"{model.name} {model.version[:12]}, {asking.protocol}, rows {asking.rows}"
+        title = f"{model.name} {model.version[:12]}, {shape.protocol}, rows {shape.rows}"
         output.table(columns_of(), [row_of(figures) for figures in found], title)
 
 
 def _served(
-    output: CommandOutput, target: str, asking: RequestShape, stack: ExitStack
+    output: CommandOutput, target: str, shape: RequestShape, stack: ExitStack
 ) -> MeasuredServer:
     from bundle.tokens import token_of
     from loadtest.runs import MeasuredServer
@@ -238,20 +238,20 @@ def _served(
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
-        return MeasuredServer(address, address if asking.protocol == "http" else None)
+        return MeasuredServer(address, address if shape.protocol == "http" else None)
     found = find_bento(target)
     output.note(f"Serving {found.tag} to measure it ...")
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlctl-bench-"))
     http, grpc = free_ports(2)
     return stack.enter_context(
-        serving(found.tag, (http, grpc), asking.protocol, Path(folder) / "log")
+        serving(found.tag, (http, grpc), shape.protocol, Path(folder) / "log")
     )
 
 
 def _tune(
     output: CommandOutput,
     target: str,
-    asking: RequestShape,
+    shape: RequestShape,
     load: LoadProfile,
     limits: tuple[float, float],
     write: Path | None,
@@ -266,8 +266,8 @@ def _tune(
 
     found = find_bento(target)
     goal = Goal(limits[0], limits[1])
-    with output.working() as tell:
-        tuning = Tuning(found, asking, load, goal, ports, tell)
+    with output.working() as report:
+        tuning = Tuning(found, shape, load, goal, ports, report)
         tuned = tuning.run()
     if write is not None:
         write.write_text(tuned.environment_lines())

@@ -43,8 +43,8 @@ def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
     tag = find_bento(name).tag
     reference = f"{tag}{slash}{model}"
     http, grpc = free_ports(2)
-    with interruptible(), output.working() as tell:
-        found = run_parity(tag, find_scorable(reference), (http, grpc), data, tell)
+    with interruptible(), output.working() as report:
+        found = run_parity(tag, find_scorable(reference), (http, grpc), data, report)
     _show(output, reference, found)
     if not found.passed:
         raise click.exceptions.Exit(ERROR_TABLE[ErrorCode.PARITY_FAILED].exit_code)

@@ -70,8 +70,8 @@ def _version(part: dict[str, Any] | None) -> str:
 def _pairs(values: dict[str, Any] | None) -> str:
     if values is None:
         return "not on this machine"
-    told = {name: value for name, value in values.items() if value is not None}
+    known = {name: value for name, value in values.items() if value is not None}
     return ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in told.items()
+        for name, value in known.items()
     )
