@@ -39,7 +39,7 @@ def test_batch__compressed_csv_to_a_table_to_another__keeps_each_row(tmp_path: P
         assert "geheim" not in told
         with psycopg.connect(server.url) as connection:
             ids = connection.execute("SELECT id FROM scores ORDER BY id").fetchall()
-            ledger = connection.execute("SELECT * FROM scores_mlctl_facts").fetchall()
+            ledger = connection.execute("SELECT * FROM scores_mlctl_job").fetchall()
             bad = connection.execute("SELECT row FROM scores_mlctl_quarantine").fetchall()
     finally:
         server.close()
