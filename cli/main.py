@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
-import sys
-from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from bundle import __version__
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
@@ -44,6 +39,7 @@ from cli.commands.stream import stream
 from cli.commands.up import up
 from cli.commands.verify import verify
 from cli.commands.why import why
+from cli.output import ReportingGroup
 
 SECTIONS = {
     "Start here": (doctor, demo),
@@ -57,8 +53,8 @@ SECTIONS = {
 COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
 
 
-class Mlctl(click.Group):
-    """The group of all commands: help in sections, and usage errors as JSON with --json."""
+class Mlctl(ReportingGroup):
+    """The group of all commands, with help in sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
@@ -73,27 +69,6 @@ class Mlctl(click.Group):
                 formatter.write_dl(
                     [(str(each.name), each.get_short_help_str(66)) for each in commands], 13, 2
                 )
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
-        arguments = list(sys.argv[1:] if args is None else args)
-        if not options.get("standalone_mode", True) or "--json" not in arguments:
-            return super().main(arguments, *rest, **options)
-        try:
-            code = super().main(arguments, *rest, **{**options, "standalone_mode": False})
-        except click.UsageError as error:
-            code = _print_usage_error(error)
-        except click.Abort:
-            code = ERROR_TABLE[ErrorCode.INTERRUPTED].exit_code
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def _print_usage_error(error: click.UsageError) -> int:
-    command = error.ctx.command_path if error.ctx is not None else "mlctl"
-    failure = MlctlError(
-        ErrorCode.INVALID_INPUT, error.format_message(), f"`{command} --help` shows the options."
-    )
-    click.echo(json.dumps({"error": failure.as_dict()}, indent=2, ensure_ascii=False))
-    return failure.spec.exit_code
 
 
 @click.group(
