@@ -2,136 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from cli.options import Duration, add_options, parse_options
+from bundle.errors import ERROR_TABLE, ErrorCode
 from cli.output import CommandOutput, counted, reporting
-from cli.progress import json_line, only_results_on_stdout, stopping
+from cli.progress import json_line, stopping
+from cli.runners.stream import score_stream
+from cli.runners.stream_options import stream_options
 
 if TYPE_CHECKING:
     from rollout.domain.streams import StreamsCompared
-    from services.stream.base import Message, StreamConnection, StreamUrl, Transport
-    from services.stream.engine import StreamReport
-    from services.stream.events import StreamEvent
-    from services.stream.run import StreamConfig
-
-# Minimum seconds between two reports of committed batches.
-_PERIOD = 10.0
-_JSON_PERIOD = 1.0
-_RUN_OPTIONS = (
-    click.option(
-        "--in", "source", required=True, metavar="URL", help="Stream of messages to score."
-    ),
-    click.option(
-        "--out", "target", required=True, metavar="URL", help="Stream that answers go to."
-    ),
-    click.option(
-        "--dead",
-        metavar="URL",
-        help="Stream of messages that cannot be answered.  [default: the source's topic and .dead]",
-    ),
-    click.option(
-        "--group",
-        default="mlctl",
-        show_default=True,
-        help="Consumer group: runs with the same group share the work.",
-    ),
-    click.option(
-        "--from",
-        "start",
-        type=click.Choice(["earliest", "latest"]),
-        default="earliest",
-        show_default=True,
-        help="First message of a new group.",
-    ),
-    click.option(
-        "--shadow",
-        is_flag=True,
-        help="Read the same messages as GROUP.shadow; dead letters go beside --out.",
-    ),
-    click.option(
-        "--payload",
-        default="json",
-        show_default=True,
-        help="Format of messages: json, arrow, raw, avro, protobuf.",
-    ),
-    click.option(
-        "--keep",
-        multiple=True,
-        metavar="FIELD[,FIELD...]",
-        help="Fields of a message to copy into its answer; '*' for all (json, arrow).",
-    ),
-    click.option(
-        "--map",
-        "mapped",
-        multiple=True,
-        metavar="INPUT=COLUMN",
-        help="Columns of Arrow messages that feed an input.",
-    ),
-    click.option(
-        "--option",
-        "options",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Option of the payload format.",
-    ),
-    click.option("--exactly-once", is_flag=True, help="Commit in Kafka's transactions."),
-    click.option(
-        "--max-latency-ms",
-        type=click.FloatRange(1.0),
-        default=100.0,
-        show_default=True,
-        help="Goal from a message's arrival to its commit; it bounds the size of batches.",
-    ),
-    click.option(
-        "--max-batch",
-        type=click.IntRange(1),
-        default=8192,
-        show_default=True,
-        help="Maximum messages in a batch.",
-    ),
-    click.option(
-        "--max-message-bytes",
-        type=click.IntRange(1),
-        default=8 << 20,
-        show_default=True,
-        help="Larger messages become dead letters.",
-    ),
-    click.option(
-        "--max-dead-rate",
-        default="10%",
-        show_default=True,
-        metavar="P%",
-        help="Stop above this share of dead letters in the newest 1,000 messages.",
-    ),
-    click.option(
-        "--patience",
-        type=Duration(),
-        default="5m",
-        show_default=True,
-        help="Time to wait for a broker or a model that is unavailable.",
-    ),
-    click.option("--max-messages", type=click.IntRange(1), help="End after this many messages."),
-    click.option("--until-empty", is_flag=True, help="End when the group's lag is 0."),
-    click.option(
-        "--metrics-port",
-        type=click.IntRange(0, 65_535),
-        help="Serve Prometheus metrics on this port of 127.0.0.1; 0 takes a free one.",
-    ),
-)
-
-
-def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return add_options(_RUN_OPTIONS, command)
+    from services.stream.base import Message, StreamUrl, Transport
 
 
 @click.group()
@@ -141,7 +27,7 @@ def stream() -> None:
 
 @stream.command()
 @click.argument("bento")
-@_run_options
+@stream_options
 @reporting(json_lines=True)
 def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     """Score the messages of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
@@ -152,25 +38,8 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     for standard input and output.
     """
     from services.runtime.scorable import find_scorable
-    from services.stream.metrics import counted_events
-    from services.stream.run import run_stream
 
-    output.warn_unknown_variables()
-    config = _stream_config(given, as_json=output.as_json)
-    model = find_scorable(bento)
-    name, port = model.name, given["metrics_port"]
-    with (
-        stopping(output) as stop,
-        event_display(output) as display,
-        counted_events(name, port, display, partial(_metrics_line, output)) as on_event,
-    ):
-        report = run_stream(model, config, on_event, stop, partial(display.opened, config))
-    _show_report(output, report)
-    if not report.complete and (given["until_empty"] or given["max_messages"]):
-        raise MlctlError(
-            ErrorCode.INTERRUPTED,
-            f"stopped after {report.totals.messages:,} messages, all of them committed",
-        )
+    score_stream(output, partial(find_scorable, bento), given)
 
 
 @stream.command()
@@ -450,68 +319,6 @@ def _show_comparison(
         output.line(f"  {source}")
 
 
-def _stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
-    """Return the run that the options describe; INVALID_INPUT for an invalid value."""
-    from services.stream.base import ConnectionRequest, StreamUrl
-    from services.stream.batching import BatchGoals
-    from services.stream.engine import RunSettings
-    from services.stream.payloads import PayloadRequest
-    from services.stream.run import StreamConfig, default_dead, shadow_of
-
-    source = StreamUrl.parse(given["source"])
-    request = ConnectionRequest(
-        source,
-        given["group"],
-        _destination(given["target"], as_json=as_json),
-        _destination(given["dead"], as_json=as_json) if given["dead"] else default_dead(source),
-        given["start"],
-        given["exactly_once"],
-    )
-    return StreamConfig(
-        shadow_of(request) if given["shadow"] else request,
-        PayloadRequest(
-            given["payload"],
-            tuple(name for text in given["keep"] for name in text.split(",") if name),
-            given["max_message_bytes"],
-            map=given["mapped"],
-            options=parse_options(given["options"]),
-        ),
-        RunSettings(
-            BatchGoals(given["max_latency_ms"] / 1e3, given["max_batch"]),
-            _share(given["max_dead_rate"]),
-            given["patience"],
-            max_messages=given["max_messages"],
-            until_empty=given["until_empty"],
-        ),
-    )
-
-
-def _destination(text: str, *, as_json: bool) -> StreamUrl:
-    """Parse a URL to write to; keep standard output open before printing is redirected."""
-    from services.stream.base import StreamUrl
-
-    url = StreamUrl.parse(text)
-    if url.scheme != "-":
-        return url
-    if as_json:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT, "--json and the answers cannot both use standard output"
-        )
-    return replace(url, options={"descriptor": str(os.dup(1))})
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-    except ValueError:
-        share = -1.0
-    if not 0.0 <= share <= 1.0:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"--max-dead-rate {text}: write a share, such as 10% or 0.1"
-        )
-    return share
-
-
 def _open(url: str) -> tuple[StreamUrl, Transport]:
     """Parse a URL; return it with its transport."""
     from services.stream.base import StreamUrl
@@ -519,10 +326,6 @@ def _open(url: str) -> tuple[StreamUrl, Transport]:
 
     found = StreamUrl.parse(url)
     return found, transport_of(found)
-
-
-def _metrics_line(output: CommandOutput, port: int) -> None:
-    output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
 
 
 def _show_messages(output: CommandOutput, messages: Iterable[Message]) -> None:
@@ -534,149 +337,3 @@ def _show_messages(output: CommandOutput, messages: Iterable[Message]) -> None:
             continue
         for line in as_lines(message):
             output.line(line)
-
-
-@contextlib.contextmanager
-def event_display(output: CommandOutput) -> Iterator[EventDisplay]:
-    """Yield a display of events: JSON lines, a status line, or a line now and then.
-
-    Output of transforms goes to stderr, so that it cannot mix with answers or events.
-    """
-    if output.as_json:
-        with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
-            throttled = _Throttled(_JSON_PERIOD, lambda event: _event_line(event, stream))
-            yield EventDisplay(output, throttled, stream)
-        return
-    with only_results_on_stdout(), output.working() as show:
-        note = _Throttled(_PERIOD, _Changes(output.note))
-
-        def on_event(event: StreamEvent) -> None:
-            show(_event_text(event))
-            if not output.live:
-                note(event)
-
-        yield EventDisplay(output, on_event)
-
-
-class EventDisplay:
-    """Shows events, and the guarantee before the first one. `stream` is for --json."""
-
-    def __init__(
-        self,
-        output: CommandOutput,
-        show: Callable[[StreamEvent], None],
-        stream: TextIO | None = None,
-    ) -> None:
-        self._output = output
-        self._show = show
-        self._stream = stream
-
-    def __call__(self, event: StreamEvent) -> None:
-        self._show(event)
-
-    def opened(self, config: StreamConfig, connection: StreamConnection) -> None:
-        """Print the guarantee and the streams."""
-        from services.stream.run import guarantee_text
-
-        request = config.connection
-        urls = {
-            "in": request.source.redacted(),
-            "out": request.answers.redacted() if request.answers else None,
-            "dead": request.dead.redacted() if request.dead else None,
-        }
-        if self._stream is not None:
-            document = {"event": "opened", "guarantee": connection.guarantee.value, **urls}
-            json_line(document, self._stream)
-            return
-        self._output.note(f"{guarantee_text(connection, request.source)}.")
-        self._output.note(f"{urls['in']} -> {urls['out']}, dead letters -> {urls['dead']}")
-
-
-class _Throttled:
-    """Shows events; of frequent ones only one in `period` seconds."""
-
-    def __init__(self, period: float, show: Callable[[StreamEvent], None]) -> None:
-        self._period = period
-        self._show = show
-        self._next = 0.0
-
-    def __call__(self, event: StreamEvent) -> None:
-        if event.phase in {"committed", "idle"}:
-            if event.seconds < self._next:
-                return
-            self._next = event.seconds + self._period
-        self._show(event)
-
-
-class _Changes:
-    """Shows an event if it differs from the last one: an idle run is reported once."""
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
-        self._last: tuple[object, ...] | None = None
-
-    def __call__(self, event: StreamEvent) -> None:
-        state = (event.phase, event.totals, event.lag, event.detail)
-        if state != self._last:
-            self._note(_event_text(event))
-        self._last = state
-
-
-def _event_text(event: StreamEvent) -> str:
-    """Return one line: messages, rate, lag, dead letters."""
-    if event.detail:
-        return f"{event.phase.value.capitalize()}: {event.detail}"
-    rate = event.totals.messages / event.seconds if event.seconds > 0 else 0.0
-    parts = [f"{counted(event.totals.messages, 'message')}, {rate:,.0f}/s"]
-    if event.lag is not None:
-        parts.append(f"lag {sum(event.lag.values()):,}")
-    if event.batch is not None:
-        parts.append(f"{event.batch.messages:,} in the last batch")
-    parts.append(f"{event.totals.dead:,} dead")
-    return ", ".join(parts)
-
-
-def _show_report(output: CommandOutput, report: StreamReport) -> None:
-    """Print the totals of a run."""
-    totals = report.totals
-    if output.as_json:
-        json_line(
-            {
-                "event": "summary",
-                "answers": totals.answers,
-                "dead": totals.dead,
-                "seconds": round(report.seconds, 3),
-                "complete": report.complete,
-            }
-        )
-        return
-    rate = totals.messages / max(report.seconds, 1e-9)
-    output.note(
-        f"{counted(totals.answers, 'answer')} and {counted(totals.dead, 'dead letter')} "
-        f"in {report.seconds:.1f} s, {rate:,.0f} messages/s"
-    )
-
-
-def _event_line(event: StreamEvent, stream: TextIO) -> None:
-    document: dict[str, Any] = {
-        "event": event.phase.value,
-        "answers": event.totals.answers,
-        "dead": event.totals.dead,
-        "seconds": round(event.seconds, 3),
-        "lag": event.lag,
-    }
-    if batch := event.batch:
-        document["batch"] = {
-            "messages": batch.messages,
-            "rows": batch.rows,
-            "wait_ms": round(1e3 * batch.wait_s, 3),
-            "decode_ms": round(1e3 * batch.decode_s, 3),
-            "score_ms": round(1e3 * batch.score_s, 3),
-            "encode_ms": round(1e3 * batch.encode_s, 3),
-            "commit_ms": round(1e3 * batch.commit_s, 3),
-            "dead": dict(batch.reasons),
-        }
-    if event.detail:
-        document["detail"] = event.detail
-    json_line(document, stream)
-    stream.flush()

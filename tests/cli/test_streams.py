@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cli.commands.stream import event_display
 from cli.output import CommandOutput
+from cli.runners.stream import event_display
 from services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 

@@ -1,0 +1,200 @@
+"""A run on a stream: what `mlctl stream run` and an image's `stream` do with their options."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from bundle.errors import ErrorCode, MlctlError
+from cli.output import CommandOutput, counted
+from cli.progress import json_line, only_results_on_stdout, stopping
+from cli.runners.stream_options import stream_config
+
+if TYPE_CHECKING:
+    from services.runtime.scorable import Scorable
+    from services.stream.base import StreamConnection
+    from services.stream.engine import StreamReport
+    from services.stream.events import StreamEvent
+    from services.stream.run import StreamConfig
+
+# Minimum seconds between two reports of committed batches.
+_PERIOD = 10.0
+_JSON_PERIOD = 1.0
+
+
+def score_stream(
+    output: CommandOutput, find: Callable[[], Scorable], given: Mapping[str, Any]
+) -> None:
+    """Score the messages of a stream with the model that `find` returns."""
+    from services.stream.metrics import counted_events
+    from services.stream.run import run_stream
+
+    output.warn_unknown_variables()
+    config = stream_config(given, as_json=output.as_json)
+    model = find()
+    name, port = model.name, given["metrics_port"]
+    with (
+        stopping(output) as stop,
+        event_display(output) as display,
+        counted_events(name, port, display, partial(_metrics_line, output)) as on_event,
+    ):
+        report = run_stream(model, config, on_event, stop, partial(display.opened, config))
+    _show_report(output, report)
+    if not report.complete and (given["until_empty"] or given["max_messages"]):
+        raise MlctlError(
+            ErrorCode.INTERRUPTED,
+            f"stopped after {report.totals.messages:,} messages, all of them committed",
+        )
+
+
+def _metrics_line(output: CommandOutput, port: int) -> None:
+    output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
+
+
+@contextlib.contextmanager
+def event_display(output: CommandOutput) -> Iterator[EventDisplay]:
+    """Yield a display of events: JSON lines, a status line, or a line now and then.
+
+    Output of transforms goes to stderr, so that it cannot mix with answers or events.
+    """
+    if output.as_json:
+        with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
+            throttled = _Throttled(_JSON_PERIOD, lambda event: _event_line(event, stream))
+            yield EventDisplay(output, throttled, stream)
+        return
+    with only_results_on_stdout(), output.working() as show:
+        note = _Throttled(_PERIOD, _Changes(output.note))
+
+        def on_event(event: StreamEvent) -> None:
+            show(event_text(event))
+            if not output.live:
+                note(event)
+
+        yield EventDisplay(output, on_event)
+
+
+class EventDisplay:
+    """Shows events, and the guarantee before the first one. `stream` is for --json."""
+
+    def __init__(
+        self,
+        output: CommandOutput,
+        show: Callable[[StreamEvent], None],
+        stream: TextIO | None = None,
+    ) -> None:
+        self._output = output
+        self._show = show
+        self._stream = stream
+
+    def __call__(self, event: StreamEvent) -> None:
+        self._show(event)
+
+    def opened(self, config: StreamConfig, connection: StreamConnection) -> None:
+        """Print the guarantee and the streams."""
+        from services.stream.run import guarantee_text
+
+        request = config.connection
+        urls = {
+            "in": request.source.redacted(),
+            "out": request.answers.redacted() if request.answers else None,
+            "dead": request.dead.redacted() if request.dead else None,
+        }
+        if self._stream is not None:
+            document = {"event": "opened", "guarantee": connection.guarantee.value, **urls}
+            json_line(document, self._stream)
+            return
+        self._output.note(f"{guarantee_text(connection, request.source)}.")
+        self._output.note(f"{urls['in']} -> {urls['out']}, dead letters -> {urls['dead']}")
+
+
+class _Throttled:
+    """Shows events; of frequent ones only one in `period` seconds."""
+
+    def __init__(self, period: float, show: Callable[[StreamEvent], None]) -> None:
+        self._period = period
+        self._show = show
+        self._next = 0.0
+
+    def __call__(self, event: StreamEvent) -> None:
+        if event.phase in {"committed", "idle"}:
+            if event.seconds < self._next:
+                return
+            self._next = event.seconds + self._period
+        self._show(event)
+
+
+class _Changes:
+    """Shows an event if it differs from the last one: an idle run is reported once."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._last: tuple[object, ...] | None = None
+
+    def __call__(self, event: StreamEvent) -> None:
+        state = (event.phase, event.totals, event.lag, event.detail)
+        if state != self._last:
+            self._note(event_text(event))
+        self._last = state
+
+
+def event_text(event: StreamEvent) -> str:
+    """Return one line: messages, rate, lag, dead letters."""
+    if event.detail:
+        return f"{event.phase.value.capitalize()}: {event.detail}"
+    rate = event.totals.messages / event.seconds if event.seconds > 0 else 0.0
+    parts = [f"{counted(event.totals.messages, 'message')}, {rate:,.0f}/s"]
+    if event.lag is not None:
+        parts.append(f"lag {sum(event.lag.values()):,}")
+    if event.batch is not None:
+        parts.append(f"{event.batch.messages:,} in the last batch")
+    parts.append(f"{event.totals.dead:,} dead")
+    return ", ".join(parts)
+
+
+def _show_report(output: CommandOutput, report: StreamReport) -> None:
+    """Print the totals of a run."""
+    totals = report.totals
+    if output.as_json:
+        json_line(
+            {
+                "event": "summary",
+                "answers": totals.answers,
+                "dead": totals.dead,
+                "seconds": round(report.seconds, 3),
+                "complete": report.complete,
+            }
+        )
+        return
+    rate = totals.messages / max(report.seconds, 1e-9)
+    output.note(
+        f"{counted(totals.answers, 'answer')} and {counted(totals.dead, 'dead letter')} "
+        f"in {report.seconds:.1f} s, {rate:,.0f} messages/s"
+    )
+
+
+def _event_line(event: StreamEvent, stream: TextIO) -> None:
+    document: dict[str, Any] = {
+        "event": event.phase.value,
+        "answers": event.totals.answers,
+        "dead": event.totals.dead,
+        "seconds": round(event.seconds, 3),
+        "lag": event.lag,
+    }
+    if batch := event.batch:
+        document["batch"] = {
+            "messages": batch.messages,
+            "rows": batch.rows,
+            "wait_ms": round(1e3 * batch.wait_s, 3),
+            "decode_ms": round(1e3 * batch.decode_s, 3),
+            "score_ms": round(1e3 * batch.score_s, 3),
+            "encode_ms": round(1e3 * batch.encode_s, 3),
+            "commit_ms": round(1e3 * batch.commit_s, 3),
+            "dead": dict(batch.reasons),
+        }
+    if event.detail:
+        document["detail"] = event.detail
+    json_line(document, stream)
+    stream.flush()
