@@ -284,5 +284,5 @@ def test_a_silent_candidate_is_unhealthy_and_silent_pods_everywhere_are_no_news(
     assert data_plane.read().healthy == {Slot.BLUE: True, Slot.GREEN: False}
     for pod in state.pods["shop-blue"]:
         pod.answers = False
-    with pytest.raises(DataPlaneUnavailable, match="no server tells"):
+    with pytest.raises(DataPlaneUnavailable, match="no server reports"):
         data_plane.read()
