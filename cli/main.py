@@ -22,6 +22,7 @@ from cli.commands.doctor import doctor
 from cli.commands.down import down
 from cli.commands.gate import gate
 from cli.commands.history import history
+from cli.commands.init import init
 from cli.commands.logs import logs
 from cli.commands.manifests import manifests
 from cli.commands.models import models
@@ -37,19 +38,19 @@ from cli.commands.rollback import rollback
 from cli.commands.sbom import sbom
 from cli.commands.scale import scale
 from cli.commands.serve import serve
+from cli.commands.show import show
 from cli.commands.sign import sign
 from cli.commands.status import status
 from cli.commands.stream import stream
 from cli.commands.up import up
 from cli.commands.verify import verify
-from cli.commands.why import why
 
 SECTIONS = {
-    "Start here": (doctor, demo),
-    "Models and Bentos": (models, optimize, build, pull, sign, verify),
+    "Start here": (doctor, demo, init),
+    "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, pause, resume, rollback, status, ps, logs, history, why, down,
+        up, scale, promote, pause, resume, rollback, status, ps, logs, history, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip
