@@ -15,6 +15,7 @@ from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
+from cli.commands.cache import cache
 from cli.commands.client import client
 from cli.commands.containerize import containerize
 from cli.commands.demo import demo
@@ -46,7 +47,7 @@ from cli.commands.up import up
 from cli.commands.verify import verify
 
 SECTIONS = {
-    "Start here": (doctor, demo, init),
+    "Start here": (doctor, demo, init, cache),
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
@@ -103,8 +104,9 @@ def _print_usage_error(error: click.UsageError) -> int:
 def cli() -> None:
     """Take a model from the MLflow registry to traffic in production, with proof at each step.
 
-    The chain is optimize, build, up, promote; `mlctl demo` shows it in a few minutes. State is
-    kept under $MLCTL_HOME. Every command has --json and uses the exit codes of docs/errors.md.
+    The chain is optimize, build, up, promote; `mlctl demo` shows it in a few minutes, and `mlctl
+    init` starts a project. State is kept under $MLCTL_HOME. Every command has --json and uses the
+    exit codes of docs/errors.md; docs/completion.md completes commands in your shell.
     """
 
 

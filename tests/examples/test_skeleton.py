@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from bundle.errors import ErrorCode, MlctlError
 from examples.skeleton.create import TEMPLATES, create_project
