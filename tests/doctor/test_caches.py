@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.caches import CACHES, CacheSize, cache_sizes, prune
 from bundle.clock import ManualClock
 from bundle.entries import fetch_or_build, is_whole
+from doctor.caches import CACHES, CacheSize, cache_sizes, prune
 
 NOW = 1_000_000.0
 
