@@ -52,7 +52,9 @@ def test_init__its_project__trains_optimizes_and_builds(tmp_path: Path) -> None:
         ". ./.env && python train.py --epochs 2 >&2"
         " && mlctl optimize net@candidate --data rows:evaluation --transform transform.py"
         " --recipes fp32,fp16 >&2"
-        " && mlctl build net >&2 && mlctl show net --json"
+        " && mlctl build net --push bento >&2"
+        ' && mlctl pull "folder:$(echo bento/*)" --json >&2'
+        " && mlctl show net --json"
     )
     done = subprocess.run(
         ["bash", "-c", script],
