@@ -16,16 +16,18 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 COLUMNS = 118
-FIRST_CHAPTER = "5. "
-# Progress lines that say little in a still picture.
+FIRST, LAST = "5. ", "$ mlctl down"
+# What says little in a still picture: progress, the tables of variants, a runtime's own log.
 _LEFT_OUT = re.compile(
-    r"  \w[\w-]* (finished|cached)|Building|V2:|Serve it|Next:|digest |  \S+: (passes|chosen)"
+    r"  \w[\w-]* (finished|cached)|Optimizing|Building|V2:|Serve it|Next:|digest "
+    r"|  \S+: (passes|chosen)|Variant |(fp32|fp16|int8-cpu|int4) |.*onnxruntime:"
 )
+_TEMPORARY = re.compile(r"/\S*/mlctl-demo-\w+/")
 _STYLES = (
     (re.compile(r"\$ .*"), "bold"),
     (re.compile(r"\d\. .*─"), "cyan"),
-    (re.compile(r".*(promoted|champion).*"), "green"),
-    (re.compile(r".*(rolled_back|rollback|Error).*"), "red"),
+    (re.compile(r"[\d:]{8}  (promoted|champion).*"), "green"),
+    (re.compile(r"Error:.*|[\d:]{8}  .*(rolled_back|rollback).*"), "red"),
 )
 
 
@@ -41,9 +43,10 @@ def terminal_svg(lines: list[str], title: str) -> str:
 
 def demo_lines(output: str) -> list[str]:
     """Return the lines of the demo's output that the picture shows."""
-    lines = output.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith(FIRST_CHAPTER))
-    return [line for line in lines[start:] if not _LEFT_OUT.match(line)]
+    lines = [_TEMPORARY.sub("", line) for line in output.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.startswith(FIRST))
+    end = next(number for number, line in enumerate(lines) if line.startswith(LAST))
+    return [line for line in lines[start:end] if not _LEFT_OUT.match(line)]
 
 
 def main() -> None:
