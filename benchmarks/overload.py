@@ -2,9 +2,10 @@
 
 The capacity is the throughput of 64 clients in a closed loop. In the open loop a request becomes
 due at a random moment, takes a free connection or a new one, and its latency counts from then.
-The first second is reported apart: connections are opened in it, and the server meets the
-overload. The server with all its processes has one core, the client the other; with `--shared`
-the server may use the client's core as well.
+A client at its limit of connections queues requests itself, so the latency from sending to the
+answer is reported apart: that part is the server's. The first second is reported apart, too:
+connections are opened in it, and the server meets the overload. The server with all its processes
+has one core, the client the other; with `--shared` the server may use the client's core as well.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _REJECTION = {
 }
 _COLUMNS = (
     *("load", "offered/s", "answered/s", "of capacity", "p50 ms", "p99 ms"),
+    *("from sending p50 ms", "p99 ms"),
     *("rejections p50 ms", "p99 ms", "with hint", "failed", "sent late p99 ms"),
 )
 
@@ -47,6 +49,8 @@ class OverloadResult:
     answered: float
     p50: float
     p99: float
+    sent_p50: float
+    sent_p99: float
     rejection_p50: float
     rejection_p99: float
     hinted: float
@@ -56,7 +60,8 @@ class OverloadResult:
     def cells(self, capacity: float) -> list[object]:
         """Return the cells of _COLUMNS after the first."""
         share = f"{self.answered / capacity:.0%}"
-        served = (self.offered, self.answered, share, self.p50, self.p99)
+        latencies = (self.p50, self.p99, self.sent_p50, self.sent_p99)
+        served = (self.offered, self.answered, share, *latencies)
         rejected: tuple[object, ...] = ("", "", "")
         if self.rejection_p50 > 0:
             rejected = (self.rejection_p50, self.rejection_p99, f"{self.hinted:.0%}")
@@ -79,6 +84,7 @@ def summarize(load: OpenLoad, start: float, stop: float) -> OverloadResult:
         len(outcome) / (stop - start),
         np.count_nonzero(in_time) / (stop - start),
         *_percentiles_ms(latency[answered]),
+        *_percentiles_ms((latency - load.late[chosen])[answered]),
         *_percentiles_ms(latency[rejected]),
         np.count_nonzero(outcome == HINTED) / count if count else 0.0,
         int(np.count_nonzero(outcome == FAILED)),

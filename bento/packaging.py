@@ -1,4 +1,4 @@
-"""Build a Bento from verified bundles: serving code, the bundles, pinned requirements.
+"""Build a Bento from verified bundles: our code, the bundles, pinned requirements.
 
 The version is the start of the bundles' digest, so the same bundles have the same tag. A second
 digest covers the content, so the same bundles under the same mlctl give the same bytes. BentoML
@@ -50,8 +50,8 @@ SERVICE = "services.service:service"
 _OUTPUT_LINES = 20
 _REASON = re.compile(r"[\w.]*(Error|Exception)\b")
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
-# The runners: an image does not start them.
-_NOT_SERVED = frozenset({"batch", "stream"})
+# The part of the command line that starts the batch and stream runners.
+_COMMAND_LINE = ("__init__.py", "options.py", "output.py", "progress.py", "runners/*.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +150,20 @@ def _same(ours: Path, theirs: Path) -> bool:
 
 
 def bento_sources() -> Iterator[Path]:
-    """Yield every file of our code that a Bento contains: what its server imports."""
-    for package in _packages():
+    """Yield every file of our code that a Bento contains: the server and the runners."""
+    for package in (bundle_package, services_package):
         for pattern in _SOURCES:
-            for path in package.rglob(pattern):
-                if path.relative_to(package).parts[0] not in _NOT_SERVED:
-                    yield path
+            yield from Path(str(package.__file__)).parent.rglob(pattern)
+    for pattern in _COMMAND_LINE:
+        yield from _code_root().glob(f"cli/{pattern}")
 
 
-def _packages() -> list[Path]:
-    return [Path(str(package.__file__)).parent for package in (bundle_package, services_package)]
+def _code_root() -> Path:
+    return Path(str(services_package.__file__)).parents[1]
 
 
 def _name_in_bento(source: Path) -> str:
-    root = Path(str(services_package.__file__)).parents[1]
-    return source.relative_to(root).as_posix()
+    return source.relative_to(_code_root()).as_posix()
 
 
 def _content_digest(packed: BentoContents, requirements: Sequence[str]) -> str:
@@ -207,6 +206,7 @@ def _bentofile(
         "include": [
             "services/",
             "bundle/",
+            "cli/",
             *(f"{one}/" for one in sorted(folders)),
             *packed.digest_files(),
         ],

@@ -117,7 +117,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.UNSUPPORTED_MODEL: ErrorSpec(
             "mlctl does not support this kind of model.",
-            "Log it with mlflow.pytorch (pt2) or mlflow.onnx, with a tensor signature.",
+            "docs/models.md says which models are supported and how to log them.",
             4,
             500,
             "FAILED_PRECONDITION",

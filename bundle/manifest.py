@@ -132,11 +132,13 @@ class InputConstraints(_Value):
     """Requirements on inputs beyond the signature, checked before the model runs.
 
     `ranges` are the minimum and maximum value of integer inputs, both inclusive. The dimensions of
-    each group in `equal_lengths` must have equal sizes in a request.
+    each group in `equal_lengths` must have equal sizes in a request. Inputs in `optional` may lack
+    a value in a row: NaN stands for a missing number, empty text for missing text.
     """
 
     ranges: dict[str, tuple[int, int]] = {}
     equal_lengths: tuple[Annotated[tuple[Axis, ...], Field(min_length=2)], ...] = ()
+    optional: tuple[Annotated[str, Field(max_length=256)], ...] = ()
 
 
 class FileEntry(_Value):
@@ -202,6 +204,8 @@ class Manifest(_Value):
                 raise ValueError(
                     f"input_constraints.ranges: {name!r} is no integer input from {low} to {high}"
                 )
+        if unknown := sorted(set(constraints.optional) - specs.keys()):
+            raise ValueError(f"input_constraints.optional: there is no input {unknown[0]!r}")
         for each in (axis for group in constraints.equal_lengths for axis in group):
             shape = specs[each.input].shape if each.input in specs else ()
             if shape[each.axis : each.axis + 1] != (DYNAMIC,):
@@ -210,6 +214,11 @@ class Manifest(_Value):
                     f"{each.axis}"
                 )
         return self
+
+    @property
+    def optional_inputs(self) -> frozenset[str]:
+        """The inputs that may lack a value in a row."""
+        return frozenset(() if self.input_constraints is None else self.input_constraints.optional)
 
     @property
     def model_signature(self) -> Signature:
@@ -223,6 +232,9 @@ class Manifest(_Value):
         for name in ("transform", "input_constraints"):
             if document[name] is None:
                 del document[name]
+        constraints = document.get("input_constraints")
+        if constraints is not None and not constraints["optional"]:
+            del constraints["optional"]
         for name in _OPTIONAL_BATCHING:
             if document["batching"][name] is None:
                 del document["batching"][name]

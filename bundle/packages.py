@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import metadata
 
@@ -9,6 +10,9 @@ from bundle.errors import ErrorCode, MlctlError
 
 # They overwrite each other's files, so at most one of them may be installed.
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+
+# The tag of the Bento in an image; its Containerfile sets the variable.
+IMAGE_VARIABLE = "MLCTL_IMAGE_BENTO"
 
 
 def installed_version(distribution: str) -> str | None:
@@ -22,8 +26,11 @@ def installed_version(distribution: str) -> str | None:
 def install_hint(extras: str) -> str:
     """Return the command that installs `extras` of mlctl, such as "cpu,serve", from its checkout.
 
-    It names no package index: `mlctl` on the public one is another project.
+    It names no package index: `mlctl` on the public one is another project. In an image, where
+    nothing is installed, it is the command that makes an image with them.
     """
+    if bento := os.environ.get(IMAGE_VARIABLE):
+        return f"Build the image with it: mlctl containerize {bento} --with {extras}"
     return f"In the checkout of mlctl: pip install -c constraints.txt '.[{extras}]'"
 
 

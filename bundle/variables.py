@@ -6,13 +6,14 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 PREFIX = "MLCTL_"
-# Variables that no settings class reads. The last three are set by mlctl for its own processes.
+# Variables that no settings class reads. The last four are set by mlctl: for its own processes, and
+# in its images.
 OTHER_VARIABLES = frozenset(
     {
         "MLCTL_DEBUG", "MLCTL_HOME", "MLCTL_KEY_PASSWORD", "MLCTL_REDIS_PASSWORD",
         "MLCTL_REDIS_USERNAME", "MLCTL_SCHEMA_REGISTRY_AUTH", "MLCTL_WEBHOOKS",
         "MLCTL_WEBHOOK_SECRET", "MLCTL_WEBHOOK_SECRET_FILE",
-        "MLCTL_COUNTS_DIR", "MLCTL_PROCESS", "MLCTL_SUPERVISOR_PID",
+        "MLCTL_COUNTS_DIR", "MLCTL_IMAGE_BENTO", "MLCTL_PROCESS", "MLCTL_SUPERVISOR_PID",
     }
 )  # fmt: skip
 # The rest of the name is a property of librdkafka: MLCTL_KAFKA_SASL_PASSWORD is sasl.password.

@@ -32,6 +32,11 @@ class VerifiedBundle:
         """The inputs and outputs of the model, including its transform."""
         return self.manifest.signature
 
+    @property
+    def optional_inputs(self) -> frozenset[str]:
+        """The inputs that may lack a value in a row."""
+        return self.manifest.optional_inputs
+
     def path(self, name: str) -> Path:
         """Return the path of a listed file; FILE_MISSING if the manifest does not list it."""
         if all(entry.path != name for entry in self.manifest.files):

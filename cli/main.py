@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
-import sys
-from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from bundle import __version__
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
@@ -21,6 +16,7 @@ from cli.commands.containerize import containerize
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
+from cli.commands.events import events
 from cli.commands.gate import gate
 from cli.commands.history import history
 from cli.commands.init import init
@@ -45,21 +41,22 @@ from cli.commands.status import status
 from cli.commands.stream import stream
 from cli.commands.up import up
 from cli.commands.verify import verify
+from cli.output import ReportingGroup
 
 SECTIONS = {
     "Start here": (doctor, demo, init, cache),
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, pause, resume, rollback, status, ps, logs, history, down,
+        up, scale, promote, pause, resume, rollback, status, ps, logs, events, history, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip
 COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
 
 
-class Mlctl(click.Group):
-    """The group of all commands: help in sections, and usage errors as JSON with --json."""
+class Mlctl(ReportingGroup):
+    """The group of all commands, with help in sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
@@ -74,27 +71,6 @@ class Mlctl(click.Group):
                 formatter.write_dl(
                     [(str(each.name), each.get_short_help_str(66)) for each in commands], 13, 2
                 )
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
-        arguments = list(sys.argv[1:] if args is None else args)
-        if not options.get("standalone_mode", True) or "--json" not in arguments:
-            return super().main(arguments, *rest, **options)
-        try:
-            code = super().main(arguments, *rest, **{**options, "standalone_mode": False})
-        except click.UsageError as error:
-            code = _print_usage_error(error)
-        except click.Abort:
-            code = ERROR_TABLE[ErrorCode.INTERRUPTED].exit_code
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def _print_usage_error(error: click.UsageError) -> int:
-    command = error.ctx.command_path if error.ctx is not None else "mlctl"
-    failure = MlctlError(
-        ErrorCode.INVALID_INPUT, error.format_message(), f"`{command} --help` shows the options."
-    )
-    click.echo(json.dumps({"error": failure.as_dict()}, indent=2, ensure_ascii=False))
-    return failure.spec.exit_code
 
 
 @click.group(

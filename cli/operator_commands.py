@@ -24,20 +24,38 @@ def send_command(output: CommandOutput, name: str, command: OperatorCommand, rea
 
 
 def roll_back(output: CommandOutput, name: str, reason: str) -> None:
-    """Request a rollback, and follow the rollout until it ends."""
-    from cli.rollouts import event_line
+    """Request a rollback, and follow it until it ends."""
+    from cli.rollouts import event_line, rollout_document, verdict_text
     from rollout.client import deployments
 
     rollout = deployments.rollback(name, reason)
+    reverts = rollout.reverts is not None
+    serves, leaves = (
+        (rollout.candidate.bento, rollout.live.bento)
+        if reverts
+        else (rollout.live.bento, rollout.candidate.bento)
+    )
     restored: dict[str, object] = {}
-    for event in deployments.follow(name, rollout):
+    for event in deployments.follow(name, rollout.id):
+        if event.body.get("cold"):
+            output.note(f"{serves} is no longer running: it is started first.")
         if event.kind == "traffic_restored":
             restored = dict(event.body)
-        if event.kind in ("traffic_restored", "ended") and not output.as_json:
+        if event.kind in ("traffic_restored", "champion_failed") and not output.as_json:
             output.line(event_line(event) or "")
+    ended = next(each for each in deployments.history(name) if each.id == rollout.id)
+    if reverts and not (ended.outcome and ended.outcome.replaces_live):
+        verdict = rollout_document(ended)["verdict"]
+        raise MlctlError(
+            ErrorCode.NOT_READY,
+            f"{serves} could not take the traffic: {verdict_text(verdict)}",
+            f"{leaves} still serves it. `mlctl logs {name}` shows why.",
+        )
     if not restored:
         raise MlctlError(
             ErrorCode.DEPLOYMENT_NOT_FOUND, f"{name} was stopped before the traffic was restored"
         )
     if output.as_json:
-        output.document({"name": name, "rollout": rollout, **restored})
+        output.document({"name": name, "rollout": rollout.id, "serves": serves, **restored})
+    else:
+        output.line(f"{name} serves {serves}; {leaves} is taken back")

@@ -9,11 +9,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Concatenate, Literal, NoReturn, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, overload
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from bundle.packages import install_hint
 
 if TYPE_CHECKING:
@@ -175,6 +175,31 @@ def _with_json(function: Body[P], text: str) -> Callable[..., None]:
             output.fail(_unexpected(error))
 
     return body
+
+
+class ReportingGroup(click.Group):
+    """A group of commands that prints usage errors as JSON with --json."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args)
+        if not options.get("standalone_mode", True) or "--json" not in arguments:
+            return super().main(arguments, *rest, **options)
+        try:
+            code = super().main(arguments, *rest, **{**options, "standalone_mode": False})
+        except click.UsageError as error:
+            code = _print_usage_error(error)
+        except click.Abort:
+            code = ERROR_TABLE[ErrorCode.INTERRUPTED].exit_code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_usage_error(error: click.UsageError) -> int:
+    command = error.ctx.command_path if error.ctx is not None else "mlctl"
+    failure = MlctlError(
+        ErrorCode.INVALID_INPUT, error.format_message(), f"`{command} --help` shows the options."
+    )
+    click.echo(json.dumps({"error": failure.as_dict()}, indent=2, ensure_ascii=False))
+    return failure.spec.exit_code
 
 
 # Which extra brings the packages that commands import inside their bodies.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import click
@@ -46,7 +47,14 @@ _STEPS = (
         "bake_seconds",
         type=Duration(),
         default="5m",
-        help="Minimum time at 100 % before the previous model is stopped.",
+        help="Minimum time at 100 % before BENTO is promoted.",
+    ),
+    _option(
+        "--keep-previous",
+        "keep_previous_seconds",
+        type=Duration(),
+        default="1h",
+        help="Keep the previous model running for an immediate `mlctl rollback`; 0: stop it.",
     ),
     _option(
         "--burst",
@@ -125,6 +133,16 @@ _LIMITS = (
 )
 
 _CONDUCT = (
+    click.option(
+        "-f",
+        "--file",
+        "spec_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Read the rollout from a YAML file; options override it. See docs/rollout.md.",
+    ),
+    click.option(
+        "--dry-run", is_flag=True, help="Only print the rollout as such a file; nothing starts."
+    ),
     click.option(
         "--plan", "only_plan", is_flag=True, help="Only compute how much traffic and time it needs."
     ),

@@ -58,6 +58,7 @@ def links_document(links: Links) -> dict[str, Any]:
     """Return the metrics URL and webhooks of a deployment for --json, without webhook paths."""
     return {
         "metrics": links.metrics,
+        "alias_error": links.alias_error,
         "webhooks": [asdict(webhook) for webhook in links.webhooks],
     }
 
@@ -71,6 +72,8 @@ def show_links(output: CommandOutput, links: Links, rollout: int | None) -> None
     """Print the metrics URL, failing webhooks, and the MLflow run."""
     if links.metrics is not None:
         output.line(f"  metrics  {links.metrics}")
+    if links.alias_error is not None:
+        output.line(f"  alias    not written: {links.alias_error}; retrying")
     for webhook in links.webhooks:
         if webhook.failures:
             failed = f"{webhook.failures} failures in a row: {webhook.error}"

@@ -15,7 +15,7 @@ _BAD = {
     "errors": "failed",
     "slow": "slow",
     "abandoned": "abandoned by their callers",
-    "client_errors": "refused as the caller's fault",
+    "client_errors": "rejected as the caller's fault",
 }
 
 
@@ -54,6 +54,9 @@ def is_quiet(event: JournalEvent) -> bool:
 def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
     match kind:
         case "requested":
+            if "reverts" in body:
+                back = f"takes rollout {body['reverts']} back: {body['reason']}"
+                return f"{body['live']} -> {body['candidate']}  {back}"
             return f"{body['live']} -> {body['candidate']}{_judged_limit(body)}{_broken(body)}"
         case "tick":
             return (
@@ -67,18 +70,20 @@ def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
             return _restored_text(body)
         case "ended":
             kept = body.get("disagreements")
-            told = f"; rows answered otherwise are in {kept}" if kept else ""
-            return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}{told}"
+            rows = f"; rows with different answers are in {kept}" if kept else ""
+            return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}{rows}"
         case _ if kind.endswith("_requested"):
             return f"{kind.replace('_', ' ')}: {body['reason']}"
+        case "previous_stopped":
+            return f"{body['bento']} is kept warm no longer: {body['why']}"
         case "champion_failed":
-            return f"the registry was not updated: {body['message']}; it is tried again"
+            return f"the registry was not updated: {body['message']}; retrying"
         case _:
             return f"{kind.replace('_', ' ')}"
 
 
 def _window_text(window: Mapping[str, Any]) -> str:
-    """A look's counts: the requests, and what was bad among them."""
+    """A tick's counts: the requests, and the bad ones among them."""
     bad = [f"{window[name]} {_BAD[name]}" for name in _BAD if window[name]]
     return ", ".join([f"{window['requests']:>4} requests", *bad])
 
@@ -88,11 +93,13 @@ def _shadow_text(body: Mapping[str, Any]) -> str:
     shadow = body.get("shadow")
     if not shadow:
         return ""
-    return f", {shadow['requests']} compared with {shadow['differed']} rows otherwise"
+    return f", {shadow['requests']} compared, {shadow['differed']} rows differ"
 
 
 def _because(body: Mapping[str, Any]) -> str:
     """Why a rollout moved on, where that is more than its own step."""
+    if body.get("cold"):
+        return "  the previous version no longer runs: it is started first"
     if skipped := body.get("shadow_skipped"):
         return f"  without a shadow: {skipped}"
     verdict = body.get("verdict")
@@ -101,12 +108,12 @@ def _because(body: Mapping[str, Any]) -> str:
 
 def _judged_limit(body: Mapping[str, Any]) -> str:
     """The latency limit, where it had to be rounded up to an edge of the proxy's histogram."""
-    asked, judged = body.get("asked_max_p99_ms"), body.get("max_p99_ms")
-    return "" if asked == judged else f" (p99 is judged at {judged:g} ms, asked was {asked:g} ms)"
+    wanted, judged = body.get("requested_max_p99_ms"), body.get("max_p99_ms")
+    return "" if wanted == judged else f" (p99 is judged at {judged:g} ms, requested {wanted:g} ms)"
 
 
 def _broken(body: Mapping[str, Any]) -> str:
-    """What callers will miss, where the rollout was asked for all the same."""
+    """What callers will miss, where the rollout was started all the same."""
     reasons = body.get("broken")
     return f"  callers will miss: {'; '.join(reasons)}" if reasons else ""
 
@@ -126,6 +133,7 @@ def rollout_document(rollout: Rollout) -> dict[str, Any]:
         "candidate": {"bento": rollout.candidate.bento, "digest": rollout.candidate.digest},
         "live": {"bento": rollout.live.bento, "digest": rollout.live.digest},
         "created": rollout.created,
+        "reverts": rollout.reverts,
         "phase": progress.phase.value,
         "outcome": rollout.outcome.value if rollout.outcome else None,
         "verdict": _verdict_document(rollout),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.5
 WIDEST = 110
 _STYLES = {"blue": "blue", "green": "green"}
-_OUTCOMES = {"promoted": "bold green", "rolled_back": "bold red"}
+_OUTCOMES = {"promoted": "bold green", "restored": "bold green", "rolled_back": "bold red"}
 _NEAR = 0.5
 # A candidate that was promoted is live, and what was live before is the former.
 _ORDER = ("former", "live", "candidate")
@@ -130,19 +130,19 @@ def _progress(rollout: RolloutView) -> list[RenderableType]:
     if rollout.agreement is None:
         return [table]
     psi = "" if rollout.psi is None else f", PSI {rollout.psi:.3f}"
-    told = f"{rollout.agreement:.2%} of {rollout.compared} alike{psi}"
-    return [table, _text(f"{'answers':<21} {told}")]
+    answers = f"{rollout.agreement:.2%} of {rollout.compared} alike{psi}"
+    return [table, _text(f"{'answers':<21} {answers}")]
 
 
 def _evidence(rollout: RolloutView) -> list[RenderableType]:
-    """Each e-value's way to the threshold, on a scale of logarithms."""
+    """Draw how near each e-value is to its threshold, on a logarithmic scale."""
     parts: list[RenderableType] = []
-    for gates, told, harm in (
+    for gates, title, harm in (
         (rollout.harm, f"against it (taken back at {rollout.threshold:g})", True),
         (rollout.proof, f"for it (goes on at {rollout.threshold:g})", False),
     ):
         if gates:
-            parts += [Text(told, "dim"), _gate_rows(gates, harm=harm)]
+            parts += [Text(title, "dim"), _gate_rows(gates, harm=harm)]
     return parts
 
 

@@ -14,6 +14,7 @@ import click
 from bundle.errors import ERROR_TABLE
 from bundle.manifest import manifest_json_schema
 from cli.main import cli
+from rollout.client.spec_file import spec_schema
 
 HELP_WIDTH = 96
 
@@ -40,6 +41,11 @@ def error_table_markdown() -> str:
 def manifest_schema_text() -> str:
     """The file `docs/manifest.schema.json`."""
     return json.dumps(manifest_json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def rollout_schema_text() -> str:
+    """The file `docs/rollout.schema.json`."""
+    return json.dumps(spec_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def every_command(
@@ -72,6 +78,7 @@ def main() -> None:
     (folder / "commands.md").write_text(commands_markdown())
     (folder / "errors.md").write_text(error_table_markdown())
     (folder / "manifest.schema.json").write_text(manifest_schema_text())
+    (folder / "rollout.schema.json").write_text(rollout_schema_text())
 
 
 if __name__ == "__main__":

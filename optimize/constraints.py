@@ -44,9 +44,11 @@ def find_constraints(exported: Exported) -> InputConstraints | None:
         session = open_session(exported.graph)
         row = exported.baseline.rows.head(1).inputs
         groups = [kept for group in groups if len(kept := _proven(session, row, group)) > 1]
-    if not ranges and not groups:
+    missing = exported.prepared.missing
+    optional = tuple(spec.name for spec in signature.inputs if missing.allows(spec))
+    if not ranges and not groups and not optional:
         return None
-    return InputConstraints(ranges=ranges, equal_lengths=tuple(groups))
+    return InputConstraints(ranges=ranges, equal_lengths=tuple(groups), optional=optional)
 
 
 def _ranges(graph: Any, signature: Signature) -> dict[str, tuple[int, int]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from bundle.tensors import Signature
 from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import EvalData, RowLimits, Rows, load_data
+from optimize.data.source import NO_MISSING, Missing
+from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Calibrator, Target
 from optimize.transforms.transform import SourceTransform, read_transform
@@ -47,6 +49,11 @@ class Prepared:
     batching_options: BatchingOptions = DEFAULT
 
     @property
+    def missing(self) -> Missing:
+        """The inputs that may lack a value in a row."""
+        return _missing(self.source, self.transform)
+
+    @property
     def api_signature(self) -> Signature:
         """The tensors that clients exchange."""
         return self.source.signature if self.transform is None else self.transform.api_signature
@@ -58,13 +65,13 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
     INVALID_INPUT also for a metric without labels, an invalid transform, and padding that
     does not fit the inputs.
     """
-    source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
+    source = with_outputs(catalog.resolve(uri, allow_pickle=options.allow_pickle))
     transform = None
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.api_signature
     options.batching_options.check(signature)
-    raw = load_data(data, signature, options.sampling)
+    raw = load_data(data, signature, options.sampling, _missing(source, transform))
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
         source,
@@ -75,6 +82,10 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
         metric,
         options.batching_options,
     )
+
+
+def _missing(source: SourceModel, transform: SourceTransform | None) -> Missing:
+    return NO_MISSING if transform is not None else Missing(source.takes_nan, source.optional)
 
 
 def _metric(name: str | None, rows: Rows) -> Metric | None:

@@ -28,7 +28,11 @@ from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.session import open_session
 
-VERSION = 3
+VERSION = 4
+_LIBRARIES = (
+    *("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
+    *("scikit-learn", "skl2onnx", "onnxmltools", "xgboost", "xgboost-cpu", "lightgbm"),
+)
 EXAMPLE_ROWS = 3
 
 _ANSWERS_NAME = "answers.npz"
@@ -104,7 +108,7 @@ def export_key(prepared: Prepared) -> Key:
         "held_out_rows": prepared.held_out.count,
         "transform": None if transform is None else transform.sha256,
         "opset": OPSET,
-        "libraries": versions("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
+        "libraries": versions(*_LIBRARIES),
     }
 
 
@@ -116,7 +120,7 @@ def _build(directory: Path, prepared: Prepared) -> None:
     example = calibration.take(np.arange(EXAMPLE_ROWS) % calibration.count)
     reference.export(directory, example.inputs)
     graph = directory / MODEL_NAME
-    expected = None if source.format is ModelFormat.ONNX else OPSET
+    expected = OPSET if source.format is ModelFormat.PYTORCH else None
     opset = check_graph(graph, source.signature, expected)
     check_parity(reference, open_session(graph), source.signature, held_out)
     independent = is_row_independent(reference, held_out)

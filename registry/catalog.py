@@ -26,11 +26,18 @@ SOURCE_VERSION_TAG = "mlctl.source_version"
 
 
 class ModelFormat(StrEnum):
-    """The storage format of a registered model."""
+    """The library that a registered model belongs to: the name of its MLflow flavor."""
 
-    PT2 = "pt2"
     ONNX = "onnx"
-    PICKLE = "pickle"
+    PYTORCH = "pytorch"
+    SKLEARN = "sklearn"
+    XGBOOST = "xgboost"
+    LIGHTGBM = "lightgbm"
+
+    @property
+    def is_estimator(self) -> bool:
+        """Whether it is an estimator with scikit-learn's interface, fed with rows of a table."""
+        return self in (ModelFormat.SKLEARN, ModelFormat.XGBOOST, ModelFormat.LIGHTGBM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,10 @@ class SourceModel:
     """One registered version with its artifacts on this machine.
 
     `sha256` covers the relative path and content of every file under `artifacts`;
-    `model_path` is the model inside it (a directory that MLflow loads, or an ONNX file).
+    `model_path` is the model inside it (a directory that MLflow loads, or a file). `columns` says
+    that the inputs are the columns of a table; text is missing in rows where an input of
+    `optional` is empty. The outputs of an estimator follow from the estimator, not from what MLflow
+    recorded: `optimize.estimators` fills them in.
     """
 
     name: str
@@ -51,6 +61,13 @@ class SourceModel:
     model_path: Path
     sha256: str
     pickle_allowed: bool = False
+    columns: bool = False
+    optional: frozenset[str] = frozenset()
+
+    @property
+    def takes_nan(self) -> bool:
+        """Whether NaN stands for a missing number: estimators have their own rule for it."""
+        return self.format.is_estimator
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,20 @@ from registry.publish import BUNDLE_ARTIFACT, publish_bundle
 from registry.quiet import quiet
 from registry.tracking import configure_tracking, registry_errors
 
+# How to log a model again so that loading it runs no code.
+_OR_ALLOW = ", or, if you trust its author, pass --allow-pickle (the manifest records it)."
+_SAFE_FORMS = {
+    ModelFormat.SKLEARN: (
+        'Log it again with mlflow.sklearn.log_model(..., serialization_format="skops")' + _OR_ALLOW
+    ),
+    ModelFormat.XGBOOST: (
+        'Log it again with mlflow.xgboost.log_model(..., model_format="ubj")' + _OR_ALLOW
+    ),
+    ModelFormat.LIGHTGBM: (
+        'Log it again with mlflow.lightgbm.log_model(..., serialization_format="skops")' + _OR_ALLOW
+    ),
+}
+
 
 class MlflowCatalog:
     """The registry that MLflow's tracking URI names; implements `Catalog` and `Champions`.
@@ -60,10 +74,11 @@ class MlflowCatalog:
             uri = str(ModelRef(version.name, version=str(version.version)))
             artifacts, sha256 = self._fetch(version)
             stored = read_mlmodel(artifacts, uri)
-        if stored.format is ModelFormat.PICKLE and not allow_pickle:
+        if stored.pickled and not allow_pickle:
             raise MlctlError(
                 ErrorCode.PICKLE_REJECTED,
                 f"{uri} is stored as a pickle or with its own code: loading it runs code",
+                _SAFE_FORMS.get(stored.format),
             )
         return SourceModel(
             name=version.name,
@@ -75,7 +90,9 @@ class MlflowCatalog:
             artifacts=artifacts,
             model_path=stored.path,
             sha256=sha256,
-            pickle_allowed=stored.format is ModelFormat.PICKLE,
+            pickle_allowed=stored.pickled,
+            columns=stored.columns,
+            optional=stored.optional,
         )
 
     def publish(

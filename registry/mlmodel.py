@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,15 +22,41 @@ from registry.names import printable
 from registry.quiet import first_line
 
 _PT2_FILE = "model.pt2"
+_SKOPS = "skops"
+# Loaders of these files read data and run no code of the file.
+_XGBOOST_FILES = (".json", ".ubj")
+_LIGHTGBM_FILES = (".lgb", ".skops")
+
+_SIGNATURE_HINT = "Log it with input_example=ROWS, or signature=infer_signature(ROWS, ANSWERS)."
+
+# What optimize reads from the estimator itself; see `SourceModel`.
+_ESTIMATOR_OUTPUT = TensorSpec(name="prediction", dtype=Datatype.FP64, shape=(DYNAMIC,))
+
+_COLUMN_TYPES = MappingProxyType(
+    {
+        "boolean": Datatype.BOOL,
+        "integer": Datatype.INT32,
+        "long": Datatype.INT64,
+        "float": Datatype.FP32,
+        "double": Datatype.FP64,
+        "string": Datatype.BYTES,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """The content of an MLmodel file; `path` is the file or folder to load."""
+    """The content of an MLmodel file; `path` is the file or folder to load.
+
+    `pickled` says that loading it may run code. See `SourceModel` for the other fields.
+    """
 
     format: ModelFormat
     path: Path
     signature: Signature
+    pickled: bool = False
+    columns: bool = False
+    optional: frozenset[str] = frozenset()
 
 
 def read_mlmodel(root: Path, label: str) -> StoredModel:
@@ -42,22 +69,51 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
         raise _unsupported(
             label, f"its MLmodel file cannot be read ({printable(first_line(error))})"
         ) from error
-    flavor, path = _flavor(root, model.flavors, label)
-    return StoredModel(flavor, path, _signature(model.signature, label))
+    flavor, path, pickled = _flavor(root, model.flavors, label)
+    signature = model.signature
+    if signature is None or signature.inputs is None:
+        raise _unsupported(label, "it has no signature with inputs", _SIGNATURE_HINT)
+    columns = not signature.inputs.is_tensor_spec()
+    return StoredModel(
+        format=flavor,
+        path=path,
+        signature=_signature(signature, flavor, label),
+        pickled=pickled,
+        columns=columns,
+        optional=_optional(signature.inputs) if columns else frozenset(),
+    )
 
 
-def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[ModelFormat, Path]:
-    if "onnx" in flavors:
-        config = _config(flavors["onnx"], label)
-        return ModelFormat.ONNX, resolve_inside(root, str(config.get("data")))
-    if "pytorch" not in flavors:
-        found = ", ".join(sorted(set(flavors) - {"python_function"})) or "none"
-        raise _unsupported(label, f"its flavor is {found}, not pytorch or onnx")
-    config = _config(flavors["pytorch"], label)
-    archive = resolve_inside(root, f"{config.get('model_data')}/{_PT2_FILE}")
+def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[ModelFormat, Path, bool]:
+    """Return the format, the path to load, and whether loading it may run code."""
+    found = next((each for each in ModelFormat if each.value in flavors), None)
+    if found is None:
+        names = ", ".join(sorted(set(flavors) - {"python_function"})) or "none"
+        supported = ", ".join(each.value for each in ModelFormat)
+        raise _unsupported(label, f"its flavor is {names}, not one of {supported}")
+    config = _config(flavors[found.value], label)
+    if found is ModelFormat.ONNX:
+        return found, resolve_inside(root, str(config.get("data"))), False
+    if found is ModelFormat.PYTORCH:
+        archive = resolve_inside(root, f"{config.get('model_data')}/{_PT2_FILE}")
+        safe = archive.is_file()
+        path = root
+    else:
+        key = "pickled_model" if found is ModelFormat.SKLEARN else "data"
+        path = resolve_inside(root, str(config.get(key)))
+        safe = _is_data(found, path, config)
     # Code stored with a model would run on loading, as a pickle does.
-    safe = archive.is_file() and not config.get("code")
-    return (ModelFormat.PT2 if safe else ModelFormat.PICKLE), root
+    return found, path, not safe or bool(config.get("code"))
+
+
+def _is_data(found: ModelFormat, path: Path, config: Mapping[str, Any]) -> bool:
+    match found:
+        case ModelFormat.SKLEARN:
+            return config.get("serialization_format") == _SKOPS
+        case ModelFormat.XGBOOST:
+            return path.suffix in _XGBOOST_FILES
+        case _:
+            return path.suffix in _LIGHTGBM_FILES
 
 
 def _config(value: Any, label: str) -> Mapping[str, Any]:
@@ -66,12 +122,12 @@ def _config(value: Any, label: str) -> Mapping[str, Any]:
     return value
 
 
-def _signature(signature: Any, label: str) -> Signature:
-    if signature is None or signature.inputs is None or signature.outputs is None:
-        raise _unsupported(label, "it has no signature with inputs and outputs")
+def _signature(signature: Any, found: ModelFormat, label: str) -> Signature:
     try:
-        inputs, outputs = _specs(signature.inputs, "input"), _specs(signature.outputs, "output")
-        return _checked(Signature(inputs=inputs, outputs=outputs))
+        inputs = _inputs(signature.inputs, found)
+        if found.is_estimator:
+            return Signature(inputs=inputs, outputs=(_ESTIMATOR_OUTPUT,))
+        return check_signature(Signature(inputs=inputs, outputs=_outputs(signature.outputs)))
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
         raise _unsupported(label, f"its signature is not usable: {reason}") from error
@@ -79,9 +135,46 @@ def _signature(signature: Any, label: str) -> Signature:
         raise _unsupported(label, f"its signature is not usable: {error}") from error
 
 
-def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
+def _inputs(schema: Any, found: ModelFormat) -> tuple[TensorSpec, ...]:
+    if schema.is_tensor_spec():
+        return _specs(schema, "input")
+    if not found.is_estimator:
+        raise ValueError("the inputs are table columns, not tensors")
+    return tuple(_column(column) for column in schema.inputs)
+
+
+def _outputs(schema: Any) -> tuple[TensorSpec, ...]:
+    if schema is None:
+        raise ValueError("it has no outputs")
     if not schema.is_tensor_spec():
-        raise ValueError(f"the {default}s are table columns, not tensors")
+        raise ValueError("the outputs are table columns, not tensors")
+    return _specs(schema, "output")
+
+
+def _column(column: Any) -> TensorSpec:
+    """Return the input [rows] of one column of a table."""
+    name, kind = column.name, getattr(column.type, "name", str(column.type))
+    if name is None:
+        raise ValueError("its columns have no names; log it with a DataFrame as input_example")
+    datatype = _COLUMN_TYPES.get(kind)
+    if datatype is None:
+        raise ValueError(
+            f"column {printable(name)!r} has the type {kind}; supported: {', '.join(_COLUMN_TYPES)}"
+        )
+    try:
+        return TensorSpec(name=name, dtype=datatype, shape=(DYNAMIC,))
+    except ValidationError:
+        raise ValueError(
+            f"column {printable(name)!r} has a name with other characters than letters, digits, "
+            "'_', '-', '.', '/' and spaces; rename it before training"
+        ) from None
+
+
+def _optional(schema: Any) -> frozenset[str]:
+    return frozenset(column.name for column in schema.inputs if not column.required)
+
+
+def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
     # MLflow allows a tensor without a name only if it is the only one.
     return tuple(
         TensorSpec(
@@ -93,7 +186,7 @@ def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:
     )
 
 
-def _checked(signature: Signature) -> Signature:
+def check_signature(signature: Signature) -> Signature:
     """Reject a signature that no graph or server of rows can have; ValueError."""
     specs = (*signature.inputs, *signature.outputs)
     if both := {spec.name for spec in signature.inputs} & {spec.name for spec in signature.outputs}:
@@ -109,5 +202,5 @@ def _checked(signature: Signature) -> Signature:
     return signature
 
 
-def _unsupported(label: str, reason: str) -> MlctlError:
-    return MlctlError(ErrorCode.UNSUPPORTED_MODEL, f"{label} is not usable: {reason}")
+def _unsupported(label: str, reason: str, hint: str | None = None) -> MlctlError:
+    return MlctlError(ErrorCode.UNSUPPORTED_MODEL, f"{label} is not usable: {reason}", hint)

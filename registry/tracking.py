@@ -83,6 +83,20 @@ def registry_errors() -> Iterator[None]:
         raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, message) from error
 
 
+@contextlib.contextmanager
+def pickle_loading(*, allowed: bool) -> Iterator[None]:
+    """Set MLflow's own guard while a model is loaded, overriding the environment."""
+    before = os.environ.get(PICKLE_VARIABLE)
+    os.environ[PICKLE_VARIABLE] = "true" if allowed else "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PICKLE_VARIABLE]
+        else:
+            os.environ[PICKLE_VARIABLE] = before
+
+
 def _set_uri(uri: str) -> None:
     """Set MLflow's URI without the environment variable that it sets for child processes."""
     import mlflow

@@ -64,37 +64,39 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
     assert not loaded & HEAVY
 
 
-# What a Bento holds although its server does not import it.
+# What a Bento holds although neither its server nor its runners import it.
 OTHERS_IN_A_BENTO = {
     # imported by name at run time, or started as a process of its own
     "services.runtime.engine_worker",
-    # the part that the batch and stream runners share with the server
-    "services.precomputed.lease",
-    "services.runtime.bento_store",
-    "services.runtime.bisect",
-    "services.runtime.pipeline_scorer",
-    "services.runtime.scorable",
-    "services.runtime.tabular.input_columns",
-    "services.runtime.tabular.tensors",
-    "services.runtime.tabular.values",
-    # the command line's and the optimizer's view of the same contract
+    # the view that other commands have of the same contract
     "bundle.interface",
-    "bundle.os_errors",
     "bundle.output_kinds",
+    "services.batch.estimate",
+    "services.batch.spark",
     "services.online.security.exposure",
     "services.precomputed.manage",
+    "services.stream.recorded",
+    "services.stream.tools",
 }
+# Their modules are imported by name: the scheme of a URL, --payload.
+PLUG_INS = ("services.stream.payloads.", "services.stream.transports.")
 
 
-def test_bento__each_module_in_it__is_imported_by_the_service() -> None:
-    graph = grimp.build_graph("services", "bundle")
-    imported = graph.find_upstream_modules("services.service", as_package=False)
+def test_bento__each_module_in_it__is_imported_by_the_server_or_the_runners() -> None:
+    graph = grimp.build_graph("services", "bundle", "cli")
+    entries = {"services.service", "cli.runners.__main__"}
+    imported = set[str]().union(
+        *(graph.find_upstream_modules(each, as_package=False) for each in entries)
+    )
     inside = {
         module_of(path)
         for path in bento_sources()
         if path.suffix == ".py" and path.name != "__init__.py"
     }
-    assert inside - imported - {"services.service"} == OTHERS_IN_A_BENTO
+    others = {name for name in inside - imported - entries if not name.startswith(PLUG_INS)}
+    assert others == OTHERS_IN_A_BENTO
+    packages = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()}
+    assert imported - packages <= inside
 
 
 UNSAFE_CALLS = {

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from cli.main import cli
+from cli.runners.image import image
 from services.online.settings import ServerSettings
 from tests.test_architecture import PACKAGES, ROOT, sources
 
@@ -80,10 +81,18 @@ def unknown(words: list[str]) -> list[str]:
         if found is None:
             return [name] if re.fullmatch(r"[a-z]+", name) else []
         command = found
+    if "--" in rest:  # the options of a runner follow
+        runner = image.commands[rest[rest.index("--runner") + 1]]
+        dashes = rest.index("--")
+        return unknown_options(runner, rest[dashes:]) + unknown_options(command, rest[:dashes])
+    return unknown_options(command, rest)
+
+
+def unknown_options(command: click.Command, words: list[str]) -> list[str]:
     known = {"--help", "--version", "--json", "-h"}
     for parameter in command.params:
         known |= {*parameter.opts, *parameter.secondary_opts}
-    given = (word.partition("=")[0].rstrip(".,:") for word in rest)
+    given = (word.partition("=")[0].rstrip(".,:") for word in words)
     return [word for word in given if re.fullmatch(r"--?[a-z][\w-]*", word) and word not in known]
 
 

@@ -77,7 +77,8 @@ def write_context(
         )
     _require_context(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    image = Image(base, image_labels(bento, packed), gpu=_GPU_PACKAGE in lock.versions())
+    labels = image_labels(bento, packed)
+    image = Image(bento.tag, base, labels, gpu=_GPU_PACKAGE in lock.versions())
     with scratch_directory(folder.parent) as scratch:
         made = scratch / "context"
         shutil.copytree(

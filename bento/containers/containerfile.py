@@ -19,8 +19,9 @@ _BASE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,250}(@sha256:[0-9a-f]{64})?")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What differs between images: the base, the labels, and whether there is a GPU."""
+    """What differs between images: the Bento's tag, the base, the labels, the need for a GPU."""
 
+    tag: str
     base: str
     labels: Mapping[str, str]
     gpu: bool = False
@@ -30,6 +31,7 @@ def containerfile(image: Image) -> str:
     """Return the Containerfile; INVALID_INPUT for a base that is not the name of an image."""
     templates = environment(Path(__file__).with_name("templates"), _argument)
     return templates.get_template("Containerfile.j2").render(
+        tag=image.tag,
         base=image.base,
         labels={**base_labels(image.base), **image.labels},
         gpu=image.gpu,

@@ -1,5 +1,7 @@
 """The health check inside an image: exits with 0 if the server reports that it is ready.
 
+A container that runs `batch` or `stream` has no server, and counts as healthy until it ends.
+
 It runs on the standard library alone. With TLS it does not verify the certificate, because it calls
 its own container. Where callers need a certificate it has none, so it only checks that the port is
 open.
@@ -12,14 +14,20 @@ import socket
 import ssl
 import sys
 import urllib.request
+from pathlib import Path
 
 _SECONDS = 4.0
+_RUNNERS = {b"batch", b"stream"}
+# The arguments of the container's first process.
+_FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
 def main() -> int:
-    """Return 0 if the server is ready, else 1."""
+    """Return 0 if the server is ready or the container has none, else 1."""
     port = int(os.environ.get("BENTOML_PORT", "3000"))
     try:
+        if _RUNNERS & set(_FIRST_PROCESS.read_bytes().split(b"\0")):
+            return 0
         if os.environ.get("MLCTL_TLS_CLIENT_CA"):
             socket.create_connection(("127.0.0.1", port), _SECONDS).close()
             return 0

@@ -105,7 +105,7 @@ def read_lock(path: Path, requirements: Iterable[str]) -> Lock:
         required = Requirement(line)
         version = versions.get(canonicalize_name(required.name))
         if version is None or version not in required.specifier:
-            raise _unusable(path, f"the Bento needs {line}, the file has {version or 'none'}")
+            raise _unusable(path, f"the image needs {line}, the file has {version or 'none'}")
     return lock
 
 

@@ -23,6 +23,7 @@ from typing import Any, cast
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bento.containers.extras import extra_requirements
 from bento.containers.lock import Lock, Package, Platform, read_lock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint, installed_version
@@ -49,12 +50,15 @@ _CAUSE_CHARACTERS = 600
 _TIMEOUT_SECONDS = 900.0
 
 
-def lock_for(bento: BentoInfo, platform: Platform, file: Path | None) -> Lock:
-    """Return the lock of everything that `bento` needs, from `file` or else from the index.
+def lock_for(
+    bento: BentoInfo, platform: Platform, file: Path | None, extras: Iterable[str] = ()
+) -> Lock:
+    """Return the lock of what `bento` and `extras` need, from `file` or else from the index.
 
-    Raises as `read_lock` and `resolve` do.
+    Raises as `extra_requirements`, `read_lock` and `resolve` do.
     """
     requirements = requirements_of(bento)
+    requirements += extra_requirements(extras, requirements)
     lock = resolve(requirements, platform) if file is None else read_lock(file, requirements)
     return complete(lock, requirements, platform)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -29,7 +29,6 @@ _IMAGE_HINT = "Write HOST/NAME:TAG or HOST/NAME@sha256:DIGEST, in lower case exc
 _PASSWORD = re.compile(r"://[^@\s]*:[^@\s]+@|[?&]password=")
 # The manifests set these themselves, or a manifest must not show their values.
 _RESERVED = ("MLCTL_GRPC_", "MLCTL_TOKEN", "MLCTL_TLS_", "MLCTL_BUNDLE", "MLCTL_HOME")
-_MAX_NAME = 63 - len("-green")  # the longest suffix of an object's name
 # A stopping server waits 5 s for a batch whose callers have their answers, and 5 s for gRPC.
 _STOP_SECONDS = 10
 
@@ -73,11 +72,11 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if self.max_replicas is None and self.replicas < 1:
-            raise _invalid("--replicas 0 (scale to zero) needs --max-replicas")
+            raise invalid("--replicas 0 (scale to zero) needs --max-replicas")
         if self.max_replicas is not None and self.max_replicas < max(self.replicas, 1):
-            raise _invalid(f"--max-replicas {self.max_replicas} is below {max(self.replicas, 1)}")
+            raise invalid(f"--max-replicas {self.max_replicas} is below {max(self.replicas, 1)}")
         if self.max_replicas is None and self.wake_query is not None:
-            raise _invalid("--wake-query needs --max-replicas: a fixed number does not scale")
+            raise invalid("--wake-query needs --max-replicas: a fixed number does not scale")
 
     @property
     def upper_limit(self) -> int:
@@ -87,7 +86,7 @@ class Scaling:
     def require_wake_query(self) -> None:
         """Raise INVALID_INPUT if the server can scale to zero and a request cannot start it."""
         if self.replicas == 0 and self.wake_query is None:
-            raise _invalid(
+            raise invalid(
                 "a server that was scaled to zero would never start again: it counts its queue "
                 "itself",
                 "Give --wake-query, or --replicas 1.",
@@ -113,9 +112,9 @@ class NetworkAccess:
         for host in (*self.hosts, *([self.grpc_host] if self.grpc_host else [])):
             _require(_HOST, host, "host name", _HOST_HINT)
         if (self.hosts or self.grpc_host) and self.gateway is None:
-            raise _invalid("host names need --gateway")
+            raise invalid("host names need --gateway")
         if self.grpc_host in self.hosts:
-            raise _invalid(f"{self.grpc_host} has an HTTPRoute; a GRPCRoute needs another host")
+            raise invalid(f"{self.grpc_host} has an HTTPRoute; a GRPCRoute needs another host")
         for each in self.allow:
             if "/" not in each:
                 _require(_LABEL, each, "namespace", _LABEL_HINT)
@@ -123,7 +122,7 @@ class NetworkAccess:
             try:
                 ipaddress.ip_network(each)
             except ValueError as error:
-                raise _invalid(f"{each!r} is not a CIDR: {error}") from error
+                raise invalid(f"{each!r} is not a CIDR: {error}") from error
 
     @property
     def gateway_name(self) -> str:
@@ -143,48 +142,57 @@ class NetworkAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestPlan:
-    """Everything that manifests are rendered from. `settings` are the server's, by variable.
+class ObjectsPlan:
+    """What all objects of a cluster are rendered from; `settings` are variables of the process.
 
-    `slot` leaves out everything but that slot. `token_secret` is a Secret with the keys `tokens`
-    (the token file) and `metrics` (one token).
     INVALID_INPUT for what no cluster would accept.
     """
+
+    max_name: ClassVar[int] = 63 - len("-green")  # the longest suffix of an object's name
 
     name: str
     model: ManifestModel
     image: str
     resources: Resources
     namespace: str | None = None
-    scaling: Scaling = field(default_factory=Scaling)
-    access: NetworkAccess = field(default_factory=NetworkAccess)
-    layout: ManifestLayout = ManifestLayout.BLUE_GREEN
-    slot: ManifestSlot | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
-    token_secret: str | None = None
 
     def __post_init__(self) -> None:
-        _require(_LABEL, self.name, "name", _LABEL_HINT)
-        if len(self.name) > _MAX_NAME:
+        require_label(self.name, "name")
+        if len(self.name) > self.max_name:
             length = len(self.name)
-            raise _invalid(f"the name {self.name!r} has {length} characters (limit {_MAX_NAME})")
-        for name in (self.namespace, self.token_secret):
-            if name is not None:
-                _require(_LABEL, name, "name of a namespace or Secret", _LABEL_HINT)
+            raise invalid(f"the name {self.name!r} has {length} characters (limit {self.max_name})")
+        if self.namespace is not None:
+            require_label(self.namespace, "name of a namespace")
         if self.image:
             _require(_IMAGE, self.image, "reference to an image", _IMAGE_HINT)
         for variable, value in self.settings.items():
             if variable.startswith(_RESERVED):
-                raise _invalid(f"--set {variable}: the manifests set this variable themselves")
-            if _PASSWORD.search(value):
-                raise _invalid(
-                    f"--set {variable}: the value has a password, which a manifest must not hold",
-                    "Leave it out, and add it to the container's environment from a Secret.",
-                )
+                raise invalid(f"--set {variable}: the manifests set this variable themselves")
+            require_no_password(value, f"--set {variable}")
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPlan(ObjectsPlan):
+    """The server: `slot` leaves out everything but that slot.
+
+    `token_secret` is a Secret with the keys `tokens` (the token file) and `metrics` (one token).
+    """
+
+    scaling: Scaling = field(default_factory=Scaling)
+    access: NetworkAccess = field(default_factory=NetworkAccess)
+    layout: ManifestLayout = ManifestLayout.BLUE_GREEN
+    slot: ManifestSlot | None = None
+    token_secret: str | None = None
+
+    def __post_init__(self) -> None:
+        ObjectsPlan.__post_init__(self)
+        if self.token_secret is not None:
+            require_label(self.token_secret, "name of a Secret")
         if self.slot is not None and self.layout is ManifestLayout.SINGLE:
-            raise _invalid("--layout single has no slots: leave out --slot")
+            raise invalid("--layout single has no slots: leave out --slot")
         if self.access.grpc_host and self.layout is ManifestLayout.BLUE_GREEN:
-            raise _invalid(
+            raise invalid(
                 "--grpc-hostname needs --layout single: `mlctl promote` does not move a GRPCRoute",
                 "With two slots, gRPC goes through the HTTPRoute, on the same host.",
             )
@@ -217,7 +225,7 @@ class ManifestPlan:
 
 def name_of(model: str) -> str:
     """Return a name for a cluster's objects from a model's, which may have dots, underscores."""
-    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:_MAX_NAME].rstrip("-")
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[: ObjectsPlan.max_name].rstrip("-")
 
 
 def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -227,21 +235,36 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         setting = ServerSettings.model_fields.get(name.removeprefix("MLCTL_").lower())
         if not equals or setting is None or not name.startswith("MLCTL_"):
-            raise _invalid(f"{pair!r} is not a setting of the server", "Write MLCTL_X=VALUE.")
+            raise invalid(f"{pair!r} is not a setting of the server", "Write MLCTL_X=VALUE.")
         try:
             form: Any = Annotated[setting.annotation, setting]
             TypeAdapter(form).validate_python(value)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False)[0]["msg"]
-            raise _invalid(f"{name}: {problem}") from error
+            raise invalid(f"{name}: {problem}") from error
         found[name] = value
     return found
 
 
+def require_label(value: str, kind: str) -> None:
+    """Raise INVALID_INPUT for a name that no object of a cluster can have."""
+    _require(_LABEL, value, kind, _LABEL_HINT)
+
+
+def require_no_password(value: str, source: str) -> None:
+    """Raise INVALID_INPUT if a URL in `value` has a password."""
+    if _PASSWORD.search(value):
+        raise invalid(
+            f"{source}: the value has a password, which a manifest must not hold",
+            "Leave it out, and add it to the container's environment from a Secret.",
+        )
+
+
 def _require(form: re.Pattern[str], value: str, kind: str, hint: str) -> None:
     if not form.fullmatch(value):
-        raise _invalid(f"{value!r} is not a valid {kind}", hint)
+        raise invalid(f"{value!r} is not a valid {kind}", hint)
 
 
-def _invalid(message: str, hint: str | None = None) -> MlctlError:
+def invalid(message: str, hint: str | None = None) -> MlctlError:
+    """Return the error about a value that a manifest cannot have."""
     return MlctlError(ErrorCode.INVALID_INPUT, message, hint)

@@ -22,6 +22,8 @@ _ESTIMATED_START_SECONDS = 300
 # A server without its model, and the copies of the model's file in memory while it loads.
 _ESTIMATED_MIB = 512
 _COPIES = 3
+# The rows of a unit in memory, for each thread that scores.
+_ROWS_MIB = 512
 SCRATCH_MIB = 64
 _ENGINES_MIB = 8192
 
@@ -71,6 +73,21 @@ def estimate(model_bytes: int, workers: int, *, gpu: bool) -> Resources:
         start_seconds=_ESTIMATED_START_SECONDS,
         measured=False,
         reason="estimates; --bench takes measured ones from `mlctl bench TAG --json`",
+    )
+
+
+def runner_resources(
+    model_bytes: int, cpus: int, memory_mib: int | None, *, gpu: bool
+) -> Resources:
+    """Return the requested resources of a runner; without `memory_mib`, an estimate of it."""
+    mib = _ESTIMATED_MIB + _COPIES * model_bytes / _MIB + cpus * _ROWS_MIB
+    return Resources(
+        cpu_millis=1000 * cpus,
+        memory_mib=memory_mib or _stepped(mib),
+        gpus=int(gpu),
+        start_seconds=0,
+        measured=memory_mib is not None,
+        reason="--cpu and --memory" if memory_mib else "memory is an estimate; --memory sets it",
     )
 
 

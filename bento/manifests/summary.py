@@ -36,8 +36,8 @@ class BentoSummary:
 
 
 def summary_of(bento: BentoInfo) -> BentoSummary:
-    """Verify the Bento and summarize its models; raises as `bento_layout.unpack` does."""
-    packed = read_contents(bento.path / "src")
+    """Verify the Bento and summarize its models; raises as `read_contents` does."""
+    packed = read_contents(bento.source)
     manifests = [bundle.manifest for bundle in packed.bundles]
     return BentoSummary(
         name=packed.name,

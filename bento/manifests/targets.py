@@ -19,6 +19,12 @@ from bento.manifests.plan import (
     ManifestPlan,
     ManifestSlot,
 )
+from bento.manifests.runner_plan import (
+    DATA_FOLDER,
+    FINAL_EXIT_CODES,
+    INTERRUPTED,
+    RunnerPlan,
+)
 from bento.manifests.yaml_values import yaml_value
 from bento.templates import environment
 from bundle.errors import ErrorCode, MlctlError
@@ -30,6 +36,16 @@ _STARTUP_PERIOD_SECONDS = 2
 _PRE_STOP_SECONDS = 5
 # The mean of the waiting rows is taken over this window: a shorter one follows each burst.
 _QUEUE_WINDOW = "1m"
+# How GKE and AKS keep other pods off spot nodes; EKS and Karpenter do not.
+_SPOT_TAINTS = (
+    ("cloud.google.com/gke-spot", "true"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+)
+_SPOT_LABELS = (
+    *_SPOT_TAINTS,
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("karpenter.sh/capacity-type", "spot"),
+)
 
 
 class ManifestTarget(StrEnum):
@@ -102,6 +118,20 @@ def manifests(
         case ManifestTarget.BENTOCLOUD:
             instance_type = options.instance_type
             return {"bentocloud.yaml": _render("bentocloud", plan, instance_type=instance_type)}
+
+
+def runner_manifests(plan: RunnerPlan) -> dict[str, str]:
+    """Return the text of a runner's file by its name; the same plan gives the same bytes."""
+    text = _TEMPLATES.get_template(f"{plan.runner}.yaml.j2").render(
+        plan=plan,
+        user=USER,
+        data_folder=DATA_FOLDER,
+        final_exit_codes=FINAL_EXIT_CODES,
+        interrupted=INTERRUPTED,
+        spot_taints=_SPOT_TAINTS,
+        spot_labels=_SPOT_LABELS,
+    )
+    return {f"{plan.runner}.yaml": text}
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.image_options import EXTRAS_OPTION, LOCK_OPTION, PLATFORM_OPTION
+from cli.options import OUTPUT_FOLDER
 from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from bento.containers.container import Engine
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -27,7 +27,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--out",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     help="Folder of the build context.  [default: one under $MLCTL_HOME]",
 )
 @click.option("--image", help="NAME:TAG of the image.  [default: the Bento's tag]")
@@ -35,16 +35,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--base",
     help="Base image, best with its digest: NAME@sha256:...  [default: Python on Debian 12]",
 )
-@click.option(
-    "--platform",
-    type=click.Choice(["linux/amd64", "linux/arm64"]),
-    default="linux/amd64",
-    show_default=True,
-    help="Platform of the image.",
-)
-@click.option(
-    "--lock", type=_FILE, help="Lock file with packages and hashes; no package index is used."
-)
+@EXTRAS_OPTION
+@PLATFORM_OPTION
+@LOCK_OPTION
 @reporting
 def containerize(
     output: CommandOutput,
@@ -53,12 +46,15 @@ def containerize(
     folder: Path | None,
     image: str | None,
     base: str | None,
+    extras: tuple[str, ...],
     platform: str,
     lock: Path | None,
 ) -> None:
     """Write the build context of BENTO's image, and build it.
 
-    The image is built only if an engine is installed, see --engine.
+    The image is built only if an engine is installed, see --engine. `docker run IMAGE` serves;
+    `docker run IMAGE batch` and `docker run IMAGE stream` take the options of `mlctl batch run` and
+    `mlctl stream run`, and need the packages of --with.
 
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses. The context needs no mlctl: any engine builds it.
@@ -74,10 +70,10 @@ def containerize(
     chosen = _engine(engine)
     name = image or found.tag
     output.note("Finding the hashes of the packages ...")
-    locked = lock_for(found, target, lock)
+    locked = lock_for(found, target, lock, extras)
     named = base or default_base()
-    place = folder or state_dir("containers") / found.tag.replace(":", "-") / target.machine
-    context = write_context(found, locked, target, named, place.absolute())
+    target_folder = folder or state_dir("containers") / found.tag.replace(":", "-") / target.machine
+    context = write_context(found, locked, target, named, target_folder.absolute())
     if chosen is not None:
         output.note(f"Building {name} with {chosen} ...")
         build_image(chosen, context, name, target)
@@ -91,16 +87,19 @@ def containerize(
                 "base": named,
                 "platform": platform,
                 "packages": len(locked.packages),
+                "with": extras,
                 "engine": None if chosen is None else chosen.value,
                 "image": built,
             }
         )
         return
     output.line(f"{found.tag}: build context in {context.folder}, digest {context.digest}")
-    _say(output, context.folder, named, name, built)
+    _print_next_step(output, context.folder, named, name, built)
 
 
-def _say(output: CommandOutput, folder: Path, base: str, name: str, built: str | None) -> None:
+def _print_next_step(
+    output: CommandOutput, folder: Path, base: str, name: str, built: str | None
+) -> None:
     if "@sha256:" not in base:
         output.note(f"The base {base} is a tag and may change; --base NAME@sha256:... does not.")
     if built is not None:

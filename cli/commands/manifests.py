@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from bento.manifests.plan import ManifestPlan
+    from bento.manifests.runner_plan import RunnerPlan
     from bento.manifests.targets import TargetOptions
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -21,17 +23,28 @@ _COUNT = click.IntRange(0, 10_000)
 _KUBERNETES = frozenset({"kubernetes"})
 _KSERVE = frozenset({"kserve"})
 _CLUSTERS = _KUBERNETES | _KSERVE
-_SCALED = _CLUSTERS | {"bentocloud"}
 _IMAGES = _CLUSTERS | {"compose"}
+_STREAM = frozenset({"stream"})
+_RUNNERS = _STREAM | {"batch"}
+_SCALED = _CLUSTERS | _STREAM | {"bentocloud"}
 
-# By parameter; what is not here is for all.
+# The targets, or runners, of each parameter; the others are for all.
 BELONGS = {
-    "image": _IMAGES,
+    "image": _IMAGES | _RUNNERS,
     "bench": _IMAGES,
     "token_secret": _IMAGES,
-    "namespace": _CLUSTERS,
+    "namespace": _CLUSTERS | _RUNNERS,
     "replicas": _SCALED,
     "max_replicas": _SCALED,
+    "runner_arguments": _RUNNERS,
+    "cpus": _RUNNERS,
+    "memory": _RUNNERS,
+    "secret": _RUNNERS,
+    "claim": _RUNNERS,
+    "account": _RUNNERS,
+    "spot": _RUNNERS,
+    "schedule": frozenset({"batch"}),
+    "trigger_auth": _STREAM,
     "wake_query": _KUBERNETES,
     "prometheus": _KUBERNETES,
     "layout": _KUBERNETES,
@@ -53,6 +66,11 @@ _OPTIONS = (
         type=click.Choice(("kubernetes", "kserve", "compose", "bentocloud")),
         help="Platform that runs the Bento.",
     ),
+    click.option(
+        "--runner",
+        type=click.Choice(("batch", "stream")),
+        help="Run a Job or a stream's Deployment; its options follow --.  [default: a server]",
+    ),
     click.option("--image", metavar="REF", help="Reference of the image, best with its digest."),
     click.option("--name", help="Name of the objects.  [default: the model's]"),
     click.option("--namespace", help="Namespace of the objects.  [default: kubectl's]"),
@@ -64,7 +82,9 @@ _OPTIONS = (
         help="Number of pods; with --max-replicas, the minimum.",
     ),
     click.option(
-        "--max-replicas", type=_COUNT, help="Scale with the queued rows, up to this many pods."
+        "--max-replicas",
+        type=_COUNT,
+        help="Scale up to this many pods: with the queued rows, or a stream's lag.",
     ),
     click.option(
         "--wake-query",
@@ -131,6 +151,44 @@ _OPTIONS = (
     click.option("--stable-image", metavar="REF", help="Image that keeps the rest of the traffic."),
     click.option("--instance-type", help="Machine type of BentoCloud."),
     click.option(
+        "--schedule", metavar="CRON", help='Run the batch at these times (UTC): "0 2 * * *".'
+    ),
+    click.option(
+        "--cpu",
+        "cpus",
+        type=click.IntRange(1, 1024),
+        default=2,
+        show_default=True,
+        help="CPUs that a runner requests; a batch gets as many threads.",
+    ),
+    click.option(
+        "--memory",
+        type=click.IntRange(256),
+        metavar="MIB",
+        help="Memory of a runner in MiB.  [default: an estimate]",
+    ),
+    click.option(
+        "--env-secret",
+        "secret",
+        metavar="SECRET",
+        help="Secret whose keys become a runner's environment, such as credentials.",
+    ),
+    click.option(
+        "--service-account",
+        "account",
+        metavar="NAME",
+        help="ServiceAccount of a runner, for the identity that a cloud gives it.",
+    ),
+    click.option(
+        "--claim", metavar="NAME", help="PersistentVolumeClaim that a runner has at /data."
+    ),
+    click.option("--spot", is_flag=True, help="Tolerate and prefer spot nodes."),
+    click.option(
+        "--trigger-auth",
+        metavar="NAME",
+        help="TriggerAuthentication with which KEDA reads a stream's lag.",
+    ),
+    click.option(
         "--out",
         "folder",
         type=OUTPUT_FOLDER,
@@ -145,24 +203,41 @@ def _manifest_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("bento")
+@click.argument("runner_arguments", metavar="[-- OPTIONS]", nargs=-1)
 @_manifest_options
 @reporting
 def manifests(
-    output: CommandOutput, /, bento: str, target: str, folder: Path | None, **given: Any
+    output: CommandOutput,
+    /,
+    bento: str,
+    target: str,
+    runner: str | None,
+    folder: Path | None,
+    **given: Any,
 ) -> None:
     """Write manifests that run BENTO on Kubernetes and others.
 
-    BENTO is NAME:VERSION, or NAME for the newest.
+    BENTO is NAME:VERSION, or NAME for the newest. With --runner, the options after -- are those of
+    `mlctl batch run` or `mlctl stream run`:
+
+    \b
+      mlctl manifests digits --target kubernetes --runner batch --image REF \\
+          --schedule "0 2 * * *" -- --in s3://data/rows/ --out 's3://data/scores/$(JOB_NAME)/'
 
     Only writes files, or prints them without --out: nothing is deployed. The same Bento and options
     always give the same bytes.
     """
-    from bento.manifests.targets import ManifestTarget, write
+    from bento.manifests.targets import ManifestTarget, runner_manifests, write
     from bento.manifests.targets import manifests as make
 
-    _check(target)
-    plan = _plan(bento, given)
-    texts = make(plan, ManifestTarget(target), _target_options(given))
+    _check(target, runner)
+    plan: ManifestPlan | RunnerPlan
+    if runner is not None:
+        plan = _runner_plan(bento, runner, given)
+        texts = runner_manifests(plan)
+    else:
+        plan = _plan(bento, given)
+        texts = make(plan, ManifestTarget(target), _target_options(given))
     if folder is not None:
         write(folder, texts)
     if output.as_json:
@@ -183,14 +258,18 @@ def manifests(
     _warn(output, plan, target)
 
 
-def _check(target: str) -> None:
-    """Reject options of another target, which would have no effect."""
+def _check(target: str, runner: str | None) -> None:
+    """Reject options of another target or runner, which would have no effect."""
     context = click.get_current_context()
+    if runner is not None and target != "kubernetes":
+        raise click.UsageError(f"--runner is not for --target {target}")
+    chosen = f"--target {target}" if runner is None else f"--runner {runner}"
     for name, targets in BELONGS.items():
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and target not in targets:
+        if is_given and (runner or target) not in targets:
             option = next(each for each in context.command.params if each.name == name)
-            raise click.UsageError(f"{option.opts[0]} is not for --target {target}")
+            shown = option.opts[0] if isinstance(option, click.Option) else "-- OPTIONS"
+            raise click.UsageError(f"{shown} is not for {chosen}")
 
 
 def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
@@ -229,6 +308,54 @@ def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
     )
 
 
+def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
+    from bento.manifests import runner_plan
+    from bento.manifests.plan import Scaling, name_of, settings_of
+    from bento.manifests.resources import runner_resources
+    from bento.manifests.summary import summary_of
+    from services.runtime.bento_store import find_bento
+
+    kind = runner_plan.Runner(runner)
+    arguments, options = given["runner_arguments"], _runner_options(runner, given)
+    runner_plan.check_locations(kind, options, given["claim"])
+    summary = summary_of(find_bento(bento))
+    cpus = given["cpus"]
+    plan = runner_plan.RunnerPlan(
+        name=f"{given['name'] or name_of(summary.name)}-{runner}",
+        model=summary.model,
+        image=given["image"] or "",
+        resources=runner_resources(summary.model_bytes, cpus, given["memory"], gpu=summary.gpu),
+        namespace=given["namespace"],
+        settings=settings_of(given["settings"]),
+        runner=kind,
+        arguments=arguments,
+        secret=given["secret"],
+        claim=given["claim"],
+        account=given["account"],
+        spot=given["spot"],
+        schedule=given["schedule"],
+        scaling=Scaling(given["replicas"], given["max_replicas"]),
+        trigger_auth=given["trigger_auth"],
+    )
+    if kind is runner_plan.Runner.BATCH:
+        return replace(
+            plan,
+            arguments=runner_plan.batch_arguments(arguments, options, cpus),
+            grace_seconds=runner_plan.batch_grace(options),
+        )
+    if given["max_replicas"] is not None:
+        return replace(plan, lag=runner_plan.lag_trigger(options))
+    return plan
+
+
+def _runner_options(runner: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Parse the options after -- as the image will; usage errors are the runner's own."""
+    from cli.runners.image import image
+
+    command = image.commands[runner]
+    return command.make_context(f"... -- {runner}", list(given["runner_arguments"])).params
+
+
 def _target_options(given: dict[str, Any]) -> TargetOptions:
     from bento.manifests.targets import Canary, KServeMode, TargetOptions
 
@@ -239,12 +366,25 @@ def _target_options(given: dict[str, Any]) -> TargetOptions:
     return TargetOptions(KServeMode(given["mode"]), canary, given["instance_type"])
 
 
-def _warn(output: CommandOutput, plan: ManifestPlan, target: str) -> None:
-    if not plan.resources.measured and target != "bentocloud":
-        output.note(f"CPU and memory are {plan.resources.reason}.")
+def _warn(output: CommandOutput, plan: ManifestPlan | RunnerPlan, target: str) -> None:
+    from bento.manifests.plan import ManifestPlan
+
     if plan.image and "@sha256:" not in plan.image:
         output.note("The image is not named by its digest: what runs can change under its name.")
+    if not isinstance(plan, ManifestPlan):
+        if not plan.resources.measured:
+            output.note(f"Resources: {plan.resources.reason}.")
+        if plan.schedule is not None and not any("$(JOB_NAME)" in each for each in plan.arguments):
+            output.note(
+                "All runs have the same --out: one that finds other rows than the run before ends "
+                "with exit code 8. Put $(JOB_NAME) into --out."
+            )
+        return
+    if not plan.resources.measured and target != "bentocloud":
+        output.note(f"CPU and memory are {plan.resources.reason}.")
     if target == "kubernetes" and plan.access.gateway is None and plan.slot is None:
         output.note("No route: --gateway names the Gateway that requests come through.")
     if plan.token_secret is None and target in ("kubernetes", "kserve"):
-        output.note("Whoever reaches the pods may ask: --token-secret asks callers for a token.")
+        output.note(
+            "Every client that reaches the pods is served: --token-secret requires a token."
+        )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from cli.output import CommandOutput, reporting
@@ -26,22 +29,27 @@ def promote(
     /,
     name: str,
     bento: str | None,
+    spec_file: Path | None,
+    dry_run: bool,
     only_plan: bool,
     full: bool,
     force: bool,
     detach: bool,
-    **limits: Any,
+    **options: Any,
 ) -> None:
     """Move the traffic of NAME to BENTO, step by step.
 
     The deployment's daemon does it; this command follows, and Ctrl-C only stops following.
     Exits 0 if promoted, 10 if rolled back, 11 if there was not enough evidence, or
-    would not be in time at today's traffic. Refused if what callers of the live one send or read
+    would not be in time at today's traffic. Rejected if what callers of the live one send or read
     is gone or of another type or shape, or if its proved score is clearly worse on the same data.
     """
     from cli.revisions import find_revision
 
-    spec = _spec(allow_low_weight_proof=force, **limits)
+    spec = _spec(spec_file, {**options, "force": force})
+    if dry_run:
+        _show_spec(output, spec)
+        return
     if only_plan:
         _show_plan(output, name, bento, spec)
         return
@@ -64,29 +72,50 @@ def promote(
         ) from None
 
 
-def _spec(
-    *,
-    slo: str | None,
-    min_agreement: float | None,
-    no_alias: bool,
-    allow_breaking: bool,
-    **limits: Any,
-) -> RolloutSpec:
-    from rollout.domain import slo as use_cases
+def _spec(spec_file: Path | None, options: dict[str, Any]) -> RolloutSpec:
+    """Return the spec of the options' defaults, then the file, then the options that are given."""
+    from rollout.client.spec_file import read_spec
     from rollout.domain.spec import RolloutSpec
 
-    p50, p99 = use_cases.limits(slo, limits.pop("max_p50_ms"), limits.pop("max_p99_ms"))
-    disagreement = None if min_agreement is None else round(1.0 - min_agreement, 9)
-    if disagreement is not None:  # who asks for this proof waits for it
-        limits["shadow_wait_seconds"] = None
-    return RolloutSpec(
-        **limits,
-        max_p50_ms=p50,
-        max_p99_ms=p99,
-        max_disagreement=disagreement,
-        alias=not no_alias,
-        breaking=allow_breaking,
-    )
+    if spec_file is None:
+        return RolloutSpec(**_fields(options))
+    context = click.get_current_context()
+    given = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return RolloutSpec(**{**_fields(options), **read_spec(spec_file), **_fields(given)})
+
+
+def _fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the spec that options set."""
+    from rollout.domain import slo
+
+    fields = dict(options)
+    limits = (fields.pop("max_p50_ms", None), fields.pop("max_p99_ms", None))
+    p50, p99 = slo.limits(fields.pop("slo", None), *limits)
+    fields |= {} if p50 is None else {"max_p50_ms": p50}
+    fields |= {} if p99 is None else {"max_p99_ms": p99}
+    agreement = fields.pop("min_agreement", None)
+    if agreement is not None:  # this proof is worth the wait
+        fields |= {"max_disagreement": round(1.0 - agreement, 9), "shadow_wait_seconds": None}
+    if fields.pop("no_alias", False):
+        fields["alias"] = False
+    if fields.pop("allow_breaking", False):
+        fields["breaking"] = True
+    if fields.pop("force", False):
+        fields["allow_low_weight_proof"] = True
+    return fields
+
+
+def _show_spec(output: CommandOutput, spec: RolloutSpec) -> None:
+    from rollout.client.spec_file import spec_yaml
+
+    if output.as_json:
+        output.document(json.loads(spec.to_json()))
+    else:
+        output.line(spec_yaml(spec).rstrip())
 
 
 def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: RolloutSpec) -> None:

@@ -1,4 +1,4 @@
-"""`mlctl rollback`: take the rollout under way back by hand."""
+"""`mlctl rollback`: return all traffic to the previous version."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from cli.output import CommandOutput, reporting
 @click.option("--reason", default="by operator", show_default=True, help="Reason for the history.")
 @reporting
 def rollback(output: CommandOutput, name: str, reason: str) -> None:
-    """Take the rollout under way on NAME back.
+    """Return all traffic of NAME to the previous version at once.
 
-    All traffic returns to the previous model at once.
+    Ends the rollout in progress. After a finished promotion it takes that promotion back: the
+    previous version still runs for `promote --keep-previous`, and is started first after that. The
+    alias and the history follow.
     """
     from cli.operator_commands import roll_back
 

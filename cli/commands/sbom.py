@@ -6,27 +6,25 @@ from pathlib import Path
 
 import click
 
+from cli.image_options import EXTRAS_OPTION, LOCK_OPTION, PLATFORM_OPTION
+from cli.options import OUTPUT_FILE
 from cli.output import CommandOutput, reporting
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("bento")
-@click.option("--out", "file", type=_FILE, help="File to write.  [default: stdout]")
-@click.option(
-    "--platform",
-    type=click.Choice(["linux/amd64", "linux/arm64"]),
-    default="linux/amd64",
-    show_default=True,
-    help="Platform of the image.",
-)
-@click.option(
-    "--lock", type=_FILE, help="Lock file with packages and hashes; no package index is used."
-)
+@click.option("--out", "file", type=OUTPUT_FILE, help="File to write.  [default: stdout]")
+@EXTRAS_OPTION
+@PLATFORM_OPTION
+@LOCK_OPTION
 @reporting
 def sbom(
-    output: CommandOutput, bento: str, file: Path | None, platform: str, lock: Path | None
+    output: CommandOutput,
+    bento: str,
+    file: Path | None,
+    extras: tuple[str, ...],
+    platform: str,
+    lock: Path | None,
 ) -> None:
     """List the packages and models of BENTO as CycloneDX 1.6.
 
@@ -46,7 +44,7 @@ def sbom(
     target = Platform.of(platform)
     if lock is None:
         output.note("Finding the hashes of the packages ...")
-    locked = lock_for(found, target, lock)
+    locked = lock_for(found, target, lock, extras)
     document = sbom_of(found, read_contents(found.source), locked, target)
     if file is None:
         click.echo(document, nl=False)

@@ -12,6 +12,7 @@ from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
     from rollout.client.deployments import DeploymentStatus
+    from rollout.domain.spec import PreviousRevision
 
 
 @click.command()
@@ -42,7 +43,7 @@ def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
 
 def running_line(running: Mapping[str, bool]) -> str:
     """Which of the processes, by their roles, do not run; or that all do, or none is needed."""
-    from rollout.daemon.supervisor import ACTIVATOR
+    from rollout.domain.process_ref import ACTIVATOR
 
     down = sorted(role for role, runs in running.items() if not runs)
     if down:
@@ -102,9 +103,11 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     where = cluster.where if cluster else url_of(deployment.ports, deployment.settings)
     output.line(f"{deployment.name} on {where}")
     output.line(f"  serves   {deployment.live.bento} (digest {deployment.live.digest[:12]})")
+    if deployment.previous is not None:
+        output.line(f"  previous {_previous_text(deployment.previous)}")
     if weights is None:
-        silent = "the cluster does not tell" if cluster else "the proxy does not answer"
-        output.line(f"  traffic  {silent}; it is tried again")
+        silent = "the cluster does not answer" if cluster else "the proxy does not answer"
+        output.line(f"  traffic  {silent}; retrying")
     else:
         shares = ", ".join(f"{slot.value} {weight} %" for slot, weight in weights.items())
         output.line(f"  traffic  {shares}")
@@ -118,6 +121,25 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     if status.last is not None and (line := event_line(status.last)):
         output.line(f"           {line}")
     output.note(f"End it with `mlctl rollback {deployment.name}`.")
+
+
+def _previous_text(previous: PreviousRevision) -> str:
+    from cli.rollouts import local_time
+
+    bento, until = previous.revision.bento, previous.warm_until
+    if not until:
+        return f"{bento}, stopped: a rollback starts it first"
+    return f"{bento}, kept running until {local_time(until)} for `mlctl rollback`"
+
+
+def _previous_document(previous: PreviousRevision | None) -> dict[str, Any] | None:
+    if previous is None:
+        return None
+    return {
+        "bento": previous.revision.bento,
+        "digest": previous.revision.digest,
+        "warm_until": previous.warm_until or None,
+    }
 
 
 def _document(status: DeploymentStatus) -> dict[str, Any]:
@@ -141,6 +163,7 @@ def _document(status: DeploymentStatus) -> dict[str, Any]:
             "version": deployment.live.version,
             "slot": deployment.slot.value,
         },
+        "previous": _previous_document(deployment.previous),
         "champion": deployment.champion,
         "weights": status.weights,
         "healthy": status.healthy,

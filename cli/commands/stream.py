@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, reporting
-from cli.progress import stopping
+from cli.runners.stream import score_stream
+from cli.runners.stream_options import stream_options
 from cli.stream_compare import compare
-from cli.stream_options import run_options, stream_config
 from cli.stream_tools import forget, groups, lag, peek, redrive, send, tail
-from cli.streams import event_display, metrics_line, show_report
 
 
 @click.group()
@@ -23,7 +21,7 @@ def stream() -> None:
 
 @stream.command()
 @click.argument("bento")
-@run_options
+@stream_options
 @reporting(json_lines=True)
 def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     """Score the messages of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
@@ -34,25 +32,8 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     for standard input and output.
     """
     from services.runtime.scorable import find_scorable
-    from services.stream.metrics import counted_events
-    from services.stream.run import run_stream
 
-    output.warn_unknown_variables()
-    config = stream_config(given, as_json=output.as_json)
-    model = find_scorable(bento)
-    name, port = model.name, given["metrics_port"]
-    with (
-        stopping(output) as stop,
-        event_display(output) as display,
-        counted_events(name, port, display, partial(metrics_line, output)) as on_event,
-    ):
-        report = run_stream(model, config, on_event, stop, partial(display.opened, config))
-    show_report(output, report)
-    if not report.complete and (given["until_empty"] or given["max_messages"]):
-        raise MlctlError(
-            ErrorCode.INTERRUPTED,
-            f"stopped after {report.totals.messages:,} messages, all of them committed",
-        )
+    score_stream(output, partial(find_scorable, bento), given)
 
 
 @stream.command()

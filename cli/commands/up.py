@@ -111,11 +111,11 @@ def _brought_back(name: str | None, *, everything: bool) -> tuple[Deployment, ..
         raise click.UsageError("--all takes no NAME")
     if not everything and name is None:
         raise click.UsageError("Missing argument 'NAME'.")
-    _refuse_settings()
+    _reject_settings()
     return deployments.bring_back_all() if name is None else (deployments.bring_back(name),)
 
 
-def _refuse_settings() -> None:
+def _reject_settings() -> None:
     """What comes back keeps its settings: an option that would be without effect is an error."""
     context = click.get_current_context()
     for option in context.command.params:
@@ -128,13 +128,13 @@ def _refuse_settings() -> None:
 
 
 def _settings(target: str, options: dict[str, Any], **local: Any) -> DeploymentSettings:
-    """Those of a cluster or, as `local` says, of this machine; `options` are all others."""
-    told = reporting_settings(options)
+    """Return the settings of a cluster or, from `local`, of this machine."""
+    reported = reporting_settings(options)
     remote = kubernetes_settings(target, **options)
     counts = [local[name] for name in ("replicas", "min_replicas", "max_replicas")]
     if remote and counts != [None, None, None]:
         raise click.UsageError("in a cluster the Deployments say how many pods there are")
-    return told(remote or settings_of(**local))
+    return reported(remote or settings_of(**local))
 
 
 def _show(output: CommandOutput, *found: Deployment) -> None:

@@ -8,6 +8,7 @@ from optimize.data.rows import (
     RowLimits,
     Rows,
     Tensors,
+    row_bytes,
     row_count,
     split,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "Tensors",
     "load_data",
     "read_rows",
+    "row_bytes",
     "row_count",
     "split",
 ]

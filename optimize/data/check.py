@@ -10,7 +10,7 @@ import numpy as np
 from bundle.manifest import canonical_json
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.data.rows import Rows, Tensors
-from optimize.data.source import Columns, RowSource, find_columns, invalid
+from optimize.data.source import Columns, Missing, RowSource, find_columns, invalid
 from services.protocol.wire import encode_raw
 
 _PAD_HINT = "Pad all rows to one length, and mask the padding if the model takes a mask."
@@ -23,7 +23,8 @@ class Pass:
     machine's byte order; it does not depend on where chunks begin.
     """
 
-    def __init__(self, source: RowSource, signature: Signature) -> None:
+    def __init__(self, source: RowSource, signature: Signature, missing: Missing) -> None:
+        self._missing = missing
         self._source = source
         self._signature = signature
         self._forms: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -73,14 +74,14 @@ class Pass:
 
     def _input(self, name: str, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
         if spec.dtype is Datatype.BYTES:
-            array = _as_bytes(name, array)
+            array = _as_bytes(name, array, missing=self._missing.allows(spec))
         try:
             datatype = Datatype.from_numpy_name(array.dtype.name)
         except ValueError as error:
             raise invalid(f"array {name!r}: {error}{self._where()}") from error
         if problem := spec.mismatch(datatype, (DYNAMIC, *array.shape[1:])):
             raise invalid(f"array {name!r} does not fit the model: {problem}{self._where()}")
-        self._reject_not_finite(name, array)
+        self._reject_not_finite(name, array, nan=self._missing.allows(spec))
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def _labels(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -95,8 +96,12 @@ class Pass:
             f"[rows, k]; it is {_form(array.dtype.name, array.shape[1:])}"
         )
 
-    def _reject_not_finite(self, name: str, array: np.ndarray) -> None:
-        if array.dtype.kind != "f" or (finite := np.isfinite(array)).all():
+    def _reject_not_finite(self, name: str, array: np.ndarray, *, nan: bool = False) -> None:
+        """Reject infinite numbers, and NaN unless it stands for a missing one."""
+        if array.dtype.kind != "f":
+            return
+        finite = ~np.isinf(array) if nan else np.isfinite(array)
+        if finite.all():
             return
         row = self.rows + int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
         raise invalid(
@@ -130,14 +135,16 @@ class Pass:
         return f" (in the batch that starts at row {self.rows})" if self.rows else ""
 
 
-def _as_bytes(name: str, array: np.ndarray) -> np.ndarray:
+def _as_bytes(name: str, array: np.ndarray, *, missing: bool) -> np.ndarray:
     """Return strings as UTF-8 bytes in an object array; INVALID_INPUT for other elements.
 
-    numpy's fixed-width bytes would lose trailing NULs.
+    With `missing`, None and NaN become empty text. Numpy's fixed-width bytes would lose trailing
+    NULs.
     """
     values = array.astype(object)
     for index, value in enumerate(values.flat):
-        values.flat[index] = _encode(name, value)
+        absent = missing and (value is None or value != value)  # noqa: PLR0124 - NaN
+        values.flat[index] = b"" if absent else _encode(name, value)
     return values
 
 

@@ -19,7 +19,7 @@ from optimize.data.function import FunctionSource
 from optimize.data.npz import NpzSource
 from optimize.data.parquet import ParquetRows, open_folder
 from optimize.data.rows import MIN_ROWS, EvalData, RowLimits, Rows, choose_rows
-from optimize.data.source import RowSource, invalid
+from optimize.data.source import NO_MISSING, Missing, RowSource, invalid
 from optimize.user_functions import is_function_name
 
 _FORMS_HINT = (
@@ -29,43 +29,52 @@ _FORMS_HINT = (
 
 
 def load_data(
-    source: str | Path, signature: Signature, sampling: RowLimits | None = None
+    source: str | Path,
+    signature: Signature,
+    sampling: RowLimits | None = None,
+    missing: Missing = NO_MISSING,
 ) -> EvalData:
     """Read evaluation rows from an .npz, Parquet or `package.module:function`.
 
     Arrays or columns are named as the inputs (the only input may be `x` or `inputs`),
     with `labels`, `label` or `y` for the labels; a folder is read as the Parquet files in it,
-    which may be a server's samples. INVALID_INPUT names the array and its expected form.
+    which may be a server's samples. INVALID_INPUT names the array and its expected form, and
+    values that `missing` does not allow to be absent.
     """
-    return read_rows(open_source(source, signature), signature, sampling or RowLimits())
+    found = open_source(source, signature, missing)
+    return read_rows(found, signature, sampling or RowLimits(), missing)
 
 
-def open_source(source: str | Path, signature: Signature) -> RowSource:
+def open_source(
+    source: str | Path, signature: Signature, missing: Missing = NO_MISSING
+) -> RowSource:
     """Return the source at `source` by its content; INVALID_INPUT if it is none."""
     path = Path(source)
     if isinstance(source, str) and is_function_name(source) and not path.exists():
         return FunctionSource(source)
     if path.is_dir():
-        return open_folder(path, signature)
+        return open_folder(path, signature, missing)
     magic = _first_bytes(path)
     if magic.startswith(b"PK"):
         return NpzSource(path)
     if magic.startswith(b"PAR1"):
-        return ParquetRows(path, signature)
+        return ParquetRows(path, signature, missing=missing)
     if magic.startswith(b"\x93NUMPY"):
         raise invalid(f"{path.name} holds a single array; save it with numpy.savez")
     raise invalid(f"{path.name} is neither an .npz nor a Parquet file", _FORMS_HINT)
 
 
-def read_rows(source: RowSource, signature: Signature, sampling: RowLimits) -> EvalData:
+def read_rows(
+    source: RowSource, signature: Signature, sampling: RowLimits, missing: Missing = NO_MISSING
+) -> EvalData:
     """Check all rows of `source` and return those that `sampling` chooses."""
-    first = Pass(source, signature)
+    first = Pass(source, signature, missing)
     parts = [chunk.labels for chunk in first.chunks() if chunk.labels is not None]
     if first.rows < MIN_ROWS:
         raise invalid(f"the data has {first.rows} rows (minimum {MIN_ROWS})")
     labels = np.concatenate(parts) if parts else None
     calibration, held_out = choose_rows(first.rows, labels, sampling)
-    second = Pass(source, signature)
+    second = Pass(source, signature, missing)
     index = np.concatenate([calibration, held_out])
     inputs = _gather(second, index, first.rows)
     if inputs is None or second.sha256() != first.sha256():

@@ -14,7 +14,15 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.sampling import INPUT_PREFIX, REQUEST_ID
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.data.rows import Tensors
-from optimize.data.source import CHUNK_BYTES, LABEL_NAMES, chunk_rows, find_columns, invalid
+from optimize.data.source import (
+    CHUNK_BYTES,
+    LABEL_NAMES,
+    NO_MISSING,
+    Missing,
+    chunk_rows,
+    find_columns,
+    invalid,
+)
 from registry.quiet import first_line
 
 # pandas stores a frame's index under these names.
@@ -35,6 +43,7 @@ class ParquetRows:
     path: Path
     signature: Signature
     chunk_bytes: int = CHUNK_BYTES
+    missing: Missing = NO_MISSING
 
     @property
     def name(self) -> str:
@@ -49,7 +58,7 @@ class ParquetRows:
                 step = self._rows_at_once(file, list(columns.values()))
                 for batch in file.iter_batches(step, columns=list(columns.values())):
                     yield {
-                        name: _array(column, batch.column(column), inputs.get(name))
+                        name: _array(column, batch.column(column), inputs.get(name), self.missing)
                         for name, column in columns.items()
                     }
         except (pa.lib.ArrowException, OSError) as error:
@@ -77,12 +86,14 @@ class FolderSource:
             yield from file.chunks()
 
 
-def open_folder(folder: Path, signature: Signature) -> FolderSource:
+def open_folder(folder: Path, signature: Signature, missing: Missing = NO_MISSING) -> FolderSource:
     """Return the files in `folder` now: a server may still be writing. INVALID_INPUT if empty."""
     paths = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
     if not paths:
         raise invalid(f"{folder} is a folder without Parquet files")
-    return FolderSource(folder, tuple(ParquetRows(path, signature) for path in paths))
+    return FolderSource(
+        folder, tuple(ParquetRows(path, signature, missing=missing) for path in paths)
+    )
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -106,7 +117,7 @@ def _columns(names: list[str]) -> dict[str, str]:
     return {name: name for name in names if not name.startswith(_INDEX_PREFIX)}
 
 
-def _array(name: str, column: Any, spec: TensorSpec | None) -> np.ndarray:
+def _array(name: str, column: Any, spec: TensorSpec | None, missing: Missing) -> np.ndarray:
     """Return the column as an array, in the shape of `spec` if that is known."""
     from pyarrow import types
 
@@ -116,6 +127,8 @@ def _array(name: str, column: Any, spec: TensorSpec | None) -> np.ndarray:
         _reject_missing(name, values)
         shape.append(_common_length(name, values))
         values = values.flatten()
+    if spec is not None and missing.allows(spec):
+        values = values.fill_null("" if spec.dtype is Datatype.BYTES else float("nan"))
     _reject_missing(name, values)
     _check_kind(name, values.type, text=spec is not None and spec.dtype is Datatype.BYTES)
     array: np.ndarray = values.to_numpy(zero_copy_only=False).reshape(shape)

@@ -23,6 +23,13 @@ def row_count(tensors: Tensors) -> int:
     return len(next(iter(tensors.values())))
 
 
+def row_bytes(row: np.ndarray) -> bytes:
+    """Return the content of one row of a tensor, to compare or to hash."""
+    array = np.asarray(row)
+    # Text has no buffer, and two texts are not one longer text.
+    return repr(array.tolist()).encode() if array.dtype.kind in "OS" else array.tobytes()
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of every input [rows, ...], with their labels if there are any.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature, TensorSpec
+from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.data.rows import Tensors
 from registry.names import printable, suggestion
 
@@ -16,6 +16,23 @@ CHUNK_BYTES = 8 * 1024 * 1024
 
 LABEL_NAMES = ("labels", "label", "y")
 _SINGLE_INPUT_NAMES = ("x", "inputs")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The inputs that may lack a value in a row: NaN stands for a number, empty text for text."""
+
+    numbers: bool = False
+    texts: frozenset[str] = frozenset()
+
+    def allows(self, spec: TensorSpec) -> bool:
+        """Return whether values of this input may be missing."""
+        if spec.dtype is Datatype.BYTES:
+            return spec.name in self.texts
+        return self.numbers and spec.dtype in (Datatype.FP32, Datatype.FP64)
+
+
+NO_MISSING = Missing()
 
 
 class RowSource(Protocol):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimize.data import row_bytes
+
 Statistic = Callable[[np.ndarray], float]
 """A statistic of fixed rows as a function of the rows' weights [rows]."""
 
@@ -79,7 +81,7 @@ def canonical_order(labels: np.ndarray, sides: Iterable[Iterable[np.ndarray]]) -
     keys = np.zeros(len(labels), np.uint64)
     for side in sides:
         arrays = [np.ascontiguousarray(array) for array in (labels, *side)]
-        content = (b"".join(row.tobytes() for row in rows) for rows in zip(*arrays, strict=True))
+        content = (b"".join(map(row_bytes, rows)) for rows in zip(*arrays, strict=True))
         digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in content)
         keys += np.frombuffer(digests, np.uint64)
     return np.argsort(keys, kind="stable")

@@ -6,10 +6,7 @@ ONNX. Nothing is loaded from a pickle unless the catalog allows it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.tensors import Datatype, Signature
 from optimize.data import Tensors
+from optimize.estimators import EstimatorReference, load_estimator
 from optimize.proofs.adapter import adapt
 from optimize.proofs.export import export_torch
 from optimize.proofs.source_checks import check_onnx_source, check_torch_source
@@ -26,7 +24,7 @@ from optimize.recipes.base import save_graph
 from registry.catalog import ModelFormat, SourceModel
 from registry.names import printable
 from registry.quiet import first_line, quiet
-from registry.tracking import PICKLE_VARIABLE
+from registry.tracking import pickle_loading
 from services.runtime.session import Session, open_session
 
 _NOT_IN_TORCH = (Datatype.BYTES, Datatype.BF16)
@@ -51,6 +49,8 @@ class Reference(Protocol):
 
 def load_reference(source: SourceModel) -> Reference:
     """Load the registered model; PICKLE_REJECTED if its archive contains a pickle."""
+    if source.format.is_estimator:
+        return EstimatorReference(load_estimator(source))
     if source.format is ModelFormat.ONNX:
         import onnx
 
@@ -135,7 +135,7 @@ def _load_torch(source: SourceModel) -> Any:
     from mlflow.exceptions import MlflowException
 
     try:
-        with quiet(), _pickle_loading(source.pickle_allowed):
+        with quiet(), pickle_loading(allowed=source.pickle_allowed):
             module = mlflow.pytorch.load_model(str(source.model_path), device="cpu")
     except Exception as error:  # a foreign file, read by parsers that trust it
         if isinstance(error, MlflowException) and "pickle" in str(error):
@@ -195,17 +195,3 @@ def _does_not_run(inputs: Tensors, error: Exception) -> MlctlError:
         "Log it with a signature that has -1 only where it accepts any size, and with an "
         "input_example of at least two rows: one row fixes the batch size at 1.",
     )
-
-
-@contextlib.contextmanager
-def _pickle_loading(allowed: bool) -> Iterator[None]:
-    """Set MLflow's own guard while a model is loaded, overriding the environment."""
-    before = os.environ.get(PICKLE_VARIABLE)
-    os.environ[PICKLE_VARIABLE] = "true" if allowed else "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[PICKLE_VARIABLE]
-        else:
-            os.environ[PICKLE_VARIABLE] = before

@@ -1,4 +1,4 @@
-"""Deployments as a client sees them: up, down, status, promote, follow, rollback, history.
+"""What clients do with deployments: up, down, status, promote, follow, rollback, history.
 
 Every call is short-lived and only writes commands to the journal; the daemon acts. Each one that
 finds the daemon dead or stuck replaces it: the former is killed before the new one starts.
@@ -14,19 +14,25 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from registry.tracking import tracking_uri
-from rollout.client.lifecycle import deployment_up, ensure_daemon, spawn_daemon, take_down
-from rollout.daemon.reporting.telemetry import LOOPBACK
-from rollout.daemon.reporting.webhook_secret import with_secret
-from rollout.daemon.supervisor import PROXY
+from rollout.client.lifecycle import ensure_daemon, spawn_daemon, take_down
 from rollout.domain import agreement, slo
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
-from rollout.domain.process_ref import NO_PROCESS
-from rollout.domain.spec import DeploymentSettings, Ports, Revision, RolloutSpec, Slot, check_name
+from rollout.domain.process_ref import NO_PROCESS, PROXY
+from rollout.domain.spec import (
+    LOOPBACK,
+    DeploymentSettings,
+    Ports,
+    Revision,
+    RolloutSpec,
+    Slot,
+    check_name,
+)
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
 from rollout.drivers.local.ports import free_ports, require_free, resolve_host
-from rollout.drivers.local.security_settings import with_signer, with_token
+from rollout.drivers.local.security_settings import with_signer, with_token, with_webhook_secret
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal
@@ -36,12 +42,13 @@ _POLL_SECONDS = 0.05
 _PAGE = 500
 _DAEMON_CHECK_SECONDS = 2.0
 _STOP_SECONDS = 10.0
+_FINAL_SECONDS = 5.0
 _BENTO_FAILED = "the Bento did not become ready"
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """A deployment now. `weights` and `healthy` are the proxy's own words, None if it is silent."""
+    """A deployment now; `weights` and `healthy` are None if its proxy does not answer."""
 
     deployment: Deployment
     weights: dict[Slot, int] | None
@@ -72,7 +79,7 @@ def up(
         paths.require_writable(name)
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
-        settings = with_signer(with_token(name, with_secret(name, settings)))
+        settings = with_signer(with_token(name, with_webhook_secret(name, settings)))
         proxy = proxy_of(paths.directory(name), ports, settings)
         proxy.command()  # reports what is missing before anything is started
         paths.heartbeat(name).unlink(missing_ok=True)
@@ -88,7 +95,7 @@ def up(
 
 def bring_back(name: str) -> Deployment:
     """Start a deployment again that is down, with what it served, where it listened and its
-    settings; one that is up is only waited for. DEPLOYMENT_NOT_FOUND, and what `up` raises.
+    settings; for one that is up, wait until it answers. DEPLOYMENT_NOT_FOUND, and what `up` raises.
     """
     with Journal(paths.journal()) as journal:
         former = journal.deployment(name)
@@ -114,21 +121,21 @@ def bring_back_all() -> tuple[Deployment, ...]:
 def down(name: str) -> None:
     """Stop everything of the deployment; an active rollout ends as rolled back."""
     with Journal(paths.journal()) as journal:
-        deployment_up(journal, name)
+        journal.live_deployment(name)
         take_down(journal, name)
 
 
 def status(name: str | None = None) -> tuple[DeploymentStatus, ...]:
-    """How deployments are, one or all that are up. Replaces a dead daemon."""
+    """Return the state of one deployment, or of all that are up. Replaces a dead daemon."""
     with Journal(paths.journal()) as journal:
-        wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
+        wanted = journal.deployments() if name is None else (journal.live_deployment(name),)
         for deployment in wanted:
             ensure_daemon(journal, deployment.name)
         return tuple(_status(journal, deployment) for deployment in wanted)
 
 
 def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
-    """Ask for a rollout and return its id; `follow` it, or not.
+    """Request a rollout and return its id.
 
     A latency limit between two exact edges is rounded up to one; the first event says so.
     Without a limit of its own a candidate made from live's very source has to agree with it.
@@ -145,41 +152,62 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
         agreement.require_copies(spec, can_copy=deployment.settings.kubernetes is None)
         counted = slo.counted(spec, edges_of(deployment.settings))
         counted = agreement.by_default(counted, deployment.live, revision)
-        rollout = journal.begin(name, revision, counted, asked=spec)
+        rollout = journal.begin(name, revision, counted, requested=spec)
         ensure_daemon(journal, name)
         return rollout
 
 
 def follow(name: str, rollout: int, after: int = 0) -> Iterator[JournalEvent]:
-    """The rollout's events from its begin, or after one, as they come, until it ended.
+    """Yield the rollout's events from its start, or after one, as they come, until it ends.
 
-    NOT_FOUND if the deployment has no such rollout.
+    The last event is the one that ends it; after a promotion it waits until the alias was written
+    or could not be. NOT_FOUND if the deployment has no such rollout.
     """
     with Journal(paths.journal()) as journal:
         if journal.rollout(rollout).deployment != name:
             raise MlctlError(ErrorCode.NOT_FOUND, f"{name!r} has no rollout {rollout}")
         seen, checked = after, 0.0
+        ended: JournalEvent | None = None
         while True:
             page = journal.events(name, after=seen, rollout=rollout, limit=_PAGE)
             for event in page:
                 seen = event.seq
-                yield event
                 if event.kind == ENDED:
-                    return
+                    ended = event
+                else:
+                    yield event
             if len(page) == _PAGE:
                 continue
+            if ended is not None and not alias_pending(journal, rollout):
+                yield ended
+                return
             if time.monotonic() - checked > _DAEMON_CHECK_SECONDS:
                 checked = time.monotonic()
                 ensure_daemon(journal, name)
             time.sleep(_POLL_SECONDS)
 
 
-def rollback(name: str, reason: str) -> int:
-    """Request the rollback of the active rollout and return its id; NOT_FOUND without one."""
+def rollback(name: str, reason: str) -> Rollout:
+    """Request the rollback of the active rollout, or of the last promotion; return the rollout.
+
+    For a promotion that has ended this is a new rollout, to the previous version; `reverts` says
+    which promotion it takes back. NOT_FOUND if there is nothing to take back.
+    """
     with Journal(paths.journal()) as journal:
+        _await_final(journal, name)
         rollout = journal.request(name, OperatorCommand.ROLLBACK, reason)
         ensure_daemon(journal, name)
-        return rollout
+        return journal.rollout(rollout)
+
+
+def _await_final(journal: Journal, name: str) -> None:
+    """Wait shortly for the end of a promotion that is being recorded, so that it can revert it."""
+    deadline = time.monotonic() + _FINAL_SECONDS
+    while time.monotonic() < deadline:
+        active = journal.active(name)
+        if active is None or active.progress.phase is not RolloutPhase.FINALIZE:
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEvent:
@@ -196,6 +224,20 @@ def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEve
     )
 
 
+def alias_pending(journal: Journal, rollout: int) -> bool:
+    """Whether the alias of a rollout that made its candidate live is still to be written."""
+    found = journal.rollout(rollout)
+    if found.outcome is None or not found.outcome.replaces_live or not found.spec.alias:
+        return False
+    deployment = journal.deployment(found.deployment)
+    if not deployment.up or journal.promotion(found.deployment) != rollout:
+        return False  # another revision is live by now
+    return deployment.champion != found.candidate.digest and not any(
+        event.kind == "champion_failed"
+        for event in journal.events(found.deployment, rollout=rollout, ticks=False)
+    )
+
+
 def history(name: str) -> tuple[Rollout, ...]:
     """Every rollout of the deployment, newest first."""
     with Journal(paths.journal()) as journal:
@@ -206,9 +248,28 @@ def history(name: str) -> tuple[Rollout, ...]:
 def events(
     name: str, after: int = 0, rollout: int | None = None, *, ticks: bool = True
 ) -> tuple[JournalEvent, ...]:
-    """The record of a deployment, oldest first, with or without what its looks found."""
+    """Return the events of a deployment, oldest first, with or without its ticks."""
     with Journal(paths.journal()) as journal:
         return journal.events(name, after, rollout, ticks=ticks)
+
+
+def record(name: str, *, ticks: bool = False, follow: bool = False) -> Iterator[JournalEvent]:
+    """Yield the events of a deployment, oldest first; with `follow` also those to come, for ever.
+
+    DEPLOYMENT_NOT_FOUND.
+    """
+    with Journal(paths.journal()) as journal:
+        journal.deployment(name)
+        seen = 0
+        while True:
+            page = journal.events(name, seen, ticks=ticks, limit=_PAGE)
+            yield from page
+            if page:
+                seen = page[-1].seq
+            elif follow:
+                time.sleep(_POLL_SECONDS)
+            else:
+                return
 
 
 def _check_free(journal: Journal, name: str) -> None:
@@ -217,7 +278,7 @@ def _check_free(journal: Journal, name: str) -> None:
 
 
 def _ports(host: str, port: int, settings: DeploymentSettings) -> Ports:
-    """Where the proxy is to listen; PORT_TAKEN. In a cluster that is the Gateway's affair."""
+    """Where the proxy is to listen; PORT_TAKEN. In a cluster the Gateway listens."""
     if settings.kubernetes is not None:
         return Ports(0, 0)
     address = resolve_host(host)
@@ -242,7 +303,7 @@ def _await_again(journal: Journal, deployment: Deployment) -> None:
     ensure_daemon(journal, deployment.name)
     deadline = time.monotonic() + deployment.settings.ready_seconds + _STOP_SECONDS
     while time.monotonic() < deadline:
-        _, healthy = _asked(deployment)
+        _, healthy = _proxy_state(deployment)
         if healthy is not None and healthy[deployment.slot]:
             return
         time.sleep(_POLL_SECONDS)
@@ -295,7 +356,7 @@ def _absolute(uri: str) -> str:
 
 def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
     found = journal.processes(deployment.name)
-    weights, healthy = _asked(deployment)
+    weights, healthy = _proxy_state(deployment)
     return DeploymentStatus(
         deployment=deployment,
         weights=weights,
@@ -308,7 +369,7 @@ def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
     )
 
 
-def _asked(deployment: Deployment) -> tuple[dict[Slot, int] | None, dict[Slot, bool] | None]:
+def _proxy_state(deployment: Deployment) -> tuple[dict[Slot, int] | None, dict[Slot, bool] | None]:
     directory = paths.directory(deployment.name)
     with proxy_of(directory, deployment.ports, deployment.settings).data_plane() as data_plane:
         try:

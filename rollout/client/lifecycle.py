@@ -10,54 +10,37 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bundle.errors import ErrorCode, MlctlError
 from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
 from registry.tracking import TRACKING_VARIABLE
-from rollout.daemon.daemon import DAEMON
-from rollout.daemon.supervisor import ACTIVATOR, PROXY
 from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
-from rollout.domain.process_ref import ProcessRef
+from rollout.domain.process_ref import ACTIVATOR, DAEMON, PROXY, ProcessRef
 from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
-from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.samples import SampleFolder
-from rollout.drivers.local.security_settings import guarding_environment
+from rollout.drivers.local.security_settings import security_environment
 from rollout.journal import paths
 from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
 
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
 
 
-def deployment_up(journal: Journal, name: str) -> Deployment:
-    """The deployment; DEPLOYMENT_NOT_FOUND if it is down."""
-    deployment = journal.deployment(name)
-    if not deployment.up:
-        raise MlctlError(
-            ErrorCode.DEPLOYMENT_NOT_FOUND,
-            f"deployment {name!r} is down",
-            f"`mlctl up {name}` starts it again with what it served.",
-        )
-    return deployment
-
-
 def ensure_daemon(journal: Journal, name: str) -> None:
-    """Start a daemon unless one looks at the deployment; a stuck one is killed first."""
+    """Start a daemon unless one ticks; a stuck one is killed first."""
     found = journal.processes(name).get(DAEMON)
     if found is not None:
         running = processes.alive(found[0])
         if running and seconds_unseen(paths.heartbeat(name)) < STUCK_SECONDS:
             return
         processes.kill(found[0])
-        _await_end([found[0]])  # while it dies it still holds the lock, and another one would leave
+        _await_end([found[0]])  # until it is gone it holds the lock
     spawn_daemon(name, journal.deployment(name).settings)
 
 
 def spawn_daemon(name: str, settings: DeploymentSettings) -> ProcessRef:
     """Start a watcher with its daemon; the process of the watcher."""
-    role = process_role(paths.directory(name), DAEMON)
+    role = processes.process_role(paths.directory(name), DAEMON)
     command = [sys.executable, "-P", "-m", "rollout.daemon.watch", name]
     log = paths.daemon_log(name)
     processes.log_start(log, DAEMON)
@@ -72,7 +55,7 @@ def take_down(journal: Journal, name: str) -> None:
     for roles in ((DAEMON,), (PROXY, ACTIVATOR), (*replicas, *Slot)):
         _stop([found[role][0] for role in roles if role in found])
         for role in roles:
-            processes.end_strays(process_role(paths.directory(name), role))
+            processes.end_strays(processes.process_role(paths.directory(name), role))
             journal.drop_process(name, role)
     SampleFolder(paths.directory(name)).clear()
 
@@ -92,11 +75,11 @@ def _await_end(refs: Sequence[ProcessRef]) -> None:
 
 
 def _environment(settings: DeploymentSettings) -> dict[str, str]:
-    """What a daemon, and so its Bentos and its champion writer, must not take from a shell."""
+    """Return the variables of a daemon and its processes that override the shell's."""
     kept = {
         BENTO_HOME_VARIABLE: settings.bento_home,
         TRACKING_VARIABLE: settings.tracking_uri,
     }
     home = {HOME_VARIABLE: str(mlctl_home())}
     variables = {name: value for name, value in kept.items() if value is not None}
-    return {**home, **variables, **guarding_environment(settings)}
+    return {**home, **variables, **security_environment(settings)}

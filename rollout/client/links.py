@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollout.daemon.reporting.cursors import Cursor, EventCursors, run_reader
+from rollout.daemon.reporting.alias import AliasSink
 from rollout.daemon.reporting.projection import RunLink, link
-from rollout.daemon.reporting.telemetry import LOOPBACK
-from rollout.daemon.reporting.webhooks import host_of, reader_of
+from rollout.daemon.reporting.webhooks import host_of, sink_of
+from rollout.domain.spec import LOOPBACK
 from rollout.journal import paths
 from rollout.journal.journal import Journal
+from rollout.journal.records import run_sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +25,34 @@ class WebhookState:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """`metrics` is a URL on this machine, None for none; `runs` is by rollout."""
+    """Where a deployment is reported, and how that goes.
+
+    `metrics` is a URL on this machine, None for none; `alias_error` says why the alias of the live
+    revision could not be written yet; `runs` is by rollout.
+    """
 
     metrics: str | None
+    alias_error: str | None
     webhooks: tuple[WebhookState, ...]
     runs: Mapping[int, RunLink]
 
 
 def links(name: str) -> Links:
-    """Those of the deployment `name`, up or down; DEPLOYMENT_NOT_FOUND."""
-    with Journal(paths.journal()) as journal, EventCursors(paths.journal()) as cursors:
+    """Return those of the deployment `name`, up or down; DEPLOYMENT_NOT_FOUND."""
+    with Journal(paths.journal()) as journal:
         settings = journal.deployment(name).settings
-        rollouts = [rollout.id for rollout in journal.rollouts(name)]
         runs = {
-            each: link(cursors.cursor(name, run_reader(each)), settings.tracking_uri)
-            for each in rollouts
+            each.id: link(journal.delivery(name, run_sink(each.id)), settings.tracking_uri)
+            for each in journal.rollouts(name)
         }
-        hooks = [(url, cursors.cursor(name, reader_of(url))) for url in settings.webhooks]
+        alias = journal.delivery(name, AliasSink.name)
+        hooks = [(url, journal.delivery(name, sink_of(url))) for url in settings.webhooks]
     port = settings.metrics_port
     return Links(
         metrics=None if port is None else f"http://{LOOPBACK}:{port}/metrics",
-        webhooks=tuple(_state(url, place or Cursor()) for url, place in hooks),
+        alias_error=alias.error,
+        webhooks=tuple(
+            WebhookState(host_of(url), delivery.failures, delivery.error) for url, delivery in hooks
+        ),
         runs={each: found for each, found in runs.items() if found is not None},
     )
-
-
-def _state(url: str, place: Cursor) -> WebhookState:
-    return WebhookState(host_of(url), place.body.get("failures", 0), place.body.get("error"))

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from rollout.client.lifecycle import deployment_up, ensure_daemon
+from rollout.client.lifecycle import ensure_daemon
 from rollout.client.view import Flow, ScreenState, Snapshot, screen
-from rollout.daemon.reporting.cursors import EventCursors
 from rollout.domain.counts import Reading, difference
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, MeteredDataPlane
 from rollout.domain.spec import Slot
@@ -31,12 +30,9 @@ _KEPT_EVENTS = 4
 class LiveView:
     """Holds what the next picture of the deployment `name` needs of those before."""
 
-    def __init__(
-        self, name: str, journal: Journal, cursors: EventCursors, data_plane: MeteredDataPlane
-    ) -> None:
+    def __init__(self, name: str, journal: Journal, data_plane: MeteredDataPlane) -> None:
         self._name = name
         self._journal = journal
-        self._cursors = cursors
         self._data_plane = data_plane
         self._readings: deque[tuple[float, Reading]] = deque()
         self._rollout: int | None = None
@@ -46,11 +42,11 @@ class LiveView:
 
     def observe(self) -> ScreenState:
         """The picture now; DEPLOYMENT_NOT_FOUND once it was taken down."""
-        deployment = deployment_up(self._journal, self._name)
+        deployment = self._journal.live_deployment(self._name)
         if time.monotonic() - self._checked > _DAEMON_CHECK_SECONDS:
             self._checked = time.monotonic()
             ensure_daemon(self._journal, self._name)
-        weights, healthy = self._ask()
+        weights, healthy = self._query()
         rollout = self._shown()
         return screen(
             Snapshot(
@@ -61,11 +57,11 @@ class LiveView:
                 flows=self._flows(edges_of(deployment.settings)),
                 replicas=self._replicas(deployment),
                 rollout=rollout,
-                tick=self._cursors.newest(self._name, rollout.id, TICK) if rollout else None,
+                tick=self._journal.newest(self._name, rollout.id, TICK) if rollout else None,
             )
         )
 
-    def _ask(self) -> tuple[dict[Slot, int], dict[Slot, bool]]:
+    def _query(self) -> tuple[dict[Slot, int], dict[Slot, bool]]:
         try:
             weights, reading = self._data_plane.weights(), self._data_plane.read()
         except (DataPlaneUnavailable, DataPlaneRejected):
@@ -101,8 +97,8 @@ class LiveView:
         return self._journal.rollout(self._rollout)
 
     def _remember(self, rollout: int) -> None:
-        until = self._cursors.last()
-        for event in self._cursors.of_rollout(self._name, rollout, self._read, without=TICK):
+        until = self._journal.last_seq()
+        for event in self._journal.events(self._name, self._read, rollout, ticks=False):
             until = max(until, event.seq)
             self.events.append(event)
         self._read = until
@@ -121,8 +117,7 @@ def open_live_view(name: str) -> Iterator[LiveView]:
     """A view at deployment `name`; DEPLOYMENT_NOT_FOUND if it is down."""
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(paths.journal()))
-        deployment = deployment_up(journal, name)
-        cursors = stack.enter_context(EventCursors(paths.journal()))
+        deployment = journal.live_deployment(name)
         proxy = proxy_of(paths.directory(name), deployment.ports, deployment.settings)
         data_plane = stack.enter_context(proxy.data_plane())
-        yield LiveView(name, journal, cursors, data_plane)
+        yield LiveView(name, journal, data_plane)

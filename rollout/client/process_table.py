@@ -12,11 +12,8 @@ from typing import Any
 import httpx
 import psutil
 
-from rollout.client.lifecycle import deployment_up
-from rollout.daemon.daemon import DAEMON
-from rollout.daemon.supervisor import PROXY
 from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
-from rollout.domain.process_ref import NO_PROCESS, ProcessRef
+from rollout.domain.process_ref import DAEMON, NO_PROCESS, PROXY, ProcessRef
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
 from rollout.journal import paths
@@ -35,7 +32,7 @@ class ProcessRow:
     `cpu` is in cores over a short sample, `rss` in bytes, `uptime` in seconds; None for a
     process that does not run. `restarts` counts since `up`; in a `looping` one further failures
     are not recorded. `healthy` is its own word: of a Bento that it is ready, of the proxy that
-    it accepts connections, of the daemon that it looks.
+    it accepts connections, of the daemon that it ticks.
     """
 
     role: str
@@ -52,7 +49,7 @@ class ProcessRow:
 def listing(name: str | None = None) -> tuple[tuple[Deployment, tuple[ProcessRow, ...]], ...]:
     """The processes of one deployment, or of all that are up. Takes a fraction of a second."""
     with Journal(paths.journal()) as journal:
-        wanted = journal.deployments() if name is None else (deployment_up(journal, name),)
+        wanted = journal.deployments() if name is None else (journal.live_deployment(name),)
         return tuple((deployment, rows(journal, deployment)) for deployment in wanted)
 
 

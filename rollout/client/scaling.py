@@ -1,11 +1,11 @@
-"""How many replicas a deployment has, as a client asks for it."""
+"""Change the number of replicas of a deployment."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.client.lifecycle import deployment_up, ensure_daemon
+from rollout.client.lifecycle import ensure_daemon
 from rollout.client.process_table import rows
 from rollout.domain.spec import DeploymentSettings
 from rollout.drivers.local.fleet import replica_of
@@ -22,9 +22,9 @@ def scale(
     most: int | None = None,
     idle_seconds: float | None = None,
 ) -> Deployment:
-    """Ask for `replicas` and no autoscaling, or for autoscaling from `least` to `most`.
+    """Request `replicas` and no autoscaling, or autoscaling from `min_replicas` to `max_replicas`.
 
-    Returns at once; `settled` tells when it is done. ROLLOUT_ACTIVE: both slots are compared
+    Returns at once; `settled` says when it is done. ROLLOUT_ACTIVE: both slots are compared
     at one size. INVALID_INPUT for numbers that do not fit.
     """
 
@@ -41,7 +41,7 @@ def scale(
         )
 
     with Journal(paths.journal()) as journal:
-        if deployment_up(journal, name).settings.kubernetes is not None:
+        if journal.live_deployment(name).settings.kubernetes is not None:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"{name!r} runs in a cluster, where its Deployments say how many pods there are",
@@ -55,14 +55,15 @@ def scale(
                 "revisions are compared at the same number of replicas",
                 "Scale when it has ended.",
             )
-        journal.resize(name, changed, "asked for")
+        journal.resize(name, changed, "requested")
         ensure_daemon(journal, name)
         return journal.deployment(name)
 
 
 def settled(name: str) -> bool:
-    """Whether exactly the wanted replicas run, all of them ready."""
+    """Whether exactly the wanted replicas of the live revision run, all of them ready."""
     with Journal(paths.journal()) as journal:
-        deployment = deployment_up(journal, name)
-        found = [row for row in rows(journal, deployment) if replica_of(row.role) is not None]
+        deployment = journal.live_deployment(name)
+        live = deployment.slot
+        found = [r for r in rows(journal, deployment) if (replica_of(r.role) or (None,))[0] is live]
         return len(found) == deployment.settings.replicas and all(row.healthy for row in found)

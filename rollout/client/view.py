@@ -26,10 +26,10 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything known of a deployment at `now` (wall clock).
+    """The state of a deployment at `now` (wall clock).
 
-    `weights`, `healthy` and `flows` are the proxy's own words, empty if it is silent. `replicas`
-    is how many run per slot. `tick` is the last tick of `rollout`.
+    `weights`, `healthy` and `flows` are what the proxy reports, empty if it does not answer.
+    `replicas` is how many run per slot. `tick` is the last tick of `rollout`.
     """
 
     now: float
@@ -46,7 +46,7 @@ class Snapshot:
 class SlotView:
     """One slot now. `rate` is in requests a second, the latencies in milliseconds, at most.
 
-    What is not known, or of too few requests, is None.
+    Values that are unknown, or of too few requests, are None.
     """
 
     slot: Slot

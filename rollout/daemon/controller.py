@@ -7,7 +7,7 @@ or is done again without harm. A decision is recorded before it is acted on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from rollout.domain.ports import (
     ProcessState,
     TrafficSplit,
 )
-from rollout.domain.spec import DeploymentSettings, Slot
+from rollout.domain.spec import DeploymentSettings
 from rollout.domain.state_machine import (
     WATCHED,
     RolloutPhase,
@@ -61,13 +61,10 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A daemon's part: its epoch, its settings, whether the champion's writing is settled, and
-    what the live slot did before the rollout.
-    """
+    """A daemon's part: its epoch, its settings, and the live slot's traffic before the rollout."""
 
     epoch: int
     settings: DeploymentSettings
-    champion_settled: Callable[[], bool]
     record: TrafficRecord = field(default_factory=TrafficRecord)
 
 
@@ -83,7 +80,6 @@ class Controller:
         self._journal = journal
         self._settings = watch.settings
         self._epoch = watch.epoch
-        self._champion_settled = watch.champion_settled
         self._counting_since: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
         self._observer = TrafficObserver(
@@ -115,7 +111,7 @@ class Controller:
         return self._rollout.progress
 
     def tick(self) -> RolloutProgress:
-        """Do what the phase asks for once; nothing when DONE.
+        """Carry out the phase once; nothing when DONE.
 
         DataPlaneUnavailable: nothing was decided, try again.
         """
@@ -136,7 +132,7 @@ class Controller:
             self._handlers[self.progress.phase]()
 
     def _apply_command(self) -> bool:
-        """Obey what an operator has asked for; whether there was something."""
+        """Apply the next operator's command; return whether there was one."""
         waiting = self._journal.requests(self._rollout.id)
         request = next_request(waiting, self.progress.applied)
         if request is None:
@@ -148,9 +144,10 @@ class Controller:
         return True
 
     def resume(self, unwatched_seconds: float) -> None:
-        """Go on after another daemon's death: roll back what nobody watched for too long."""
+        """Continue after another daemon's death; roll back a rollout unwatched for too long."""
         phase, limit = self.progress.phase, self._settings.max_unwatched_seconds
-        if phase in machine.REVERSIBLE and unwatched_seconds > limit:
+        judged = phase in machine.REVERSIBLE and self._rollout.reverts is None
+        if judged and unwatched_seconds > limit:
             why = f"no daemon watched the rollout for {unwatched_seconds:.0f} s"
             self._apply_verdict(
                 Verdict(Action.ROLLBACK, HoldReason.UNWATCHED, why, unwatched_seconds, limit)
@@ -163,15 +160,24 @@ class Controller:
         )
 
     def _launch(self) -> None:
+        """Start the candidate, once the slot is empty; a return takes what still runs there."""
         self._apply()
         rollout = self._rollout
+        reverts = rollout.reverts is not None
+        if not reverts and self._fleet.replicas(rollout.slot):
+            return
+        cold = self._fleet.probe(rollout.slot) is ProcessState.DEAD
         try:
-            self._fleet.launch(rollout.slot, rollout.candidate, self._replicas())
+            if cold:
+                self._fleet.launch(rollout.slot, rollout.candidate, self._replicas())
         except OSError as error:
             why = f"the candidate could not be started: {error.strerror}"
             self._apply_verdict(Verdict(Action.ROLLBACK, Gate.READY, why))
             return
-        self._save(machine.move(self.progress, Signal.LAUNCHED, self._now()), "phase")
+        launched = machine.move(self.progress, Signal.LAUNCHED, self._now())
+        self._save(launched, "phase", {"cold": True} if reverts and cold else None)
+        if reverts:
+            self._warm()
 
     def _warm(self) -> None:
         self._apply()
@@ -180,7 +186,7 @@ class Controller:
         if probe is ProcessState.READY:
             self._connect()
             if self._world.meter.read().healthy[self._rollout.slot]:
-                self._begin()
+                self._begin() if self._rollout.reverts is None else self._restore()
                 return
         if probe in (ProcessState.DEAD, ProcessState.WRONG_MODEL) or waited > limit:
             why = self._why_not_ready(probe)
@@ -191,7 +197,7 @@ class Controller:
         return f"{_WHY_NOT_READY[probe]}; its log ends:\n{tail}"
 
     def _begin(self) -> None:
-        """From WARM on; what leaves out the comparison of answers is said in the record."""
+        """Leave WARM; the event says why the comparison of answers is skipped, if it is."""
         spec = self._rollout.spec
         progress = machine.warmed(self.progress, spec, self._now())
         evidence = gates.begin(self._record.counts(spec, self._world.edges), spec)
@@ -201,6 +207,12 @@ class Controller:
             skipped = "an operator skips the gates"
         self._enter(progress, None, **({"shadow_skipped": skipped} if skipped else {}))
 
+    def _restore(self) -> None:
+        """Return all traffic to the previous version, now that it serves."""
+        why = f"rollout {self._rollout.reverts} is taken back"
+        progress = machine.restored(self.progress, why, self._now())
+        self._enter(progress, progress.ruling)
+
     def _watch(self) -> None:
         self._connect()
         self._apply()
@@ -208,7 +220,7 @@ class Controller:
             return
         # One replica that ended by itself is enough: a candidate is not started again.
         probe = self._fleet.probe(self._rollout.slot)
-        if probe is ProcessState.WRONG_MODEL:  # in a cluster somebody else may replace it meanwhile
+        if probe is ProcessState.WRONG_MODEL:  # its owner may replace the pods in a cluster
             self._apply_verdict(Verdict(Action.ROLLBACK, Gate.HEALTH, self._why_not_ready(probe)))
             return
         alive = probe is not ProcessState.DEAD
@@ -251,7 +263,7 @@ class Controller:
         return since is None or self._world.clock.monotonic() - since >= tick
 
     def _weighed(self, observation: TickObservation) -> TickObservation:
-        """The look with the mark whether the candidate's share was large enough for a proof."""
+        """Return the observation, marked if the candidate's share was large enough for a proof."""
         if observation.window is None:
             return observation
         spec = self._rollout.spec
@@ -266,41 +278,28 @@ class Controller:
 
     def _finalize(self) -> None:
         self._apply()
-        retired = self._retired(self._rollout.slot.other)
-        if retired and self._champion_settled():
-            self._end()
+        if self._rollout.reverts is not None:
+            self._mark_restored(self._rollout.created)
+        self._end()
 
     def _roll_back(self) -> None:
         self._apply()
-        self._mark_restored()
-        live_serves = self._world.meter.read().healthy[self._rollout.slot.other]
+        self._mark_restored(self.progress.since)
         # A candidate that still works covers for a live revision that does not.
-        if live_serves and self._retired(self._rollout.slot):
+        if self._world.meter.read().healthy[self._rollout.slot.other]:
             self._end()
 
-    def _mark_restored(self) -> None:
+    def _mark_restored(self, decided: float) -> None:
+        """Record that the traffic is back, and how long after the decision."""
         progress, now = self.progress, self._now()
         if progress.restored is not None:
             return
         body = {
-            "seconds_since_decision": now - progress.since,
+            "seconds_since_decision": now - decided,
             "seconds_since_exposure": _since(progress.exposed, now),
             "seconds_since_first_bad": _since(progress.first_bad, now),
         }
         self._save(replace(progress, restored=now), "traffic_restored", body)
-
-    def _retired(self, slot: Slot) -> bool:
-        """Drain and stop a slot, a little per tick; whether nothing of it is left."""
-        self._world.data_plane.connect(slot, ())
-        if not self._fleet.replicas(slot):
-            return True
-        waited, limit = self._now() - self.progress.since, self._settings.drain_seconds
-        if self._fleet.gone(slot) or waited > 2 * limit:
-            self._fleet.stop(slot, force=True)
-            return True
-        if self._world.meter.read().active[slot] == 0 or waited > limit:
-            self._fleet.stop(slot)
-        return False
 
     def _end(self) -> None:
         self._observer.end_comparison()
@@ -320,10 +319,13 @@ class Controller:
         if progress.stage in WATCHED:
             self._observer.start()
             self._counting_since = self._counting_since or self._world.clock.monotonic()
-        if progress.phase is RolloutPhase.ROLLBACK:
-            self._roll_back()
-        else:
-            self._apply()
+        match progress.phase:
+            case RolloutPhase.ROLLBACK:
+                self._roll_back()
+            case RolloutPhase.FINALIZE:
+                self._finalize()
+            case _:
+                self._apply()
         if not machine.mirrored_share(progress, self._rollout.spec):
             self._observer.end_comparison()
 
@@ -355,7 +357,7 @@ class Controller:
         self._rollout = replace(self._rollout, progress=progress)
 
     def _replicas(self) -> int:
-        """As many as live has: a candidate is judged as what it is going to be."""
+        """Return the live slot's number: a candidate is judged at the size that it will have."""
         return max(1, self._journal.deployment(self._rollout.deployment).settings.replicas)
 
     def _now(self) -> float:
@@ -379,7 +381,7 @@ def _since(start: float | None, now: float) -> float | None:
 
 
 def _why_no_shadow(rollout: Rollout, world: World) -> str:
-    """Why a rollout that asks for a shadow gets none; empty if it does, or does not ask."""
+    """Return why a rollout with a shadow gets none; empty if it gets one or needs none."""
     if not rollout.spec.shadows:
         return ""
     if not world.data_plane.can_mirror:
@@ -390,7 +392,7 @@ def _why_no_shadow(rollout: Rollout, world: World) -> str:
 
 
 def _comparison(rollout: Rollout, world: World) -> ShadowComparison | None:
-    """What compares the two revisions' answers, where the servers can be told to record them."""
+    """Return what compares the two revisions' answers, None where servers cannot record."""
     if world.samples is None or not rollout.spec.shadows:
         return None
     sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}

@@ -12,22 +12,24 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from bundle.clock import SystemClock
+from bundle.clock import Clock, SystemClock
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.daemon.replicas import LiveReplicas
-from rollout.daemon.reporting.alias import ChampionKeeper, ProcessChampions
-from rollout.daemon.reporting.cursors import EventCursors
-from rollout.daemon.reporting.runs import RunKeeper
+from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
+from rollout.daemon.reporting.outbox import Outbox, Sink, run_command
+from rollout.daemon.reporting.runs import RunsSink
 from rollout.daemon.reporting.telemetry import MetricsServer
-from rollout.daemon.reporting.webhooks import Webhooks
+from rollout.daemon.reporting.webhooks import WebhookSink
 from rollout.daemon.scaler import Scaler
 from rollout.daemon.supervisor import Supervisor
 from rollout.daemon.vitals import Vitals
@@ -39,8 +41,8 @@ from rollout.domain.ports import (
     MeteredDataPlane,
     TrafficSplit,
 )
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, Slot, check_name
+from rollout.domain.process_ref import DAEMON, ProcessRef
+from rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
 from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local import logs
@@ -50,9 +52,8 @@ from rollout.drivers.local.samples import sample_folder
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal, StaleEpochError
-from rollout.journal.records import Deployment, Rollout
+from rollout.journal.records import Deployment, Rollout, dumps
 
-DAEMON = "daemon"
 _POLL_SECONDS = 0.02
 _MAX_ERRORS = 5
 
@@ -70,6 +71,7 @@ class Daemon:
         self._heartbeat = paths.heartbeat(name)
         self._unwatched = unwatched_seconds
         self._epoch = journal.take_over(name)
+        journal.prune(name)
         settings = deployment.settings
         proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
         data_plane = stack.enter_context(proxy.data_plane())
@@ -80,18 +82,13 @@ class Daemon:
         )
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
         self._logs = directory / "logs"
-        live = LiveReplicas(name, self._world, journal, self._vitals, self._epoch)
-        self._supervisor = Supervisor(directory, proxy, self._world, journal, live, self._epoch)
-        self._scaler = Scaler(name, self._world, journal, self._epoch)
-        self._champions = ChampionKeeper(
-            ProcessChampions(deployment.settings.champion),
-            journal,
-            self._world.clock,
-            deployment.settings.alias_retry_seconds,
+        self._supervisor = Supervisor(
+            name, directory, proxy, self._world, journal, self._vitals, self._epoch
         )
+        self._scaler = Scaler(name, self._world, journal, self._epoch)
         self._record = TrafficRecord()
         self._recorded = ""
-        self._watch = Watch(self._epoch, deployment.settings, self._champion_settled, self._record)
+        self._watch = Watch(self._epoch, deployment.settings, self._record)
         self._show(settings, stack)
         self._controller: Controller | None = None
         self._proxy_lost = False
@@ -99,15 +96,13 @@ class Daemon:
         self._stop = False
 
     def _show(self, settings: DeploymentSettings, stack: ExitStack) -> None:
-        """Start what reports the deployment elsewhere; none of it delays a tick."""
-        journal, clock = paths.journal(), self._world.clock
-        cursors = stack.enter_context(EventCursors(journal))
-        self._runs = RunKeeper(self._name, settings.runs, cursors, clock)
-        stack.callback(self._runs.close)
+        """Start the metrics and the outbox; neither delays a tick."""
+        path, clock = paths.journal(), self._world.clock
         self._metrics = stack.enter_context(
-            MetricsServer(self._name, settings, journal, self._heartbeat, clock)
+            MetricsServer(self._name, settings, path, self._heartbeat, clock)
         )
-        stack.enter_context(Webhooks(self._name, settings, journal))
+        sinks = _sinks(self._name, settings, clock)
+        stack.enter_context(Outbox(self._name, sinks, partial(Journal, path), clock))
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
         """Handle SIGTERM: finish this tick, then leave everything running."""
@@ -136,7 +131,7 @@ class Daemon:
         deployment = self._journal.deployment(self._name)
         if deployment.epoch != self._epoch or not deployment.up:
             raise StaleEpochError(self._name)
-        self._supervisor.ensure(deployment)
+        self._supervisor.ensure(deployment, self._journal.active(self._name))
         # In a cluster the kubelet restarts what dies.
         remote = deployment.settings.kubernetes is not None
         live = () if remote else self._supervisor.live.ready.values()
@@ -147,10 +142,6 @@ class Daemon:
             self._proxy_lost = False
         except (DataPlaneUnavailable, DataPlaneRejected) as error:
             self._report_proxy(error)
-        self._champions.foresee(self._controller.rollout if self._controller else None)
-        if self._supervisor.serving:
-            self._champions.poll(self._journal.deployment(self._name))
-        self._runs.poll()
         self._metrics.poll()
         self._rotate()
 
@@ -180,7 +171,7 @@ class Daemon:
         self._controller.tick()
 
     def _record_traffic(self, digest: str, slot: Slot) -> None:
-        """Keep what the live revision's traffic looks like, for the next rollout."""
+        """Record the live revision's traffic, as the reference of the next rollout."""
         if digest != self._recorded:
             self._record.forget()
             self._recorded = digest
@@ -194,9 +185,6 @@ class Daemon:
             controller.resume(self._unwatched)
         return controller
 
-    def _champion_settled(self) -> bool:
-        return self._champions.settled(self._journal.deployment(self._name))
-
     def _report_proxy(self, error: Exception) -> None:
         if self._proxy_lost or not self._supervisor.serving:
             return
@@ -205,7 +193,7 @@ class Daemon:
         self._journal.append(self._name, None, "proxy_unavailable", body, self._epoch)
 
     def _wait(self) -> None:
-        """Sleep for a tick, or until a client asks for something of this deployment."""
+        """Sleep for a tick, or until a client writes a command for this deployment."""
         deadline = time.monotonic() + self._watch.settings.tick_seconds
         while not self._stop and time.monotonic() < deadline:
             if self._journal.last_command(self._name) != self._applied:
@@ -225,6 +213,27 @@ def _launcher(
     launcher = LocalLauncher(logs, settings)
     stack.callback(launcher.close)
     return launcher
+
+
+def _sinks(
+    name: str, settings: DeploymentSettings, clock: Clock
+) -> list[Callable[[Journal, threading.Event], Sink]]:
+    """Return what opens each sink of a deployment's outbox."""
+
+    def alias(journal: Journal, stop: threading.Event) -> Sink:
+        def write(revision: Revision) -> None:
+            run_command(settings.champion, dumps(revision), stop, WRITE_SECONDS)
+
+        return AliasSink(name, journal, write)
+
+    def webhook(url: str, journal: Journal, _stop: threading.Event) -> Sink:
+        secret = Path(settings.webhook_secret) if settings.webhook_secret else None
+        return WebhookSink(name, url, secret, journal, clock)
+
+    def runs(journal: Journal, stop: threading.Event) -> Sink:
+        return RunsSink(name, settings.runs, journal, stop)
+
+    return [alias, runs, *(partial(webhook, url) for url in dict.fromkeys(settings.webhooks))]
 
 
 def main(name: str) -> int:

@@ -1,8 +1,8 @@
-"""Keeps the live slot's replicas running, as many as the deployment wants.
+"""Keep the replicas of one slot running, as many as wanted.
 
-One that died or hangs is started again, after a pause that doubles with each failure in a row;
-the others carry on meanwhile. One too many is taken from the proxy, given time to finish what
-it holds, and stopped. While none serves and the deployment may sleep, the activator stands in.
+A replica that died or hangs is started again, after a pause that doubles with each failure in a
+row; the others go on serving. A surplus replica is removed from the proxy, then stopped once it
+finished its requests. The live slot and the slot of the previous revision have one object each.
 """
 
 from __future__ import annotations
@@ -14,34 +14,33 @@ from typing import Any, Protocol
 
 from rollout.daemon.controller import World
 from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
-from rollout.domain.spec import Endpoint, replica_role
+from rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.processes import log_tail
 from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
 
 FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 30.0
-# What ran for so long did not die of what the one before it died of.
+MAX_PAUSE = 30.0
+# A process that ran for so long did not die of what its predecessor died of.
 _STEADY_SECONDS = 30.0
 # From this failure in a row on it is a crash loop: reported once, still retried.
 _LOOP_FAILURES = 3
-# How long the proxy may take to send nothing more to a replica that was taken from it.
-_UNHOOK_SECONDS = 1.0
-# How long the proxy may take to find a new endpoint healthy; the old ones stay for that time.
+# Until the proxy sends no more requests to a removed endpoint.
+_REMOVAL_SECONDS = 1.0
+# Until the proxy finds a new endpoint healthy; the old ones stay for that time.
 _JOIN_SECONDS = 1.5
 _HUNG = "hung"
 
 
 class LivenessCheck(Protocol):
-    """What knows whether a process hangs."""
+    """Detects processes that hang."""
 
     def hung(self, served: RunningRevision) -> bool: ...
 
 
 @dataclass
 class Restarts:
-    """When something may be started again, and how often it failed in a row."""
+    """When a process may be started again, and how often it failed in a row."""
 
     not_before: float = 0.0
     pause: float = FIRST_PAUSE
@@ -54,7 +53,7 @@ class Restarts:
         self.works_since = None
         self.failures += 1
         self.not_before = now + self.pause
-        self.pause = min(self.pause * 2, LONGEST_PAUSE)
+        self.pause = min(self.pause * 2, MAX_PAUSE)
 
     def works(self, now: float) -> None:
         if self.works_since is None:
@@ -62,19 +61,21 @@ class Restarts:
 
 
 @dataclass
-class _ReplicaState:
-    """What is known of one replica beside its process."""
+class _Replica:
+    """The state of one replica beside its process; times in wall-clock seconds.
+
+    `removed_at` is when the proxy was to stop sending to it, `stopping` whether it got SIGTERM.
+    """
 
     started_at: float
     restarts: Restarts = field(default_factory=Restarts)
     worked: bool = False
-    # Since when the proxy sends nothing more to it, and whether it was told to stop.
-    unhooked: float | None = None
+    removed_at: float | None = None
     stopping: bool = False
 
 
-class LiveReplicas:
-    """The live replicas on behalf of the daemon with `epoch`."""
+class SlotReplicas:
+    """The replicas of one slot on behalf of the daemon with `epoch`."""
 
     def __init__(
         self, name: str, world: World, journal: Journal, health: LivenessCheck, epoch: int
@@ -85,124 +86,123 @@ class LiveReplicas:
         self._health = health
         self._epoch = epoch
         self._fleet = Fleet(name, world.launcher, journal)
-        self._states: dict[str, _ReplicaState] = {}
+        self._replicas: dict[str, _Replica] = {}
         self._joined: dict[Endpoint, float] = {}
-        self._leaving: set[Endpoint] = set()
         self.ready: dict[int, RunningRevision] = {}
 
-    def ensure(self, deployment: Deployment, stand_in: Endpoint | None) -> None:
-        """Probe each replica once, start and stop replicas as needed; does not wait."""
-        slot, wanted = deployment.slot, deployment.settings.replicas
+    def ensure(
+        self,
+        slot: Slot,
+        revision: Revision,
+        count: int,
+        settings: DeploymentSettings,
+        stand_in: Endpoint | None = None,
+    ) -> None:
+        """Probe each replica once, start missing and stop surplus ones. Does not wait.
+
+        `stand_in` is the endpoint that the proxy gets while no replica is ready.
+        """
         found = self._fleet.replicas(slot)
-        self._states = {
-            role: self._states.get(role) or _ReplicaState(self._now(), worked=index in found)
-            for index in {*range(wanted), *found}
+        indices = {*range(count), *found}
+        self._replicas = {
+            role: self._replicas.get(role) or _Replica(self._now(), worked=index in found)
+            for index in indices
             for role in (replica_role(slot, index),)
         }
-        self.ready, self._leaving = {}, set()
-        for index in {*range(wanted), *found}:
-            state, served = self._states[replica_role(slot, index)], found.get(index)
-            if served is not None and (index >= wanted or state.stopping):
-                self._drain(deployment, index, state, served)
-            elif self._serves(deployment, index, state, served) and served is not None:
+        self.ready, leaving = {}, set[Endpoint]()
+        for index in indices:
+            role, served = replica_role(slot, index), found.get(index)
+            replica = self._replicas[role]
+            if served is None:
+                self._start(slot, revision, index, replica)
+            elif index >= count or replica.stopping:
+                if self._drain(role, replica, served, settings):
+                    leaving.add(served.endpoint)
+            elif self._serves(role, replica, served, settings):
                 self.ready[index] = served
-                state.unhooked = None
-        self._connect(deployment, stand_in)
+                replica.removed_at = None
+        self._connect(slot, count, leaving, stand_in)
 
-    def _connect(self, deployment: Deployment, stand_in: Endpoint | None) -> None:
-        """Connect those that serve; until the proxy can have found them healthy, the old too."""
+    def _connect(
+        self, slot: Slot, count: int, leaving: set[Endpoint], stand_in: Endpoint | None
+    ) -> None:
+        """Connect the ready replicas; the old ones stay until the proxy finds the new healthy."""
         now = self._now()
         wanted = [served.endpoint for served in self.ready.values()]
         if not wanted and stand_in is not None:
             wanted = [stand_in]
-        if not wanted:
-            return
+        if not wanted and count:
+            return  # an endpoint that comes back soon is better than none
         joined = {each: self._joined.get(each, now) for each in wanted}
-        if all(now - since < _JOIN_SECONDS for since in joined.values()):
-            joined |= {each: at for each, at in self._joined.items() if self._lives(each, stand_in)}
+        if joined and all(now - since < _JOIN_SECONDS for since in joined.values()):
+            stay = {*leaving, stand_in}
+            joined |= {each: at for each, at in self._joined.items() if each in stay}
         self._joined = joined
-        with suppress(DataPlaneUnavailable):  # being restarted; the next tick tells it again
-            self._world.data_plane.connect(deployment.slot, tuple(joined))
-
-    def _lives(self, endpoint: Endpoint, stand_in: Endpoint | None) -> bool:
-        return endpoint == stand_in or endpoint in self._leaving
+        with suppress(DataPlaneUnavailable):  # being restarted; the next tick connects again
+            self._world.data_plane.connect(slot, tuple(joined))
 
     def _serves(
-        self,
-        deployment: Deployment,
-        index: int,
-        state: _ReplicaState,
-        served: RunningRevision | None,
+        self, role: str, replica: _Replica, served: RunningRevision, settings: DeploymentSettings
     ) -> bool:
-        if served is None:
-            self._start(deployment, index, state)
-            return False
-        probe = self._world.launcher.probe(served)
+        """Whether the replica is ready; a failed, hanging or late one is ended, to be restarted."""
+        probe, now = self._world.launcher.probe(served), self._now()
         if probe is ProcessState.READY and not self._health.hung(served):
-            state.worked = True
-            state.restarts.works(self._now())
+            replica.worked = True
+            replica.restarts.works(now)
             return True
-        late = self._now() - state.started_at > deployment.settings.ready_seconds
+        late = now - replica.started_at > settings.ready_seconds
         if probe is not ProcessState.STARTING or late:
+            log = log_tail(Path(served.log))
+            self._end(role, served)
+            replica.restarts.failed(now)
             why = _HUNG if probe is ProcessState.READY else probe
-            self._replace(deployment, index, state, served, why)
+            self._report(replica, {"role": role, "probe": why, "log": log})
         return False
 
-    def _start(self, deployment: Deployment, index: int, state: _ReplicaState) -> None:
+    def _start(self, slot: Slot, revision: Revision, index: int, replica: _Replica) -> None:
         now = self._now()
-        if now < state.restarts.not_before:
+        if now < replica.restarts.not_before:
             return
-        state.started_at = now
+        replica.started_at = now
         try:
-            self._fleet.start(deployment.slot, deployment.live, index)
+            self._fleet.start(slot, revision, index)
         except OSError as error:
-            state.restarts.failed(now)
-            role = replica_role(deployment.slot, index)
-            self._report(
-                state, {"role": role, "probe": ProcessState.DEAD, "log": str(error.strerror)}
-            )
+            replica.restarts.failed(now)
+            role, log = replica_role(slot, index), str(error.strerror)
+            self._report(replica, {"role": role, "probe": ProcessState.DEAD, "log": log})
 
-    def _replace(
-        self,
-        deployment: Deployment,
-        index: int,
-        state: _ReplicaState,
-        served: RunningRevision,
-        why: str,
-    ) -> None:
-        tail = log_tail(Path(served.log))
-        self._world.launcher.stop(served, force=True)
-        self._fleet.forget(deployment.slot, index)
-        state.restarts.failed(self._now())
-        role = replica_role(deployment.slot, index)
-        self._report(state, {"role": role, "probe": why, "log": tail})
-
-    def _report(self, state: _ReplicaState, body: dict[str, Any]) -> None:
-        if state.restarts.failures > _LOOP_FAILURES:
+    def _report(self, replica: _Replica, body: dict[str, Any]) -> None:
+        if replica.restarts.failures > _LOOP_FAILURES:
             return
-        kind = "restarted" if state.worked else "start_failed"
-        if state.restarts.failures == _LOOP_FAILURES:
+        kind = "restarted" if replica.worked else "start_failed"
+        if replica.restarts.failures == _LOOP_FAILURES:
             kind = "crash_loop"
         self._journal.append(self._name, None, kind, body, self._epoch)
 
     def _drain(
-        self, deployment: Deployment, index: int, state: _ReplicaState, served: RunningRevision
-    ) -> None:
-        """Stop one that is wanted no longer, a little per tick; it finishes its requests itself."""
+        self, role: str, replica: _Replica, served: RunningRevision, settings: DeploymentSettings
+    ) -> bool:
+        """Stop a surplus replica step by step; whether it still answers requests.
+
+        After SIGTERM the server finishes its requests by itself.
+        """
         now = self._now()
         dead = self._world.launcher.probe(served) is ProcessState.DEAD
-        if not dead and not state.stopping:
-            self._leaving.add(served.endpoint)
-        if state.unhooked is None or (served.endpoint in self._joined and not state.stopping):
-            state.unhooked = now
-        waited = now - state.unhooked
-        if dead or waited > 2 * deployment.settings.drain_seconds + _UNHOOK_SECONDS:
-            self._world.launcher.stop(served, force=True)
-            self._fleet.forget(deployment.slot, index)
-            state.stopping, state.unhooked = False, None
-        elif waited > _UNHOOK_SECONDS and not state.stopping:
-            state.stopping = True
+        answers = not dead and not replica.stopping
+        if replica.removed_at is None or (served.endpoint in self._joined and answers):
+            replica.removed_at = now
+        waited = now - replica.removed_at
+        if dead or waited > 2 * settings.drain_seconds + _REMOVAL_SECONDS:
+            self._end(role, served)
+            replica.stopping, replica.removed_at = False, None
+        elif waited > _REMOVAL_SECONDS and not replica.stopping:
+            replica.stopping = True
             self._world.launcher.stop(served)
+        return answers
+
+    def _end(self, role: str, served: RunningRevision) -> None:
+        self._world.launcher.stop(served, force=True)
+        self._journal.drop_process(self._name, role)
 
     def _now(self) -> float:
         return self._world.clock.wall()

@@ -1,7 +1,8 @@
-"""Keeps what a deployment is made of running, and tells when it serves.
+"""Keep the processes of a deployment running, and report when it serves.
 
-That is the proxy, the live replicas, and the activator of a deployment that may sleep. A
-replica gets new ports each time; the proxy is reconfigured, not restarted.
+These are the proxy, the live replicas, the previous revision while it is kept warm, and the
+activator of a deployment that may sleep. A replica gets new ports each time; the proxy is
+reconfigured, not restarted.
 """
 
 from __future__ import annotations
@@ -10,32 +11,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rollout.daemon.controller import World
-from rollout.daemon.replicas import LiveReplicas, Restarts
+from rollout.daemon.replicas import LivenessCheck, Restarts, SlotReplicas
 from rollout.domain.ports import DataPlaneUnavailable, Proxy
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Endpoint
+from rollout.domain.process_ref import ACTIVATOR, PROXY, ProcessRef
+from rollout.domain.spec import Endpoint, PreviousRevision
+from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.activator import activator_command
-from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
+from rollout.journal.records import Deployment, Rollout
 
-PROXY = "proxy"
-ACTIVATOR = "activator"
+# The previous revision is stopped rather than leave the live one less of the machine's memory.
+MIN_FREE_MEMORY = 0.1
 
 
 class Supervisor:
-    """Supervises the deployment in `directory` on behalf of the daemon with `epoch`."""
+    """Supervises the deployment `name` in `directory` on behalf of the daemon with `epoch`.
+
+    `live` are the replicas of the live slot, `other` those of the other one: the previous revision,
+    or what a rollout left there.
+    """
 
     def __init__(
         self,
+        name: str,
         directory: Path,
         proxy: Proxy,
         world: World,
         journal: Journal,
-        live: LiveReplicas,
+        health: LivenessCheck,
         epoch: int,
     ) -> None:
         self._directory = directory
@@ -45,14 +53,39 @@ class Supervisor:
         self._epoch = epoch
         self._restarts = {PROXY: Restarts(), ACTIVATOR: Restarts()}
         self._started: set[str] = set()
-        self.live = live
+        self.live = SlotReplicas(name, world, journal, health, epoch)
+        self._other = SlotReplicas(name, world, journal, health, epoch)
         self.serving = False
 
-    def ensure(self, deployment: Deployment) -> None:
-        """Check each process once, start missing ones and stop surplus ones. Does not wait."""
+    def ensure(self, deployment: Deployment, active: Rollout | None = None) -> None:
+        """Check each process once, start missing and stop surplus ones. Does not wait.
+
+        The slot of the candidate belongs to the `active` rollout once it was launched.
+        """
         self._ensure_proxy(deployment)
-        self.live.ensure(deployment, self._stand_in(deployment))
+        settings, stand_in = deployment.settings, self._stand_in(deployment)
+        # Without its activator a sleeping deployment needs a replica.
+        count = settings.replicas if stand_in else max(1, settings.replicas)
+        self.live.ensure(deployment.slot, deployment.live, count, settings, stand_in)
+        if active is None or (
+            active.progress.phase is RolloutPhase.PENDING and active.reverts is None
+        ):
+            self._ensure_previous(deployment)
         self._announce(deployment)
+
+    def _ensure_previous(self, deployment: Deployment) -> None:
+        """Keep the previous revision warm for its time; stop everything else in its slot."""
+        previous, count = deployment.previous, 0
+        if previous is not None and previous.warm_until:
+            memory = psutil.virtual_memory()
+            free = memory.available / memory.total
+            why = not_warm(previous, self._world.clock.wall(), free)
+            if why is None:
+                count = previous.replicas
+            else:
+                self._journal.release_previous(deployment.name, why, self._epoch)
+        revision = deployment.live if previous is None else previous.revision
+        self._other.ensure(deployment.slot.other, revision, count, deployment.settings)
 
     def _ensure_proxy(self, deployment: Deployment) -> None:
         if deployment.settings.kubernetes is not None:
@@ -60,7 +93,7 @@ class Supervisor:
 
         def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
             self._proxy.prepare(deployment.slot)
-            role = process_role(self._directory, PROXY)
+            role = processes.process_role(self._directory, PROXY)
             return processes.spawn(role, self._proxy.command(), log), {}
 
         self._ensure(deployment, PROXY, start)
@@ -73,7 +106,7 @@ class Supervisor:
         def start(log: Path) -> tuple[ProcessRef, dict[str, Any]]:
             http, grpc = free_ports(2)
             command = activator_command(deployment.name, Endpoint(http, grpc))
-            role = process_role(self._directory, ACTIVATOR)
+            role = processes.process_role(self._directory, ACTIVATOR)
             return processes.spawn(role, command, log), {"http": http, "grpc": grpc}
 
         self._ensure(deployment, ACTIVATOR, start)
@@ -101,7 +134,7 @@ class Supervisor:
             kind = "restarted" if ran else "start_failed"
             self._event(deployment, kind, {"role": role, "log": processes.log_tail(log)})
         restarts.failed(now)
-        processes.end_strays(process_role(self._directory, role))
+        processes.end_strays(processes.process_role(self._directory, role))
         processes.log_start(log, role)
         self._journal.put_process(deployment.name, role, *start(log))
         self._started.add(role)
@@ -116,7 +149,7 @@ class Supervisor:
             return
         try:
             healthy = self._world.meter.read().healthy[deployment.slot]
-        except DataPlaneUnavailable:  # the proxy is still starting; the next tick asks again
+        except DataPlaneUnavailable:  # the proxy is still starting; the next tick reads it again
             return
         if healthy:
             self.serving = True
@@ -124,3 +157,15 @@ class Supervisor:
 
     def _event(self, deployment: Deployment, kind: str, body: dict[str, Any]) -> None:
         self._journal.append(deployment.name, None, kind, body, self._epoch)
+
+
+def not_warm(previous: PreviousRevision, now: float, free_memory: float) -> str | None:
+    """Return why the previous revision is to be stopped, or None to keep it warm.
+
+    `free_memory` is the available share of the machine's memory.
+    """
+    if now >= previous.warm_until:
+        return "its time is over"
+    if free_memory < MIN_FREE_MEMORY:
+        return f"{free_memory:.0%} of the memory is available (minimum {MIN_FREE_MEMORY:.0%})"
+    return None

@@ -1,7 +1,7 @@
-"""Signs of life and load of the Bentos, asked in a thread so that no look has to wait for them.
+"""Liveness and load of the Bentos, polled in a thread so that no tick waits for them.
 
 A Bento is hung when it says so itself (`/v2/health/live` answers 503, which its model's watch
-decides), or when it is silent for a long time and through several questions. A busy one
+decides), or when it does not answer several polls over a long time. A busy one
 answers late, but it answers.
 """
 
@@ -25,8 +25,8 @@ from rollout.domain.ports import RunningRevision
 _POLL_SECONDS = 1.0
 _TIMEOUT = 5.0
 # Of several workers one answers each question, so what says "hung" need not come in a row.
-_CONFESSIONS = 3
-_CONFESSION_SECONDS = 60.0
+_HUNG_ANSWERS = 3
+_HUNG_ANSWER_SECONDS = 60.0
 _SILENT_POLLS = 3
 _QUEUE = "mlctl_queue_rows"
 _RUNS = "mlctl_infer_seconds"
@@ -45,13 +45,13 @@ class Pulse:
         if status is None:
             since = now if self.silent_since is None else self.silent_since
             return replace(self, silent_since=since, silent_polls=self.silent_polls + 1)
-        recent = tuple(at for at in self.confessions if now - at < _CONFESSION_SECONDS)
+        recent = tuple(at for at in self.confessions if now - at < _HUNG_ANSWER_SECONDS)
         confesses = status == httpx.codes.SERVICE_UNAVAILABLE
         return Pulse(confessions=(*recent, now) if confesses else recent)
 
     def hung(self, now: float, seconds: float) -> bool:
         """Whether only a restart helps, if `seconds` of silence mean that."""
-        if len(self.confessions) >= _CONFESSIONS:
+        if len(self.confessions) >= _HUNG_ANSWERS:
             return True
         silent = self.silent_since is not None and now - self.silent_since >= seconds
         return silent and self.silent_polls >= _SILENT_POLLS
@@ -107,13 +107,13 @@ class Vitals:
         self._thread.join()
 
     def watch(self, served: Iterable[RunningRevision], *, loads: bool) -> None:
-        """Watch these and no others; their loads too, if asked for."""
+        """Poll these and no others; their loads too with `loads`."""
         ports = {each.process.token: each.endpoint.http for each in served}
         with self._lock:
             self._ports, self._scrape = ports, loads
-            for known in (self._pulses, self._counters, self._loads):
-                for token in known.keys() - ports.keys():
-                    del known[token]
+            for polled in (self._pulses, self._counters, self._loads):
+                for token in polled.keys() - ports.keys():
+                    del polled[token]
 
     def hung(self, served: RunningRevision) -> bool:
         """Whether the process needs a restart."""
@@ -122,14 +122,14 @@ class Vitals:
         return pulse.hung(time.monotonic(), self._hung_seconds)
 
     def loads(self) -> tuple[ReplicaLoad, ...]:
-        """Return the loads that are known."""
+        """Return the loads measured so far."""
         with self._lock:
             return tuple(self._loads.values())
 
     def _run(self) -> None:
-        asyncio.run(self._ask_all())
+        asyncio.run(self._poll_all())
 
-    async def _ask_all(self) -> None:
+    async def _poll_all(self) -> None:
         # A connection for each question: the workers of one process take turns.
         limits = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, limits=limits) as client:
@@ -137,9 +137,9 @@ class Vitals:
                 with self._lock:
                     ports = dict(self._ports)
                 pause = asyncio.to_thread(self._closed.wait, _POLL_SECONDS)
-                await asyncio.gather(*(self._ask(client, *each) for each in ports.items()), pause)
+                await asyncio.gather(*(self._poll(client, *each) for each in ports.items()), pause)
 
-    async def _ask(self, client: httpx.AsyncClient, token: str, port: int) -> None:
+    async def _poll(self, client: httpx.AsyncClient, token: str, port: int) -> None:
         status = await _status(client, f"http://127.0.0.1:{port}/v2/health/live")
         counters = await _counters(client, port) if self._scrape and status else None
         with self._lock:

@@ -1,7 +1,7 @@
 """The parent of a deployment's daemon: `python -m rollout.daemon.watch NAME`.
 
 It starts the daemon, and starts it again when it dies or no longer ticks, after a pause that
-doubles. A daemon that leaves by itself (told to stop, or another one watches) ends it too.
+doubles. A daemon that exits by itself (stopped, or another one runs) ends it too.
 It holds nothing that could be lost: if it dies as well, the next command starts both again.
 """
 
@@ -25,7 +25,7 @@ _STEADY_SECONDS = 60.0
 
 
 class Watcher:
-    """Keeps one daemon running until it leaves by itself, or until told to stop."""
+    """Keeps one daemon running until it exits by itself or `stop`."""
 
     def __init__(self, command: list[str], heartbeat: Path) -> None:
         self._command = command
@@ -34,13 +34,13 @@ class Watcher:
         self._stop = False
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """The SIGTERM handler: pass it on and leave."""
+        """Handle SIGTERM: pass it on and exit."""
         self._stop = True
         if self._child is not None:
             self._child.terminate()
 
     def run(self) -> int:
-        """Watch; 0 once the daemon has left by itself or after `stop`."""
+        """Watch; return 0 once the daemon has exited by itself or after `stop`."""
         pause = _FIRST_PAUSE
         while not self._stop:
             begun = time.monotonic()

@@ -2,7 +2,7 @@
 
 One request is one trial, with the share of its rows that disagree, because the rows of a
 request come from one caller and are wrong together. Drift only holds: a distribution that
-moved says that somebody should observation, not that the candidate is wrong.
+moved is a reason to check, not a proof that the candidate is wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, brea
 MIN_BAD_BLOCKS = 3
 # How much more two variants of one model may differ than what was proved of each explains.
 _SLACK = 0.01
+# Servers write their recordings once a second: by then some of so many copies would be there.
+UNRECORDED_SECONDS = 20.0
 _NO_PAIRS = ShadowWindow(seconds=0.0)
 
 
@@ -38,7 +40,7 @@ class ShadowEvidence:
 
 
 def by_default(spec: RolloutSpec, live: Revision, candidate: Revision) -> RolloutSpec:
-    """The spec with a limit on disagreement where one follows from what is known.
+    """Return the spec with a limit on disagreement where one follows from the proofs.
 
     Variants of one source model answer as it does but for what optimize found, so they differ
     from each other by no more than both together; a model trained anew may differ by anything.
@@ -52,7 +54,7 @@ def by_default(spec: RolloutSpec, live: Revision, candidate: Revision) -> Rollou
 
 
 def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
-    """INVALID_INPUT if agreement is asked for where nothing could ever show it."""
+    """Raise INVALID_INPUT if a limit on disagreement can never be proved."""
     if spec.max_disagreement is None or (can_copy and spec.shadows):
         return
     why = "no request is copied" if can_copy else "requests are not copied in a cluster"
@@ -136,7 +138,7 @@ def unproved(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
         return Verdict(Action.HOLD, HoldReason.DATA, why, total.requests, needed, total.requests)
     if total.psi is None:
         needed = rows_needed(spec.max_psi)
-        why = f"{total.rows} compared rows, drift is told from {needed} on"
+        why = f"{total.rows} compared rows, drift needs {needed}"
         return Verdict(Action.HOLD, HoldReason.DATA, why, total.rows, needed, total.requests)
     limit = spec.max_disagreement
     if limit is None or log_proof(evidence, limit) >= math.log(1.0 / spec.alpha):
@@ -171,3 +173,27 @@ def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
         psi_rows=window.psi_rows,
         seconds=total.seconds,
     )
+
+
+def given_up(
+    evidence: ShadowEvidence, spec: RolloutSpec, copies: int, waited: float
+) -> Verdict | None:
+    """Return the verdict where waiting longer than `waited` seconds, with `copies`, leads nowhere.
+
+    ADVANCE without a comparison, or ROLLBACK if the few answers differ by more than the limit.
+    None while more may come, and where the spec sets no end to it.
+    """
+    limit, pairs = spec.shadow_wait_seconds, evidence.total.requests
+    if limit is None:
+        return None
+    if not pairs and copies >= spec.shadow_requests and waited >= UNRECORDED_SECONDS:
+        why = f"the servers recorded none of {copies} copied requests"
+    elif waited < limit:
+        return None
+    else:
+        why = f"{copies} copied requests and {pairs} compared answers in {waited:.0f} s are too few"
+    doubt = doubtful(evidence, spec)
+    if doubt is not None:
+        return replace(doubt, action=Action.ROLLBACK, why=f"{doubt.why}, but {why}")
+    why = f"the shadow ends without a verdict: {why}"
+    return Verdict(Action.ADVANCE, HoldReason.DATA, why, waited, limit, pairs)

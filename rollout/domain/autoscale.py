@@ -1,4 +1,4 @@
-"""How many replicas a deployment should have: a pure policy, told what was seen and when.
+"""Autoscaling policy: how many replicas a deployment needs, from its load over time. Pure.
 
 It acts on the rows that wait and on the share of time in which models run, both per worker,
 and only on what has held for a while. More comes quickly and less slowly: a replica too many
@@ -106,7 +106,7 @@ def _remember(state: State, seen: ScalingObservation) -> State:
 
 
 def _is_hot(seen: ScalingObservation) -> bool:
-    """Whether those that serve have too much, and nobody is on the way to help."""
+    """Whether the serving replicas are overloaded and no further one is starting."""
     if not seen.loads or len(seen.loads) < seen.replicas:
         return False
     return _rows(seen) > _CROWDED_ROWS or _busy(seen) > _BUSY

@@ -15,7 +15,7 @@ from bundle.output_kinds import OutputKind, output_kind
 from rollout.domain.drift import Value
 
 _FAR = 1e9  # a greater distance says no more
-_KIND_ROWS = 64  # rows from which the kind of an output is told
+_KIND_ROWS = 64  # rows from which the kind of an output is recognized
 
 # One row's outputs by name. A scalar has no dimension, a vector one; further ones are flattened
 # behind leading ones, so that they are not taken for scores.
@@ -114,17 +114,17 @@ def _compare(
         equal = bool((live == candidate).all())
         return Compared(equal, distance=0.0 if equal else 1.0)
     ours, theirs = candidate.astype(np.float64), live.astype(np.float64)
-    known, answered = np.isfinite(theirs), np.isfinite(ours)
+    finite, answered = np.isfinite(theirs), np.isfinite(ours)
     if not answered.all():
-        same = bool((known == answered).all())
-        return Compared(same, non_finite=bool((known & ~answered).any()))
+        same = bool((finite == answered).all())
+        return Compared(same, non_finite=bool((finite & ~answered).any()))
     usual = outputs.size(name)
-    scale = max(float(np.linalg.norm(theirs[known])), usual, float(np.finfo(np.float64).tiny))
-    distance = min(float(np.linalg.norm((ours - theirs)[known])) / scale, _FAR)
+    scale = max(float(np.linalg.norm(theirs[finite])), usual, float(np.finfo(np.float64).tiny))
+    distance = min(float(np.linalg.norm((ours - theirs)[finite])) / scale, _FAR)
     if outputs.are_scores(name, live):
-        agrees = bool(known.all() and ours.argmax() == theirs.argmax())
+        agrees = bool(finite.all() and ours.argmax() == theirs.argmax())
     else:
-        agrees = bool(known.all() and distance <= tolerance)
+        agrees = bool(finite.all() and distance <= tolerance)
     return Compared(agrees, distance=distance)
 
 

@@ -108,7 +108,7 @@ class Reading:
     """One tick: rising totals, whether the proxy finds the slot healthy, requests in flight.
 
     A slot is healthy while at least one of its replicas is. `shadow` counts the copies of
-    requests that a slot got, whose answers nobody saw; no gate on traffic counts them.
+    requests that a slot got, whose answers are discarded; no gate on traffic counts them.
     """
 
     totals: Mapping[Slot, Totals]

@@ -3,7 +3,7 @@
 PSI = sum over bins of (c - l) ln(c / l), with l and c the shares of live's and the candidate's
 rows in a bin (Siddiqi, Credit Risk Scorecards, 2006). Numbers are binned by live's quantiles,
 labels by live's most frequent ones. Where nothing drifts, its mean is about
-(bins - 1)(1/n + 1/m) (Yurdakul and Naranjo, J. Risk Model Validation 14, 2020); no index is told
+(bins - 1)(1/n + 1/m) (Yurdakul and Naranjo, J. Risk Model Validation 14, 2020); no index is given
 before that noise is a quarter of the limit. Pure.
 """
 

@@ -14,7 +14,7 @@ _ACCESS = ("api", "direct")
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a namespace of a cluster is asked; the fields are those of `KubernetesTarget`."""
+    """How a namespace of a cluster is reached; the fields are those of `KubernetesTarget`."""
 
     namespace: str
     pods: str = _ACCESS[0]
@@ -32,7 +32,7 @@ class KubernetesTarget:
     """An HTTPRoute and the Services of both slots, all in one namespace.
 
     Attributes:
-        pods: how pods are asked: "api" through the API server, which works wherever kubectl
+        pods: how pods are reached: "api" through the API server, which works wherever kubectl
             does, "direct" at their own addresses, which works inside the cluster.
         context: the kubeconfig's context; None for its current one, or for the pod's own account.
         kubeconfig: the file's path; None for the pod's own account, or the usual file.
@@ -55,7 +55,7 @@ class KubernetesTarget:
 
     @property
     def reach(self) -> Reach:
-        """How its namespace is asked; INVALID_INPUT."""
+        """Return how its namespace is reached; INVALID_INPUT."""
         return Reach(self.namespace, self.pods, self.context, self.kubeconfig)
 
     @property

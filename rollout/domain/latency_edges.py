@@ -1,6 +1,6 @@
 """Latency histograms as the journal keeps them: only the edges that something fell under. Pure.
 
-A quantile is told as the first edge that enough stayed within, so it reads "at most".
+A quantile is given as the first edge that enough stayed within, so it reads "at most".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, i
     """The latencies of `totals`, counted at `edges`, without what is empty.
 
     Of many edges neighbours are put together, under the later one: a tick stays small in the
-    record whatever the traffic, and what is told of it still holds as "at most".
+    record whatever the traffic, and its quantiles still hold as "at most".
     """
     counts = (later - earlier for earlier, later in pairwise((0, *totals.within, totals.timed)))
     found = [(edge, n) for edge, n in zip((*edges, None), counts, strict=False) if n]
@@ -52,7 +52,7 @@ def joined(parts: Iterable[Sparse]) -> Counter[float]:
 def quantile_edge(counts: Mapping[float, int], share: float) -> float | None:
     """The first edge in milliseconds that at least `share` of the requests stayed within.
 
-    None with too few requests to tell, or if it lies beyond the last edge.
+    None with too few requests, or if it lies beyond the last edge.
     """
     timed = sum(counts.values())
     if timed * (1.0 - share) < 1.0 - 1e-9:

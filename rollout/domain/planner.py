@@ -94,7 +94,7 @@ def today(counted: Totals, seconds: float, spec: RolloutSpec, edges: tuple[float
     """Today's traffic from what all slots together counted in `seconds`.
 
     The shares are two standard errors below what was seen, so that no single bad request of a
-    short while makes a rollout look impossible.
+    short while makes a rollout seem impossible.
     """
     late, slow = (
         0.0 if limit is None else _at_least(counted.slower_than(limit, edges), counted.timed)
@@ -154,7 +154,7 @@ def _evidence(each: e_values.Logs, n: int) -> float:
 def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedStep:
     needs = [
         (float(spec.shadow_requests), "least copies"),
-        (float(rows_needed(spec.max_psi)), "copies to tell drift"),
+        (float(rows_needed(spec.max_psi)), "copies to measure drift"),
     ]
     if spec.max_disagreement is not None:
         proof = requests_to_prove(0.0, spec.max_disagreement, spec.alpha)

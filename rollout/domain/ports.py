@@ -1,8 +1,8 @@
 """The seams of a rollout: what carries traffic, counts it and runs the processes.
 
-Each has a driver for this machine (`planes.envoy`, `local.launcher`) and one for a cluster
+Each has a driver for this machine (`drivers.envoy`, `drivers.local`) and one for a cluster
 (`kubernetes`). A driver raises `DataPlaneUnavailable` if it does not answer now (the evaluation is
-skipped) and `DataPlaneRejected` if it refuses a configuration (the rollout is taken back).
+skipped) and `DataPlaneRejected` if it rejects a configuration (the rollout is rolled back).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TOTAL_WEIGHT = 100
 
 
 class DataPlaneUnavailable(Exception):  # noqa: N818 - it says a state, not a fault of ours
-    """The data plane did not answer; nothing is known, nothing was changed for sure."""
+    """The data plane did not answer; a change may or may not have taken effect."""
 
 
 class DataPlaneRejected(Exception):  # noqa: N818 - as above
-    """The data plane refused a configuration."""
+    """The data plane rejected a configuration."""
 
 
 @checked(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Proxy(Protocol):
         ...
 
     def data_plane(self) -> AbstractContextManager[MeteredDataPlane]:
-        """Reach it; nothing is asked yet, so it need not run."""
+        """Return its data plane; it need not run yet."""
         ...
 
 
@@ -146,19 +146,5 @@ class Launcher(Protocol):
     def probe(self, served: RunningRevision) -> ProcessState: ...
 
     def stop(self, served: RunningRevision, *, force: bool = False) -> None:
-        """Ask it to finish, or end it at once. Idempotent; does not wait."""
+        """Terminate it, or kill it with `force`. Idempotent; does not wait."""
         ...
-
-
-class ChampionWriter(Protocol):
-    """What writes the live revision back to the registry; MlctlError when it cannot."""
-
-    def prepare(self) -> None:
-        """A write is to be expected soon: do ahead what takes long. Idempotent."""
-        ...
-
-    def dismiss(self) -> None:
-        """It is not to be expected any more. Idempotent."""
-        ...
-
-    def write_champion(self, revision: Revision) -> None: ...

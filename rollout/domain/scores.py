@@ -1,7 +1,7 @@
 """Scores that `mlctl optimize` proved of two revisions, compared where that means something. Pure.
 
 Two scores are comparable if they are of the same metric on the same data. The rows are the same,
-but only the scores are known, so the noise of their difference is taken as that of two samples:
+but only the scores are recorded, so the noise of their difference is taken as that of two samples:
 an upper bound, which lets small losses pass.
 """
 

@@ -10,7 +10,7 @@ class ShadowWindow:
     """The pairs of answers that were found since the tick before.
 
     Attributes:
-        requests: of which both answers are known. `disagreed` is the sum over them of the share
+        requests: those with both answers. `disagreed` is the sum over them of the share
             of their rows that disagree, so that one large request is one trial.
         rows: compared, and how many of these `differed`.
         non_finite: rows with NaN or infinity from the candidate where live's answer was finite.

@@ -41,8 +41,8 @@ def limits(
         return max_p50_ms, max_p99_ms
     slo = SLOS.get(name)
     if slo is None:
-        known = ", ".join(SLOS)
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"no use case {name!r}; there are {known}")
+        names = ", ".join(SLOS)
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"no use case {name!r}; there are {names}")
     return (
         slo.p50_ms if max_p50_ms is None else max_p50_ms,
         slo.p99_ms if max_p99_ms is None else max_p99_ms,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, field, replace
 from enum import StrEnum
@@ -18,7 +19,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.commands import bento_command, champion_command, runs_command
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.scores import ProvedScore
 
@@ -26,6 +26,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 REPRESENTATIVE_WEIGHT = 50
 MAX_REPLICAS = 64
 IDLE_SECONDS = 300.0
+LOOPBACK = "127.0.0.1"
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -65,11 +66,21 @@ def replica_role(slot: Slot, index: int) -> str:
 
 
 class Outcome(StrEnum):
-    """How a rollout ended; all traffic is on the candidate only after PROMOTED."""
+    """How a rollout ended.
+
+    All traffic is on its candidate after PROMOTED (the gates were kept, or an operator skipped
+    them) and RESTORED (an operator returned to the previous version).
+    """
 
     PROMOTED = "promoted"
+    RESTORED = "restored"
     ROLLED_BACK = "rolled_back"
     INCONCLUSIVE = "inconclusive"
+
+    @property
+    def replaces_live(self) -> bool:
+        """Whether the candidate is the live revision from then on."""
+        return self in (Outcome.PROMOTED, Outcome.RESTORED)
 
 
 class OnInconclusive(StrEnum):
@@ -85,8 +96,8 @@ class Revision(Checked):
 
     `agreement` is the share of rows with the source model's top class that optimize proved;
     None where there are no classes. A Bento with several models has their digests in `models`;
-    all else but `digest`, which stands for all of them, is then told of the first. `interface`
-    is what can be asked of it, as `bundle.interface` has it; empty where that is not known.
+    all else but `digest`, which stands for all of them, is then that of the first. `interface`
+    is its interface as in `bundle.interface`; empty where it is not recorded.
     `scores` are those that optimize proved of its models on labelled rows.
     """
 
@@ -117,6 +128,20 @@ class Revision(Checked):
 
 
 @dataclass(frozen=True, slots=True)
+class PreviousRevision:
+    """The revision that a promotion replaced; it sits in the slot that is not live.
+
+    `warm_until` is the wall-clock second until which its `replicas` keep running, 0 once they were
+    stopped. `promotion` is the id of the rollout that replaced it.
+    """
+
+    revision: Revision
+    warm_until: float
+    replicas: int
+    promotion: int
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutSpec(Checked):
     """The steps of a rollout and what the candidate must prove.
 
@@ -132,7 +157,9 @@ class RolloutSpec(Checked):
             its latency, and this share of `max_error_rate`.
         warmup_seconds: the first seconds of exposure, and of the shadow, that are recorded but
             not judged.
-        bake_seconds: minimum time at 100 % before the old revision is stopped.
+        bake_seconds: minimum time at 100 % before the rollout is promoted.
+        keep_previous_seconds: how long after the promotion the previous revision keeps running
+            without traffic, so that a rollback takes effect at once; 0 stops it.
         deadline_seconds: a rollout not proved by then ends as inconclusive, or is paused.
         on_inconclusive: which of the two.
         shadow_percent: share of the live traffic that is copied to the candidate before any
@@ -147,7 +174,7 @@ class RolloutSpec(Checked):
         sticky: a client keeps its slot while the weights allow it.
         breaking: go on although callers of the live revision would miss something.
         max_p50_ms: P(latency > this) must be at most 50 %; None for no such limit.
-        max_disagreement: P(answers differ from live's) must be at most this; None to tell it
+        max_disagreement: P(answers differ from live's) must be at most this; None to report it
             only. max_psi: the outputs' population stability index beyond which nothing advances.
         tolerance: two answers that are no class scores agree within this share of their size.
     """
@@ -162,6 +189,7 @@ class RolloutSpec(Checked):
     warmup_seconds: Seconds = 1.0
     burst_seconds: PositiveSeconds = 5.0
     bake_seconds: Seconds = 300.0
+    keep_previous_seconds: Seconds = 3600.0
     deadline_seconds: PositiveSeconds = 3600.0
     on_inconclusive: OnInconclusive = OnInconclusive.ROLLBACK
     shadow_percent: Percent = 0
@@ -226,7 +254,7 @@ class Ports:
 
     listen: int
     admin: int
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +265,24 @@ class Endpoint:
     grpc: int
 
 
+def bento_command() -> tuple[str, ...]:
+    """Return the command that serves a Bento; the launcher fills in `{bento}` and `{port}`."""
+    return (
+        *(sys.executable, "-m", "bentoml", "serve", "{bento}"),
+        *("--host", LOOPBACK, "--port", "{port}"),
+    )
+
+
+def champion_command() -> tuple[str, ...]:
+    """Return the command that writes the alias, with the revision as JSON on standard input."""
+    return (sys.executable, "-P", "-m", "rollout.daemon.reporting.alias")
+
+
+def runs_command() -> tuple[str, ...]:
+    """Return the command that reports rollouts to MLflow; the deployment's name is appended."""
+    return (sys.executable, "-P", "-m", "rollout.daemon.reporting.runs")
+
+
 @dataclass(frozen=True, slots=True)
 class DeploymentSettings(Checked):
     """How a deployment's daemon works; kept with the deployment.
@@ -245,8 +291,7 @@ class DeploymentSettings(Checked):
         tick_seconds: time between two ticks. ready_seconds: limit for a Bento to become ready.
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle slot is stopped.
-        alias_retry_seconds: wait after an alias could not be written; it doubles each time.
-        tls: the PEM files of the proxy's listener: chain, key, and the CA of callers who must show
+        tls: the PEM files of the proxy's listener: chain, key, and the CA of callers that must show
             a certificate; empty for plain HTTP.
         replicas: Bento processes per slot; 0 only while scaled to zero. workers: servers
             within each.
@@ -256,21 +301,20 @@ class DeploymentSettings(Checked):
         hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
         kubernetes: the route and the Services of a deployment in a cluster; None on this machine.
-        runs: how rollouts are told to MLflow; empty to leave it out.
+        runs: the command that reports rollouts to MLflow; empty for none.
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
         token_file: the tokens that its callers show; None to take the environment's.
-        signer: the public key of who must have signed its bundles; None to take the
+        signer: the public key that its bundles must be signed with; None to take the
             environment's.
         bento_home, tracking_uri: the Bento store and the registry that the deployment was
-            started with, for whoever starts its daemon again; None to take the environment's.
+            started with, for every later start of its daemon; None to take the environment's.
     """
 
     tick_seconds: PositiveSeconds = 0.5
     ready_seconds: PositiveSeconds = 120.0
     max_unwatched_seconds: PositiveSeconds = 30.0
     drain_seconds: Seconds = 10.0
-    alias_retry_seconds: Seconds = 30.0
     tls: tuple[str, ...] = ()
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     workers: Replicas = 1
@@ -314,7 +358,7 @@ class DeploymentSettings(Checked):
 
     @property
     def sleeps(self) -> bool:
-        """Whether all replicas stop when nobody asks."""
+        """Whether all replicas stop without traffic."""
         return self.min_replicas == 0
 
 

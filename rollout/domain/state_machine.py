@@ -2,9 +2,9 @@
 
 PENDING starts the candidate, WARM waits until it serves, SHADOW sends it copies of the
 traffic, SHIFT gives it a share, BAKE all of it while the old revision stays warm, FINALIZE
-writes down the result. PAUSED keeps the weight of the phase that it interrupts. ROLLBACK may
-follow any phase before FINALIZE and needs one write of the weights. Holding is a verdict, not
-a phase: the next tick may move on.
+records the result. A return to the previous version goes from WARM to FINALIZE. PAUSED keeps the
+weight of the phase that it interrupts. ROLLBACK may follow any phase before FINALIZE and needs one
+write of the weights. Holding is a verdict, not a phase: the next tick may move on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from rollout.domain import gates, patience
+from rollout.domain import agreement, gates
 from rollout.domain.counts import Window
 from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request
@@ -35,13 +35,14 @@ class RolloutPhase(StrEnum):
 
 
 class Signal(StrEnum):
-    """What moves a rollout on."""
+    """An input of the state machine."""
 
     LAUNCHED = "launched"
     MIRROR = "mirror"
     NEXT_STEP = "next_step"
     LAST_STEP = "last_step"
     PROVED = "proved"
+    RETURN = "return"
     PAUSE = "pause"
     RESUME = "resume"
     GIVE_UP = "give_up"
@@ -50,6 +51,7 @@ class Signal(StrEnum):
 
 WATCHED = frozenset({RolloutPhase.SHADOW, RolloutPhase.SHIFT, RolloutPhase.BAKE})
 EXPOSED = frozenset({RolloutPhase.SHIFT, RolloutPhase.BAKE})
+_ENDS_AS = {Signal.PROVED: Outcome.PROMOTED, Signal.RETURN: Outcome.RESTORED}
 PAUSABLE = frozenset({RolloutPhase.WARM, *WATCHED})
 REVERSIBLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
 
@@ -59,6 +61,7 @@ TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
     (RolloutPhase.WARM, Signal.MIRROR): RolloutPhase.SHADOW,
     (RolloutPhase.WARM, Signal.NEXT_STEP): RolloutPhase.SHIFT,
     (RolloutPhase.WARM, Signal.LAST_STEP): RolloutPhase.BAKE,
+    (RolloutPhase.WARM, Signal.RETURN): RolloutPhase.FINALIZE,
     (RolloutPhase.SHADOW, Signal.NEXT_STEP): RolloutPhase.SHIFT,
     (RolloutPhase.SHADOW, Signal.LAST_STEP): RolloutPhase.BAKE,
     (RolloutPhase.SHIFT, Signal.NEXT_STEP): RolloutPhase.SHIFT,
@@ -127,7 +130,7 @@ def candidate_weight(progress: RolloutProgress, spec: RolloutSpec) -> int:
         return spec.steps[progress.step]
     if progress.stage in (RolloutPhase.BAKE, RolloutPhase.FINALIZE):
         return 100
-    return 100 if progress.planned is Outcome.PROMOTED else 0
+    return 100 if progress.planned is not None and progress.planned.replaces_live else 0
 
 
 def mirrored_share(progress: RolloutProgress, spec: RolloutSpec) -> int:
@@ -144,10 +147,16 @@ def next_signal(progress: RolloutProgress, spec: RolloutSpec) -> Signal:
 def warmed(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
     """Where a candidate goes that serves: SHADOW, or the first step."""
     if progress.override:
-        return _leap(progress, spec, now)
+        return _skip_to_bake(progress, spec, now)
     if spec.shadow_percent:
         return move(progress, Signal.MIRROR, now)
     return move(progress, next_signal(progress, spec), now)
+
+
+def restored(progress: RolloutProgress, reason: str, now: float) -> RolloutProgress:
+    """Give all traffic to the previous version, which serves: no step, no gate."""
+    ruling = Verdict(Action.ADVANCE, HoldReason.OPERATOR, reason)
+    return replace(move(progress, Signal.RETURN, now), ruling=ruling)
 
 
 def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgress:
@@ -172,7 +181,7 @@ def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgre
         exposed=exposed,
         step_requests=0,
         step_ticks=0,
-        planned=Outcome.PROMOTED if signal is Signal.PROVED else progress.planned,
+        planned=_ENDS_AS.get(signal, progress.planned),
         interrupted=None,
         paused=None,
         evidence=evidence,
@@ -188,7 +197,7 @@ def _resumed(progress: RolloutProgress, now: float) -> RolloutProgress:
         phase=progress.stage,
         # After a takeover the clock began anew, later than the pause.
         since=min(now, progress.since + length),
-        # Whoever resumes after the deadline allows that time once more.
+        # To resume after the deadline allows that time once more.
         started=now if expired else progress.started + length,
         interrupted=None,
         paused=None,
@@ -196,8 +205,8 @@ def _resumed(progress: RolloutProgress, now: float) -> RolloutProgress:
     )
 
 
-def _leap(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
-    """To all of the traffic at once."""
+def _skip_to_bake(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
+    """Give the candidate all of the traffic at once."""
     return replace(move(progress, Signal.LAST_STEP, now), step=len(spec.steps) - 1)
 
 
@@ -245,8 +254,8 @@ def apply_command(
         case OperatorCommand.FULL:
             ready = move(noted, Signal.RESUME, now) if phase is RolloutPhase.PAUSED else noted
             skipping = replace(ready, override=True)
-            leaps = ready.phase in (RolloutPhase.SHADOW, RolloutPhase.SHIFT)
-            return _leap(skipping, spec, now) if leaps else skipping
+            exposed = ready.phase in (RolloutPhase.SHADOW, RolloutPhase.SHIFT)
+            return _skip_to_bake(skipping, spec, now) if exposed else skipping
 
 
 def absorb(
@@ -324,11 +333,11 @@ def _kept(progress: RolloutProgress) -> str:
 def _hard(progress: RolloutProgress, observation: TickObservation) -> Verdict | None:
     if not observation.alive:
         return Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
-    looks = progress.unhealthy_ticks
-    if looks < gates.MAX_UNHEALTHY_TICKS:
+    ticks = progress.unhealthy_ticks
+    if ticks < gates.MAX_UNHEALTHY_TICKS:
         return None
-    why = f"the candidate failed its health check at {looks} looks in a row"
-    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, looks, gates.MAX_UNHEALTHY_TICKS)
+    why = f"the candidate failed its health check at {ticks} ticks in a row"
+    return Verdict(Action.ROLLBACK, Gate.HEALTH, why, ticks, gates.MAX_UNHEALTHY_TICKS)
 
 
 def _overridden(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict:
@@ -367,7 +376,7 @@ def _held(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict |
         return held
     evidence, waited = progress.evidence, now - progress.since
     copies = evidence.candidate.requests
-    return patience.given_up(evidence.shadow, spec, copies, waited) or held
+    return agreement.given_up(evidence.shadow, spec, copies, waited) or held
 
 
 def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict | None:

@@ -1,6 +1,6 @@
 """The candidate's answers to a stream beside the live ones: paired by the position of the source.
 
-Both have read the same messages, each as a group of its own, so pairs are known all at once; they
+Both have read the same messages, each as a group of its own, so all pairs come at once; they
 are judged as those of requests are. Pure.
 """
 

@@ -1,4 +1,4 @@
-"""The live slot's recent traffic, so that a rollout knows what is usual before it begins. Pure."""
+"""The live slot's recent traffic, the reference of a rollout that begins. Pure."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Hits = tuple[float, int]  # (bad, all) requests; a request may be bad in part
 
 
 class Action(StrEnum):
-    """What a verdict asks for."""
+    """The decision of a verdict."""
 
     ADVANCE = "advance"
     HOLD = "hold"

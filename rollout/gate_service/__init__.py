@@ -1,1 +1,1 @@
-"""The gates as a service: verdicts on a pair of servers for rollouts that somebody else drives."""
+"""The gates as a service: verdicts on a pair of servers for rollouts driven by another tool."""

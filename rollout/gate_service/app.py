@@ -29,7 +29,7 @@ _KNOWN = {*_NUMBERS, "min_requests", "slo", "blue", "green", "weight", "final"}
 _LONGEST_BODY = 64 << 10
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
-# Which results let Flagger go on, by hook; `rollback` asks for the opposite.
+# Which results let Flagger go on, by hook; `rollback` means the opposite.
 _PASSES = {
     "rollout": {Result.SUCCESS, Result.INCONCLUSIVE},
     "confirm-traffic-increase": {Result.SUCCESS},
@@ -46,7 +46,7 @@ def gate_app(service: GateService) -> Starlette:
         if request.method == "DELETE":
             await run_in_threadpool(service.forget, name)
             return JSONResponse({"id": name})
-        answer = await _asked(service, name, dict(request.query_params))
+        answer = await _answer(service, name, dict(request.query_params))
         return JSONResponse(_document(name, answer))
 
     async def flagger(request: Request) -> JSONResponse:
@@ -55,9 +55,9 @@ def gate_app(service: GateService) -> Starlette:
             raise MlctlError(
                 ErrorCode.NOT_FOUND, f"no hook {hook!r}", f"There are: {', '.join(_PASSES)}."
             )
-        name, asked = _canary(await _body(request))
+        name, terms = _canary(await _body(request))
         final = "true" if hook == "confirm-promotion" else "false"
-        answer = await _asked(service, name, {**asked, "final": final})
+        answer = await _answer(service, name, {**terms, "final": final})
         status = 200 if answer.result in _PASSES[hook] else 409
         return JSONResponse(_document(name, answer), status)
 
@@ -74,21 +74,21 @@ def gate_app(service: GateService) -> Starlette:
     )
 
 
-async def _asked(service: GateService, name: str, given: Mapping[str, str]) -> GateAnswer:
+async def _answer(service: GateService, name: str, given: Mapping[str, str]) -> GateAnswer:
     terms = Terms(_required(given, "blue"), _required(given, "green"), _spec(given))
     weight = None if "weight" not in given else _whole(given, "weight", 100)
     final = _SWITCH.get(given.get("final", "true").lower())
     if final is None:
         raise _invalid("final is neither true nor false")
-    return await run_in_threadpool(service.ask, name, terms, weight=weight, final=final)
+    return await run_in_threadpool(service.evaluate, name, terms, weight=weight, final=final)
 
 
 def _spec(given: Mapping[str, str]) -> RolloutSpec:
     """The limits; what is not given has the default of `mlctl promote`. INVALID_INPUT."""
     if unknown := sorted(set(given) - _KNOWN):
-        known = ", ".join(sorted(_KNOWN))
+        names = ", ".join(sorted(_KNOWN))
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"no parameter {unknown[0]!r}", f"There are: {known}."
+            ErrorCode.INVALID_INPUT, f"no parameter {unknown[0]!r}", f"There are: {names}."
         )
     numbers = {name: _number(given, name) for name in _NUMBERS if name in given}
     p50, p99 = slo.limits(

@@ -1,4 +1,4 @@
-"""Looks at a pair of sources on behalf of a session, and judges."""
+"""Read a pair of sources on behalf of a session, and judge them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GateService:
         self._open: dict[str, _Open] = {}
         self._lock = threading.Lock()
 
-    def ask(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> GateAnswer:
+    def evaluate(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> GateAnswer:
         """Read the counters once and judge the session `name`; `weight` is the candidate's percent.
 
         INVALID_INPUT, NOT_FOUND for a source that was not allowed, QUEUE_FULL.
@@ -72,8 +72,8 @@ class GateService:
         """Drop a session; NOT_FOUND."""
         with self._lock:
             self._open.pop(name, None)
-            known = self._store.forget(name)
-        if not known:
+            existed = self._store.forget(name)
+        if not existed:
             raise MlctlError(ErrorCode.NOT_FOUND, f"there is no session {name!r}")
 
     def _check(self, name: str, terms: Terms) -> None:
@@ -84,9 +84,9 @@ class GateService:
             )
         for source in (terms.blue, terms.green):
             if source not in self._sources:
-                known = ", ".join(sorted(self._sources))
+                names = ", ".join(sorted(self._sources))
                 raise MlctlError(
-                    ErrorCode.NOT_FOUND, f"no source {source!r} was allowed", f"There are: {known}."
+                    ErrorCode.NOT_FOUND, f"no source {source!r} was allowed", f"There are: {names}."
                 )
         if terms.blue == terms.green:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"blue and green are both {terms.blue!r}")
@@ -94,9 +94,9 @@ class GateService:
     def _opened(self, name: str, terms: Terms) -> _Open:
         """What is kept of the session; anew if it expired. INVALID_INPUT, QUEUE_FULL."""
         with self._lock:
-            known = self._store.names()
-            self._open = {each: kept for each, kept in self._open.items() if each in known}
-            self._store.load(name, terms)  # refuses before anything is opened
+            stored = self._store.names()
+            self._open = {each: kept for each, kept in self._open.items() if each in stored}
+            self._store.load(name, terms)  # rejects before anything is opened
             if name not in self._open:
                 pair = {Slot.BLUE: terms.blue, Slot.GREEN: terms.green}
                 meter = SourceMeter({c: self._sources[each] for c, each in pair.items()})

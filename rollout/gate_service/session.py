@@ -1,7 +1,7 @@
-"""One rollout that somebody else drives: what was seen of it, and the verdict so far. Pure.
+"""One rollout driven by another tool: its evidence and the verdict so far. Pure.
 
 The evidence is kept over all steps, so that alpha bounds the chance of a false alarm over the
-whole rollout, however often anybody asks. A failure is final.
+whole rollout, however often it is requested. A failure is final.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import TickObservation
 
-# The share that is still an equal one where only the counts tell it.
+# The share that still counts as equal where only the counts show it.
 _NEARLY_EQUAL = 45
 
 
 class Result(StrEnum):
-    """What whoever drives the rollout is told."""
+    """The answer to the tool that drives the rollout."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -38,8 +38,8 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class GateSession:
-    """The evidence on one candidate. `step` is the weight that was told last, and the requests
-    and ticks since it was told first; `failed` is the verdict that ended it.
+    """The evidence on one candidate. `step` is the weight that was given last, and the requests
+    and ticks since it was first given; `failed` is the verdict that ended it.
     """
 
     evidence: GateEvidence = field(default_factory=GateEvidence)
@@ -71,7 +71,7 @@ def result_of(verdict: Verdict) -> Result:
 def absorb(
     session: GateSession, observation: TickObservation, spec: RolloutSpec, weight: int | None
 ) -> GateSession:
-    """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was told."""
+    """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was given."""
     if weight != session.step:
         session = replace(session, step=weight, step_requests=0, step_ticks=0)
     unhealthy = 0 if observation.healthy else session.unhealthy_ticks + 1
@@ -98,7 +98,7 @@ def judge(session: GateSession, spec: RolloutSpec, *, final: bool) -> Verdict:
     if session.failed is not None:
         return session.failed
     if session.unhealthy_ticks >= gates.MAX_UNHEALTHY_TICKS:
-        why = f"no server of the candidate answered at {session.unhealthy_ticks} looks in a row"
+        why = f"no server of the candidate answered at {session.unhealthy_ticks} ticks in a row"
         return Verdict(Action.ROLLBACK, Gate.HEALTH, why, session.unhealthy_ticks)
     return (
         gates.harm(session.evidence, spec)

@@ -1,4 +1,4 @@
-"""The servers that the gate service may ask. They are named when it starts, and by nobody later."""
+"""The servers that the gate service may read. They are named when it starts, never later."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def intervals(events: Iterable[JournalEvent], rollouts: Iterable[Rollout]) -> tu
 
 def at(moment: float, events: Iterable[JournalEvent], rollouts: Iterable[Rollout]) -> Moment:
     """What was in production at `moment`, in wall-clock seconds."""
-    known, listed = tuple(events), tuple(rollouts)
-    live = next((each for each in intervals(known, listed) if each.covers(moment)), None)
-    return Moment(live, None if live is None else _share(moment, known, listed))
+    recorded, listed = tuple(events), tuple(rollouts)
+    live = next((each for each in intervals(recorded, listed) if each.covers(moment)), None)
+    return Moment(live, None if live is None else _share(moment, recorded, listed))
 
 
 def _begun(event: JournalEvent, rollouts: Mapping[int, Rollout]) -> Interval | None:
@@ -83,7 +83,7 @@ def _begun(event: JournalEvent, rollouts: Mapping[int, Rollout]) -> Interval | N
 def _share(
     moment: float, events: Iterable[JournalEvent], rollouts: Iterable[Rollout]
 ) -> Share | None:
-    """The candidate of the rollout that was under way, by the last event that tells its weight."""
+    """The candidate of the rollout that was under way, by the last event with its weight."""
     before = [event for event in events if event.rollout is not None and event.at <= moment]
     last = before[-1] if before else None
     if last is None or last.kind == ENDED:

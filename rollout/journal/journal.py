@@ -1,14 +1,14 @@
 """The record of deployments and rollouts: what is wanted, where it stands, what was decided.
 
 Every change is one transaction. A daemon's changes carry its epoch, a number from one global
-counter; after a takeover the former daemon's are refused (`StaleEpochError`).
+counter; after a takeover the former daemon's are rejected (`StaleEpochError`).
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +19,21 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.gates import Action, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
+from rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    PreviousRevision,
+    Revision,
+    RolloutSpec,
+    Slot,
+)
 from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
 from rollout.journal import records, rejections
-from rollout.journal.records import Deployment, JournalEvent, Rollout
+from rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
 from rollout.journal.schema import connect, transaction
 
+KEEP_TICKS_SECONDS = 30 * 86_400.0
 # The kinds of events that a client writes for the daemon.
 _COMMANDS = ("requested", "scaled", "down", *OperatorCommand)
 
@@ -34,7 +43,7 @@ class StaleEpochError(Exception):
 
 
 class RequestWaitsError(Exception):
-    """The promotion was not recorded: an operator had asked for something just before."""
+    """The promotion was not recorded: an operator's command came just before."""
 
 
 class Journal:
@@ -78,10 +87,13 @@ class Journal:
                 raise MlctlError(ErrorCode.DEPLOYMENT_EXISTS, f"deployment {name!r} is up")
             values = (
                 *(name, 1, records.dumps(ports), records.dumps(settings)),
-                *(Slot.BLUE, records.dumps(live), None, self._next_epoch(), self._clock.wall()),
+                *(Slot.BLUE, records.dumps(live), self._next_epoch(), self._clock.wall()),
             )
             self._db.execute(
-                "insert or replace into deployment values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+                "insert or replace into deployment"
+                " (name, up, ports, settings, slot, live, epoch, created)"
+                " values (?, ?, ?, ?, ?, ?, ?, ?)",
+                values,
             )
             self._db.execute("delete from process where deployment = ?", (name,))
             self._append(name, None, "up", {"revision": live.bento, "digest": live.digest})
@@ -97,7 +109,11 @@ class Journal:
         """The deployment, which must be up; DEPLOYMENT_NOT_FOUND."""
         deployment = self.deployment(name)
         if not deployment.up:
-            raise MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"deployment {name!r} is down")
+            raise MlctlError(
+                ErrorCode.DEPLOYMENT_NOT_FOUND,
+                f"deployment {name!r} is down",
+                f"`mlctl up {name}` starts it again with what it served.",
+            )
         return deployment
 
     def deployments(self) -> tuple[Deployment, ...]:
@@ -121,6 +137,20 @@ class Journal:
                 "update deployment set up = 0, epoch = ? where name = ?", (self._next_epoch(), name)
             )
             self._append(name, None, "down", {})
+
+    def prune(self, name: str) -> None:
+        """Delete the ticks of rollouts that ended and were reported, after `KEEP_TICKS_SECONDS`.
+
+        All other events stay, so the history of the deployment is complete.
+        """
+        unreported = self.unreported(name) if self.deployment(name).settings.runs else ()
+        with transaction(self._db):
+            self._db.execute(
+                "delete from event where deployment = ? and kind = 'tick' and at < ?"  # noqa: S608 - only question marks
+                " and rollout in (select id from rollout where outcome is not null)"
+                f" and rollout not in ({_marks(unreported)})",
+                (name, self._clock.wall() - KEEP_TICKS_SECONDS, *unreported),
+            )
 
     def take_over(self, name: str) -> int:
         """Become the deployment's daemon: the new epoch, which fences out earlier ones."""
@@ -156,20 +186,34 @@ class Journal:
             self._db.execute("update deployment set champion = ? where name = ?", (digest, name))
             self._append(name, self.promotion(name), "champion_written", {"digest": digest})
 
+    def release_previous(self, name: str, why: str, epoch: int) -> None:
+        """Record that the previous revision is kept warm no longer; a rollback has to start it."""
+        with transaction(self._db):
+            self._check(name, epoch)
+            previous = self.deployment(name).previous
+            if previous is not None:
+                self._set_previous(name, replace(previous, warm_until=0.0))
+                body = {"bento": previous.revision.bento, "why": why}
+                self._append(name, None, "previous_stopped", body)
+
+    def _set_previous(self, name: str, previous: PreviousRevision | None) -> None:
+        text = None if previous is None else records.dumps(previous)
+        self._db.execute("update deployment set previous = ? where name = ?", (text, name))
+
     def promotion(self, name: str) -> int | None:
-        """The proved rollout that made the live revision live; None if `up` started with it."""
+        """The rollout that made the live revision live; None if `up` started with it."""
         row = self._db.execute(
             "select max(rollout.id) from rollout join deployment on name = rollout.deployment"
             " where name = ? and rollout.created >= deployment.created"
-            " and (outcome = ? or progress ->> 'phase' = ?)",
-            (name, Outcome.PROMOTED, RolloutPhase.FINALIZE),
+            " and (outcome in (?, ?) or progress ->> 'phase' = ?)",
+            (name, Outcome.PROMOTED, Outcome.RESTORED, RolloutPhase.FINALIZE),
         )
         return row.fetchone()[0]  # type: ignore[no-any-return]
 
     def put_process(
         self, name: str, role: str, process: ProcessRef, body: Mapping[str, Any] | None = None
     ) -> None:
-        """Remember who runs as `role` ("blue", "green", "proxy", "daemon")."""
+        """Remember the process of `role` ("blue/0", "proxy", "daemon")."""
         values = (name, role, process.pid, process.started, process.token, json.dumps(body or {}))
         self._db.execute("insert or replace into process values (?, ?, ?, ?, ?, ?)", values)
 
@@ -188,46 +232,74 @@ class Journal:
         }
 
     def begin(
-        self, name: str, candidate: Revision, spec: RolloutSpec, asked: RolloutSpec | None = None
+        self,
+        name: str,
+        candidate: Revision,
+        spec: RolloutSpec,
+        requested: RolloutSpec | None = None,
     ) -> int:
-        """Record a new rollout and return its id. `asked` is the spec before any rounding.
+        """Record a new rollout and return its id. `requested` is the spec before any rounding.
 
-        DEPLOYMENT_NOT_FOUND, INVALID_INPUT for another model than the live one or for steps
-        that cannot prove the latency that is asked, ALREADY_LIVE
-        (checked in the same transaction, so a late duplicate is refused), ROLLOUT_ACTIVE
-        (by the unique index) or INCOMPATIBLE_INTERFACE, unless the spec says that this is meant.
+        The promotion before it can no longer be taken back. DEPLOYMENT_NOT_FOUND; INVALID_INPUT for
+        another model than the live one or for steps that cannot prove a latency limit;
+        ALREADY_LIVE (checked in the same transaction, so a late duplicate is rejected);
+        ROLLOUT_ACTIVE (by the unique index); INCOMPATIBLE_INTERFACE unless the spec allows it.
         """
         spec.require_provable()
-        now = self._clock.wall()
-        progress = RolloutProgress(started=now, since=now)
         with transaction(self._db):
             deployment, active = self._candidate_of(name, candidate)
-            known = active is None  # else the index refuses it
-            broken = rejections.check_interface(deployment, candidate, spec) if known else ()
-            values = (
-                *(name, deployment.slot.other, records.dumps(deployment.live)),
-                *(records.dumps(candidate), spec.to_json()),
-                *(records.dumps(progress), now),
-            )
+            # The unique index rejects a second active rollout.
+            free = active is None
+            broken = rejections.check_interface(deployment, candidate, spec) if free else ()
             try:
-                cursor = self._db.execute(
-                    "insert into rollout (deployment, slot, live, candidate, spec, progress,"
-                    " created) values (?, ?, ?, ?, ?, ?, ?)",
-                    values,
-                )
+                rollout = self._insert(deployment, candidate, spec)
             except sqlite3.IntegrityError as error:
                 raise rejections.under_way(name, active) from error
-            rollout = int(cursor.lastrowid or 0)
+            self._set_previous(name, None)
             body = {
                 "candidate": candidate.bento,
                 "digest": candidate.digest,
                 "live": deployment.live.bento,
                 "max_p99_ms": spec.max_p99_ms,
-                "asked_max_p99_ms": (asked or spec).max_p99_ms,
+                "requested_max_p99_ms": (requested or spec).max_p99_ms,
                 "broken": broken,
             }
             self._append(name, rollout, "requested", body)
         return rollout
+
+    def _revert(self, deployment: Deployment, previous: PreviousRevision, reason: str) -> int:
+        promoted = self.rollout(previous.promotion)
+        spec = RolloutSpec(steps=(100,), keep_previous_seconds=0, alias=promoted.spec.alias)
+        rollout = self._insert(deployment, previous.revision, spec, reverts=promoted.id)
+        body = {
+            "candidate": previous.revision.bento,
+            "digest": previous.revision.digest,
+            "live": deployment.live.bento,
+            "reverts": promoted.id,
+            "reason": reason,
+        }
+        self._append(deployment.name, rollout, "requested", body)
+        return rollout
+
+    def _insert(
+        self,
+        deployment: Deployment,
+        candidate: Revision,
+        spec: RolloutSpec,
+        reverts: int | None = None,
+    ) -> int:
+        now = self._clock.wall()
+        values = (
+            *(deployment.name, deployment.slot.other, records.dumps(deployment.live)),
+            *(records.dumps(candidate), spec.to_json()),
+            *(records.dumps(RolloutProgress(started=now, since=now)), now, reverts),
+        )
+        cursor = self._db.execute(
+            "insert into rollout (deployment, slot, live, candidate, spec, progress, created,"
+            " reverts) values (?, ?, ?, ?, ?, ?, ?, ?)",
+            values,
+        )
+        return int(cursor.lastrowid or 0)
 
     def check(self, name: str, candidate: Revision, spec: RolloutSpec) -> None:
         """Raise what `begin` would for this candidate now, and record nothing."""
@@ -263,15 +335,18 @@ class Journal:
         return tuple(map(records.rollout_from, rows.fetchall()))
 
     def request(self, name: str, command: OperatorCommand, reason: str) -> int:
-        """Ask the daemon for something about the active rollout; the rollout's id.
+        """Record an operator's command for the active rollout; return the rollout's id.
 
-        NOT_FOUND if there is none that could still obey.
+        A rollback after a promotion that has ended is a new rollout, to the previous revision.
+        NOT_FOUND if there is nothing that can take the command.
         """
         with transaction(self._db):
-            self.deployment(name)
-            active = self.active(name)
-            open_phases = {*REVERSIBLE, RolloutPhase.ROLLBACK} if command.final else REVERSIBLE
-            if active is None or active.progress.phase not in open_phases:
+            deployment, active = self.live_deployment(name), self.active(name)
+            previous = deployment.previous
+            if command.final and active is None and previous is not None:
+                return self._revert(deployment, previous, reason)
+            in_time = {*REVERSIBLE, RolloutPhase.ROLLBACK} if command.final else REVERSIBLE
+            if active is None or active.reverts or active.progress.phase not in in_time:
                 raise rejections.nothing_under_way(name, active, self.rollouts(name))
             if command is OperatorCommand.RESUME and not self._pausing(active):
                 raise rejections.not_paused(name, active)
@@ -279,7 +354,7 @@ class Journal:
         return active.id
 
     def requests(self, rollout: int) -> tuple[Request, ...]:
-        """Everything operators have asked of this rollout, oldest first."""
+        """Return the operators' commands for this rollout, oldest first."""
         kinds = tuple(OperatorCommand)
         rows = self._db.execute(
             "select * from event where rollout = ?1 and kind <> 'tick'"  # noqa: S608 - only question marks
@@ -303,8 +378,9 @@ class Journal:
     ) -> None:
         """Record a tick or a move: the new position and its event, together.
 
-        Entering FINALIZE makes the candidate the live revision in the same transaction;
-        RequestWaitsError instead if an operator's request came that it does not obey.
+        Entering FINALIZE makes the candidate the live revision in the same transaction, and the
+        former live one the previous revision; RequestWaitsError instead if an operator's command
+        is not applied yet.
         """
         with transaction(self._db):
             self._check(rollout.deployment, epoch)
@@ -320,9 +396,21 @@ class Journal:
                     "update deployment set slot = ?, live = ? where name = ?",
                     (rollout.slot, records.dumps(rollout.candidate), rollout.deployment),
                 )
+                self._set_previous(rollout.deployment, self._replaced(rollout))
             if progress.phase is RolloutPhase.DONE and progress.planned is not None:
                 self._finish(rollout.id, progress.planned)
             self._append(rollout.deployment, rollout.id, kind, body)
+
+    def _replaced(self, rollout: Rollout) -> PreviousRevision | None:
+        """What a rollback returns to after `rollout`; nothing after one that was a rollback."""
+        if rollout.reverts is not None:
+            return None
+        settings = self.deployment(rollout.deployment).settings
+        keep = rollout.spec.keep_previous_seconds
+        # In a cluster its pods run or not as their owner decides.
+        kept = keep > 0 and settings.kubernetes is None
+        until = self._clock.wall() + keep if kept else 0.0
+        return PreviousRevision(rollout.live, until, max(1, settings.replicas), rollout.id)
 
     def append(
         self, name: str, rollout: int | None, kind: str, body: dict[str, Any], epoch: int
@@ -361,6 +449,72 @@ class Journal:
         ).fetchone()
         return None if row is None else records.event_from(row)
 
+    def newest(self, name: str, rollout: int, kind: str) -> JournalEvent | None:
+        """Return the newest event of that kind in the rollout."""
+        row = self._db.execute(
+            "select * from event where deployment = ? and rollout = ? and kind = ?"
+            " order by seq desc limit 1",
+            (name, rollout, kind),
+        ).fetchone()
+        return None if row is None else records.event_from(row)
+
+    def last_seq(self) -> int:
+        """Return the newest event's place, of any deployment."""
+        return int(self._db.execute("select max(seq) from event").fetchone()[0] or 0)
+
+    def events_between(
+        self, name: str, after: int, until: int, kinds: Sequence[str]
+    ) -> tuple[JournalEvent, ...]:
+        """Return the events of these kinds from `after` (excluded) to `until`, oldest first.
+
+        Reads that stretch of the journal only, however long the rest is.
+        """
+        rows = self._db.execute(
+            "select * from event where seq > ? and seq <= ? and +deployment = ?"  # noqa: S608 - only question marks
+            f" and kind in ({_marks(kinds)}) order by seq",
+            (after, until, name, *kinds),
+        )
+        return tuple(map(records.event_from, rows.fetchall()))
+
+    def delivery(self, name: str, sink: str) -> Delivery:
+        """Return how far `sink` is."""
+        row = self._db.execute(
+            "select * from delivery where deployment = ? and sink = ?", (name, sink)
+        ).fetchone()
+        if row is None:
+            return Delivery()
+        values = (row["seq"], row["failures"], row["error"], row["not_before"])
+        return Delivery(*values, json.loads(row["body"]))
+
+    def up_seq(self, name: str) -> int:
+        """Return the place of the event of the last `up`; 0 without one."""
+        row = self._db.execute(
+            "select max(seq) from event where deployment = ? and kind = 'up'", (name,)
+        )
+        return int(row.fetchone()[0] or 0)
+
+    def put_delivery(self, name: str, sink: str, delivery: Delivery) -> None:
+        """Keep how far `sink` is, unless another process has come further."""
+        values = (
+            *(name, sink, delivery.seq, delivery.failures, delivery.error, delivery.not_before),
+            json.dumps(dict(delivery.body), sort_keys=True),
+        )
+        self._db.execute(
+            "insert or replace into delivery select ?1, ?2, ?3, ?4, ?5, ?6, ?7 where not exists"
+            " (select 1 from delivery where deployment = ?1 and sink = ?2 and seq > ?3)",
+            values,
+        )
+
+    def unreported(self, name: str) -> tuple[int, ...]:
+        """Return the rollouts, under way or ended, whose run in MLflow is not closed yet."""
+        rows = self._db.execute(
+            "select id from rollout where deployment = ?1 and not exists (select 1 from delivery"
+            " where delivery.deployment = ?1 and sink = ?2 || id and body ->> 'closed')"
+            " order by id",
+            (name, records.run_sink("")),
+        )
+        return tuple(row["id"] for row in rows)
+
     def _append(self, name: str, rollout: int | None, kind: str, body: dict[str, Any]) -> None:
         epoch = self._db.execute("select epoch from meta").fetchone()[0]
         self._db.execute(
@@ -397,5 +551,5 @@ class Journal:
         return rejections.unknown(name, [deployment.name for deployment in self.deployments()])
 
 
-def _marks(values: tuple[object, ...]) -> str:
+def _marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -13,7 +13,15 @@ from pydantic import TypeAdapter
 from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.ports import RunningRevision
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
+from rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    PreviousRevision,
+    Revision,
+    RolloutSpec,
+    Slot,
+)
 from rollout.domain.state_machine import RolloutProgress
 from rollout.domain.verdict import Verdict
 
@@ -24,11 +32,17 @@ TICK = "tick"
 ENDED = "ended"
 
 
+def run_sink(rollout: int | str) -> str:
+    """Return the name under which a rollout's MLflow run is delivered."""
+    return f"run:{rollout}"
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A deployment: which slot is live with which revision, and where it listens.
 
-    `champion` is the digest last written to the registry; `epoch` is its daemon's.
+    `previous` is what `rollback` returns to, None without a promotion to take back. `champion` is
+    the digest last written to the registry; `epoch` is its daemon's.
     """
 
     name: str
@@ -37,6 +51,7 @@ class Deployment:
     settings: DeploymentSettings
     slot: Slot
     live: Revision
+    previous: PreviousRevision | None
     champion: str | None
     epoch: int
     created: float
@@ -44,7 +59,10 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One promotion; `slot` is the candidate's."""
+    """One promotion, or the return to the previous version; `slot` is the candidate's.
+
+    `reverts` is the id of the promotion that a return takes back, None for a promotion.
+    """
 
     id: int
     deployment: str
@@ -55,6 +73,22 @@ class Rollout:
     progress: RolloutProgress
     outcome: Outcome | None
     created: float
+    reverts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How far a sink of the outbox is with the events of a deployment.
+
+    `seq` is the last event that it has delivered, `failures` in a row led to `error`, and nothing
+    is tried again before `not_before` (wall-clock seconds). `body` is what the sink keeps.
+    """
+
+    seq: int = 0
+    failures: int = 0
+    error: str | None = None
+    not_before: float = 0.0
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +128,9 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
         settings=value_from(DeploymentSettings, json.loads(row["settings"])),
         slot=Slot(row["slot"]),
         live=value_from(Revision, json.loads(row["live"])),
+        previous=(
+            value_from(PreviousRevision, json.loads(row["previous"])) if row["previous"] else None
+        ),
         champion=row["champion"],
         epoch=row["epoch"],
         created=row["created"],
@@ -113,6 +150,7 @@ def rollout_from(row: sqlite3.Row) -> Rollout:
         progress=progress,
         outcome=Outcome(row["outcome"]) if row["outcome"] else None,
         created=row["created"],
+        reverts=row["reverts"],
     )
 
 

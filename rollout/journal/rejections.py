@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bundle import interface
 from bundle.errors import ErrorCode, MlctlError
@@ -15,9 +15,9 @@ from rollout.journal.records import Deployment, Rollout
 _SHOWN = 5  # reasons in one message
 
 
-def unknown(name: str, known: Sequence[str]) -> MlctlError:
-    """No deployment of that name runs; the message names the `known` ones that are near."""
-    near = difflib.get_close_matches(name, known, n=3) or known[:3]
+def unknown(name: str, running: Sequence[str]) -> MlctlError:
+    """No deployment of that name runs; the message names the `running` ones with a similar name."""
+    near = difflib.get_close_matches(name, running, n=3) or running[:3]
     also = f"; running: {', '.join(near)}" if near else ""
     return MlctlError(ErrorCode.DEPLOYMENT_NOT_FOUND, f"no running deployment {name!r}{also}")
 
@@ -85,20 +85,21 @@ def under_way(name: str, active: Rollout | None) -> MlctlError:
     )
 
 
-def nothing_under_way(name: str, active: Rollout | None, rollouts: Iterable[Rollout]) -> MlctlError:
-    """No rollout is under way; the hint names the way back to the former revision."""
-    promoted = (rollout for rollout in rollouts if rollout.outcome is Outcome.PROMOTED)
-    former = active or next(promoted, None)
+def nothing_under_way(name: str, active: Rollout | None, rollouts: Sequence[Rollout]) -> MlctlError:
+    """No rollout can take the operator's command; `rollouts` are the newest first."""
     what = f"no rollout of {name!r} is under way"
-    if active is not None and active.progress.phase is RolloutPhase.FINALIZE:
-        what = f"{active.candidate.bento} was proved: rollout {active.id} is over"
+    last = rollouts[0] if rollouts else None
+    if active is not None and active.reverts:
+        what = f"{name!r} is returning to {active.candidate.bento}"
+    elif active is not None and active.progress.phase is RolloutPhase.FINALIZE:
+        what = f"{active.candidate.bento} is promoted: rollout {active.id} is over"
     elif active is not None:
-        what = f"rollout {active.id} of {name!r} is being taken back"
-    hint = (
-        f"To go back at once: `mlctl promote {name} {former.live.bento} --full`."
-        if former
-        else "There is no earlier revision."
-    )
+        what = f"rollout {active.id} of {name!r} is being rolled back"
+    elif last is not None and last.outcome is Outcome.RESTORED:
+        what = f"{what}: it already serves {last.candidate.bento} again (rollout {last.id})"
+    elif last is not None and last.outcome is not Outcome.PROMOTED:
+        what = f"{what}: the last one, to {last.candidate.bento}, was rolled back"
+    hint = f"`mlctl history {name}` lists the versions; `mlctl promote {name} BENTO` moves to one."
     return MlctlError(ErrorCode.NOT_FOUND, what, hint)
 
 

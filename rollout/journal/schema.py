@@ -1,7 +1,7 @@
 """The journal's tables, and connections to them.
 
 WAL with synchronous=FULL: what was decided is on disk before it is acted on. The database
-itself refuses a second active rollout and any change of an event.
+itself rejects a second active rollout and any change of an event; only old ticks are deleted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from bundle.errors import ErrorCode, MlctlError
 
 BUSY_SECONDS = 10.0
 
-# Raised with every change of a table or of the JSON in its columns; other layouts are refused.
-VERSION = 2
+# Raised with every change of a table or of the JSON in its columns; other layouts are rejected.
+VERSION = 3
 
 SCHEMA = """
 create table meta (one integer primary key check (one = 1), epoch integer not null);
@@ -29,6 +29,7 @@ create table deployment (
     settings text not null,
     slot text not null,
     live text not null,
+    previous text,
     champion text,
     epoch integer not null,
     created real not null
@@ -53,7 +54,8 @@ create table rollout (
     spec text not null,
     progress text not null,
     outcome text,
-    created real not null
+    created real not null,
+    reverts integer
 );
 create unique index one_active on rollout (deployment) where outcome is null;
 
@@ -73,16 +75,19 @@ create index rare_in_order on event (deployment, seq) where kind <> 'tick';
 create index rare_of on event (deployment, rollout, seq) where kind <> 'tick';
 create trigger event_is_final before update on event
 begin select raise(abort, 'events are append-only'); end;
-create trigger event_stays before delete on event
+create trigger event_stays before delete on event when old.kind <> 'tick'
 begin select raise(abort, 'events are append-only'); end;
 
--- How far a consumer (a webhook, a run in MLflow) has read the events of a deployment.
-create table cursor (
+-- The outbox: how far a sink (the alias, the runs in MLflow, a webhook) has delivered the events.
+create table delivery (
     deployment text not null,
-    reader text not null,
+    sink text not null,
     seq integer not null,
+    failures integer not null,
+    error text,
+    not_before real not null,
     body text not null,
-    primary key (deployment, reader)
+    primary key (deployment, sink)
 );
 """
 

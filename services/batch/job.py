@@ -102,7 +102,7 @@ def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> Scorin
     condition = Filter(config.filter) if config.filter else None
     if condition is not None:
         condition.check(schema)
-    feeds = find_feeds(schema, model.signature, parse_map(config.map))
+    feeds = find_feeds(schema, model.signature, parse_map(config.map), model.optional_inputs)
     keep = tuple(dict.fromkeys((*config.keep, *config.partition_by)))
     return ScoringPlan(feeds, keep, condition, config.forbid_nan, config.finite_outputs)
 

@@ -14,7 +14,7 @@ def reserve_port(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:  # without SO_REUSEPORT: free for nobody else
+        with socket.socket(family, kind) as probe:  # without SO_REUSEPORT: exclusive
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen()

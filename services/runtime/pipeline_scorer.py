@@ -31,6 +31,7 @@ class VerifiedPipeline:
     signature: Signature
     pipeline: Pipeline
     stages: tuple[VerifiedBundle, ...]
+    optional_inputs: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, contents: BentoContents) -> VerifiedPipeline | None:

@@ -59,6 +59,27 @@ def find_scorable(reference: str) -> Scorable:
     return whole
 
 
+def scorable_in(source: Path, name: str = "") -> Scorable:
+    """Return the model `name` of the Bento with sources in the folder `source`.
+
+    Without a name it is the pipeline, or the default model. All models are verified against the
+    digests that the Bento lists. Raises as `read_contents` and `find_model` do.
+    """
+    contents = read_contents(source)
+    models = {bundle.name: bundle for bundle in contents.bundles}
+    found: Scorable | None = models.get(name)
+    if name in ("", contents.name):
+        found = VerifiedPipeline.of(contents) or contents.bundles[0]
+    if found is None:
+        raise MlctlError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"the Bento has no model {name!r}; it has {', '.join(models)}",
+        )
+    for bundle in bundles_of(found):
+        require_signed(bundle, read_environment(RuntimeSettings).require_signature)
+    return found
+
+
 def _whole_source(reference: str) -> Path | None:
     """Return the sources of the Bento that `reference` names; None if it names a single model."""
     from services.runtime.bento_store import DIGEST_LABEL, find_bento

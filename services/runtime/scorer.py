@@ -157,8 +157,9 @@ class Scorer:
         return self._transform is not None and self._transform.yields
 
     def is_long(self, rows: int) -> bool:
-        """Whether a request of `rows` rows runs in steps, with other requests between them."""
-        return self.yields or (self.joinable and rows > self.max_rows)
+        """Whether a request runs in steps, with other requests between them, whatever its rows."""
+        del rows
+        return self.yields
 
     def steps(
         self, inputs: Arrays, *, whole: bool
@@ -172,7 +173,7 @@ class Scorer:
             check_ranges(self._ranges, inputs)
         with self._translate_errors():
             prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
-            outputs = yield from self._infer_in_steps(prepared)
+            outputs = self._infer(prepared)
             if self._transform is None:
                 yield outputs
                 return
@@ -185,16 +186,6 @@ class Scorer:
                     made.append(piece)
                     yield None
                 yield self._transform.whole(made)
-
-    def _infer_in_steps(self, inputs: Arrays) -> Generator[None, None, dict[str, np.ndarray]]:
-        if not self.joinable or self._first(inputs).shape[0] <= self.max_rows:
-            return self._run_once(inputs)
-        parts: list[dict[str, np.ndarray]] = []
-        for part in split_rows(inputs, self.max_rows):
-            if parts:
-                yield
-            parts.append(self._run_once(part))
-        return join_rows(parts)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -38,14 +38,18 @@ def test_build_bento__bundle__names_the_tag_and_labels(
     }
 
 
-def test_build_bento__content__is_the_bundle_and_the_serving_code(built: BuiltBento) -> None:
+def test_build_bento__content__is_the_bundle_and_our_code(built: BuiltBento) -> None:
     source = built.path / "src"
     assert verify(source / "model").digest == built.digest
     assert (source / "services/protocol/v2.binpb").is_file()
     assert (source / "services/runtime/tensorrt/__init__.py").is_file()
-    assert not (source / "services/batch").exists(), "no server imports the runners"
+    assert (source / "services/batch/job.py").is_file()
+    assert (source / "services/stream/engine.py").is_file()
+    assert {path.name for path in (source / "cli").iterdir()} == {
+        "__init__.py", "options.py", "output.py", "progress.py", "runners",
+    }  # fmt: skip
     assert {path.name for path in source.iterdir()} <= {
-        "bentofile.yaml", "bundle", "model", "model.digest", "services", "README.md",
+        "bentofile.yaml", "bundle", "cli", "model", "model.digest", "services", "README.md",
     }  # fmt: skip
     requirements = (built.path / "env" / "python" / "requirements.txt").read_text()
     assert "onnxruntime==" in requirements

@@ -67,7 +67,7 @@ def refused(*arguments: str) -> str:
     return str(error["message"])
 
 
-def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> None:
+def test_promote__model_with_other_inputs__rejected(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
     wider = put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5))
     told = refused(wider)
@@ -78,7 +78,7 @@ def test_a_model_with_other_inputs_is_refused(store: Path, tmp_path: Path) -> No
         assert reason in told
 
 
-def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Path) -> None:
+def test_promote__bento_lacks_a_model__rejected(store: Path, tmp_path: Path) -> None:
     one, two, three = (make_bundle(tmp_path / name, name=name) for name in ("one", "two", "three"))
     serve(put(store, "1", one, two))
     assert refused(put(store, "2", one, three)).endswith(
@@ -86,7 +86,7 @@ def test_a_bento_without_one_of_its_models_is_refused(store: Path, tmp_path: Pat
     )
 
 
-def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> None:
+def test_promote__allow_breaking__recorded(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", features=4)))
     wider = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", features=5)))
     with Journal(paths.journal()) as journal:
@@ -96,7 +96,7 @@ def test_what_is_meant_goes_on_and_is_on_record(store: Path, tmp_path: Path) -> 
     assert "callers will miss: 'shop': input 'x' is FP32 [-1, 5]" in (event_line(requested) or "")
 
 
-def test_the_same_interface_is_no_matter(store: Path, tmp_path: Path) -> None:
+def test_promote__same_interface__accepted(store: Path, tmp_path: Path) -> None:
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop")))
     again = find_revision(put(store, "2", make_bundle(tmp_path / "b", name="shop", scale=3.0)))
     with Journal(paths.journal()) as journal:
@@ -171,3 +171,46 @@ def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
     monkeypatch.setattr("rollout.client.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
     told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "insufficient_traffic", told.output
+
+
+def dry_run(*arguments: str) -> dict[str, object]:
+    result = CliRunner().invoke(cli, ["promote", "shop", *arguments, "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    document: dict[str, object] = json.loads(result.stdout)
+    return document
+
+
+def test_promote_file__fields_and_options__file_over_defaults_and_options_over_file(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rollout.yaml"
+    file.write_text("steps: [10, 100]\nmax_p99_ms: 50\nbake_seconds: 60\nalias: false\n")
+    spec = dry_run("-f", str(file), "--bake-time", "2m", "--max-error-rate", "0.02")
+    assert (spec["steps"], spec["max_p99_ms"], spec["alias"]) == ([10, 100], 50.0, False)
+    assert (spec["bake_seconds"], spec["max_error_rate"]) == (120.0, 0.02)
+    assert (spec["shadow_percent"], spec["step_seconds"]) == (20, 30.0)
+
+
+def test_promote_dry_run__printed_file__describes_the_same_rollout(tmp_path: Path) -> None:
+    options = ("--steps", "50,100", "--slo", "fraud-detection", "--min-agreement", "0.98")
+    printed = CliRunner().invoke(cli, ["promote", "shop", *options, "--dry-run"])
+    file = tmp_path / "rollout.yaml"
+    file.write_text(printed.stdout)
+    assert dry_run("-f", str(file)) == dry_run(*options)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("step: 3", "unknown field 'step'"),
+        ("- 3", "no mapping"),
+        ("{", "no readable YAML"),
+        ("steps: [50]", "rising percentages"),
+    ],
+)
+def test_promote_file__invalid__rejected(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "rollout.yaml"
+    file.write_text(text)
+    result = CliRunner().invoke(cli, ["promote", "shop", "-f", str(file), "--dry-run"])
+    assert result.exit_code == 2
+    assert words in result.output

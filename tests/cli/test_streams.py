@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cli.output import CommandOutput
-from cli.streams import event_display
+from cli.runners.stream import event_display
 from services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 

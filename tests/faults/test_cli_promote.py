@@ -90,7 +90,7 @@ def build(home: Path, scale: float) -> str:
         return build_bento(make_bundle(home / f"bundle-{scale}", scale=scale), labels).tag
 
 
-def test_ctrl_c_only_stops_following(tiny: Tiny) -> None:
+def test_promote__ctrl_c__only_stops_following(tiny: Tiny) -> None:
     process = tiny.start_promotion()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE_SECONDS)
@@ -104,7 +104,7 @@ def test_ctrl_c_only_stops_following(tiny: Tiny) -> None:
     assert tiny.status()["live"]["bento"] == tiny.live
 
 
-def test_kill_9_of_the_command_changes_nothing(tiny: Tiny) -> None:
+def test_promote__command_killed__rollout_goes_on(tiny: Tiny) -> None:
     process = tiny.start_promotion()
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=PATIENCE_SECONDS)
@@ -121,13 +121,13 @@ def test_kill_9_of_the_command_changes_nothing(tiny: Tiny) -> None:
     assert status["weights"][status["live"]["slot"]] == 100
 
 
-def test_without_a_rollout_there_is_nothing_to_roll_back(tiny: Tiny) -> None:
+def test_rollback__no_rollout_and_no_promotion__not_found(tiny: Tiny) -> None:
     refused = tiny.mlctl.run("rollback", "tiny")
     assert refused.returncode == 3
     assert "no rollout of 'tiny' is under way" in refused.stderr
 
 
-def test_down_ends_a_rollout_and_everything_that_was_started(tiny: Tiny) -> None:
+def test_down__rollout_under_way__everything_ends(tiny: Tiny) -> None:
     process = tiny.start_promotion()
     assert tiny.mlctl.run("down", "tiny").returncode == 0
     process.communicate(timeout=PATIENCE_SECONDS)

@@ -107,7 +107,7 @@ class Machine:
                 for part in (world.data_plane, world.launcher, opened)
             )
             settings = opened.deployment("shop").settings
-            watch = Watch(opened.take_over("shop"), settings, lambda: True)
+            watch = Watch(opened.take_over("shop"), settings)
             active = opened.active("shop")
             if active is None:
                 return 0

@@ -147,7 +147,7 @@ def test_constraints__torch_exported_the_names__they_are_taken_without_a_run(
     tmp_path: Path,
 ) -> None:
     nodes = [node("Add", "a b", "z"), node("Add", "z c", "y")]
-    constraints = found(tmp_path / "m.onnx", nodes, THREE, NAMED, ModelFormat.PT2)
+    constraints = found(tmp_path / "m.onnx", nodes, THREE, NAMED, ModelFormat.PYTORCH)
     assert groups(constraints) == [["a", "b", "c"]]
 
 

@@ -77,7 +77,7 @@ class Stage:
 
     def take_over(self, unseen: float | None = None) -> None:
         settings = self.journal.deployment("shop").settings
-        watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
+        watch = Watch(self.journal.take_over("shop"), settings)
         world = World(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES)
         rollout = self.journal.rollout(self.id)
         self.controller = Controller(rollout, world, self.journal, watch)

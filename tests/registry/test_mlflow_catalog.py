@@ -37,7 +37,7 @@ def test_resolve__by_number_alias_and_newest(catalog: MlflowCatalog) -> None:
     by_alias = catalog.resolve("models:/digits@candidate")
     assert by_alias == catalog.resolve("digits/1")
     assert by_alias.uri == "models:/digits/1"
-    assert by_alias.format is ModelFormat.PT2
+    assert by_alias.format is ModelFormat.PYTORCH
     assert not by_alias.pickle_allowed
     assert by_alias.run_id
     assert by_alias.signature == Signature(
@@ -69,7 +69,7 @@ def test_resolve__a_missing_model__suggests_existing_ones(catalog: MlflowCatalog
 def test_resolve__a_pickle__is_rejected_unless_allowed(catalog: MlflowCatalog) -> None:
     assert "models:/branchy/1" in rejected(ErrorCode.PICKLE_REJECTED, "branchy", catalog)
     source = catalog.resolve("branchy", allow_pickle=True)
-    assert source.format is ModelFormat.PICKLE
+    assert source.format is ModelFormat.PYTORCH
     assert source.pickle_allowed
 
 

@@ -45,7 +45,7 @@ def test_read_mlmodel__unnamed_tensors__get_default_names(tmp_path: Path) -> Non
     ("changes", "reason"),
     [
         ({"signature": None}, "no signature"),
-        ({"signature": {"inputs": f"[{X}]"}}, "no signature with inputs and outputs"),
+        ({"signature": {"inputs": f"[{X}]"}}, "it has no outputs"),
         (
             {"signature": {"inputs": '[{"type": "double", "name": "a"}]', "outputs": f"[{X}]"}},
             "table columns",
@@ -55,7 +55,7 @@ def test_read_mlmodel__unnamed_tensors__get_default_names(tmp_path: Path) -> Non
         ({"signature": {"inputs": f"[{NAMED}]", "outputs": f"[{NAMED}]"}}, "both named 'x'"),
         ({"signature": {"inputs": f"[{X}]", "outputs": f"[{ROW}]"}}, "'output' has shape .3.;"),
         ({"flavors": {"pytorch": "x"}}, "describes no flavor"),
-        ({"flavors": {"sklearn": {}, "python_function": {}}}, "flavor is sklearn"),
+        ({"flavors": {"spacy": {}, "python_function": {}}}, "flavor is spacy, not one of onnx"),
     ],
 )
 def test_read_mlmodel__an_unusable_model__is_named(
@@ -89,7 +89,7 @@ def test_read_mlmodel__pt2_with_code__counts_as_pickle(
 ) -> None:
     root = tmp_path / "model"
     shutil.copytree(catalog.resolve("digits/1").artifacts, root)
-    assert read_mlmodel(root, "digits").format is ModelFormat.PT2
+    assert not read_mlmodel(root, "digits").pickled
     text = (root / "MLmodel").read_text()
     (root / "MLmodel").write_text(text.replace("code: null", "code: code"))
-    assert read_mlmodel(root, "digits").format is ModelFormat.PICKLE
+    assert read_mlmodel(root, "digits").pickled

@@ -22,7 +22,6 @@ from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Slot
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.fleet import replicas_of
-from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.ports import free_ports
 from rollout.journal import paths
 from rollout.journal.journal import Journal
@@ -46,7 +45,7 @@ def shop(home: Path, port: int, request: pytest.FixtureRequest) -> Iterator[str]
     deployments.up("shop", revision("tiny:aa"), port, settings=settings)
     yield "shop"
     deployments.down("shop")
-    strays = processes.strays(process_role(paths.directory("shop"), ""))
+    strays = processes.strays(processes.process_role(paths.directory("shop"), ""))
     assert list(strays) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,8 @@ from bento.containers.containerfile import USER
 from rollout.drivers.local.ports import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
-_ENV = re.compile(r"^ENV ([A-Z_]+)=(.*)$", re.MULTILINE)
+_ENV = re.compile(r'^ENV ([A-Z_]+)="?(.*?)"?$', re.MULTILINE)
+_ENTRYPOINT = re.compile(r"^ENTRYPOINT (.*)$", re.MULTILINE)
 Tree = dict[str, tuple[int, int, int]]
 
 
@@ -67,12 +69,12 @@ def other_user(python: Path) -> int:
 def served(context: Path, place: Path, python: Path, scratch: Path) -> Iterator[Started]:
     """Start the image's server from `place` with `python`; ready when its health check says so."""
     user = other_user(python)
-    scratch.mkdir(mode=0o777)
-    scratch.chmod(0o777)
+    open_folder(scratch)
     port, grpc_port = free_ports(2)
-    environment = _environment(context, scratch, port, grpc_port)
+    environment = _environment(context, place, scratch, port, grpc_port)
     started = Started(port, grpc_port, user, scratch.parent / "server.log")
-    command = [*_as_user(user), str(python), "-m", "bentoml", "serve", str(place / "bento")]
+    # SageMaker's argument; without one it does the same.
+    command = [*_command(context, python, user), "serve"]
     check = [*_as_user(user), str(python), "-I", str(place / "health.py")]
     with started.log.open("wb") as output:
         process = subprocess.Popen(
@@ -94,14 +96,59 @@ def served(context: Path, place: Path, python: Path, scratch: Path) -> Iterator[
     assert ended == 0, f"{ended}: {started.log.read_text()}"
 
 
+def run_image(
+    context: Path,
+    place: Path,
+    python: Path,
+    scratch: Path,
+    *arguments: str,
+    python_path: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """`docker run IMAGE ARGUMENTS`: the image's entry point from `place`, to its end.
+
+    `python_path` is a folder of modules that precede the image's.
+    """
+    if not scratch.exists():
+        open_folder(scratch)
+    environment = _environment(context, place, scratch, *free_ports(2))
+    if python_path is not None:
+        environment["PYTHONPATH"] = f"{python_path}:{environment['PYTHONPATH']}"
+    return subprocess.run(
+        [*_command(context, python, other_user(python)), *arguments],
+        cwd=place / "bento",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+def open_folder(folder: Path) -> Path:
+    """Make a folder that every user may write to, as the image's /tmp."""
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def _command(context: Path, python: Path, user: int) -> list[str]:
+    """The image's entry point, with `python` in the place of its own."""
+    (found,) = _ENTRYPOINT.findall((context / CONTAINERFILE).read_text())
+    first, *rest = json.loads(found)
+    assert first == "/opt/venv/bin/python"
+    return [*_as_user(user), str(python), *rest]
+
+
 def _as_user(user: int) -> list[str]:
     if user == os.geteuid():
         return []
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
 
 
-def _environment(context: Path, scratch: Path, port: int, grpc_port: int) -> dict[str, str]:
-    """The image's own variables, with its /tmp at `scratch` and other ports on loopback."""
+def _environment(
+    context: Path, place: Path, scratch: Path, port: int, grpc_port: int
+) -> dict[str, str]:
+    """The image's own variables, with /srv at `place`, /tmp at `scratch`, ports on loopback."""
     text = (context / CONTAINERFILE).read_text()
     ours: Mapping[str, str] = {
         "BENTOML_HOST": "127.0.0.1",
@@ -111,5 +158,8 @@ def _environment(context: Path, scratch: Path, port: int, grpc_port: int) -> dic
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "TMPDIR": str(scratch),
     }
-    image = {name: text.replace("/tmp", str(scratch), 1) for name, text in _ENV.findall(text)}
+    image = {
+        name: value.replace("/tmp", str(scratch), 1).replace("/srv", str(place), 1)
+        for name, value in _ENV.findall(text)
+    }
     return {**image, **ours}

@@ -1,10 +1,9 @@
-"""In-memory data_plane, launcher and registry, for tests of the controller without any process."""
+"""In-memory data plane and launcher, for tests of the controller without any process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.counts import Reading, Totals
 from rollout.domain.ports import DataPlaneRejected, ProcessState, RunningRevision, TrafficSplit
 from rollout.domain.process_ref import ProcessRef
@@ -98,24 +97,3 @@ class MemoryLauncher:
         if role.endswith("/0"):
             self.probes[self.slots[served.process.token]] = ProcessState.DEAD
         self.apart[role] = ProcessState.DEAD
-
-
-@dataclass
-class MemoryChampions:
-    """A registry that remembers the champions, and fails the first `failures` times."""
-
-    failures: int = 0
-    written: list[Revision] = field(default_factory=list)
-    prepared: bool = False
-
-    def prepare(self) -> None:
-        self.prepared = True
-
-    def dismiss(self) -> None:
-        self.prepared = False
-
-    def write_champion(self, revision: Revision) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, "the registry does not answer")
-        self.written.append(revision)

@@ -41,7 +41,7 @@ class Played:
     def begin(self, tag: str) -> int:
         """Ask for another rollout; its id."""
         rollout = self.journal.begin("shop", revision(tag), SPEC)
-        watch = Watch(self.journal.take_over("shop"), self.settings, lambda: True)
+        watch = Watch(self.journal.take_over("shop"), self.settings)
         world = World(self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
         return rollout

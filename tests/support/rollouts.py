@@ -14,8 +14,7 @@ from typing import Self
 import httpx
 
 from rollout.client import deployments
-from rollout.daemon.daemon import DAEMON
-from rollout.domain.process_ref import ProcessRef
+from rollout.domain.process_ref import DAEMON, ProcessRef
 from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec
 from rollout.drivers.local import processes
 from rollout.journal import paths
@@ -41,7 +40,6 @@ def quick_settings(
         tick_seconds=0.1,
         ready_seconds=ready_seconds,
         drain_seconds=2.0,
-        alias_retry_seconds=0.5,
         serve=(sys.executable, str(FAKE_BENTO), "{bento}", "--port", "{port}"),
         champion=champion,
         runs=(),

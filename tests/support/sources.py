@@ -21,7 +21,7 @@ def onnx_source(
         version=version,
         uri=f"models:/tiny/{version}",
         run_id="run",
-        format=ModelFormat.PICKLE if pickled else ModelFormat.ONNX,
+        format=ModelFormat.PYTORCH if pickled else ModelFormat.ONNX,
         signature=bundle.manifest.signature,
         artifacts=root,
         model_path=root / "model.onnx",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from optimize.proofs.adapter import order_outputs
-from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
+from registry.catalog import SourceModel, artifacts_sha256
 from registry.mlmodel import read_mlmodel
 from registry.quiet import quiet
 from registry.tracking import configure_tracking
@@ -181,7 +181,7 @@ def save_torch(
         artifacts=root,
         model_path=stored.path,
         sha256=artifacts_sha256(root),
-        pickle_allowed=stored.format is ModelFormat.PICKLE,
+        pickle_allowed=stored.pickled,
     )
 
 

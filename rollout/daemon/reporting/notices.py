@@ -1,4 +1,4 @@
-"""The events worth a notice, and the JSON documents that tell them. Pure.
+"""The events worth a notice, and their JSON documents. Pure.
 
 A document holds no path, no address and no line of a log: it leaves the machine.
 """
@@ -60,9 +60,14 @@ _KEPT = ("phase", "step", "weight", "candidate", "live", "bento", "digest", "sec
 def _summary(event: JournalEvent) -> tuple[str, str] | None:
     """The type of the notice and its words."""
     if event.kind in tuple(OperatorCommand):
-        return f"rollout.{event.kind}", f"an operator asked: {event.kind.split('_')[0]}"
-    tell = _WORDS.get(event.kind)
-    return None if tell is None else tell(event.body)
+        return f"rollout.{event.kind}", f"an operator requested: {event.kind.split('_')[0]}"
+    summarize = _WORDS.get(event.kind)
+    return None if summarize is None else summarize(event.body)
+
+
+def _what(body: Mapping[str, Any]) -> str:
+    what = "rollback" if "reverts" in body else "rollout"
+    return f"a {what} from {body['live']} to {body['candidate']}"
 
 
 def _phase(body: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -86,14 +91,11 @@ def _process(what: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
 
 _PROCESS = {
     "restarted": "was started again",
-    "start_failed": "could not be started; it is tried again",
+    "start_failed": "could not be started; retrying",
     "crash_loop": "fails again and again",
 }
 _WORDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
-    "requested": lambda body: (
-        "rollout.begun",
-        f"a rollout from {body['live']} to {body['candidate']} begins",
-    ),
+    "requested": lambda body: ("rollout.begun", f"{_what(body)} begins"),
     "phase": _phase,
     "traffic_restored": lambda body: (
         "rollout.traffic_restored",
@@ -128,5 +130,5 @@ def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
 def reason(verdict: Mapping[str, Any]) -> str:
     """Why, in words that may leave the machine."""
     if verdict["gate"] == HoldReason.CONFIG:  # its own words may hold paths
-        return "the proxy or the cluster refused the change of traffic"
+        return "the proxy or the cluster rejected the change of traffic"
     return first_line(verdict["why"])

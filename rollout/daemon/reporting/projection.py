@@ -1,35 +1,37 @@
 """Report rollouts to MLflow as runs: a projection of the journal that may lag, and catches up.
 
-How far it came is in the journal, written after MLflow has it. What was written and not noted
-is written again, and MLflow keeps it once.
+How far it is stands in the journal, written after MLflow accepted it. What was accepted and not
+recorded is written again, and MLflow keeps it once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from bundle.errors import MlctlError
 from registry.runs import MetricSample, RunRef
-from rollout.daemon.reporting.cursors import Cursor, EventCursors, run_reader
 from rollout.daemon.reporting.notices import reason
 from rollout.daemon.reporting.series import Series, SeriesPoint
 from rollout.domain.spec import Outcome
 from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, JournalEvent, Rollout
+from rollout.journal.records import ENDED, Delivery, JournalEvent, run_sink
+
+_PAGE = 1000
 
 # A run ended by a verdict for or against, or without one.
 _STATUS = {
     Outcome.PROMOTED: "FINISHED",
+    Outcome.RESTORED: "FINISHED",
     Outcome.ROLLED_BACK: "FAILED",
     Outcome.INCONCLUSIVE: "KILLED",
 }
 
 
 class Runs(Protocol):
-    """Where runs are kept; MlctlError when it fails. All may be done twice."""
+    """The store of runs; MlctlError when it fails. Every call may be repeated."""
 
     def open(self, key: str, name: str, begun: float, tags: Mapping[str, str]) -> RunRef: ...
 
@@ -53,25 +55,21 @@ class RunLink:
 
 
 class Projection:
-    """Tells all rollouts of the deployment `name`."""
+    """Reports all rollouts of the deployment `name`."""
 
-    def __init__(self, name: str, journal: Journal, cursors: EventCursors, runs: Runs) -> None:
+    def __init__(self, name: str, journal: Journal, runs: Runs) -> None:
         self._name = name
         self._journal = journal
-        self._cursors = cursors
         self._runs = runs
         self._open: dict[int, _Run] = {}
 
     def advance(self) -> bool:
-        """Tell what there is; whether a rollout is under way of which more will come.
+        """Report what is new; return whether a rollout under way will have more.
 
-        MlctlError if the registry fails; why is noted for whoever asks.
+        MlctlError if the registry fails; `mlctl status` shows why.
         """
-        owed = self._cursors.owed(self._name)
-        for rollout in owed:
-            run = self._open.get(rollout) or _Run(
-                self._journal.rollout(rollout), self._cursors, self._runs
-            )
+        for rollout in self._journal.unreported(self._name):
+            run = self._open.get(rollout) or _Run(rollout, self._journal, self._runs)
             self._open[rollout] = run
             try:
                 run.advance()
@@ -83,14 +81,14 @@ class Projection:
 
 
 class _Run:
-    """One rollout on its way to its run."""
+    """The report of one rollout as a run."""
 
-    def __init__(self, rollout: Rollout, cursors: EventCursors, runs: Runs) -> None:
-        self._rollout = rollout
-        self._cursors = cursors
+    def __init__(self, rollout_id: int, journal: Journal, runs: Runs) -> None:
+        self._rollout = rollout = journal.rollout(rollout_id)
+        self._journal = journal
         self._runs = runs
-        self._reader = run_reader(rollout.id)
-        self._place = cursors.cursor(rollout.deployment, self._reader) or Cursor()
+        self._sink = run_sink(rollout.id)
+        self._place = journal.delivery(rollout.deployment, self._sink)
         self._series = Series(rollout)
         self._ref: RunRef | None = None
         self._waiting: list[SeriesPoint] = []
@@ -99,10 +97,9 @@ class _Run:
         self.closed = False
 
     def advance(self) -> None:
-        """Tell what came since; all of a long rollout that was begun on is read anew, in pages."""
-        while page := self._cursors.of_rollout(
-            self._rollout.deployment, self._rollout.id, self._read
-        ):
+        """Report what is new. A new process reads all of a long rollout again, in pages."""
+        name, rollout = self._rollout.deployment, self._rollout.id
+        while page := self._journal.events(name, self._read, rollout, limit=_PAGE):
             for event in page:
                 self._take(event)
         if self._ref is None:
@@ -112,14 +109,14 @@ class _Run:
             self._runs.log(self._ref, samples)
             self._put(self._waiting[-1].seq)
             self._waiting = []
-        elif not self._place.body.get("run") or self._place.body.get("error"):
+        elif not self._place.body.get("run") or self._place.error:
             self._put(self._place.seq)
         if self._ended is not None:
             self._close(self._ref, self._ended)
 
     def note(self, error: str) -> None:
-        body = {**self._place.body, "error": error}
-        self._cursors.put(self._rollout.deployment, self._reader, Cursor(self._place.seq, body))
+        failed = replace(self._place, error=error)
+        self._journal.put_delivery(self._rollout.deployment, self._sink, failed)
 
     def _take(self, event: JournalEvent) -> None:
         self._read = event.seq
@@ -162,19 +159,19 @@ class _Run:
     def _put(self, seq: int, *, closed: bool = False) -> None:
         assert self._ref is not None
         body = {"experiment": self._ref.experiment, "run": self._ref.run, "closed": closed}
-        self._place = Cursor(seq, body)
-        self._cursors.put(self._rollout.deployment, self._reader, self._place)
+        self._place = Delivery(seq, body=body)
+        self._journal.put_delivery(self._rollout.deployment, self._sink, self._place)
 
 
-def link(place: Cursor | None, tracking_uri: str | None) -> RunLink | None:
-    """Where the run of that place is; None before the first attempt."""
-    if place is None:
+def link(delivery: Delivery, tracking_uri: str | None) -> RunLink | None:
+    """Return where the run of that delivery is; None before the first attempt."""
+    body = delivery.body
+    if not body and delivery.error is None:
         return None
-    body = place.body
     experiment, run = body.get("experiment"), body.get("run")
     base = _web_address(tracking_uri or "")
     url = f"{base}/#/experiments/{experiment}/runs/{run}" if base and run else None
-    return RunLink(experiment, run, url, bool(body.get("closed")), body.get("error"))
+    return RunLink(experiment, run, url, bool(body.get("closed")), delivery.error)
 
 
 def _web_address(uri: str) -> str | None:

@@ -1,6 +1,6 @@
-"""A deployment's rollouts as Prometheus metrics, read from the journal when somebody asks.
+"""A deployment's rollouts as Prometheus metrics, read from the journal at each scrape.
 
-The daemon serves them on loopback; a scrape reads what was recorded and asks the daemon nothing.
+The daemon serves them on loopback; a scrape reads the journal and does not reach into the daemon.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bundle.clock import Clock
-from rollout.daemon.reporting.cursors import EventCursors
-from rollout.daemon.reporting.webhooks import host_of, reader_of
+from rollout.daemon.reporting.webhooks import host_of, sink_of
 from rollout.daemon.watch import seconds_unseen
-from rollout.domain.spec import DeploymentSettings, Outcome, Slot
+from rollout.domain.spec import LOOPBACK, DeploymentSettings, Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase, candidate_weight
 from rollout.journal.journal import Journal
 from rollout.journal.records import TICK, Deployment, JournalEvent, Rollout
 
-LOOPBACK = "127.0.0.1"
 IDLE = "idle"
 _RETRY_SECONDS = 10.0
 _SIDES = ("candidate", "live")
@@ -45,16 +43,16 @@ class RolloutCollector(Collector):
         self._heartbeat = heartbeat
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Slot]] = Counter()
-        with EventCursors(journal) as cursors:
-            self._read = cursors.last()
+        with Journal(journal) as opened:
+            self._read = opened.last_seq()
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock, Journal(self._journal) as journal, EventCursors(self._journal) as cursors:
+        with self._lock, Journal(self._journal) as journal:
             deployment, active = journal.deployment(self._name), journal.active(self._name)
             rollouts = journal.rollouts(self._name)
-            self._count(cursors, {each.id: each for each in rollouts})
-            last = _last_tick(cursors, active)
-            failing = _failing(cursors, deployment)
+            self._count(journal, {each.id: each for each in rollouts})
+            last = _last_tick(journal, active)
+            failing = _failing(journal, deployment)
         phase = active.progress.phase.value if active else IDLE
         phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in RolloutPhase)))
         weights = _weights(deployment, active)
@@ -71,7 +69,7 @@ class RolloutCollector(Collector):
         )
 
     def _evidence(self, active: Rollout | None, last: JournalEvent | None) -> Iterator[Metric]:
-        """Only while a rollout is under way: nobody is to be alarmed by one that has ended."""
+        """Yield the evidence while a rollout is under way, so that an ended one raises no alarm."""
         body = last.body if last else {}
         threshold = [(self._name, 1.0 / active.spec.alpha)] if active else []
         help_text = "E-value against the candidate; at the threshold it is rolled back."
@@ -95,9 +93,9 @@ class RolloutCollector(Collector):
         outcomes = ((outcome, ended[outcome]) for outcome in Outcome)
         yield self._counter("mlctl_rollout_ended", "Rollouts that ended.", "outcome", outcomes)
 
-    def _count(self, cursors: EventCursors, rollouts: dict[int, Rollout]) -> None:
-        until = cursors.last()
-        for event in cursors.events(self._name, self._read, until, (TICK,)):
+    def _count(self, journal: Journal, rollouts: dict[int, Rollout]) -> None:
+        until = journal.last_seq()
+        for event in journal.events_between(self._name, self._read, until, (TICK,)):
             slot = rollouts[event.rollout or 0].slot
             for side, of in zip(_SIDES, (slot, slot.other), strict=True):
                 for what in _COUNTED:
@@ -179,15 +177,13 @@ def _weights(deployment: Deployment, active: Rollout | None) -> list[tuple[str, 
     return [(slot.value, float(shares[slot])) for slot in Slot]
 
 
-def _last_tick(cursors: EventCursors, active: Rollout | None) -> JournalEvent | None:
-    return None if active is None else cursors.newest(active.deployment, active.id, TICK)
+def _last_tick(journal: Journal, active: Rollout | None) -> JournalEvent | None:
+    return None if active is None else journal.newest(active.deployment, active.id, TICK)
 
 
-def _failing(cursors: EventCursors, deployment: Deployment) -> list[tuple[str, float]]:
-    """Failures in a row of each webhook that has delivered or failed."""
-    found = []
-    for url in deployment.settings.webhooks:
-        place = cursors.cursor(deployment.name, reader_of(url))
-        if place is not None:
-            found.append((host_of(url), float(place.body.get("failures", 0))))
-    return found
+def _failing(journal: Journal, deployment: Deployment) -> list[tuple[str, float]]:
+    """Return the failures in a row of each webhook."""
+    return [
+        (host_of(url), float(journal.delivery(deployment.name, sink_of(url)).failures))
+        for url in deployment.settings.webhooks
+    ]

@@ -1,6 +1,6 @@
-"""The shell of the comparison: tells the servers to record, reads what they wrote, compares it.
+"""Have the servers record their answers, read the recordings, and compare them.
 
-Recording ends by itself soon after nobody looks any more, so a daemon that died leaves nothing
+Recording ends by itself soon after the last tick, so a daemon that died leaves nothing
 on. Its share of the requests keeps the recorder's work small, whatever the traffic is.
 """
 
@@ -23,7 +23,7 @@ from rollout.drivers.local.samples import SampleFolder, redacted
 
 MAX_ROWS_PER_SECOND = 200.0
 MAX_BYTES_PER_SECOND = float(8 << 20)
-_FIRST_ROWS_PER_SECOND = 20.0  # until it is known how large a row is
+_FIRST_ROWS_PER_SECOND = 20.0  # until the size of a row is measured
 _MIN_SHARE = 0.01
 _FLUSH_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
@@ -34,7 +34,7 @@ _LEASE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Parties:
-    """Who is compared: the candidate's slot, and the digests of which both sides name one."""
+    """The two sides: the candidate's slot, and the digests of which both sides name one."""
 
     candidate: Slot
     digests: Mapping[AnswerSide, frozenset[str]]
@@ -155,7 +155,7 @@ class ShadowComparison:
                 apart.append(pair)
         self._kept.add(apart)
         indices = [drift.index for drift in self._drift.values()]
-        known = [index for index in indices if index is not None]
+        drifts = [index for index in indices if index is not None]
         return ShadowWindow(
             requests=len(requests),
             disagreed=sum(1.0 - sum(rows) / len(rows) for rows in requests.values()),
@@ -164,7 +164,7 @@ class ShadowComparison:
             non_finite=sum(each.non_finite for each in compared),
             distance=max((each.distance for each in compared), default=0.0),
             lost=lost,
-            psi=max(known, default=None),
+            psi=max(drifts, default=None),
             psi_rows=self._pairs,
         )
 

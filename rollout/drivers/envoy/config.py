@@ -3,7 +3,7 @@
 One listener takes HTTP/1.1, h2 and gRPC. Each slot has one cluster of its replicas per protocol,
 and in front of it an aggregate cluster that falls over to the other slot, because a weighted
 route never leaves a chosen cluster that is dead. Testers and copies have clusters of their own,
-so that nobody counts them among the users. Routes and endpoints are files that Envoy watches, so
+so that they do not count as users. Routes and endpoints are files that Envoy watches, so
 weights and processes change without a restart, and the last weights survive one.
 """
 
@@ -78,7 +78,7 @@ def _lb_endpoint(endpoint: Endpoint, protocol: str) -> Document:
     return {
         "endpoint": {
             "address": _address("127.0.0.1", port),
-            # Health is always asked of the HTTP port, where the server answers for both.
+            # Health checks go to the HTTP port, where the server answers for both.
             "health_check_config": {"port_value": endpoint.http},
         }
     }

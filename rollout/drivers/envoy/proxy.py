@@ -122,17 +122,17 @@ class EnvoyDataPlane:
     def apply(self, traffic: TrafficSplit) -> None:
         """Write the routes and wait until Envoy holds them.
 
-        DataPlaneRejected if Envoy refuses the file, DataPlaneUnavailable if it does not show the
+        DataPlaneRejected if Envoy rejects the file, DataPlaneUnavailable if it does not show the
         weights in time. The file is written in any case: it holds once Envoy is back.
         """
         try:
-            refused_before = self._rejected()
+            rejected_before = self._rejected()
         finally:
             self._files.route(traffic)
         deadline = time.monotonic() + _ACKNOWLEDGE_SECONDS
         while self.traffic() != traffic:
-            if self._rejected() > refused_before:
-                raise DataPlaneRejected("Envoy refused the route file")
+            if self._rejected() > rejected_before:
+                raise DataPlaneRejected("Envoy rejected the route file")
             if time.monotonic() > deadline:
                 raise DataPlaneUnavailable("Envoy does not take the weights over")
             time.sleep(_POLL_SECONDS)
@@ -146,20 +146,22 @@ class EnvoyDataPlane:
 
     def traffic(self) -> TrafficSplit | None:
         """What is in force; None while Envoy has no routes yet."""
-        return parse_traffic(self._ask("/config_dump", resource="dynamic_route_configs"))
+        return parse_traffic(self._query("/config_dump", resource="dynamic_route_configs"))
 
     def read(self) -> Reading:
         # A reading flushes the histograms only after it was written: the first one flushes.
-        self._ask("/stats", filter=_NOTHING, format="json")
+        self._query("/stats", filter=_NOTHING, format="json")
         return parse_stats(
-            self._ask("/stats", filter=STATS_FILTER, format="json", histogram_buckets="cumulative")
+            self._query(
+                "/stats", filter=STATS_FILTER, format="json", histogram_buckets="cumulative"
+            )
         )
 
     def _rejected(self) -> int:
-        stats = self._ask("/stats", filter=_REJECTED, format="json")["stats"]
+        stats = self._query("/stats", filter=_REJECTED, format="json")["stats"]
         return sum(int(entry["value"]) for entry in stats if "value" in entry)
 
-    def _ask(self, path: str, **parameters: str) -> Any:
+    def _query(self, path: str, **parameters: str) -> Any:
         try:
             return self._admin.get(path, params=parameters).raise_for_status().json()
         except (httpx.HTTPError, json.JSONDecodeError) as error:

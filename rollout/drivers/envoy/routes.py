@@ -115,7 +115,7 @@ def _weighted_route(traffic: TrafficSplit, protocol: str, timeout: str) -> Docum
     weighted: Document = {"clusters": clusters}
     action: Document = {"weighted_clusters": weighted, "timeout": timeout}
     if traffic.sticky:
-        # The hash takes the place of the dice: who was on a slot stays while it grows.
+        # The hash replaces the random choice: a client stays on its slot while it grows.
         weighted["use_hash_policy"] = True
         action["hash_policy"] = _hash_policy()
     if traffic.mirror and traffic.mirror_to is not None:
@@ -132,20 +132,20 @@ def _weighted_route(traffic: TrafficSplit, protocol: str, timeout: str) -> Docum
 def _newcomer_route(traffic: TrafficSplit, timeout: str) -> Document:
     """The weighted route of a client without a cookie: its first request's id becomes one."""
     cookie = f"{CLIENT_COOKIE}=%REQ({REQUEST_ID_HEADER})%; Path=/; HttpOnly"
-    known = {
+    tester = {
         **_cookie_mark(CLIENT_COOKIE, "[^;]+"),
         "invert_match": True,
         "treat_missing_header_as_empty": True,
     }
     return {
         **_weighted_route(traffic, "http", timeout),
-        "match": {**_match("http"), "headers": [known]},
+        "match": {**_match("http"), "headers": [tester]},
         "response_headers_to_add": [{"header": {"key": "set-cookie", "value": cookie}}],
     }
 
 
 def _tester_routes(testers: Slot | None, timeout: str) -> list[Document]:
-    """Routes for who asks for the candidate by header or by cookie, before the weighted ones."""
+    """Return the routes of testers, by header or cookie; they precede the weighted ones."""
     if testers is None:
         return []
     marks = (

@@ -2,7 +2,7 @@
 
 A slot's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
 together). A request that the other slot had to rescue is an error of the slot that was
-asked: the retry counter says so. An answer in pieces is counted apart (`stream`), since its time
+asked: the retry counter says so. A streaming answer is counted apart (`stream`), since its time
 is the length of a conversation: it may fail, but it is not timed. A request whose client left
 before any answer is counted by the cluster that held it (`own`), because Envoy completes it
 nowhere. Copies of requests have a cluster of their own (`shadow`); testers too, which is not
@@ -54,7 +54,7 @@ _LET_GO = (
     "upstream_rq_cancelled",
 )
 
-# What one scrape asks for.
+# The statistics of one scrape.
 STATS_FILTER = (
     r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
     r"(upstream_rq_(time|completed|5xx|4xx|retry|rx_reset|active|tx_reset|cancelled|timeout)|"

@@ -1,4 +1,4 @@
-"""The few questions that a rollout asks an API server, and what its refusals mean here."""
+"""The requests of a rollout to an API server, with errors translated to those of a data plane."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EndpointSlice = create_namespaced_resource(
 
 
 class ConflictError(Exception):
-    """Somebody else wrote the object after it was read."""
+    """Another writer changed the object after it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +113,16 @@ class Cluster:
         # An endpoint may be in two slices for a moment while it moves.
         return tuple({pod.uid: pod for pod in found}.values())
 
-    def ask(self, pods: Sequence[Pod], path: str) -> dict[str, httpx2.Response | None]:
+    def query(self, pods: Sequence[Pod], path: str) -> dict[str, httpx2.Response | None]:
         """Each pod's answer to GET `path` by its uid; None from those that did not answer."""
-        answers = self._threads.map(lambda pod: self._ask(pod, path), pods)
+        answers = self._threads.map(lambda pod: self._get(pod, path), pods)
         found = {}
         for pod, answer in zip(pods, answers, strict=True):
             found[pod.uid] = answer
             self._progress()
         return found
 
-    def _ask(self, pod: Pod, path: str) -> httpx2.Response | None:
+    def _get(self, pod: Pod, path: str) -> httpx2.Response | None:
         try:
             if self._reach.pods == "direct":
                 host = f"[{pod.address}]" if ":" in pod.address else pod.address
@@ -138,7 +138,7 @@ class Cluster:
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
         try:
-            with _asked(what):
+            with _translate_errors(what):
                 yield
         finally:
             self._progress()
@@ -176,8 +176,8 @@ def _pods_of(document: Json) -> Iterator[Pod]:
 
 
 @contextmanager
-def _asked(what: str) -> Iterator[None]:
-    """Turn what the API server refuses or fails at into the errors of a data plane."""
+def _translate_errors(what: str) -> Iterator[None]:
+    """Translate the API server's rejections and failures to the errors of a data plane."""
     try:
         yield
     except ApiError as error:
@@ -187,7 +187,7 @@ def _asked(what: str) -> Iterator[None]:
         if code == 404:
             raise DataPlaneRejected(f"{what} does not exist") from error
         if code in (400, 422):
-            raise DataPlaneRejected(f"the API server refuses {what}: {error}") from error
+            raise DataPlaneRejected(f"the API server rejects {what}: {error}") from error
         raise DataPlaneUnavailable(f"the API server answers {code} for {what}: {error}") from error
     except (httpx2.HTTPError, ValueError) as error:
         raise DataPlaneUnavailable(f"the API server does not answer for {what}: {error}") from error

@@ -148,7 +148,7 @@ class KubernetesDataPlane:
             word, why = routes.word(found)
             if word is Word.ACCEPTED:
                 return
-            if word is Word.REFUSED:
+            if word is Word.REJECTED:
                 raise DataPlaneRejected(why)
             if time.monotonic() > deadline:
                 raise DataPlaneUnavailable(why)

@@ -62,7 +62,7 @@ class Gateway:
             ) from error
         if self._epoch is None:
             return KubernetesDataPlane(self._target, None)
-        # A look at a slow cluster takes long; the daemon that waits for it is not stuck.
+        # A tick with a slow cluster takes long; the daemon that waits for it is not stuck.
         beat = paths.heartbeat(self._holder.parent.name).touch
         return KubernetesDataPlane(self._target, Claim(self._name(), self._epoch), progress=beat)
 
@@ -73,7 +73,7 @@ class Gateway:
             raise DataPlaneRejected(foreign(self._target, holder))
 
     def _name(self) -> str:
-        """Who this deployment is among all that may write to the route; made once."""
+        """Return the identity of this deployment among the writers of the route; made once."""
         if not self._holder.exists():
             text = f"{self._holder.parent.name}-{uuid.uuid4().hex[:12]}"
             write_atomic(self._holder, text.encode(), mode=0o600)

@@ -1,13 +1,12 @@
 """The "processes" of a deployment in a cluster: Deployments that are the user's own.
 
-Nothing is started, scaled or stopped here: that stays with whoever owns the manifests. A slot
+Nothing is started, scaled or stopped here: that stays with the owner of the manifests. A slot
 is ready once all ready pods of its Service say that they serve the wanted digest.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 
 import httpx2
@@ -23,10 +22,11 @@ from rollout.domain.process_ref import NO_PROCESS, ProcessRef
 from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
 from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.local import logs, processes
+from rollout.drivers.local.launcher import versions_of
 
 
 class KubernetesLauncher:
-    """Looks at the pods of both slots; notes under `directory` what it finds."""
+    """Probes the pods of both slots; logs changes under `directory`."""
 
     def __init__(
         self, target: KubernetesTarget, data_plane: KubernetesDataPlane, directory: Path
@@ -49,7 +49,7 @@ class KubernetesLauncher:
         )
 
     def probe(self, served: RunningRevision) -> ProcessState:
-        """What all ready pods say together; the last finding while nobody can be asked.
+        """Return the state of all ready pods together; the last one while none can be reached.
 
         One that was stopped is DEAD: its Service is of no concern any more.
         """
@@ -77,14 +77,14 @@ class KubernetesLauncher:
         pods = [pod for pod in self._data_plane.cluster.pods(service) if pod.ready]
         if not pods:
             return ProcessState.STARTING, f"Service {service} has no ready pod"
-        answers = self._data_plane.cluster.ask(pods, f"/v2/models/{wanted.name}")
+        answers = self._data_plane.cluster.query(pods, f"/v2/models/{wanted.name}")
         others = []
         for pod in pods:
             answer = answers[pod.uid]
             if answer is None or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
                 return ProcessState.STARTING, f"pod {pod.name} does not answer"
-            if wanted.digest not in _versions(answer):
-                served_digests = ", ".join(_versions(answer)) or "no such model"
+            if wanted.digest not in versions_of(answer.content):
+                served_digests = ", ".join(versions_of(answer.content)) or "no such model"
                 others.append(f"pod {pod.name} serves {served_digests}, not {wanted.digest}")
         if not others:
             self._settled.add(served.process.token)
@@ -92,12 +92,3 @@ class KubernetesLauncher:
         # Before it was ready, a mixture is an update of the pods that is under way.
         settled = served.process.token in self._settled or len(others) == len(pods)
         return ProcessState.WRONG_MODEL if settled else ProcessState.STARTING, others[0]
-
-
-def _versions(answer: httpx2.Response) -> list[str]:
-    try:
-        document = answer.json()
-    except ValueError:
-        return []
-    versions = document.get("versions", []) if isinstance(document, Mapping) else []
-    return [str(version) for version in versions]

@@ -1,4 +1,4 @@
-"""Counts of both slots from whatever tells them: the pods of a Service, or plain addresses."""
+"""Counts of both slots from the pods of a Service, or from plain addresses."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Scrape:
 
 
 class PodCounts(Protocol):
-    """What can be asked for one slot's counts; DataPlaneUnavailable."""
+    """A source of one slot's counts; DataPlaneUnavailable."""
 
     def scrape(self) -> Scrape: ...
 
 
 class ServiceSource:
-    """The pods of a Service; the cluster is opened when it is first asked."""
+    """The pods of a Service; the cluster is opened at the first scrape."""
 
     def __init__(self, cluster: Callable[[], Cluster], service: str) -> None:
         self._cluster = cluster
@@ -42,7 +42,7 @@ class ServiceSource:
 
     def scrape(self) -> Scrape:
         pods = self._cluster().pods(self._service)
-        answers = self._cluster().ask(pods, "/metrics")
+        answers = self._cluster().query(pods, "/metrics")
         texts = {
             uid: answer.text
             for uid, answer in answers.items()
@@ -53,7 +53,7 @@ class ServiceSource:
 
 
 def totals_of(texts: Mapping[str, str]) -> dict[str, Totals]:
-    """The counters in what each server told; one that counts otherwise has told nothing."""
+    """Return the counters of each server; those with other counters are left out."""
     found: dict[str, Totals] = {}
     for uid, text in texts.items():
         with contextlib.suppress(ValueError):
@@ -69,14 +69,14 @@ class SourceMeter:
         self._tallies = {slot: PodTally() for slot in Slot}
 
     def read(self) -> Reading:
-        """A slot is healthy while one of its ready servers tells its counts.
+        """A slot is healthy while one of its ready servers reports its counts.
 
         DataPlaneUnavailable if there are some, and none of either slot does.
         """
         scrapes = {slot: source.scrape() for slot, source in self._sources.items()}
-        asked = any(scrape.ready for scrape in scrapes.values())
-        if asked and not any(scrape.totals for scrape in scrapes.values()):
-            raise DataPlaneUnavailable("no server tells counts that this version can read")
+        ready = any(scrape.ready for scrape in scrapes.values())
+        if ready and not any(scrape.totals for scrape in scrapes.values()):
+            raise DataPlaneUnavailable("no server reports counts that this version can read")
         for slot, scrape in scrapes.items():
             self._tallies[slot].add(scrape.totals, scrape.present)
         return Reading(

@@ -26,12 +26,12 @@ class Word(StrEnum):
 
     ACCEPTED = "accepted"
     WAITING = "waiting"
-    REFUSED = "refused"
+    REJECTED = "rejected"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who may write the weights: a deployment, and the epoch of its daemon."""
+    """The right to write the weights: a deployment, and the epoch of its daemon."""
 
     holder: str
     epoch: int
@@ -42,7 +42,7 @@ class RouteUnfitError(Exception):
 
 
 def claim_of(route: Json) -> Claim | None:
-    """Who wrote the weights last; None if nobody did.
+    """Return the last writer of the weights; None if there was none.
 
     RouteUnfitError for an epoch that is no number.
     """
@@ -103,7 +103,7 @@ def patched(
 def word(route: Json) -> tuple[Word, str]:
     """What the Gateways that report on the route say of it, and why.
 
-    Without any report there is nobody to wait for: accepted.
+    Without any report there is nothing to wait for: accepted.
     """
     generation = route["metadata"].get("generation", 0)
     waiting = ""
@@ -116,7 +116,10 @@ def word(route: Json) -> tuple[Word, str]:
                 waiting = f"Gateway {name} has not yet seen the weights"
             elif condition.get("status") == "False":
                 reason, message = condition.get("reason", "?"), condition.get("message", "")
-                return Word.REFUSED, f"Gateway {name} refuses the route: {reason} {message}".strip()
+                return (
+                    Word.REJECTED,
+                    f"Gateway {name} rejects the route: {reason} {message}".strip(),
+                )
     return (Word.WAITING, waiting) if waiting else (Word.ACCEPTED, "")
 
 
@@ -150,7 +153,7 @@ def _shares(pair: Mapping[Slot, Json]) -> dict[Slot, int] | None:
     if blue + green == 0:
         return None
     share = round(100 * blue / (blue + green))
-    # A share that is not nothing must not look like nothing.
+    # A share that is not nothing must not become nothing.
     share = min(max(share, int(blue > 0)), 100 - int(green > 0))
     return {Slot.BLUE: share, Slot.GREEN: 100 - share}
 

@@ -3,7 +3,7 @@
 The proxy sends to it while no replica serves. It wakes the deployment, holds the connection
 until a replica is ready, and then passes bytes on in both directions without reading them; so
 HTTP/1.1 and HTTP/2 (gRPC) go through alike. The proxy's health check is answered here and
-wakes nobody. How many are held, and for how long, is bounded: beyond it the answer is 503.
+does not wake it. Beyond a number of held connections, or a time, the answer is 503.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HoldLimits:
 
 
 class Activator:
-    """Holds connections until `find` names a replica that is ready. `wake` asks for one."""
+    """Holds connections until `find` names a replica that is ready. `wake` requests one."""
 
     def __init__(
         self,
@@ -114,13 +114,13 @@ class Activator:
         finally:
             self._held -= 1
             if self._held == 0 and self._search is not None:
-                self._search.cancel()  # nobody is left who wants to know
+                self._search.cancel()  # no connection waits any more
         with _closing(downstream):
             downstream.write(begun)
             requests = asyncio.create_task(_pump(reader, downstream))
             try:
                 await _pump(upstream, writer)
-            finally:  # nobody is left to answer what may still come
+            finally:  # the answers have ended
                 requests.cancel()
                 await asyncio.wait([requests])
         return True
@@ -128,7 +128,7 @@ class Activator:
     async def _reach(
         self, port: Callable[[Endpoint], int]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to a ready replica. All who wait share one search."""
+        """A connection to a ready replica. All waiting connections share one search."""
         while True:
             if self._search is None or self._search.done():
                 self._search = asyncio.create_task(self._search_replica())
@@ -158,7 +158,7 @@ async def find_ready(journal: Journal, name: str, client: httpx.AsyncClient) -> 
 
 
 def wake(journal: Journal, name: str) -> None:
-    """Ask for one replica if there is to be none."""
+    """Request one replica if none is wanted."""
     if journal.deployment(name).settings.replicas == 0:
         journal.resize(name, awake, "a request came")
 

@@ -1,6 +1,6 @@
 """The replicas of a deployment's two slots: all that run one revision, under one name each.
 
-The journal remembers every one ("blue/0", "blue/1"), so that whoever looks next finds them.
+The journal remembers every one ("blue/0", "blue/1"), so that the next daemon finds them.
 """
 
 from __future__ import annotations
@@ -63,25 +63,9 @@ class Fleet:
             return ProcessState.DEAD
         return next((probe for probe in _WORST_FIRST if probe in found), ProcessState.READY)
 
-    def gone(self, slot: Slot) -> bool:
-        """Whether no replica of `slot` runs."""
-        found = self.replicas(slot).values()
-        return all(self._launcher.probe(served) is ProcessState.DEAD for served in found)
-
     def endpoints(self, slot: Slot) -> tuple[Endpoint, ...]:
         """Where the replicas of `slot` listen, ready or not."""
         return tuple(served.endpoint for served in self.replicas(slot).values())
-
-    def stop(self, slot: Slot, *, force: bool = False) -> None:
-        """Ask the replicas of `slot` to finish; with `force` end and forget them."""
-        for index, served in self.replicas(slot).items():
-            self._launcher.stop(served, force=force)
-            if force:
-                self.forget(slot, index)
-
-    def forget(self, slot: Slot, index: int) -> None:
-        """Remember the replica no longer."""
-        self._journal.drop_process(self._name, replica_role(slot, index))
 
     def tail(self, slot: Slot) -> str:
         """Return the end of the worst replica's log: the one whose state is the slot's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -22,7 +23,7 @@ _PROBE_TIMEOUT = 2.0
 # How long a tick waits for one answer; a server that loads may take connections and not answer.
 _PROBE_PATIENCE = 0.1
 _PROBES_AT_ONCE = 16
-# What a server of its own may be told, and one of several behind the proxy must not be.
+# Settings of a server on its own that must not reach one behind the proxy.
 _ALONE = dict.fromkeys(
     (
         "MLCTL_TLS_CERT",
@@ -42,7 +43,7 @@ class LocalLauncher:
         self._ready: set[str] = set()
         self._client = httpx.Client(timeout=_PROBE_TIMEOUT, trust_env=False)
         self._pool = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="probe")
-        self._asked: dict[str, Future[ProcessState]] = {}
+        self._probes: dict[str, Future[ProcessState]] = {}
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -50,7 +51,7 @@ class LocalLauncher:
 
     def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         name = replica_role(slot, index)
-        role = process_role(self._logs.parent, name)
+        role = processes.process_role(self._logs.parent, name)
         processes.end_strays(role)
         http, grpc = free_ports(2)
         log = logs.path(self._logs, name)
@@ -62,20 +63,20 @@ class LocalLauncher:
     def probe(self, served: RunningRevision) -> ProcessState:
         """READY once /readyz answers 200 and the model's metadata names the digest.
 
-        After that only whether the process lives is asked; its health is the proxy's to watch.
+        After that only the process is checked; the proxy checks its health.
         An answer that takes long is found by a later call: it is STARTING until then.
         """
         token = served.process.token
         if not processes.alive(served.process):
-            self._asked.pop(token, None)
+            self._probes.pop(token, None)
             return ProcessState.DEAD
         if token in self._ready:
             return ProcessState.READY
-        if token not in self._asked:
-            self._asked[token] = self._pool.submit(self._ask, served)
-        if not wait((self._asked[token],), _PROBE_PATIENCE).done:
+        if token not in self._probes:
+            self._probes[token] = self._pool.submit(self._read_state, served)
+        if not wait((self._probes[token],), _PROBE_PATIENCE).done:
             return ProcessState.STARTING
-        probe = self._asked.pop(token).result()
+        probe = self._probes.pop(token).result()
         if probe is ProcessState.READY:
             self._ready.add(token)
         return probe
@@ -90,7 +91,7 @@ class LocalLauncher:
         own = {GRPC_PORT: str(grpc), WORKERS: workers, **recording}
         return {**bento_environment(), **_ALONE, **own}
 
-    def _ask(self, served: RunningRevision) -> ProcessState:
+    def _read_state(self, served: RunningRevision) -> ProcessState:
         base = f"http://127.0.0.1:{served.endpoint.http}"
         try:
             ready = self._client.get(f"{base}/readyz")
@@ -106,19 +107,15 @@ class LocalLauncher:
             return ProcessState.WRONG_MODEL
         return (
             ProcessState.READY
-            if served.revision.digest in _versions(model)
+            if served.revision.digest in versions_of(model.content)
             else ProcessState.WRONG_MODEL
         )
 
 
-def process_role(directory: Path, role: str) -> str:
-    """The name by which a deployment's process is found again; unique per state directory."""
-    return f"{directory}:{role}"
-
-
-def _versions(answer: httpx.Response) -> list[str]:
+def versions_of(body: bytes) -> list[str]:
+    """Return the `versions` in a model's metadata; none if it is no such document."""
     try:
-        document = answer.json()
+        document = json.loads(body)
     except ValueError:
         return []
     versions = document.get("versions", []) if isinstance(document, Mapping) else []

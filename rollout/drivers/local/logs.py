@@ -80,9 +80,9 @@ def roles(directory: Path, wanted: str | None = None) -> tuple[str, ...]:
     if wanted is not None and "/" in wanted:
         named = [role for role in named if role == wanted]
     if wanted is not None and not named:
-        known = ", ".join(found) or "none"
+        names = ", ".join(found) or "none"
         raise MlctlError(
-            ErrorCode.NOT_FOUND, f"there is no log of {wanted!r}", f"There are: {known}."
+            ErrorCode.NOT_FOUND, f"there is no log of {wanted!r}", f"There are: {names}."
         )
     return tuple(named)
 

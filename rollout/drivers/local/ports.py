@@ -54,7 +54,7 @@ def require_all_free(*addresses: tuple[str, int]) -> None:
             shown = f"[{host}]" if ":" in host else host
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             probe = stack.enter_context(socket.socket(family))
-            # Without this option a port in TIME_WAIT looks taken.
+            # Without this option a port in TIME_WAIT seems taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))

@@ -1,6 +1,6 @@
-"""Detached processes that outlive their starter and are never confused with others.
+"""Detached processes that outlive their starter and are never mistaken for others.
 
-A process is known by pid, start time and a token in its environment. A recycled pid has
+A process is identified by pid, start time and a token in its environment. A recycled pid has
 another start time; a child that survived its parent still carries the token. Only what
 matches is ever signalled. Each process leads its own session, so Ctrl-C does not reach it.
 """
@@ -23,6 +23,11 @@ TOKEN_VARIABLE = "MLCTL_PROCESS"  # noqa: S105 - a name, not a secret
 _START_TOLERANCE = 1.0  # create times move a little when the wall clock is adjusted
 _TAIL_BYTES = 8192
 _START_LINE = re.compile(r"^mlctl: [-0-9]{10} [:0-9]{8} start: .*\n?", re.MULTILINE)
+
+
+def process_role(directory: Path, role: str) -> str:
+    """Return the name under which a deployment's process is found again; unique per directory."""
+    return f"{directory}:{role}"
 
 
 def spawn(
@@ -79,7 +84,7 @@ def members(token: str) -> Iterator[psutil.Process]:
 def strays(role: str) -> Iterator[psutil.Process]:
     """The running processes that were spawned for `role` or a replica of it ("ROLE/0").
 
-    Whoever remembers them, or nobody.
+    Also those that the journal does not remember.
     """
     return _matching(lambda found: found.startswith((f"{role}#", f"{role}/")))
 

@@ -1,4 +1,4 @@
-"""Where a deployment's servers record, and how they are told to."""
+"""Where a deployment's servers record their answers, and the variables that say so."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class SampleFolder:
         shutil.rmtree(self.control.parent, ignore_errors=True)
 
     def environment(self, slot: Slot) -> Mapping[str, str]:
-        """What a server of `slot` has to know."""
+        """Return the variables of a server of `slot`."""
         return {SAMPLE_DIR: str(self.segments(slot)), SAMPLE_CONTROL: str(self.control)}
 
 
 def sample_folder(directory: Path) -> SampleFolder | None:
     """The samples of the deployment in `directory`.
 
-    None where its servers record for somebody else already: that is left alone.
+    None where MLCTL_SAMPLE_DIR is set: its servers record for another purpose.
     """
     return None if SAMPLE_DIR in os.environ else SampleFolder(directory)
 
 
 def redacted() -> tuple[str, ...]:
-    """The tensors that are never to be written, as the servers are told by the environment."""
+    """Return the tensors that are never written, from the environment."""
     names = os.environ.get(SAMPLE_REDACT, "").split(",")
     return tuple(name.strip() for name in names if name.strip())

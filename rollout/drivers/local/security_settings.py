@@ -1,7 +1,8 @@
-"""What protects a deployment, taken from the environment once: tokens, and who must have signed.
+"""Read a deployment's secrets from the environment once, at `mlctl up`, and keep their files.
 
-Its daemon is started again from any shell. One without the variables would open the API, or
-serve what nobody signed.
+These are the API tokens, the public key that bundles must be signed with, and the secret that signs
+notices. The daemon is started again from any shell: without the variables it would open the API,
+serve unsigned bundles, or send unsigned notices.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from rollout.journal import paths
 
 # The server's own setting, as in services.online.security.settings.
 SIGNER = "MLCTL_REQUIRE_SIGNATURE"
+WEBHOOK_SECRET = "MLCTL_WEBHOOK_SECRET"  # noqa: S105 - a variable's name
+WEBHOOK_SECRET_FILE = "MLCTL_WEBHOOK_SECRET_FILE"  # noqa: S105 - as above
 
 
 def with_token(name: str, settings: DeploymentSettings) -> DeploymentSettings:
-    """`settings` with the tokens in force here, or else with those that they have.
+    """Return `settings` with the tokens in force here, or else with those that they have.
 
     A file stays where it is, so that its tokens can be rotated. INVALID_INPUT if it cannot be
     read or holds none.
@@ -31,8 +34,7 @@ def with_token(name: str, settings: DeploymentSettings) -> DeploymentSettings:
         path = Path(given).absolute()
     elif text:
         parse_tokens(text, TOKEN)
-        path = paths.directory(name) / "token"
-        write_atomic(path, text.encode(), mode=0o600)
+        path = _kept(name, "token", text)
     elif settings.token_file is not None:
         path = Path(settings.token_file)
     else:
@@ -42,7 +44,7 @@ def with_token(name: str, settings: DeploymentSettings) -> DeploymentSettings:
 
 
 def with_signer(settings: DeploymentSettings) -> DeploymentSettings:
-    """`settings` with the public key that is asked for here, or else with the one that they have.
+    """Return `settings` with the public key in force here, or else with the one that they have.
 
     INVALID_INPUT if there is no such file.
     """
@@ -54,12 +56,40 @@ def with_signer(settings: DeploymentSettings) -> DeploymentSettings:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{SIGNER} names {path}, which is no file",
-            "Name the public key of who signs your bundles.",
+            "Name the public key that your bundles are signed with.",
         )
     return replace(settings, signer=str(path))
 
 
-def guarding_environment(settings: DeploymentSettings) -> dict[str, str]:
+def with_webhook_secret(name: str, settings: DeploymentSettings) -> DeploymentSettings:
+    """Return `settings` with the secret in force here, if there is one and there are webhooks.
+
+    A file stays where it is, so that it can be changed while the deployment runs.
+    INVALID_INPUT if it cannot be read or is empty.
+    """
+    given, text = os.environ.get(WEBHOOK_SECRET_FILE), os.environ.get(WEBHOOK_SECRET)
+    if not settings.webhooks or not (given or text):
+        return settings
+    path = Path(given).absolute() if given else _kept(name, "webhook-secret", str(text))
+    try:
+        secret = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        secret = ""
+    if not secret:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{WEBHOOK_SECRET_FILE} names no file that holds a secret"
+        )
+    return replace(settings, webhook_secret=str(path))
+
+
+def security_environment(settings: DeploymentSettings) -> dict[str, str]:
     """Return the security variables of the deployment's processes; they override the shell's."""
     variables = {} if settings.token_file is None else {TOKEN_FILE: settings.token_file, TOKEN: ""}
     return variables if settings.signer is None else {**variables, SIGNER: settings.signer}
+
+
+def _kept(name: str, file: str, text: str) -> Path:
+    """Write a secret to the deployment's directory, for this user only."""
+    path = paths.directory(name) / file
+    write_atomic(path, text.encode(), mode=0o600)
+    return path

@@ -1,9 +1,9 @@
-"""How many rows make a full batch: as many as let the model do most rows a second. Pure.
+"""Choose the rows of a full batch: the size with the most rows per second. Pure.
 
-More rows in a batch are not always better: where a model's activations outgrow the
-processor's cache, eight at a time may be done sooner than the same rows in one pass.
-What is not run is not measured, so the sizes not chosen have a turn now and then; and as a
-busy machine makes all sizes slower, one that seems better is measured anew before it is chosen.
+Larger is not always faster: where activations outgrow the processor's cache, several small batches
+can beat one large one. Sizes that are not in use are tried from time to time to keep their
+measurements fresh. A busy machine slows all sizes, so a size that seems better is measured again
+before it is chosen.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from services.runtime.batch_costs import BatchCosts
 
 # A smaller size is chosen only if it is better by this part: less may be chance.
 _WORTH = 0.05
-# The part of the time under load that trials of other sizes may cost.
+# The share of time under load that trials of other sizes may cost.
 _TRIED = 0.003
-# So many new measurements outweigh the older ones of a size.
+# The number of new measurements after which older ones of a size no longer count.
 _MEASURED = 4
 
 
 class BatchSize:
-    """Chooses among `sizes`, in rows and rising, by what the costs say; told what ended."""
+    """The size of the next batch, one of `sizes` (rows, rising), by the measured costs."""
 
     def __init__(self, costs: BatchCosts, sizes: Sequence[int]) -> None:
         self._costs = costs
         self._sizes = tuple(sizes)
         self.largest = self._sizes[-1]
         self.best = self._find_best()
-        self.next = self.best  # the same but for a trial
-        self._better = self.best  # what is measured anew, and how often it was
+        self.next = self.best  # differs during a trial
+        self._better = self.best  # the size that is measured again, and how often it was
         self._measured = 0
         self._spare = 0.0
         self._turn = 0
 
     def ended(self, rows: int, seconds: float, waiting: int) -> None:
-        """A batch of `rows` rows took `seconds`; so many rows are `waiting` for the next one."""
+        """Record that a batch of `rows` rows took `seconds`; `waiting` rows are queued."""
         if len(self._sizes) == 1:
             return
         if waiting or rows > 1:
             self._choose()
-            # Saved up for no more than one trial of the largest.
+            # At most the cost of one trial of the largest size is saved up.
             self._spare = min(self._spare + _TRIED * seconds, self._costs.seconds(self.largest))
         if self._better != self.best:
             self.next = self._better
@@ -50,7 +50,7 @@ class BatchSize:
             self.next = self._trial(rows, waiting) or self.best
 
     def _choose(self) -> None:
-        """Go over to a better size as soon as it was measured often enough."""
+        """Switch to a better size once it was measured often enough."""
         better = self._find_best()
         if better != self._better:
             self._better, self._measured = better, 0
@@ -68,14 +68,14 @@ class BatchSize:
         return best
 
     def _rate(self, rows: int) -> float:
-        """Rows per second in batches of `rows`; 0 if nothing is known, and then for any size."""
+        """Return the rows per second in batches of `rows`; 0 before any measurement."""
         seconds = self._costs.seconds(rows)
         return rows / seconds if seconds > 0 else 0.0
 
     def _trial(self, rows: int, waiting: int) -> int | None:
-        """The size whose turn it is, if a batch would have it and there is time to spare for it.
+        """Return the size to try next, if the queue can fill it and the saved time covers its cost.
 
-        As many as were just answered may be back before a smaller one begins.
+        The demand includes the rows just answered: their clients may send again.
         """
         demand = max(rows, waiting)
         others = [
@@ -89,7 +89,7 @@ class BatchSize:
         size = others[self._turn % len(others)]
         tried = min(size, demand)
         seconds = self._costs.seconds(tried)
-        # Never free: sizes that are about as good would have most of the turns.
+        # Never free, or sizes of about equal speed would be tried most of the time.
         price = max(seconds - tried * usual, _WORTH * seconds)
         if price > self._spare:
             return None

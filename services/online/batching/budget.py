@@ -44,10 +44,10 @@ class Inflight:
 class Hold:
     """One request's share of the memory budget; `release` it when the request is over."""
 
-    __slots__ = ("_inflight", "size")
+    __slots__ = ("inflight", "size")
 
     def __init__(self, inflight: Inflight) -> None:
-        self._inflight = inflight
+        self.inflight = inflight
         self.size = 0
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class Hold:
         more = size - self.size
         if more <= 0:
             return
-        inflight = self._inflight
+        inflight = self.inflight
         if inflight.used + more > inflight.limit:
             raise BusyError(
                 f"the requests in flight have {inflight.used} of {inflight.limit} bytes already"
@@ -71,5 +71,5 @@ class Hold:
 
     def release(self) -> None:
         """Release the whole share; a second call does nothing."""
-        self._inflight.used -= self.size
+        self.inflight.used -= self.size
         self.size = 0

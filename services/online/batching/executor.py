@@ -2,7 +2,7 @@
 
 The asyncio shell around the pure scheduler. Each submitted request is completed exactly once, with
 its answer or its error, unless it is cancelled. All state is touched only on the event loop's
-thread; only the model's run may be elsewhere. Requests of more than one batch go to `LongRequests`.
+thread; only the model's run may be elsewhere. Streams of generators go to `LongRequests`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ from services.online.batching.scheduler import (
     Ticket,
     deadline_exceeded,
 )
+from services.online.batching.split import (
+    Cancellable,
+    SplitRequest,
+    Waiter,
+    enqueue_parts,
+    split_evenly,
+)
 from services.online.metrics.counts import BatchStats
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
 
-__all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner"]
-_Form = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
+__all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 _MAX_FORMS = 256
 
 
@@ -49,30 +55,6 @@ class BatchMeter(LongMeter, Protocol):
     """Record batches, streams and the queue."""
 
     def queue_rows(self, rows: int) -> None: ...
-
-
-class Waiter(Protocol):
-    """A request that waits for its answer: an asyncio future, or a request of a protocol."""
-
-    def done(self) -> bool:
-        """Whether it was answered, failed or left."""
-        ...
-
-    def set_result(self, answer: Answer, /) -> None:
-        """Complete it with its answer. Must not raise."""
-        ...
-
-    def set_exception(self, error: BaseException, /) -> None:
-        """Complete it with an error. Must not raise."""
-        ...
-
-
-class Cancellable(Protocol):
-    """A request in progress: a queued one, or a task."""
-
-    def cancel(self) -> object:
-        """Withdraw the request; its waiter is not completed."""
-        ...
 
 
 class _Job:
@@ -144,7 +126,7 @@ class BatchExecutor:
             self._long = LongRequests(
                 stepwise, self._policy, self._thread, clock, self._long_changed, meter
             )
-        self._forms: dict[_Form, tuple[int, Hashable, bool]] = {}
+        self._forms: dict[Hashable, tuple[int, Hashable, bool]] = {}
         self._jobs: dict[int, _Job] = {}
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -201,9 +183,15 @@ class BatchExecutor:
     ) -> Cancellable:
         """Queue `inputs`; `waiter` is answered, or fails with DEADLINE_EXCEEDED, in `timeout` s.
 
+        Independent rows that exceed a batch are split into parts, which wait and run like requests.
         Raises at once what is known at once: INVALID_INPUT, QUEUE_FULL, PAYLOAD_TOO_LARGE.
         """
-        form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
+        form: Hashable
+        if len(inputs) == 1:
+            ((name, array),) = inputs.items()
+            form = name, array.dtype, array.shape
+        else:
+            form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
         rows, key, is_long = self._forms.get(form) or self._check(form, inputs)
         if is_long:
             stream = self._open(inputs, rows, timeout, priority, whole=True)
@@ -211,12 +199,50 @@ class BatchExecutor:
             # Here and not in the task, which may be cancelled before it begins.
             answer.add_done_callback(lambda _: stream.close())
             return forward(answer, waiter)
+        limits = self._policy.limits
+        if rows > limits.max_rows and limits.joinable:
+            return self._enqueue_split(inputs, rows, key, waiter, timeout, priority)
+        return self._enqueue(inputs, rows, key, waiter, timeout, priority)
+
+    def _enqueue_split(
+        self,
+        inputs: Arrays,
+        rows: int,
+        key: Hashable,
+        waiter: Waiter,
+        timeout: float,
+        priority: Priority,
+    ) -> Cancellable:
+        self._policy.check_rows(rows)
+        parts = list(split_evenly(inputs, rows, self._policy.batch_rows))
+        request = SplitRequest(waiter, len(parts))
+        return enqueue_parts(
+            request,
+            parts,
+            lambda count, part, each: self._enqueue(
+                part, count, key, each, timeout, priority, part=True
+            ),
+        )
+
+    def _enqueue(
+        self,
+        inputs: Arrays,
+        rows: int,
+        key: Hashable,
+        waiter: Waiter,
+        timeout: float,
+        priority: Priority,
+        *,
+        part: bool = False,
+    ) -> _Job:
         if not self._pumping:
             self._schedule()
         now = self._now
-        if self._policy.rejecting and (full := self._policy.quick_reject(rows, priority, now)):
+        if self._policy.rejection is not None and (
+            full := self._policy.quick_reject(rows, priority, now)
+        ):
             raise full
-        ticket = self._policy.offer(rows, key, now, now + timeout, priority)
+        ticket = self._policy.offer(rows, key, now, now + timeout, priority, part=part)
         job = _Job(self, ticket, inputs, waiter)
         if not self._jobs:  # else the events are cleared already
             self._answered.clear()
@@ -227,7 +253,7 @@ class BatchExecutor:
     @property
     def rejecting(self) -> bool:
         """Whether a request was rejected since the queue last shrank."""
-        return self._policy.rejecting
+        return self._policy.rejection is not None
 
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
         """Return the error that any request of up to `max_rows` rows gets now, else None."""
@@ -235,7 +261,7 @@ class BatchExecutor:
             return None
         return self._policy.quick_reject(None, priority, self._clock.monotonic())
 
-    def _check(self, form: _Form, inputs: Arrays) -> tuple[int, Hashable, bool]:
+    def _check(self, form: Hashable, inputs: Arrays) -> tuple[int, Hashable, bool]:
         """Check inputs, and cache the result: it depends on names, datatypes and shapes alone."""
         rows = self._model.check(inputs)
         is_long = self._stepwise is not None and self._stepwise.is_long(rows)
@@ -253,11 +279,32 @@ class BatchExecutor:
     def stream(
         self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
     ) -> AnswerStream:
-        """Queue `inputs`, whose answer comes in pieces; each has `timeout` s to come.
+        """Queue `inputs` for a streamed answer; each piece has `timeout` s to come.
 
-        Raises at once what `submit` does. Only for a model that is stepwise.
+        A model that does not run in steps has one piece. Raises at once what `submit` raises.
         """
-        return self._open(inputs, self._model.check(inputs), timeout, priority, whole=False)
+        rows = self._model.check(inputs)
+        if self._stepwise is not None and self._stepwise.is_long(rows):
+            return self._open(inputs, rows, timeout, priority, whole=False)
+        future = self.submit(inputs, timeout, priority)
+
+        def withdraw() -> None:
+            future.cancel()
+
+        stream = AnswerStream(lambda: None, withdraw)
+
+        def complete(done: asyncio.Future[Answer]) -> None:
+            if done.cancelled():
+                return
+            try:
+                stream.put(done.result())
+            except Exception as error:  # noqa: BLE001 - the reader gets it
+                stream.end(error)
+            else:
+                stream.end()
+
+        future.add_done_callback(complete)
+        return stream
 
     def _open(
         self, inputs: Arrays, rows: int, timeout: float, priority: Priority, *, whole: bool
@@ -314,7 +361,8 @@ class BatchExecutor:
         elif batch:
             jobs = self._jobs
             self._start([jobs[ticket.number] for ticket in batch], now)
-        self._arm(now)
+        if not self._pumping:  # else the next tick arms it
+            self._arm(now)
 
     def _expire(self, now: float) -> None:
         for ticket in self._policy.expire(now):

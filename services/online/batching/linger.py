@@ -1,9 +1,9 @@
 """Decide whether to hold a batch briefly for closed-loop clients to send their next request. Pure.
 
-While a batch runs, the clients of the one before it ask again. They make the next batch, so two
-halves of the clients take turns in batches of half the size for ever, though all of them in one
-would be done sooner. Whether clients do come back so soon is not known, so it is tried now and
-then, and done as long as it pays.
+While a batch runs, the clients of the previous batch send their next requests. Those form the next
+batch, so two halves of the clients alternate in half-size batches, although one batch of all would
+be faster. Whether clients return that soon is not known in advance: the scheduler tries a wait
+occasionally and repeats it while it pays.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from services.online.batching.batch_size import BatchSize
 from services.runtime.batch_costs import BatchCosts
 
 _WEIGHT = 1 / 8
-# One chance in so many is taken to see whether it pays by now.
+# One of this many opportunities is used to test whether waiting pays.
 _TRIED = 16
-# It pays if so much of the patience is gained by a wait, on average; less may be chance.
+# Waiting pays if it gains this share of the maximum wait on average; less may be chance.
 _WORTH = 0.05
 # Below this the clock of an event loop is too coarse.
 _LEAST_SECONDS = 0.0005
-# If for this part of the patience nobody came, nobody is expected any more.
+# The wait ends early after this share of the maximum wait without an arrival.
 _QUIET = 1 / 4
 
 
 class LingerHeuristic:
-    """The wait after a batch: told what ended and who came, it says until when to hold back."""
+    """The wait after a batch, from the batches that ended and the requests that arrived."""
 
     def __init__(self, costs: BatchCosts, size: BatchSize) -> None:
         self._costs = costs
         self._size = size
         self._worth = 0.0
         self._passed = _TRIED
-        # Since the last batch ended: the rows it had, when that was, and the rows that came.
+        # The rows and the end of the last batch, and the rows that arrived since.
         self._answered = 0
         self._ended = 0.0
         self._back = 0
-        # The wait, while there is one: for how many rows, from when, with whom, and how long.
+        # The current wait: expected rows, start, queued rows at the start, and maximum duration.
         self._expected = 0
         self._began = self._last = 0.0
         self._waiting = self._came = 0
         self._patience = 0.0
 
     def ended(self, rows: int, moment: float) -> None:
-        """A batch of `rows` rows has been answered, and they may come back."""
+        """Record that a batch of `rows` rows was answered: its clients may send again."""
         self._answered, self._ended, self._back = rows, moment, 0
 
     def arrived(self, rows: int, now: float) -> None:
-        """A request came while nothing ran."""
+        """Record a request that arrived while nothing ran."""
         self._back += rows
         self._last = now
 
     def may_linger(self, rows: int, now: float) -> bool:
-        """Whether a request that finds nobody is the first of many, as far as is known."""
+        """Whether a request that arrives at an empty queue is likely the first of many."""
         others = self._answered - rows
         if self._worth <= _WORTH or others <= 0:
             return False
         return now < self._ended + self._saved(rows, min(others, self._size.best - rows))
 
     def until(self, rows: int, now: float) -> float:
-        """Until when a batch of `rows` rows, all that may run now, is to be held back."""
+        """Return until when to hold back a batch of `rows` rows, all that can run now."""
         if self._answered:
             self._begin(rows, now)
         if self._back >= self._expected:
@@ -67,16 +67,16 @@ class LingerHeuristic:
         return min(self._began + self._patience, self._last + _QUIET * self._patience)
 
     def released(self, now: float) -> None:
-        """A batch runs: no matter who comes now. If it was held back, was that worth it?"""
+        """Record that the batch starts; if it was held back, learn whether that paid."""
         if self._expected:
             back = min(self._back, self._expected) - self._came
             share = (self._saved(self._waiting, back) - (now - self._began)) / self._patience
-            # Cut off: one stall of the machine must not outweigh all else.
+            # Clipped: one stall of the machine must not outweigh everything else.
             self._worth += _WEIGHT * (max(-1.0, min(1.0, share)) - self._worth)
         self._answered = self._expected = self._back = 0
 
     def _begin(self, rows: int, now: float) -> None:
-        """The first look after a batch: is there a chance, and is it taken?"""
+        """Decide at the first opportunity after a batch whether to wait."""
         expected = min(self._answered, self._size.best - rows + self._back)
         self._answered = 0
         more = expected - self._back
@@ -92,12 +92,12 @@ class LingerHeuristic:
         self._began = self._last = now
 
     def _saved(self, waiting: int, back: int) -> float:
-        """For how long `waiting` rows may wait for `back` more, at the most, so that it pays.
+        """Return the maximum time for which `waiting` rows may wait for `back` more, if that pays.
 
-        With c(n) the cost of a batch, one batch saves c(w) + c(b) - c(w + b). That is right for
-        clients in a loop. Where requests come by chance, the b would find company in the next
-        batch, so the rate must not fall either: (w + b) / (wait + c(w + b)) > w / c(w), which
-        no wait reaches as long as the model keeps up with what comes.
+        With c(n) the cost of a batch, one batch saves c(w) + c(b) - c(w + b). That holds for
+        closed-loop clients. With random arrivals the b rows would share the next batch anyway, so
+        the rate must not fall either: (w + b) / (wait + c(w + b)) > w / c(w), which no wait
+        satisfies while the model keeps up with the arrivals.
         """
         if back <= 0:
             return 0.0

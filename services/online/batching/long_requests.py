@@ -1,7 +1,8 @@
-"""Long work on the model's thread: a generator that is resumed step by step, in turn with batches.
+"""Stepwise requests on the model's thread: generators that alternate with batches.
 
-A step that runs is never interrupted; between two, whoever left or is late is dropped and
-its generator closed, on the model's thread as well, so that user code is on that one only.
+A running step is never interrupted. Between two steps a request is dropped if its client
+disconnected or its deadline passed; its generator is closed on the model's thread, so that user
+code runs on that thread alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger("mlctl.batching")
 
 
 class LongMeter(Protocol):
-    """Who is told about what was finished, and when a stream's first piece was there."""
+    """Record finished requests and the time to a stream's first piece."""
 
     def batch(self, stats: BatchStats) -> None: ...
 
@@ -37,7 +38,7 @@ class LongMeter(Protocol):
 
 
 class Stepwise(Protocol):
-    """A model that can do its work in steps: `Scorer`, or a stand-in."""
+    """A model that can run in steps: `Scorer`, or a stand-in."""
 
     def is_long(self, rows: int) -> bool: ...
 
@@ -64,7 +65,7 @@ class _Run:
 
 
 class LongRequests:
-    """All open long work of one model; `wake` is called when there may be something to run."""
+    """The open stepwise requests of one model; `wake` is called when one may run."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class LongRequests:
         return run.stream
 
     def step(self, ticket: Ticket, now: float) -> None:
-        """Do the next step of what the policy has released."""
+        """Run the next step of a request that the policy released."""
         run = self._runs[ticket.number]
         if not run.running and not run.total:
             run.queued = now - ticket.arrived
@@ -112,22 +113,22 @@ class LongRequests:
         self._thread.submit(partial(next, run.steps, _END), partial(self._stepped, run, now))
 
     def expire(self, ticket: Ticket) -> None:
-        """Tell a request, which the policy has dropped, that its time is over."""
+        """Fail a request that the policy dropped at its deadline."""
         self._fail(self._runs[ticket.number], deadline_exceeded())
 
     def last_call(self) -> None:
-        """From now on no piece gets more time: each answer ends within what one may take."""
+        """Stop extending deadlines: each answer ends within the time of one piece."""
         if self._last_call is None:
             self._last_call = self._clock.monotonic()
 
     def close(self) -> None:
-        """All of it fails with UNAVAILABLE."""
+        """Fail all requests with UNAVAILABLE."""
         for run in list(self._runs.values()):
             self._policy.cancel(run.ticket)
             self._fail(run, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
 
     def _stepped(self, run: _Run, started: float, result: object) -> None:
-        """Free the slot, and have the next step done unless it was the last one."""
+        """Free the slot, and queue the next step unless this was the last one."""
         now = self._clock.monotonic()
         run.running = False
         run.seconds += now - started
@@ -143,7 +144,7 @@ class LongRequests:
         parked = run.stream.full
         self._policy.stepped(now - started, None if over else self._deadline(run), parked=parked)
         if isinstance(result, BaseException):
-            self._fail(run, _told(result))
+            self._fail(run, _public_error(result))
         elif over:
             whole = result is _END and not run.stream.ended
             run.stream.end()
@@ -170,15 +171,15 @@ class LongRequests:
         self._drop(run)
 
     def _drop(self, run: _Run, *, streamed: bool = False) -> None:
-        """Forget it, and close its generator; one that runs just now when its step has ended."""
+        """Drop the request and close its generator, after the running step if there is one."""
         if self._runs.pop(run.ticket.number, None) is not None:
             self._meter.batch(BatchStats(run.ticket.rows, run.queued, run.total, streamed))
         if not run.running:
             self._thread.submit(run.steps.close, _closed)
 
 
-def _told(error: BaseException) -> Exception:
-    """What the caller is told of a failed step; the log has what it is not told."""
+def _public_error(error: BaseException) -> Exception:
+    """Return the error that the client of a failed step gets; the log has the details."""
     failure = error
     if not isinstance(error, Exception):
         failure = MlctlError(ErrorCode.INTERNAL, "the request could not be run")
@@ -189,7 +190,7 @@ def _told(error: BaseException) -> Exception:
 
 
 def log_failure(error: Exception) -> None:
-    """Write down a failure of which its caller is told little."""
+    """Log a failure whose details the client does not get."""
     if not isinstance(error, MlctlError) or error.code is ErrorCode.INTERNAL:
         logger.error("a request failed in the model", exc_info=error)
 

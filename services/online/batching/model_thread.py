@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 Done = Callable[[_T | BaseException], None]
-# On a processor that both want the event loop goes first: it has little to do, and who is refused
-# or answered shall not wait until the model's share of the time is over.
+# The event loop goes first where both want the same core: it needs little time, and responses must
+# not wait for the end of the model's time slice.
 _NICER = 3
 
 
 class ModelThread:
-    """Does one piece of work after the other; results are told on the event loop's thread."""
+    """Runs one task after the other; results are delivered on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -37,7 +37,7 @@ class ModelThread:
         self._work.put((work, done))
 
     def stop(self) -> None:
-        """End the thread after the work that it was given."""
+        """End the thread after the submitted tasks."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -47,15 +47,15 @@ class ModelThread:
             result: Any
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits for it
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
                 result = error
-            # A loop that was closed has nobody left who waits.
+            # On a closed loop no request waits.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(done, result)
 
 
 def _give_way() -> None:
-    """Lower this thread's priority, where threads have one of their own."""
+    """Lower this thread's priority, on systems with priorities per thread."""
     if sys.platform != "linux":
         return
     thread = threading.get_native_id()

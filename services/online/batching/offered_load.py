@@ -1,9 +1,8 @@
-"""How much is offered: the gaps between requests, and what comes while a batch runs.
+"""Measure the offered load: gaps between requests, and arrivals while a batch runs.
 
-Only what comes while the model is busy is counted, and idle time counts as batches in whose
-time nothing came: clients that wait for their answers before they ask again can then never
-look like more than the model can do, however many they are, nor can one burst after a pause.
-As they keep it just busy, and ask now for more and now for less, what is little above that is
+Only arrivals during a busy model count, and idle time counts as batches without arrivals. So
+closed-loop clients never look like overload, however many they are, nor does one burst after a
+pause. Closed-loop clients keep the model just busy with fluctuating demand, so a small excess is
 overload only if it lasts.
 """
 
@@ -12,12 +11,12 @@ from __future__ import annotations
 from math import inf
 
 _GAP_WEIGHT = 1 / 8
-# The larger, the shorter the queue that builds up until overload is seen for what it is.
+# A larger weight detects overload sooner, with a shorter queue.
 _WEIGHT = 1 / 4
 _LASTING_WEIGHT = 1 / 16
-# One batch's count is cut off here: after a pause one alone never looks like overload.
+# The count of one batch is clipped here: one batch after a pause never looks like overload.
 _MOST = 3.0
-# Above this nobody doubts it; below, when what lasts is so much more than can be done.
+# Above this utilization overload is certain; below, with this lasting excess.
 _PLAIN = 1.5
 _EXCESS = 1 / 4
 _MOST_DOUBT = 16.0
@@ -27,7 +26,7 @@ class OfferedLoad:
     """Running means over about eight requests and the time of four full batches."""
 
     def __init__(self, longest_gap: float) -> None:
-        """A gap above `longest_gap` seconds counts as that: it is no use waiting for longer."""
+        """Gaps are clipped to `longest_gap` seconds: the scheduler never waits longer."""
         self.gap = longest_gap
         self.last_arrival = -longest_gap
         self.utilization = 0.0
@@ -37,9 +36,9 @@ class OfferedLoad:
 
     @property
     def doubt(self) -> float:
-        """Whether more is offered than can be done: 1 is certain, 16 hardly, and inf is not.
+        """Return the doubt about overload: 1 is certain, 16 is unlikely, inf is none.
 
-        It falls with the third power of the excess that lasts: twice the excess, an eighth.
+        It falls with the third power of the lasting excess: twice the excess, an eighth.
         """
         if self.utilization <= 1.0:
             return inf
@@ -51,28 +50,28 @@ class OfferedLoad:
         return max(1.0, min(_MOST_DOUBT, (_EXCESS / excess) ** 3))
 
     def arrived(self, now: float) -> None:
-        """A request came."""
+        """Record the arrival of a request."""
         gap = min(now - self.last_arrival, self._longest_gap)
         self.gap += _GAP_WEIGHT * (gap - self.gap)
         self.last_arrival = now
 
     def offered(self, units: int) -> None:
-        """So many rows (requests, if they are not joined) came while a batch ran."""
+        """Record rows (requests, if they are not joined) that arrived while a batch ran."""
         self._units += units
 
     def idle(self, batches: float) -> None:
-        """Nothing ran and nothing waited for the time of so many batches."""
+        """Record idle time as a number of full batches."""
         self._count(0.0, batches)
 
     def skip(self) -> None:
-        """What came during the batches that are not yet told of is not counted."""
+        """Discard the arrivals since the last `ended`."""
         self._units = 0
 
     def ended(self, possible: float, batches: float) -> None:
-        """The batch is over, in whose time full ones would have done `possible` units.
+        """Record the end of a batch, in whose time full batches process `possible` units.
 
-        It took as long as so many full `batches`, and counts by that: what comes in a short
-        one is no measure of what comes all the time.
+        It lasted as long as `batches` full batches and is weighted by that: arrivals during a short
+        batch say little about the average.
         """
         self._count(min(_MOST, self._units / possible) if possible > 0 else 0.0, batches)
         self._units = 0

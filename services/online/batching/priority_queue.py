@@ -16,7 +16,8 @@ MAX_CONSECUTIVE_HIGH = 4
 class Ticket(NamedTuple):
     """One waiting or running request.
 
-    `prompt` if it arrived at an idle server and must not wait; `long` if it runs in steps.
+    `prompt` if it arrived at an idle server and must not wait; `long` if it runs in steps; `part`
+    if it is a part of a request of more rows than a batch.
     A tuple because one is created per request, and a frozen dataclass takes three times as long.
     """
 
@@ -28,6 +29,7 @@ class Ticket(NamedTuple):
     prompt: bool
     priority: Priority = Priority.NORMAL
     long: bool = False
+    part: bool = False
 
 
 class PriorityQueue:

@@ -6,7 +6,9 @@ Invariants
 - An accepted request leaves the queue exactly once: scheduled, cancelled or expired.
 - Queued rows never exceed `limits.max_queue_rows`; at most one batch runs at a time.
 - A batch mixes only requests with equal keys (shapes), and only if rows are independent.
-- Requests of one key and priority are served in arrival order; no request starves.
+- The oldest request of a priority leads the next batch of it; no request starves. Later ones are
+  served in arrival order, except that a small one may fill a batch that a larger one does not fit,
+  and that whole requests and parts of large ones lead batches alternately.
 - Long requests run in steps: after each step comes a batch if one waits, and the reverse.
 - An idle model accepts any request, so a wrong estimate corrects itself.
 """
@@ -46,6 +48,7 @@ class BatchScheduler:
         self._lanes = PriorityQueue()
         self._time_sliced = TimeSlicedQueue()
         self._long_is_next = False
+        self._led_by_part = False
         self._step_seconds = 0.0
         sizes = limits.sizes if limits.joinable else ()
         self._size = BatchSize(self.costs, sizes or (limits.max_rows,))
@@ -57,7 +60,7 @@ class BatchScheduler:
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
         self._next = 0
-        self._rejection: CachedRejection | None = None
+        self.rejection: CachedRejection | None = None
 
     @property
     def waiting_rows(self) -> int:
@@ -75,6 +78,11 @@ class BatchScheduler:
         return self._lanes.rows >= self._size.next
 
     @property
+    def batch_rows(self) -> int:
+        """The rows of a full batch."""
+        return self._size.best
+
+    @property
     def idle(self) -> bool:
         """Whether no batch runs and the queue is empty."""
         return not self._busy and not self._lanes.count and not self._time_sliced.waiting
@@ -86,30 +94,35 @@ class BatchScheduler:
         now: float,
         deadline: float,
         priority: Priority = Priority.NORMAL,
+        *,
+        part: bool = False,
     ) -> Ticket:
         """Accept a request of `rows` rows, or raise.
 
+        A `part` of a large request neither counts as offered load nor is rejected for its predicted
+        wait, except by its deadline: all parts arrive at once, and a few large requests of clients
+        that wait for their answers would look like overload.
         QUEUE_FULL with a computed retry time, by the rows or by the predicted wait;
         PAYLOAD_TOO_LARGE for more rows than could ever wait; DEADLINE_EXCEEDED if the
         deadline has passed already.
         """
         limit = self.limits.max_queue_rows
-        if rows > limit:
-            raise _too_many_rows(rows, limit)
+        self.check_rows(rows)
         if deadline <= now:
             raise deadline_exceeded()
-        self._forecast.offered(rows, now)
+        if not part:
+            self._forecast.offered(rows, now)
         if self._lanes.rows + rows > limit:
             full = QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
-            self._rejection = CachedRejection(rows, priority, inf, full)
+            self.rejection = CachedRejection(rows, priority, inf, full)
             raise full
         prompt = self.idle
         if self._busy or self._lanes.rows >= self._size.next:
-            self._admit(rows, now, deadline, priority)
+            self._admit(rows, now, deadline, priority, part=part)
         elif self._linger is not None:
             prompt = prompt and not self._linger.may_linger(rows, now)
             self._linger.arrived(rows, now)
-        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority)
+        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority, False, part)
         self._next += 1
         self._lanes.add(ticket)
         # Who cannot be answered any more leaves then, and not only at the deadline.
@@ -117,10 +130,10 @@ class BatchScheduler:
         heapq.heappush(self._deadlines, (last_start, ticket.number))
         return ticket
 
-    @property
-    def rejecting(self) -> bool:
-        """Whether a request was rejected since the queue last shrank."""
-        return self._rejection is not None
+    def check_rows(self, rows: int) -> None:
+        """Raise PAYLOAD_TOO_LARGE for more rows than could ever wait."""
+        if rows > self.limits.max_queue_rows:
+            raise _too_many_rows(rows, self.limits.max_queue_rows)
 
     def quick_reject(
         self, rows: int | None, priority: Priority, now: float
@@ -130,7 +143,7 @@ class BatchScheduler:
         Valid for requests with the same rows and priority until the queue shrinks. With None for
         `rows`, for any number that is not a long request. Counted as a rejection.
         """
-        cached = self._rejection
+        cached = self.rejection
         if cached is None or now >= cached.until or priority != cached.priority:
             return None
         if rows is None:
@@ -152,8 +165,7 @@ class BatchScheduler:
         DEADLINE_EXCEEDED as `offer`.
         """
         limit = self.limits.max_queue_rows
-        if rows > limit:
-            raise _too_many_rows(rows, limit)
+        self.check_rows(rows)
         if deadline <= now:
             raise deadline_exceeded()
         self._forecast.offered(rows, now, long=True)
@@ -173,7 +185,7 @@ class BatchScheduler:
     def cancel(self, ticket: Ticket) -> bool:
         """Drop a request whose client disconnected; return whether it was queued, not running."""
         self._running.pop(ticket.number, None)
-        self._rejection = None
+        self.rejection = None
         waiting = self._time_sliced if ticket.long else self._lanes
         return waiting.remove(ticket.number) is not None
 
@@ -193,7 +205,7 @@ class BatchScheduler:
             ticket = self._running.pop(number, None) or self._lanes.remove(number)
             ticket = ticket or self._time_sliced.remove(number)
             if ticket is not None:
-                self._rejection = None
+                self.rejection = None
                 overdue.append(ticket)
         return overdue
 
@@ -211,7 +223,8 @@ class BatchScheduler:
             batch = [self._time_sliced.pop()]
         else:
             return []
-        self._rejection = None
+        self.rejection = None
+        self._led_by_part = batch[0].part
         if self._linger is not None:
             self._linger.released(now)
         long = batch[0].long
@@ -277,8 +290,11 @@ class BatchScheduler:
         """The rows of the running batch, or of the last one."""
         return self._forecast.running_rows
 
-    def _admit(self, rows: int, now: float, deadline: float, priority: Priority) -> None:
-        wait, longest = self._forecast.wait(priority, now), self._forecast.longest_wait()
+    def _admit(
+        self, rows: int, now: float, deadline: float, priority: Priority, *, part: bool
+    ) -> None:
+        wait = self._forecast.wait(priority, now)
+        longest = inf if part else self._forecast.longest_wait()
         in_time = deadline - now - self.costs.seconds(rows)
         if wait > min(longest, in_time):
             retry_after = self._forecast.retry_after(now)
@@ -286,11 +302,11 @@ class BatchScheduler:
                 self._lanes.rows, self.limits.max_queue_rows, retry_after, wait=wait
             )
             if wait > longest:  # the wait shrinks with time, until the queue changes
-                self._rejection = CachedRejection(rows, priority, now + wait - longest, error)
+                self.rejection = CachedRejection(rows, priority, now + wait - longest, error)
             raise error
 
     def _free_slot(self) -> None:
-        self._rejection = None
+        self.rejection = None
         self._running = {}
         self._busy = False
         self._compact()
@@ -328,20 +344,27 @@ class BatchScheduler:
     def _compose(self, now: float) -> tuple[list[Ticket], bool]:
         """Return the next request and those that join it, and whether the batch is full.
 
-        A request is not joined if the larger batch would end after a deadline in it.
+        A request is not joined if the larger batch would end after a deadline in it. One that does
+        not fit is passed over for later ones that do (backfilling, as in EASY for job queues): it
+        leads the next batch at the latest when it is the oldest. After a batch that a part of a
+        large request led, whole requests go first.
         """
         waiting = self._lanes.in_turn()
+        if self._led_by_part:
+            waiting = iter(sorted(waiting, key=lambda ticket: ticket.part))
         batch = [next(waiting)]
         rows, tightest = batch[0].rows, batch[0].deadline
         if not self.limits.joinable:
             return batch, True
         size = self._size.next
+        passed_over = False
         no_deadline_until = now + self.costs.seconds(size)
         for ticket in waiting:
             if ticket.key != batch[0].key:
                 continue
             if rows + ticket.rows > size:
-                return batch, True
+                passed_over = True
+                continue
             if ticket.deadline < tightest:  # noqa: PLR1730 - min is a call for each request
                 tightest = ticket.deadline
             if (
@@ -353,7 +376,7 @@ class BatchScheduler:
             rows += ticket.rows
             if rows >= size:
                 break
-        return batch, rows >= size
+        return batch, passed_over or rows >= size
 
     def _is_open(self, number: int) -> bool:
         return number in self._lanes or number in self._running or number in self._time_sliced

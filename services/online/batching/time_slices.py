@@ -1,7 +1,6 @@
-"""Long work of a model: done in steps, each of them in turn. Pure.
+"""The queue of requests that run in steps, such as streams, one step per turn. Pure.
 
-A request of more rows than a batch, or an answer that is made in pieces, would hold the
-model for as long as it takes. So it has one step at a time, and waits in between.
+A streamed answer would otherwise block the model until its end.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from services.online.batching.priority_queue import PriorityQueue, Ticket
 
 
 class TimeSlicedQueue:
-    """The long work that does not run just now: `waiting` for its turn, or parked.
+    """The stepwise requests that do not run now: `waiting` for their turn, or parked.
 
-    What is parked waits for its reader, and has no turn until it is resumed. Turns are by lane,
-    as those of batches are.
+    A parked request waits for its reader and gets no turn until it is resumed. Turns follow the
+    priorities, as those of batches do.
     """
 
     def __init__(self) -> None:
@@ -29,15 +28,15 @@ class TimeSlicedQueue:
 
     @property
     def waiting(self) -> int:
-        """How much of it could have its turn now."""
+        """The number of requests that can have their turn now."""
         return self._waiting.count
 
     def get(self, number: int) -> Ticket | None:
-        """The ticket of that number, if it is here."""
+        """Return the ticket with this number, or None."""
         return self._waiting.get(number) or self._parked.get(number)
 
     def add(self, ticket: Ticket, *, parked: bool = False) -> None:
-        """Put `ticket` at its lane's end, or aside."""
+        """Append `ticket` to the queue of its priority, or park it."""
         if parked:
             self._parked[ticket.number] = ticket
         else:
@@ -45,14 +44,14 @@ class TimeSlicedQueue:
         self.rows += ticket.rows
 
     def remove(self, number: int) -> Ticket | None:
-        """Take a ticket out; None if it is not here."""
+        """Remove and return a ticket, or None."""
         ticket = self._waiting.remove(number) or self._parked.pop(number, None)
         if ticket is not None:
             self.rows -= ticket.rows
         return ticket
 
     def resume(self, number: int, deadline: float) -> bool:
-        """Give a parked ticket its turns again, and a new deadline; whether it was parked."""
+        """Queue a parked ticket again with a new deadline; return whether it was parked."""
         if number not in self._parked:
             return False
         ticket = self._parked.pop(number)
@@ -60,7 +59,7 @@ class TimeSlicedQueue:
         return True
 
     def pop(self) -> Ticket:
-        """Take out whose turn it is; somebody must be waiting."""
+        """Remove and return the ticket whose turn it is; one must be waiting."""
         ticket = next(iter(self._waiting.in_turn()))
         self._waiting.release([ticket])
         self.rows -= ticket.rows

@@ -139,7 +139,7 @@ class GrpcCodec:
 
 
 def wants_final(message: Any) -> bool:
-    """Whether the caller of a stream asks for a response that only ends the answer."""
+    """Whether the client of a stream requests a final response without outputs."""
     return WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param
 
 

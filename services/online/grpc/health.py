@@ -55,13 +55,13 @@ class HealthService:
                 yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
                 await self._stopping.wait()
                 return
-            told = None
+            last = None
             while True:
                 turned = self._host.turned  # before the answer, so that no change is missed
                 answer = self._answer()
-                if answer != told:
+                if answer != last:
                     yield answer
-                    told = answer
+                    last = answer
                 if self._stopping.is_set():
                     return
                 await self._change(turned)

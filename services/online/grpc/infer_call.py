@@ -23,6 +23,7 @@ from services.online.grpc.status import status_of, trailers
 from services.online.observability.calls import GRPC, RequestRecord, Stages
 from services.online.security.public import failed, is_public
 from services.protocol.messages import SERVICE
+from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest
 
 PATH = f"/{SERVICE}/ModelInfer"
@@ -68,6 +69,11 @@ class InferCall:
         try:
             handler.access.require(head.authorization)
             self._hold.grow(arrived)
+            host = self._model.host
+            if host.rejecting and handler.is_single and b"priority" not in message:
+                full = host.quick_reject(Priority.NORMAL, arrived)
+                if full is not None:
+                    raise full  # noqa: TRY301 - as the decoder does
             before = self._model
             request = self._request = handler.messages.decode(message, self._use)
             if self._model is not before:
@@ -127,9 +133,10 @@ class InferCall:
         """Withdraw the call: its client disconnected or cancelled it."""
         if self._answered:
             return
+        queued = self._queued
         self._complete()
-        if self._queued is not None:
-            self._queued.cancel()
+        if queued is not None:
+            queued.cancel()
         self._report(asyncio.CancelledError())
 
     def stop(self, reason: MlctlError) -> None:
@@ -156,6 +163,7 @@ class InferCall:
 
     def _complete(self) -> None:
         self._answered = True
+        self._queued = None  # it refers to this object, and a cycle would wait for the collector
         self._hold.release()
 
 
@@ -166,6 +174,8 @@ class InferCalls:
         self.models = models
         self.messages = InferMessages(models)
         self._settings = models.settings
+        # Whether all calls are to one model, so that its queue may reject them unparsed.
+        self.is_single = len(models.all) == 1
         self._rejection: tuple[MlctlError, Fields] | None = None
         self.access = models.access
         self.seconds = self._settings.deadline_ms / 1000

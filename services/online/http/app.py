@@ -201,7 +201,7 @@ async def _stream(
 ) -> None:
     head = inference.open(headers, events.request_id, seen)
     deadline = asyncio.get_running_loop().time() + inference.seconds
-    with inference.hold() as hold:
+    with Hold(inference.inflight) as hold:
         body = await read_in_time(receive, inference, hold, deadline)
         streamed = await inference.submit_stream(head, body, hold)
         await send_events(streamed, inference, events, receive)
@@ -249,11 +249,11 @@ def close_if_expecting(headers: Mapping[bytes, bytes], response: Response) -> No
 
 
 async def send_error(
-    send: Send, error: MlctlError, asked: Mapping[bytes, bytes] = MappingProxyType({})
+    send: Send, error: MlctlError, headers: Mapping[bytes, bytes] = MappingProxyType({})
 ) -> None:
-    """Answer a request with the headers `asked` with the error table's status and headers."""
+    """Answer a request, which has `headers`, with the error table's status and headers."""
     response = error_response(error)
-    close_if_expecting(asked, response)
+    close_if_expecting(headers, response)
     await send_response(send, response)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ from urllib.parse import quote
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.online.batching.admission import QueueFullError
-from services.online.batching.budget import Hold
+from services.online.batching.budget import Hold, Inflight
 from services.online.batching.executor import Answer, Cancellable, forward
 from services.online.batching.scheduler import deadline_exceeded
-from services.online.http.responses import Response, error_response, success_to_wire
+from services.online.http.responses import Response, error_response, success_to_wire, to_wire
+from services.online.http.unparsed import header_value, whole_request_size
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import HTTP, RequestRecord, Stages
 from services.online.observability.ids import RequestIds
@@ -70,19 +70,19 @@ class RequestHead(NamedTuple):
     record: RequestRecord | None = None
 
 
-class PendingRequest:
+class PendingRequest(Hold):
     """An infer request that waits for its answer, as `BatchExecutor.enqueue` takes one.
 
     `head` is set when its headers were accepted, `request` when it was decoded, which took
-    `parse_seconds`. `hold` is its share of the memory budget.
+    `parse_seconds`. It is its own share of the memory budget.
     """
 
-    __slots__ = ("head", "hold", "parse_seconds", "request")
+    __slots__ = ("head", "parse_seconds", "request")
     head: RequestHead
     request: InferRequest
 
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
+    def __init__(self, inflight: Inflight) -> None:
+        super().__init__(inflight)
         self.parse_seconds = 0.0
 
     def done(self) -> bool:
@@ -111,12 +111,24 @@ class InferHandler:
 
     def __init__(self, host: ServedModel) -> None:
         self._host = host
+        path = f"/v2/models/{quote(host.name, safe='')}"
+        paths = (f"{path}/infer", f"{path}/versions/{host.digest}/infer")
+        # The request targets of this model's infer endpoint, as clients spell them.
+        self.targets = frozenset(path.encode() for path in paths)
         self._codec = V2Codec(host.name, host.digest, host.signature)
         # Two threads, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
         self._ids = RequestIds()
-        self._row_values = _values_of_row(host.signature)
         self._full: tuple[QueueFullError, Response] | None = None
+        self._full_wire: tuple[QueueFullError, bytes, bytes, bytes] | None = None
+        # Whether the last request that could be rejected unparsed was rejected.
+        self.rejecting = False
+        self.inflight = host.inflight
+        # The maximum time of a request from its headers to its answer, in seconds.
+        self.seconds = host.settings.deadline_ms / 1000
+        self.max_body_bytes = host.settings.max_body_bytes
+        # A declared length of fewer digits is below that.
+        self._digits = len(str(self.max_body_bytes))
         self._times = (0.0, 0.0)
         self._times_text = timing(0.0, 0.0)
 
@@ -129,24 +141,6 @@ class InferHandler:
     def signature(self) -> Signature:
         """The model's."""
         return self._host.signature
-
-    @property
-    def targets(self) -> frozenset[bytes]:
-        """The request targets of this model's infer endpoint, as clients spell them."""
-        path = f"/v2/models/{quote(self._host.name, safe='')}"
-        version = f"{path}/versions/{self._host.digest}"
-        return frozenset({f"{path}/infer".encode(), f"{version}/infer".encode()})
-
-    @property
-    def observed(self) -> bool:
-        """Whether requests may have an observability record now."""
-        observer = self._host.observer
-        return observer is not None and observer.active
-
-    @property
-    def seconds(self) -> float:
-        """The maximum time of a request from its headers to its answer, in seconds."""
-        return self._host.settings.deadline_ms / 1000
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
         """Return the caller's X-Request-Id if it can be echoed, else a new id."""
@@ -162,7 +156,9 @@ class InferHandler:
 
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise UNAUTHENTICATED if the server requires a token and the headers have none."""
-        self._host.access.require(headers.get(b"authorization"))
+        access = self._host.access
+        if access.required:
+            access.require(headers.get(b"authorization"))
 
     def open(
         self, headers: Mapping[bytes, bytes], request_id: bytes, record: RequestRecord | None = None
@@ -179,41 +175,38 @@ class InferHandler:
         coding = IDENTITY
         if b"content-encoding" in headers:
             coding = content_coding(headers[b"content-encoding"].decode("latin-1"))
-        declared = _number(headers, b"content-length")
-        if declared is not None:
-            self.check_size(declared)
-        json_length = _number(headers, b"inference-header-content-length")
+        length = headers.get(b"content-length")
+        if length is not None and (len(length) >= self._digits or not length.isdigit()):
+            self.check_size(_number(b"content-length", length))
+        json_length = None
+        length = headers.get(b"inference-header-content-length")
+        if length is not None:
+            json_length = _number(b"inference-header-content-length", length)
         priority = None
         if b"mlctl-priority" in headers:
             priority = parse_priority(headers[b"mlctl-priority"].decode("latin-1"))
         accept = headers.get(b"accept-encoding", b"")
         return RequestHead(request_id, json_length, coding, accept, priority, record)
 
-    def hold(self) -> Hold:
-        """Return a request's share of the bytes in flight, still empty.
-
-        The caller grows it as the body arrives and releases it when the request is over.
-        """
-        return Hold(self._host.inflight)
-
     def check_size(self, size: int) -> None:
         """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the limit."""
-        if size > self._host.settings.max_body_bytes:
-            raise too_large(self._host.settings.max_body_bytes)
+        if size > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
 
     def submit(self, pending: PendingRequest, body: bytes, timeout: float) -> Cancellable:
         """Inflate and decode the body, and queue the request for at most `timeout` seconds.
 
-        `pending.hold` has the body's bytes; what a compressed body inflates to is added. Returns
-        what withdraws the request.
+        `pending` is charged for the body's bytes; what a compressed body inflates to is added.
+        Returns what withdraws the request.
         """
         start = perf_counter()
         head = pending.head
         if head.record is not None:
             head.record.bytes_in = len(body)
-        full = self._host.quick_reject(head.priority or Priority.NORMAL)
-        if full is not None and self._is_short(head, body):
-            raise full
+        if self._host.rejecting and head.coding == IDENTITY and b"priority" not in body:
+            full = self._host.quick_reject(head.priority or Priority.NORMAL, len(body))
+            if full is not None:
+                raise full
         if _is_heavy(head, body):
             task = asyncio.get_running_loop().create_task(
                 self._submit_apart(pending, body, timeout)
@@ -223,16 +216,6 @@ class InferHandler:
         pending.parse_seconds = perf_counter() - start
         limit = timeout if request.timeout is None else min(timeout, request.timeout)
         return self._host.handle(request, pending, limit, head.priority or request.priority)
-
-    def _is_short(self, head: RequestHead, body: bytes) -> bool:
-        """Whether a request has at most a batch's rows and the priority of its headers.
-
-        This is known from the size of the body: each value takes at least a byte.
-        """
-        limits, row_values = self._host.limits, self._row_values
-        if limits is None or head.coding != IDENTITY or b"priority" in body:
-            return False
-        return len(body) <= row_values * limits.max_rows
 
     async def submit_stream(self, head: RequestHead, body: bytes, hold: Hold) -> StreamedAnswer:
         """Decode the body and queue the request for a streamed answer, sent as JSON.
@@ -310,10 +293,42 @@ class InferHandler:
         if not isinstance(error, QueueFullError):
             return error_response(error, [(b"x-request-id", request_id)])
         # In overload many requests get the same error.
+        self.rejecting = True
         if self._full is None or self._full[0] is not error:
             self._full = error, error_response(error)
         status, headers, body = self._full[1]
         return Response(status, [*headers, (b"x-request-id", request_id)], body)
+
+    def reject_unparsed(self, request: bytes, headers: bytes) -> bytes | None:
+        """Return the response to a whole request that the queue certainly rejects, else None.
+
+        Only the size of the request is read, its target and its id: in overload a rejection must
+        cost less than an answer. None for a request that is unusual in any way, which the parser
+        then reads. `headers` are the server's own header lines.
+        """
+        if self._host.access.required:
+            return None
+        size = whole_request_size(request, self.targets)
+        full = None
+        if size is not None and self._host.rejecting and b"priority" not in request:
+            full = self._host.quick_reject(Priority.NORMAL, size)
+        if full is None:
+            self.rejecting = size is None
+            return None
+        own = header_value(request, b"x-request-id")
+        request_id = self._ids.of(own)
+        self._host.count(HTTP, full)
+        if self._host.observer is not None and self._host.observer.active:
+            trace = {b"traceparent": header_value(request, b"traceparent")}
+            fields = {name: value for name, value in trace.items() if value is not None}
+            self.report(self.observe(fields, request_id), full)
+        cached = self._full_wire
+        if cached is None or cached[0] is not full or cached[1] is not headers:
+            mark = b"\0"
+            response = error_response(full, [(b"x-request-id", mark)])
+            start, _, end = to_wire(response, headers, close=False).partition(mark)
+            cached = self._full_wire = full, headers, start, end
+        return b"%b%b%b" % (cached[2], request_id, cached[3])
 
     def connection_rejected(self, status: int) -> None:
         """Count a connection that the protocol rejected with `status` before any request."""
@@ -344,7 +359,7 @@ class InferHandler:
         start = perf_counter()
         try:
             async with asyncio.timeout(seconds):
-                request = await self._decode_apart(pending.head, body, pending.hold)
+                request = await self._decode_apart(pending.head, body, pending)
         except TimeoutError:
             raise deadline_exceeded() from None
         pending.request = request
@@ -355,7 +370,7 @@ class InferHandler:
 
     async def _decode_apart(self, head: RequestHead, body: bytes, hold: Hold) -> InferRequest:
         if head.coding != IDENTITY:
-            arrived, limit = len(body), self._host.settings.max_body_bytes
+            arrived, limit = len(body), self.max_body_bytes
             body = await inflate_on_thread(
                 body, head.coding, limit, lambda size: hold.grow(arrived + size), self._decoder
             )
@@ -373,13 +388,6 @@ def _is_heavy(head: RequestHead, body: bytes) -> bool:
     return json > _HEAVY_JSON or head.coding != IDENTITY
 
 
-def _values_of_row(signature: Signature) -> int:
-    """Return how many values a row has at least, over all inputs; 0 if that is not known."""
-    if not signature.batched or not signature.bounded:
-        return 0
-    return sum(math.prod(spec.shape[1:]) for spec in signature.inputs)
-
-
 def timing(queue: float, infer: float) -> bytes:
     """Return the Server-Timing header of an answer; both times in seconds."""
     return b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
@@ -392,10 +400,7 @@ def too_large(limit: int) -> MlctlError:
     )
 
 
-def _number(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
-    value = headers.get(name)
-    if value is None:
-        return None
+def _number(name: bytes, value: bytes) -> int:
     if not value.isdigit() or len(value) > 18:
         raise MlctlError(
             ErrorCode.INVALID_INPUT, f"header {name.decode()} is not a number of bytes"

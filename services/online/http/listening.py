@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 # Connections with TLS that are accepted per tick.
 _TURN = 16
-# The pause before the next try when no more files may be open.
+# The pause before the next try at the limit of open files.
 _BREATH_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 10.0
 # The time that unfinished handshakes get at the end.
@@ -38,8 +38,8 @@ class Guest(Protocol):
 class Listening(asyncio.AbstractServer):
     """Makes the connections to `listener`, which listens, to protocols of `factory`: `Guest`s.
 
-    `servers` accept them. With `tls` there are none: no server tells who still shakes hands, so
-    they are accepted here.
+    `servers` accept them. With `tls` there are none: a server does not report open handshakes, so
+    connections are accepted here.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Listening(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """What it listens on."""
+        """The listening sockets."""
         return () if self._closed else (self._listener,)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -74,20 +74,20 @@ class Listening(asyncio.AbstractServer):
         return not self._closed
 
     async def start_serving(self) -> None:
-        """It has from the first."""
+        """Do nothing: it serves from its creation on."""
 
     async def serve_forever(self) -> None:
         await self._loop.create_future()
 
     def close(self) -> None:
-        """Refuse connections from now on, and ask who was not quite one yet to end soon."""
+        """Stop accepting; connections from the backlog are asked to end after one request."""
         if self._closed:
             return
         self._closed = True
         if self._tls is not None:
             self._loop.remove_reader(self._listener)
         # The process that started this one has the listener open as well. To close it here
-        # alone would leave it to take connections that nobody answers.
+        # alone would leave it accepting connections that are never answered.
         with contextlib.suppress(OSError):
             for client in self._waiting():
                 self._let_in(client)
@@ -99,7 +99,7 @@ class Listening(asyncio.AbstractServer):
             self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Return when those who were let in at the end are gone."""
+        """Wait until the connections from the backlog are closed."""
         try:
             if self._coming:
                 await asyncio.wait(self._coming, timeout=_GRACE_SECONDS)
@@ -123,14 +123,14 @@ class Listening(asyncio.AbstractServer):
             self._loop.call_later(_BREATH_SECONDS, self._watch)
 
     def _waiting(self) -> Iterator[socket.socket]:
-        """The connections that the kernel has accepted."""
+        """Yield the connections that the kernel has accepted."""
         while True:
             try:
                 client, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except ConnectionError:
-                continue  # it has left again
+                continue  # the client closed it
             client.setblocking(False)
             yield client
 
@@ -146,7 +146,7 @@ class Listening(asyncio.AbstractServer):
                 lambda: guest, client, ssl=self._tls, ssl_handshake_timeout=self._patience
             )
         except OSError:
-            return  # it left, or does not shake hands
+            return  # it closed, or the handshake failed
         if self._closed:
             guest.shutdown()
             self._late.append(guest)

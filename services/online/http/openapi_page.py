@@ -26,7 +26,7 @@ class OpenApiPage:
         await send({"type": "http.response.body", "body": response.body})
 
     def _made(self) -> bytes:
-        """The document, made when it is first asked for: to answer requests needs none of it."""
+        """The document, built at its first request."""
         if not self._text:
             from services.online.openapi.document import document, to_text
             from services.online.openapi.model import describe

@@ -13,7 +13,7 @@ import inspect
 import keyword
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
@@ -48,7 +48,6 @@ from services.protocol.wire import declare, shown
 ROUTE = "/predict"
 # The arguments are read on the event loop, at about a microsecond for each value.
 MAX_VALUES = 1 << 20
-_MEDIA_TYPES = frozenset({"", "application/json"})
 _MAX_NAMED = 5
 logger = logging.getLogger("mlctl.predict")
 
@@ -57,7 +56,7 @@ class PredictApp:
     """The ASGI application of `/predict` and `/predict/NAME`."""
 
     def __init__(self, serving: Serving) -> None:
-        self._apis = {path: _Predict(model) for path, model in predict_routes(serving).items()}
+        self._apis = {path: ModelCalls(model) for path, model in predict_routes(serving).items()}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         api = self._apis.get(scope["path"])
@@ -69,8 +68,14 @@ class PredictApp:
         await send_response(send, response)
 
 
-class _Predict:
-    """Answers the calls of one model."""
+# Returns the body of an answer with these outputs.
+Encode = Callable[[Mapping[str, np.ndarray]], bytes]
+
+
+class ModelCalls:
+    """Answers the calls of one model, at one path."""
+
+    media_types = frozenset({"", "application/json"})
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -101,6 +106,7 @@ class _Predict:
         record = self._observe(headers, request_id)
         try:
             body = await self._answer(scope["method"], headers, receive, record)
+            media_type = media_type_of(headers) or "application/json"
         except (GoneError, asyncio.CancelledError) as error:
             self._failed(asyncio.CancelledError(), record)
             if not isinstance(error, GoneError):
@@ -118,7 +124,7 @@ class _Predict:
         else:
             model.count(PREDICT, None)
             extra = [(b"x-request-id", request_id)]
-            response = make_response(200, b"application/json", body, extra)
+            response = make_response(200, media_type.encode(), body, extra)
         await send_response(send, response)
 
     async def _answer(
@@ -132,8 +138,8 @@ class _Predict:
         end = asyncio.get_running_loop().time() + self.seconds
         if method != "POST":
             raise MethodError(("POST",))
-        media_type = headers.get(b"content-type", b"").decode("latin-1")
-        if media_type.partition(";")[0].strip().lower() not in _MEDIA_TYPES:
+        media_type = media_type_of(headers)
+        if media_type not in self.media_types:
             raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content type is not served")
         if b"content-encoding" in headers:
             raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content encoding is not served")
@@ -147,24 +153,23 @@ class _Predict:
             body = await read_in_time(receive, self, hold, end)
             if record is not None:
                 record.bytes_in = len(body)
-            inputs = self._decode(body)
+            inputs, encode = self.read(media_type, body)
             left = end - asyncio.get_running_loop().time()
             answer = await model.infer(inputs, left, priority)
-            content = self._encode(answer.outputs)
+            content = encode(answer.outputs)
         if record is not None and model.observer is not None:
             stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)
             model.observer.answered(record, stages, inputs, answer, len(content))
         return content
 
+    def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
+        """Return the inputs in `body`, and what encodes the outputs as the same media type."""
+        assert media_type in self.media_types
+        return self._decode(body), self._encode
+
     def _decode(self, body: bytes) -> dict[str, np.ndarray]:
         """Return the inputs by the tensors' names; INVALID_INPUT, PAYLOAD_TOO_LARGE."""
-        # Each value but the outermost follows one of these.
-        if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
-            raise MlctlError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
-                f"the body has more than {MAX_VALUES} values",
-                "Send fewer rows in each request, or binary data to /v2/models/NAME/infer.",
-            )
+        check_values(body)
         arguments = parse_object(body)
         missing = [f"{shown(name)} is missing" for name in self._inputs if name not in arguments]
         if missing:
@@ -177,7 +182,7 @@ class _Predict:
 
     def _encode(self, outputs: Mapping[str, np.ndarray]) -> bytes:
         specs = self._model.signature.outputs
-        values = {self._outputs[spec.name]: _to_json(spec, outputs[spec.name]) for spec in specs}
+        values = {self._outputs[spec.name]: to_json(spec, outputs[spec.name]) for spec in specs}
         document = next(iter(values.values())) if len(values) == 1 else values
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -200,6 +205,25 @@ def predict_routes(serving: Serving) -> dict[str, ServedModel]:
     if len(serving.hosts) > 1:
         routes |= {f"{ROUTE}/{host.name}": host for host in serving.hosts}
     return routes
+
+
+def check_values(body: bytes, marks: bytes = b",[{") -> None:
+    """Raise PAYLOAD_TOO_LARGE if `body` may have more than MAX_VALUES values.
+
+    Each value of JSON, but the outermost, follows one of the default `marks`.
+    """
+    if sum(map(body.count, marks)) > MAX_VALUES:
+        raise MlctlError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"the body has more than {MAX_VALUES} values",
+            "Send fewer rows in each request, or binary data to /v2/models/NAME/infer.",
+        )
+
+
+def media_type_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the media type of a request's body in lower case; empty if it names none."""
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    return content_type.partition(";")[0].strip().lower()
 
 
 def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
@@ -277,7 +301,7 @@ def to_array(spec: TensorSpec, value: Any) -> np.ndarray:
     return decode_data(declare({spec.name: spec}, spec.name, spec.dtype.value, shape), value)
 
 
-def _to_json(spec: TensorSpec, array: np.ndarray) -> Any:
+def to_json(spec: TensorSpec, array: np.ndarray) -> Any:
     """Return an output for `orjson`, nested in its shape; raises what V2's JSON raises."""
     flat = encode_data(spec, array)
     if isinstance(flat, list):

@@ -11,7 +11,9 @@ from services.online.http.responses import Response
 from services.online.security.tokens import Access, unauthenticated
 
 # Probes have no token, and their answers reveal nothing else.
-PROBES = frozenset({"/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready"})
+PROBES = frozenset(
+    {"/livez", "/readyz", "/healthz", "/ping", "/v2/health/live", "/v2/health/ready"}
+)
 _POLICY_VIOLATION = 1008
 Reject = Callable[[MlctlError, Message], Response]
 

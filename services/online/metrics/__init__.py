@@ -1,1 +1,1 @@
-"""What is counted of requests and batches, and how Prometheus is told."""
+"""Counters and histograms of requests and batches, and their export to Prometheus."""

@@ -24,8 +24,8 @@ from services.online.metrics.triton import TritonNames
 
 OK = "ok"
 GONE = "gone"
-# The outcomes that are no refusal: what was answered, what nobody waited for any more,
-# what came too late (counted on its own) and what is the server's own fault.
+# The outcomes that are no rejection: answers, disconnected clients, missed deadlines (which have a
+# counter of their own) and errors of the server.
 _NOT_REJECTED = frozenset({OK, GONE, "deadline_exceeded", "internal"})
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
@@ -111,7 +111,7 @@ class Metrics:
         self._make_histograms(model, registry)
         self._make_gauges(model, registry)
         self._triton = TritonNames.of(model, registry)
-        self._exposition.touch()  # a worker is there before anyone asks it
+        self._exposition.touch()  # a worker counts before its first request
 
     def request(self, protocol: str, outcome: str, count: int = 1) -> None:
         """Count `count` requests of `protocol` ("http", "grpc", "predict") by their outcome."""
@@ -159,7 +159,7 @@ class Metrics:
         self._exposition.touch()
 
     def first_piece(self, seconds: float) -> None:
-        """Record that a stream has its first piece, so long after it was asked for."""
+        """Record the seconds from a stream's request to its first piece."""
         self._first_piece.observe(seconds)
         self._exposition.touch()
 
@@ -169,13 +169,13 @@ class Metrics:
         self._exposition.touch()
 
     def hung(self) -> None:
-        """Record that the model's run never ends; asked on any thread."""
+        """Record that the model hangs; safe on any thread."""
         self._hung = True
 
     def tally(self) -> Tally:
         """Return everything that was counted so far, as one value."""
         self._fold()
-        outcomes = dict(self._outcomes)  # a scrape may run beside who counts
+        outcomes = dict(self._outcomes)  # a scrape may run on another thread
         failed = sum(count for (_, outcome), count in outcomes.items() if outcome not in {OK, GONE})
         return Tally(
             answered=sum(self._stages["infer"].counts) + sum(self._streams.counts),
@@ -189,7 +189,7 @@ class Metrics:
         )
 
     def publish(self) -> None:
-        """Tell prometheus-client everything that was counted so far."""
+        """Push all counts to prometheus-client."""
         self._exposition.publish()
 
     def _make_counters(self, model: str, registry: CollectorRegistry) -> None:
@@ -202,7 +202,7 @@ class Metrics:
         )
         self._rejection_sink = CounterSink(
             "mlctl_rejections",
-            "Requests that were refused, by the error code.",
+            "Rejected requests, by the error code.",
             {"model": model},
             ("reason",),
             registry,

@@ -1,7 +1,7 @@
 """The counters that Triton's dashboards, alerts and autoscalers ask for, under Triton's names.
 
 Triton's names do not end in `_total`, as prometheus-client's counters always do. So they are
-gauges here that only grow; `rate` and `increase` do not look at the type.
+gauges here that only grow; `rate` and `increase` ignore the type.
 """
 
 from __future__ import annotations

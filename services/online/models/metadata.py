@@ -41,8 +41,8 @@ def metadata(serving: Serving, name: str, version: str = "") -> dict[str, Any]:
     """
     if is_group(serving, name, version):
         versions = [serving.digest]
-        told = {"name": name, "versions": versions, "platform": _TOGETHER}
-        return {**told, "inputs": [], "outputs": []}
+        document = {"name": name, "versions": versions, "platform": _TOGETHER}
+        return {**document, "inputs": [], "outputs": []}
     return model_metadata(serving.find(name, version))
 
 

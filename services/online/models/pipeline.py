@@ -1,4 +1,4 @@
-"""A pipeline as one more model of a server: it asks its stages' hosts, one after the other.
+"""A pipeline as one more model of a server: it calls its stages' models in order.
 
 Each stage has its own batcher, so that requests which came at different times, or to the
 stage alone, share its batches. The caller's deadline is that of all stages together.
@@ -27,7 +27,7 @@ from services.runtime.streaming import Answer, AnswerStream
 
 
 class ServedPipeline(ServedModel):
-    """What is a `ServedModel` to those who ask, and has no model of its own."""
+    """A pipeline with the interface of a `ServedModel`, without a model of its own."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ServedPipeline(ServedModel):
         return Answer(answer.outputs, queued, ran, answer.batch_rows)
 
     def _check(self, inputs: Arrays) -> None:
-        """INVALID_INPUT now for what a later stage would refuse when others have run."""
+        """Raise INVALID_INPUT for what a later stage would reject after others have run."""
         wanted = {spec.name: spec for spec in self.signature.inputs}
         if inputs.keys() != wanted.keys():
             names, given = ", ".join(map(repr, wanted)), ", ".join(map(repr, sorted(inputs)))
@@ -168,8 +168,8 @@ class ServedPipeline(ServedModel):
             return
         rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}
         if len(set(rows.values())) > 1:
-            told = ", ".join(f"{name!r} has {count}" for name, count in rows.items())
-            raise invalid(f"the inputs must have equally many rows: {told}")
+            counts = ", ".join(f"{name!r} has {count}" for name, count in rows.items())
+            raise invalid(f"the inputs must have equally many rows: {counts}")
 
     def _check_phase(self) -> None:
         if self.phase is not ModelPhase.READY:

@@ -3,7 +3,7 @@
 What is the server's alone is shared: settings, tokens, the bytes in flight, draining. The
 server is ready when all are, and one that hangs ends the worker for all. A `ServedModel` by
 itself is the same to those who serve: a server with one model. A pipeline is one more of
-several, the first; it asks the others.
+several, the first; it calls the others.
 """
 
 from __future__ import annotations

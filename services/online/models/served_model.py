@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 from enum import Enum
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
 from services.online.batching.executor import (
@@ -49,7 +51,7 @@ _MAX_QUEUE_ROWS = 4096
 _HANG_FACTOR = 20
 # How long a stop waits for a batch whose callers have all had an answer.
 _STOP_GRACE_SECONDS = 5.0
-# The collector's thresholds: of young objects, and of its looks at those that it met before.
+# The collector's thresholds: young objects, and collections between those of older generations.
 _COLLECTED = (10_000, 20, 50)
 logger = logging.getLogger("mlctl.host")
 
@@ -79,6 +81,8 @@ class ServedModel:
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
         self.settings = settings
+        self._row_values = _values_of_row(bundle.manifest.signature)
+        self._deadline = settings.deadline_ms / 1000
         self.phase = ModelPhase.NEW
         self.access = settings.access()
         self.draining = False
@@ -187,7 +191,7 @@ class ServedModel:
         # What was loaded so far lives as long as the process: keep the collector off it.
         gc.collect()
         gc.freeze()
-        # Requests hardly make cycles: to seek some among those that wait took 6 % of the loop.
+        # Requests make no reference cycles; a search among waiting ones took 6 % of the loop.
         gc.set_threshold(*_COLLECTED)
         self.phase = ModelPhase.READY
         logger.info("model %s (%s) is ready, inline=%s", self.name, self.digest[:12], inline)
@@ -198,19 +202,31 @@ class ServedModel:
         timeout: float | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> asyncio.Future[Answer]:
-        """Ask the model; cancel the future to leave. `timeout` can only shorten the deadline.
+        """Queue a request; cancel the future to withdraw it. `timeout` only shortens the deadline.
 
         Raises UNAVAILABLE unless ready, and what `BatchExecutor.submit` raises.
         """
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
-    def quick_reject(self, priority: Priority) -> QueueFullError | None:
-        """Return the error that any request of up to `limits.max_rows` rows gets now, else None."""
-        if self._batching is None or not self._batching.rejecting or self._precomputed is not None:
+    @property
+    def rejecting(self) -> bool:
+        """Whether a request was rejected since the queue last shrank."""
+        return self._batching is not None and self._batching.rejecting
+
+    def quick_reject(self, priority: Priority, size: int) -> QueueFullError | None:
+        """Return the error that a request whose body has `size` bytes certainly gets, else None.
+
+        A value takes at least a byte, so the size bounds the rows: with more than `limits.max_rows`
+        the request could be accepted.
+        """
+        batching = self._batching
+        if batching is None or self._precomputed is not None:
             return None
         if self.phase is not ModelPhase.READY or self._hung:
             return None
-        return self._batching.quick_reject(priority)
+        if size > self._row_values * batching.limits.max_rows:
+            return None
+        return batching.quick_reject(priority)
 
     def handle(
         self, request: InferRequest, waiter: Waiter, timeout: float | None, priority: Priority
@@ -221,7 +237,8 @@ class ServedModel:
         Raises UNAVAILABLE unless ready, and what `BatchExecutor.enqueue` raises.
         """
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
-            seconds = self._seconds(timeout)
+            limit = self._deadline
+            seconds = limit if timeout is None or timeout > limit else timeout
             return self._serving().enqueue(request.inputs, waiter, seconds, priority)
         return forward(self.ask(request, timeout, priority), waiter)
 
@@ -251,11 +268,11 @@ class ServedModel:
         return self._batching
 
     def _seconds(self, timeout: float | None) -> float:
-        limit = self.settings.deadline_ms / 1000
+        limit = self._deadline
         return limit if timeout is None else min(limit, timeout)
 
     def count(self, protocol: str, error: BaseException | None, count: int = 1) -> None:
-        """Record requests' outcome: None is success, a cancellation is a caller who left."""
+        """Record the outcome of requests: None is success, a cancellation a disconnected client."""
         if self._metrics is None:
             return
         self._metrics.request(protocol, outcome_of(error), count)
@@ -280,9 +297,9 @@ class ServedModel:
             self.observer.expose(self.name, self._registry)
 
     async def stop(self, grace: float = _STOP_GRACE_SECONDS) -> None:
-        """Accept no more, answer what was accepted (each within its deadline), end the thread.
+        """Stop accepting, answer accepted requests within their deadlines, end the thread.
 
-        A run that outlasts its callers is given `grace` seconds: it may never end.
+        A run that outlasts its requests gets `grace` seconds: it may never end.
         """
         self.phase = ModelPhase.STOPPING
         if self._precomputed is not None:
@@ -300,7 +317,7 @@ class ServedModel:
             self._batching.close()
 
     def _longest(self) -> float:
-        """For how many seconds the batch that runs now may run, by what is known of others."""
+        """Return for how many seconds the running batch may run, by the measured costs."""
         if self._batching is None:
             return 0.0
         # One request may have more rows than a batch, and runs in as many parts as it takes.
@@ -335,6 +352,13 @@ class ServedModel:
             linger=max_wait_ms is None and not inline,
             sizes=(*smaller, max_rows),
         )
+
+
+def _values_of_row(signature: Signature) -> int:
+    """Return how many values a row has at least, over all inputs; 0 if that is not known."""
+    if not signature.batched or not signature.bounded:
+        return 0
+    return sum(math.prod(spec.shape[1:]) for spec in signature.inputs)
 
 
 def _first(ours: float | None, theirs: float | None) -> float | None:

@@ -50,7 +50,7 @@ def model_statistics(*hosts: ServedModel) -> dict[str, Any]:
     """What this worker counted since it started, times in nanoseconds; UNAVAILABLE before that.
 
     Requests count in `inference_stats`, rows in `inference_count`, batches in the rest. The
-    time of requests that failed is not measured: most are refused before there is any.
+    time of requests that failed is not measured: most are rejected before there is any.
     """
     return {"model_stats": [_statistics(host) for host in hosts]}
 

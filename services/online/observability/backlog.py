@@ -1,4 +1,4 @@
-"""What the path of a request hands to the observer's thread: a bounded list that never blocks."""
+"""A bounded queue from the request path to the observer's thread that never blocks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Backlog(Generic[_T]):
         self._items.append(item)
 
     def take(self) -> list[_T]:
-        """All that is there, oldest first."""
+        """Remove and return all items, oldest first."""
         items = self._items
         return [items.popleft() for _ in range(len(items))]
 
     def free(self, size: int) -> None:
-        """The memory of taken items, `size` bytes, is held no more."""
+        """Release `size` bytes of taken items."""
         self._freed_bytes += size

@@ -68,13 +68,13 @@ class SamplingControl:
     def _read(self) -> Sampling:
         assert self._path is not None
         try:
-            asked = Sampling.from_json(self._path.read_text())
+            commanded = Sampling.from_json(self._path.read_text())
         except (MlctlError, OSError, UnicodeDecodeError) as error:
             logger.warning("nothing is recorded: MLCTL_SAMPLE_CONTROL cannot be used: %s", error)
             return OFF
         # Whoever may write the file may not undo what the server was started to keep out.
-        redact = {*asked.redact, *self._settings.redact}
-        return replace(asked, redact=tuple(sorted(redact)))
+        redact = {*commanded.redact, *self._settings.redact}
+        return replace(commanded, redact=tuple(sorted(redact)))
 
 
 class Recorder:
@@ -114,11 +114,11 @@ class Recorder:
         sampling: Sampling,
         at: float,
         rows: int,
-        asked: Arrays,
+        request_inputs: Arrays,
         answered: Arrays,
     ) -> None:
         """Note one request; its arrays are not changed by anyone from now on."""
-        inputs = _kept(asked, sampling) if sampling.inputs else {}
+        inputs = _kept(request_inputs, sampling) if sampling.inputs else {}
         # An answer is a part of its batch's, all of which would be held.
         outputs = {name: array.copy() for name, array in _kept(answered, sampling).items()}
         size = max(_size(inputs), record.bytes_in or 0 if inputs else 0) + _size(outputs)

@@ -54,7 +54,7 @@ def trace_id(header: bytes) -> bytes | None:
 
 
 def is_sampled(header: bytes | None) -> bool:
-    """Whether the caller records its trace: a look at one digit, the rest is not checked."""
+    """Whether the client samples its trace: one digit is read, the rest is not checked."""
     return (
         header is not None
         and len(header) >= _FLAGS_END

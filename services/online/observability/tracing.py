@@ -1,6 +1,6 @@
 """OpenTelemetry spans of the requests whose caller records its trace (W3C trace context).
 
-The path of a request looks at one header. Spans are made afterwards, by the observer's thread,
+The request path reads one header. Spans are made afterwards, by the observer's thread,
 from the seconds that each stage took, and sent by the SDK's own thread over OTLP/HTTP.
 """
 

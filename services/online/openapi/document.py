@@ -24,7 +24,7 @@ Every error is `{"error": sentence, "code": stable name, "hint": what to do}`. A
 `application/octet-stream` is the JSON of a request, whose length in bytes the header
 Inference-Header-Content-Length tells, and then the raw little-endian data of the inputs that have
 the parameter `binary_data_size`, in their order; each element of BYTES comes after its length in
-four bytes. An answer has the same form where binary data was asked for.
+four bytes. A response has the same form where binary data was requested.
 The typed API `/predict` is described by `/docs.json`."""
 _ANY = {"type": "string", "format": "binary"}
 _WORDS = {400: "The request is wrong.", 503: "Repeat it after the time that Retry-After names."}
@@ -88,14 +88,14 @@ def _labelled(models: Sequence[ApiModel]) -> Iterator[tuple[str, ApiModel]]:
 
 def _server_paths(*, token: bool) -> Iterator[tuple[str, Schema]]:
     probe: Schema = {} if not token else {"security": [{}]}
-    told = _get("server", "The server's name, version and extensions", "Server")
-    yield "/v2", {"get": told}
+    described = _get("server", "The server's name, version and extensions", "Server")
+    yield "/v2", {"get": described}
     for path, name, schema in (
         ("/v2/health/live", "live", "Live"),
         ("/v2/health/ready", "ready", "Ready"),
     ):
-        asked = _get(name, f"Whether the server is {name}", schema, fails=schema)
-        yield path, {"get": {**asked, **probe}}
+        probed = _get(name, f"Whether the server is {name}", schema, fails=schema)
+        yield path, {"get": {**probed, **probe}}
     question = {"content": _json("IndexQuestion"), "required": False}
     index = _operation("index", "The models, and whether they are ready", "Index", 400, 413, 503)
     yield "/v2/repository/index", {"post": {**index, "requestBody": question}}
@@ -109,8 +109,8 @@ def _model_paths(label: str, model: ApiModel) -> Iterator[tuple[str, Schema]]:
         more: Schema = {"parameters": [_version(model)]} if suffix else {}
         named = f"{label}{suffix}"
         about = f"of model {model.name}"
-        told = _get(f"{named}Metadata", f"Versions and tensors {about}", "Metadata", 404)
-        yield path, {"get": told, **more}
+        described = _get(f"{named}Metadata", f"Versions and tensors {about}", "Metadata", 404)
+        yield path, {"get": described, **more}
         ready = _get(f"{named}Ready", f"Readiness {about}", "ModelReady", 404, fails="ModelReady")
         yield f"{path}/ready", {"get": ready, **more}
         config = _get(f"{named}Config", f"How batches are made {about}", "Configuration", 404, 503)

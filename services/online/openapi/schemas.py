@@ -99,7 +99,7 @@ def error_schema() -> Schema:
 
 
 def error_codes() -> dict[int, list[str]]:
-    """The codes that a caller may be told, by their HTTP status."""
+    """Return the public error codes by HTTP status."""
     found: dict[int, list[str]] = {}
     for code in sorted(CALLERS):
         found.setdefault(ERROR_TABLE[code].http, []).append(code.value)
@@ -239,7 +239,7 @@ def _request_parameters() -> Schema:
         },
         "entity_key": {
             "anyOf": [*_KEY["anyOf"], keys, {"type": "null"}],
-            "description": "Whose precomputed answer to look up first, one for each row.",
+            "description": "The entity keys whose precomputed answers come first, one per row.",
         },
     }
     return {"type": ["object", "null"], "properties": properties}

@@ -22,8 +22,8 @@ def exposure(
 ) -> str | None:
     """The sentence about listening on `host`; None where other machines do not reach it.
 
-    INVALID_INPUT for an address that everybody may call, unless somebody sees the warning
-    (`interactive`) or said before that it is meant (`insecure`).
+    INVALID_INPUT for a public address, unless an operator sees the warning (`interactive`) or
+    accepted it (`insecure`).
     """
     if is_loopback(host):
         return None

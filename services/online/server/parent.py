@@ -1,6 +1,6 @@
-"""Ends a worker whose supervisor is gone, in order: nobody would replace it, or ever stop it.
+"""Stop a worker whose supervisor has died, gracefully.
 
-It would keep the ports as well, so that the server could not be started again.
+Otherwise it would never be replaced or stopped, and would keep the ports from a new server.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ logger = logging.getLogger("mlctl.service")
 
 
 def end_in_order() -> None:
-    """As the supervisor would have asked for."""
+    """Stop this process as the supervisor would."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class ParentWatch:
-    """Looks every second whether this process has another parent now, and then calls `end` once.
+    """Checks every second whether the parent process changed, and then calls `end` once.
 
     `born_to` is the first one: it may be gone before the watch begins, as models load for long.
-    Made on the loop; looks until `stop`.
+    Created on the loop; checks until `stop`.
     """
 
     def __init__(

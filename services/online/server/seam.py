@@ -26,6 +26,7 @@ from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
+from services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
 from services.online.http.predict import ROUTE, PredictApp, make_predict, predict_routes
 from services.online.http.responses import Response
@@ -52,13 +53,23 @@ logger = logging.getLogger("mlctl.service")
 
 
 class Front:
-    """Sends /v2, /predict and our description to our applications, the rest to BentoML's."""
+    """Sends /v2, /predict, SageMaker's paths and our description to our applications.
+
+    BentoML's application gets the rest.
+    """
 
     def __init__(
-        self, v2: App, page: App, predict: App, other: App, publish: Callable[[], None]
+        self,
+        v2: App,
+        page: App,
+        predict: App,
+        sagemaker: App,
+        other: App,
+        publish: Callable[[], None],
     ) -> None:
         self._v2 = v2
         self._predict = predict
+        self._sagemaker = sagemaker
         self._page = page
         self._other = other
         self._publish = publish
@@ -73,6 +84,8 @@ class Front:
                 app = self._v2
             elif path == ROUTE or path.startswith(f"{ROUTE}/"):
                 app = self._predict
+            elif path in {PING, INVOCATIONS}:
+                app = self._sagemaker
             elif path == OPENAPI_PATH:
                 app = self._page
         await app(scope, receive, send)
@@ -91,7 +104,8 @@ class MlctlService(bentoml.Service[Any]):
             host.publish()
 
         v2, page = V2App(host, inference, *others), OpenApiPage(host)
-        front = Front(v2, page, PredictApp(host), make_bento_app(self, is_main=is_main), publish)
+        other = make_bento_app(self, is_main=is_main)
+        front = Front(v2, page, PredictApp(host), SageMakerApp(host), other, publish)
         return gated(front, inference, host)
 
 

@@ -1,7 +1,7 @@
 """Ends a worker that hangs, so that its supervisor starts another one.
 
-A model's run cannot be cancelled, and an event loop that hangs answers nobody who asks
-whether it lives: so a thread looks, at both.
+A model's run cannot be cancelled, and a hanging event loop answers no liveness probe, so a thread
+watches both.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 EXIT_CODE = 70
 _LONGEST_INTERVAL = 1.0
-# A look that comes so many intervals late means that the whole process stood still:
-# nothing is known about what happened meanwhile.
+# A check that is this many intervals late means that the whole process was stopped, so nothing is
+# known about the loop in that time.
 _STOOD_STILL = 5.0
-# How long the loop, if it works, has to send those who wait their last answers.
+# The time for a working loop to send the last responses.
 _FAREWELL_SECONDS = 0.5
 logger = logging.getLogger("mlctl.watchdog")
 
@@ -58,14 +58,15 @@ class Watchdog:
         threading.Thread(target=self._watch, name="mlctl-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stopped.set()
 
     def _watch(self) -> None:
-        looked = time.monotonic()
+        last_check = time.monotonic()
         while not self._stopped.wait(self._interval):
             now = time.monotonic()
-            late, looked = now - looked > _STOOD_STILL * self._interval, now
+            late = now - last_check > _STOOD_STILL * self._interval
+            last_check = now
             try:
                 self._loop.call_soon_threadsafe(self._note_beat)
             except RuntimeError:
@@ -86,14 +87,14 @@ class Watchdog:
         self._beat = time.monotonic()
 
     def _say_farewell(self) -> None:
-        told = threading.Event()
+        sent = threading.Event()
 
-        def tell() -> None:
+        def send() -> None:
             try:
                 self._farewell()
             finally:  # the answers go out in the loop's next turns
-                self._loop.call_later(_FAREWELL_SECONDS / 5, told.set)
+                self._loop.call_later(_FAREWELL_SECONDS / 5, sent.set)
 
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(tell)
-        told.wait(_FAREWELL_SECONDS)
+            self._loop.call_soon_threadsafe(send)
+        sent.wait(_FAREWELL_SECONDS)

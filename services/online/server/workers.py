@@ -85,7 +85,7 @@ def join_server(settings: ServerSettings) -> None:
 def listen_alone(descriptor: int) -> None:
     """Put a listener of this worker's own in the place of the one that all workers inherit.
 
-    Of those who wait at one socket the same one would get nearly every connection; the
+    Of the processes that wait at one socket the same one would get nearly every connection; the
     kernel spreads them evenly over sockets that share a port. This one takes connections
     when the server starts to listen, and the inherited one never again: it only keeps the
     port from others. Linux alone does it so; elsewhere all go on with the inherited one.

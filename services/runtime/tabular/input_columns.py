@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,14 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class InputColumns:
-    """The columns of an input: one column of lists, or one column per value, in order."""
+    """The columns of an input: one column of lists, or one column per value, in order.
+
+    In an `optional` input null is NaN, or empty text.
+    """
 
     spec: TensorSpec
     columns: tuple[str, ...]
+    optional: bool = False
 
     @property
     def width(self) -> int:
@@ -46,12 +50,15 @@ def parse_map(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def find_feeds(
-    schema: pa.Schema, signature: Signature, wanted: Mapping[str, tuple[str, ...]]
+    schema: pa.Schema,
+    signature: Signature,
+    wanted: Mapping[str, tuple[str, ...]],
+    optional: Container[str] = (),
 ) -> tuple[InputColumns, ...]:
     """Return the columns of each input; INVALID_INPUT lists the columns, and how to map them.
 
     Without `--map` an input is the column of its name, or else columns NAME_0, NAME_1...; the
-    only input may be called `x` or `inputs` as well.
+    only input may be called `x` or `inputs` as well. Inputs in `optional` may lack values.
     """
     known = {spec.name for spec in signature.inputs}
     if unknown := sorted(wanted.keys() - known):
@@ -62,7 +69,7 @@ def find_feeds(
             columns = _expanded(wanted[spec.name], schema, signature)
         else:
             columns = _by_name(spec, schema, signature)
-        feed = InputColumns(spec, columns)
+        feed = InputColumns(spec, columns, spec.name in optional)
         if problem := _problem(feed, schema):
             raise _mapping_error(f"input {spec.name!r}: {problem}", schema, signature)
         feeds.append(feed)

@@ -130,7 +130,11 @@ def _wide(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     every = np.arange(table.num_rows)
     for index, name in enumerate(feed.columns):
         matrix[:, index] = _values(
-            _flat(table.column(name)), InputColumns(feed.spec, (name,)), every, 1, reasons
+            _flat(table.column(name)),
+            InputColumns(feed.spec, (name,), feed.optional),
+            every,
+            1,
+            reasons,
         )
     return matrix
 
@@ -207,7 +211,9 @@ def _values(
         column = column.flatten()
     column = _flat(column)
     name = feed.columns[0]
-    if column.null_count:
+    if column.null_count and feed.optional:
+        column = _filled(column, feed.spec)
+    elif column.null_count:
         for index in np.flatnonzero(compute.is_null(column)).tolist():
             reasons.setdefault(int(rows[index // width]), f"column {name!r} is null")
     if feed.spec.dtype is Datatype.BYTES:
@@ -216,6 +222,19 @@ def _values(
     for index, told in wrong.items():
         reasons.setdefault(int(rows[index // width]), f"column {name!r}: {told}")
     return values
+
+
+def _filled(column: Any, spec: TensorSpec) -> Any:
+    """Return the column with NaN, or empty text, in place of null."""
+    import pyarrow as pa
+
+    kind = pa.from_numpy_dtype(_dtype(spec)) if spec.dtype is not Datatype.BYTES else pa.string()
+    column = column.cast(kind) if pa.types.is_null(column.type) else column
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.float64())
+    if pa.types.is_floating(column.type):
+        return column.fill_null(float("nan"))
+    return column.fill_null("" if spec.dtype is Datatype.BYTES else "nan")
 
 
 def _texts(column: Any) -> np.ndarray:

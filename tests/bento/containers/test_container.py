@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -28,13 +30,15 @@ from bento.containers.container import (
 from bento.containers.lock import Lock, Package, Platform
 from bento.containers.resolve import lock_for, requirements_of
 from bento.packaging import BuiltBento
-from bundle.errors import ErrorCode, MlctlError
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from cli.main import cli
 from services.runtime.bento_store import BentoInfo, find_bento
 from tests.support.bundles import expected
-from tests.support.image import served, tree_of, unpack_context
+from tests.support.image import run_image, served, tree_of, unpack_context
+
+Completed = subprocess.CompletedProcess[str]
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +127,7 @@ def test_lock_for__file_without_a_requirement__is_rejected(
     path.write_text(lock.text())
     assert lock_for(bento, Platform.AMD64, path).versions() == lock.versions()
     path.write_text(Lock(lock.packages[1:]).text())
-    with pytest.raises(MlctlError, match=f"the Bento needs {lock.packages[0].name}==.*has none"):
+    with pytest.raises(MlctlError, match=f"the image needs {lock.packages[0].name}==.*has none"):
         lock_for(bento, Platform.AMD64, path)
 
 
@@ -141,9 +145,86 @@ def test_image__running_server__writes_only_to_tmp(
         url = f"http://127.0.0.1:{server.port}/v2/models/tiny"
         answer = httpx.post(f"{url}/infer", json={"inputs": [tensor]}).raise_for_status().json()
         version = httpx.get(url).json()["versions"]
+        # What SageMaker asks for, on another port.
+        base, row = f"http://127.0.0.1:{server.port}", ",".join(map(str, x[0]))
+        ping = httpx.get(f"{base}/ping")
+        invoked = httpx.post(
+            f"{base}/invocations", content=row, headers={"content-type": "text/csv"}
+        )
     np.testing.assert_allclose(answer["outputs"][0]["data"], expected(x).ravel(), rtol=1e-6)
     assert version == [context.digest]
+    assert ping.status_code == 200
+    np.testing.assert_allclose(
+        [float(value) for value in invoked.text.split(",")], expected(x).ravel(), rtol=1e-6
+    )
     assert tree_of(place) == before
+
+
+@pytest.fixture
+def image(bento: BentoInfo, lock: Lock, shared_folder: Path) -> Callable[..., Completed]:
+    """`docker run IMAGE ARGUMENTS`; the packages are those of this environment."""
+    context = write_context(bento, lock, Platform.AMD64, default_base(), shared_folder / "context")
+    place = unpack_context(context.folder, shared_folder / "root")
+    return partial(run_image, context.folder, place, Path(sys.executable), shared_folder / "tmp")
+
+
+def test_image__batch__scores_with_the_model_of_the_image(
+    image: Callable[..., Completed], bento: BentoInfo, shared_folder: Path
+) -> None:
+    rows, out = shared_folder / "rows.jsonl", shared_folder / "tmp" / "scores"
+    rows.write_text('{"id": 7, "x": [1, 2, 3, 4]}\n')
+    done = image("batch", "--in", str(rows), "--out", str(out), "--keep", "id", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["event"] == "summary"
+    (part,) = out.glob("*.parquet")
+    (answer,) = pq.read_table(part).to_pylist()
+    assert answer["id"] == 7
+    np.testing.assert_allclose([answer["y"]], expected(np.array([[1, 2, 3, 4]], np.float32)))
+    # The same runner on the same Bento: the job is finished already.
+    again = CliRunner().invoke(
+        cli, ["batch", "run", bento.tag, "--in", str(rows), "--out", str(out), "--keep", "id"]
+    )
+    assert again.exit_code == 0, again.output
+    assert "Nothing to do" in again.output
+
+
+def test_image__stream__scores_with_the_model_of_the_image(
+    image: Callable[..., Completed], shared_folder: Path
+) -> None:
+    messages, answers = shared_folder / "in.jsonl", shared_folder / "tmp" / "out.jsonl"
+    messages.write_text('{"x": [1, 2, 3, 4]}\n')
+    answers.parent.mkdir()
+    answers.parent.chmod(0o777)
+    given = ("--in", str(messages), "--out", str(answers), "--until-empty")
+    done = image("stream", *given, "--model", "tiny")
+    assert done.returncode == 0, done.stderr
+    (answer,) = [json.loads(line) for line in answers.read_text().splitlines()]
+    np.testing.assert_allclose([answer["y"]], expected(np.array([[1, 2, 3, 4]], np.float32)))
+    other = image("stream", *given, "--model", "other")
+    assert other.returncode == ERROR_TABLE[ErrorCode.MODEL_NOT_FOUND].exit_code
+    assert "it has tiny" in other.stderr
+
+
+def test_image__wrong_option__is_reported_as_by_mlctl(image: Callable[..., Completed]) -> None:
+    done = image("batch", "--in", "rows.parquet", "--json")
+    ours = CliRunner().invoke(cli, ["batch", "run", "tiny", "--in", "rows.parquet", "--json"])
+    assert done.returncode == ours.exit_code == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["message"] == json.loads(ours.stdout)["error"]["message"]
+    assert error["hint"] == "`docker run IMAGE batch --help` shows the options."
+
+
+def test_image__batch_without_its_packages__hint_is_the_command_that_adds_them(
+    image: Callable[..., Completed], bento: BentoInfo, shared_folder: Path
+) -> None:
+    hidden = shared_folder / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
+    rows = shared_folder / "rows.jsonl"
+    rows.write_text('{"x": [1, 2, 3, 4]}\n')
+    done = image("batch", "--in", str(rows), "--out", "/tmp/scores", python_path=hidden)
+    assert done.returncode == ERROR_TABLE[ErrorCode.RUNTIME_MISSING].exit_code, done.stderr
+    assert f"mlctl containerize {bento.tag} --with batch" in done.stderr
 
 
 def test_containerize_and_sbom__same_lock_file__write_the_same(

@@ -103,5 +103,49 @@ def test_manifests_command__options_of_another_target__are_rejected(
 
 def test_manifests_command__every_option__has_its_targets() -> None:
     command = cli.commands["manifests"]
-    for_all = {"bento", "target", "name", "settings", "folder", "as_json"}
+    for_all = {"bento", "target", "runner", "name", "settings", "folder", "as_json"}
     assert {each.name for each in command.params} == for_all | BELONGS.keys()
+
+
+def test_manifests_command__batch_runner__writes_a_job_of_the_options_after_the_dashes(
+    bento: BuiltBento,
+) -> None:
+    given = ("--target", "kubernetes", "--runner", "batch", "--image", IMAGE, "--cpu", "4")
+    rows = ("--in", "s3://data/rows/", "--out", "s3://data/scores/", "--grace", "50s")
+    done = run(bento, *given, "--schedule", "@daily", "--", *rows)
+    assert done.exit_code == 0, done.output
+    cron, network = yaml.safe_load_all(done.stdout)
+    assert (cron["kind"], network["kind"]) == ("CronJob", "NetworkPolicy")
+    assert not faults(cron)
+    pod = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"] == ["batch", *rows, "--threads", "4"]
+    assert pod["terminationGracePeriodSeconds"] == 60
+    assert "Put $(JOB_NAME) into --out" in done.stderr
+
+
+def test_manifests_command__stream_runner__scales_with_the_lag(bento: BuiltBento) -> None:
+    given = ("--target", "kubernetes", "--runner", "stream", "--image", IMAGE, "--replicas", "0")
+    urls = ("--in", "kafka://broker:9092#orders", "--out", "kafka://broker:9092#scores")
+    done = run(bento, *given, "--max-replicas", "8", "--", *urls)
+    assert done.exit_code == 0, done.output
+    found = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    assert not [fault for each in found.values() for fault in faults(each)]
+    assert found["ScaledObject"]["spec"]["triggers"][0]["metadata"]["topic"] == "orders"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--runner", "batch", "--", "--in", "s3://rows/"), "Missing option '--out'"),
+        (("--runner", "batch", "--layout", "single"), "--layout is not for --runner batch"),
+        (("--runner", "stream", "--schedule", "@daily"), "--schedule is not for --runner stream"),
+        (("--spot",), "--spot is not for --target kubernetes"),
+        (("--", "--in", "rows"), "-- OPTIONS is not for --target kubernetes"),
+    ],
+)
+def test_manifests_command__option_of_another_runner__is_rejected(
+    bento: BuiltBento, arguments: tuple[str, ...], message: str
+) -> None:
+    done = run(bento, "--target", "kubernetes", "--image", IMAGE, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr

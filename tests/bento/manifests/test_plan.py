@@ -98,6 +98,6 @@ def test_name_of__dots_and_length__become_a_label() -> None:
 
 
 def test_plan__environment__agrees_with_the_image() -> None:
-    text = containerfile(Image("python:3.11-slim", {}))
+    text = containerfile(Image("shop:3f2a", "python:3.11-slim", {}))
     inside = dict(re.findall(r"^ENV (\w+)=(.*)$", text, re.MULTILINE))
     assert PLAN.environment.items() <= inside.items()

@@ -69,7 +69,7 @@ def test_stored__a_dictionary_of_outputs__is_read_by_name(tmp_path: Path) -> Non
         "mask": np.tile([1, 1, 1, 1, 0, 0], (40, 1)),
     }
     source = save_torch(tmp_path / "model", module, inputs, ("tokens", "embedding"))
-    assert source.format is ModelFormat.PT2
+    assert source.format is ModelFormat.PYTORCH
     result = run(tmp_path, source, inputs)
     assert result.bundle.manifest.batching.row_independent
     assert_answers(result, module, inputs)

@@ -20,9 +20,8 @@ from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
-from rollout.drivers.local.launcher import process_role
 from rollout.drivers.local.ports import free_ports
-from rollout.drivers.local.processes import strays
+from rollout.drivers.local.processes import process_role, strays
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent
@@ -85,26 +84,28 @@ def wait_for_weight(name: str, rollout: int, weight: int) -> None:
     wait_for_event(name, rollout, lambda event: event.body.get("weight") == weight)
 
 
-def test_a_good_revision_is_promoted_without_a_failed_request(shop: str, port: int) -> None:
+def test_promote__good_revision__no_failed_request(shop: str, port: int) -> None:
     with Load(port) as load:
         events = run(shop, "tiny:bb", quick_spec(max_p99_ms=1999.0))
         assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
         wait_until(lambda: load.answers["200"] > 200)
         assert served(port) == "bb"
     assert load.failed == 0, load.answers
-    assert events[0].body["asked_max_p99_ms"] == 1999.0
+    assert events[0].body["requested_max_p99_ms"] == 1999.0
     assert events[0].body["max_p99_ms"] == 2000.0
     (status,) = deployments.status(shop)
     assert status.deployment.live == revision("tiny:bb")
     assert status.deployment.champion == revision("tiny:bb").digest
     assert status.weights == {Slot.BLUE: 0, Slot.GREEN: 100}
-    assert status.running == {"daemon": True, "proxy": True, "green/0": True}
+    assert status.running == {"daemon": True, "proxy": True, "blue/0": True, "green/0": True}
+    assert status.deployment.previous is not None
+    assert status.deployment.previous.revision == revision("tiny:aa")
     with pytest.raises(MlctlError) as caught:
         deployments.promote(shop, revision("tiny:bb"), quick_spec())
     assert caught.value.code is ErrorCode.ALREADY_LIVE
 
 
-def test_bad_revisions_go_back_and_say_why(shop: str, port: int) -> None:
+def test_promote__bad_revisions__rolled_back_with_the_gate(shop: str, port: int) -> None:
     with Load(port) as load:
         slow = run(shop, "tiny:bb?delay=0.3&slow=0.5", quick_spec(max_p99_ms=200.0))
         assert load.failed == 0, load.answers
@@ -121,7 +122,7 @@ def test_bad_revisions_go_back_and_say_why(shop: str, port: int) -> None:
     assert [rollout.outcome for rollout in deployments.history(shop)] == [Outcome.ROLLED_BACK] * 2
 
 
-def test_a_candidate_killed_at_half_of_the_traffic(shop: str, port: int) -> None:
+def test_promote__candidate_killed_at_half__rolled_back(shop: str, port: int) -> None:
     with Load(port) as load:
         spec = quick_spec(steps=(50, 100), step_seconds=30.0)
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
@@ -134,7 +135,7 @@ def test_a_candidate_killed_at_half_of_the_traffic(shop: str, port: int) -> None
     assert load.failed <= 4, load.answers  # at most what each client had in flight
 
 
-def test_by_hand_one_write_takes_the_traffic_back(shop: str, port: int) -> None:
+def test_rollback__rollout_under_way__traffic_back_at_once(shop: str, port: int) -> None:
     with Load(port) as load:
         spec = quick_spec(steps=(50, 100), step_seconds=60.0)
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
@@ -143,7 +144,7 @@ def test_by_hand_one_write_takes_the_traffic_back(shop: str, port: int) -> None:
             deployments.promote(shop, revision("tiny:cc"), quick_spec())
         assert caught.value.code is ErrorCode.ROLLOUT_ACTIVE
         asked = time.time()
-        assert deployments.rollback(shop, "odd numbers") == rollout
+        assert deployments.rollback(shop, "odd numbers").id == rollout
         events = list(deployments.follow(shop, rollout))
     restored = next(event for event in events if event.kind == "traffic_restored")
     assert restored.at - asked < PROMPT_SECONDS
@@ -151,7 +152,46 @@ def test_by_hand_one_write_takes_the_traffic_back(shop: str, port: int) -> None:
     assert load.failed == 0, load.answers
 
 
-def test_the_next_command_replaces_a_killed_daemon(shop: str, port: int) -> None:
+@pytest.mark.may_stall
+def test_rollback__after_a_promotion__previous_version_serves_at_once(shop: str, port: int) -> None:
+    with Load(port) as load:
+        assert run(shop, "tiny:bb")[-1].body["outcome"] == Outcome.PROMOTED
+        kill_daemon(shop)  # the previous version is kept by the next daemon too
+        wait_until(lambda: deployments.status(shop)[0].weights is not None)
+        requested = time.time()
+        rollout = deployments.rollback(shop, "wrong answers")
+        wait_until(lambda: served(port) == "aa")
+        assert time.time() - requested < PROMPT_SECONDS
+        events = list(deployments.follow(shop, rollout.id))
+        assert {served(port) for _ in range(50)} == {"aa"}
+    assert load.failed == 0, load.answers
+    assert events[-1].body["outcome"] == Outcome.RESTORED, story(events)
+    assert "cold" not in {key for event in events for key in event.body}
+    restored = next(event for event in events if event.kind == "traffic_restored")
+    assert restored.body["seconds_since_decision"] < PROMPT_SECONDS
+    (status,) = deployments.status(shop)
+    assert status.deployment.live == revision("tiny:aa")
+    assert status.deployment.champion == revision("tiny:aa").digest
+    assert status.deployment.previous is None
+    with pytest.raises(MlctlError) as second:
+        deployments.rollback(shop, "again")
+    assert second.value.code is ErrorCode.NOT_FOUND
+    wait_until(lambda: "green/0" not in deployments.status(shop)[0].running)
+
+
+@pytest.mark.may_stall
+def test_rollback__previous_version_not_kept__started_first(shop: str, port: int) -> None:
+    with Load(port, clients=2) as load:
+        run(shop, "tiny:bb", replace(quick_spec(), keep_previous_seconds=0.0))
+        wait_until(lambda: "blue/0" not in deployments.status(shop)[0].running)
+        events = list(deployments.follow(shop, deployments.rollback(shop, "odd").id))
+        assert served(port) == "aa"
+    assert load.failed == 0, load.answers
+    assert events[-1].body["outcome"] == Outcome.RESTORED, story(events)
+    assert any(event.body.get("cold") for event in events)
+
+
+def test_daemon__killed__next_command_replaces_it(shop: str, port: int) -> None:
     with Load(port) as load:
         spec = quick_spec(steps=(50, 100), step_seconds=1.0)
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
@@ -164,7 +204,7 @@ def test_the_next_command_replaces_a_killed_daemon(shop: str, port: int) -> None
     assert load.failed == 0, load.answers
 
 
-def test_envoy_and_the_live_bento_come_back(shop: str, port: int) -> None:
+def test_supervision__envoy_and_bento_killed__restarted(shop: str, port: int) -> None:
     for role in ("proxy", "blue/0"):
         former = pid_of(shop, role)
         os.kill(former, signal.SIGKILL)
@@ -187,7 +227,7 @@ def _replaced(name: str, role: str, former: int) -> bool:
     return found is not None and found[0].pid != former
 
 
-def test_grpc_goes_through_the_same_port_and_its_errors_count(shop: str, port: int) -> None:
+def test_grpc__same_port__its_errors_count(shop: str, port: int) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:  # type: ignore[no-untyped-call]
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         assert infer(b"hello", timeout=30) == b"hello"
@@ -205,7 +245,7 @@ def test_grpc_goes_through_the_same_port_and_its_errors_count(shop: str, port: i
     assert last.body["verdict"]["gate"] == Gate.ERRORS_VS_LIMIT
 
 
-def test_a_candidate_that_never_starts_shows_its_log(shop: str, port: int) -> None:
+def test_promote__candidate_crashes__verdict_has_its_log(shop: str, port: int) -> None:
     events = run(shop, "tiny:bb?ready=crash")
     assert events[-1].body["outcome"] == Outcome.ROLLED_BACK, story(events)
     assert "told to crash" in events[-1].body["verdict"]["why"]
@@ -213,7 +253,7 @@ def test_a_candidate_that_never_starts_shows_its_log(shop: str, port: int) -> No
 
 
 @pytest.mark.usefixtures("home")
-def test_up_that_fails_leaves_nothing_behind(port: int) -> None:
+def test_up__bento_crashes__nothing_left_running(port: int) -> None:
     with pytest.raises(MlctlError) as caught:
         deployments.up("shop", revision("tiny:aa?ready=crash"), port, settings=quick_settings())
     assert caught.value.code is ErrorCode.NOT_READY
@@ -225,9 +265,7 @@ def test_up_that_fails_leaves_nothing_behind(port: int) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_an_envoy_that_dies_while_starting_is_told_at_once(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up__envoy_crashes__fails_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Envoy takes no host names; the one place that resolves them is put out of order."""
     monkeypatch.setattr(deployments, "resolve_host", str)
     settings = quick_settings()
@@ -240,7 +278,7 @@ def test_an_envoy_that_dies_while_starting_is_told_at_once(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_host_name_is_resolved(port: int) -> None:
+def test_up__host_name__resolved(port: int) -> None:
     settings = quick_settings()
     up = deployments.up("shop", revision("tiny:aa"), port, host="localhost", settings=settings)
     assert up.ports.host == "127.0.0.1"
@@ -248,14 +286,14 @@ def test_a_host_name_is_resolved(port: int) -> None:
     deployments.down("shop")
 
 
-def test_what_up_starts_is_no_champion(shop: str, port: int) -> None:
+def test_up__revision_not_promoted__no_alias(shop: str, port: int) -> None:
     assert served(port) == "aa"
     (status,) = deployments.status(shop)
     assert status.deployment.champion is None
     assert "champion_written" not in [event.kind for event in deployments.events(shop)]
 
 
-def test_another_daemon_keeps_the_store_the_registry_and_the_tokens_of_up(
+def test_daemon__replaced_from_another_shell__keeps_store_registry_and_tokens(
     home: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "tokens").write_text("0123456789abcdef")
@@ -287,7 +325,7 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("home")
-def test_a_taken_port_is_found_before_anything_starts(port: int) -> None:
+def test_up__port_in_use__nothing_started(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(MlctlError) as caught:
         deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
     assert caught.value.code is ErrorCode.PORT_TAKEN
@@ -296,14 +334,14 @@ def test_a_taken_port_is_found_before_anything_starts(port: int) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_requests_and_metrics_cannot_share_a_port(port: int) -> None:
+def test_up__metrics_on_the_request_port__rejected(port: int) -> None:
     settings = replace(quick_settings(), metrics_port=port)
     with pytest.raises(MlctlError, match="give another for metrics"):
         deployments.up("shop", revision("tiny:aa"), port, settings=settings)
     assert deployments.status() == ()
 
 
-def test_a_name_that_is_up_is_refused(shop: str, port: int) -> None:
+def test_up__name_in_use__rejected(shop: str, port: int) -> None:
     with pytest.raises(MlctlError) as caught:
         deployments.up(shop, revision("tiny:aa"), port)
     assert caught.value.code is ErrorCode.DEPLOYMENT_EXISTS
@@ -311,7 +349,7 @@ def test_a_name_that_is_up_is_refused(shop: str, port: int) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_what_does_not_exist_is_not_found() -> None:
+def test_client__unknown_deployment_or_rollout__not_found() -> None:
     with Journal(paths.journal()) as journal:
         journal.create("farm", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         rollout = journal.begin("farm", revision("tiny:bb"), quick_spec())

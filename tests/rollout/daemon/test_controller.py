@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from bundle.clock import ManualClock
+from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import ProcessState, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from rollout.journal import records
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent, Rollout
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
@@ -40,7 +43,6 @@ class Stage:
     clock: ManualClock
     data_plane: MemoryDataPlane
     launcher: MemoryLauncher
-    champion_settled: bool = True
     spec: RolloutSpec = SPEC
 
     def __post_init__(self) -> None:
@@ -54,7 +56,6 @@ class Stage:
         watch = Watch(
             self.journal.take_over("shop"),
             self.journal.deployment("shop").settings,
-            lambda: self.champion_settled,
         )
         world = World(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
@@ -90,7 +91,7 @@ def stage(journal: Journal, clock: ManualClock) -> Stage:
     return Stage(journal, clock, MemoryDataPlane(EDGES), MemoryLauncher())
 
 
-def test_a_good_candidate_gets_all_traffic_step_by_step(stage: Stage) -> None:
+def test_rollout__good_candidate__gets_all_traffic_step_by_step(stage: Stage) -> None:
     stage.until(RolloutPhase.DONE)
     assert stage.data_plane.history == [0, 10, 50, 100]
     assert stage.record.outcome is Outcome.PROMOTED
@@ -100,7 +101,7 @@ def test_a_good_candidate_gets_all_traffic_step_by_step(stage: Stage) -> None:
     assert ended.body["verdict"]["gate"] == HoldReason.PROOF
 
 
-def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
+def test_rollout__no_traffic__holds_and_ends_inconclusive(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.tick(50, requests=0)
     assert stage.controller.progress.phase is RolloutPhase.SHIFT
@@ -114,7 +115,9 @@ def test_no_traffic_holds_and_ends_inconclusive(stage: Stage) -> None:
     ("fault", "gate"),
     [({"errors": 10}, Gate.ERRORS_VS_LIMIT), ({"slow": 10}, Gate.LATENCY_VS_LIMIT)],
 )
-def test_a_bad_candidate_is_rolled_back(stage: Stage, fault: dict[str, int], gate: Gate) -> None:
+def test_rollout__bad_candidate__rolled_back(
+    stage: Stage, fault: dict[str, int], gate: Gate
+) -> None:
     stage.until(RolloutPhase.SHIFT)
     for _ in range(40):
         stage.tick(**fault)
@@ -128,14 +131,14 @@ def test_a_bad_candidate_is_rolled_back(stage: Stage, fault: dict[str, int], gat
     assert restored.body["seconds_since_first_bad"] > 0.0
 
 
-def test_traffic_is_back_in_the_very_tick_of_the_decision(stage: Stage) -> None:
+def test_rollout__candidate_dies__traffic_is_back_in_the_same_tick(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.launcher.probes[Slot.GREEN] = ProcessState.DEAD
     stage.tick()
     assert stage.data_plane.weights[Slot.GREEN] == 0
 
 
-def test_a_candidate_that_dies_while_starting(stage: Stage) -> None:
+def test_warm__candidate_dies__rolled_back_with_its_log(stage: Stage) -> None:
     stage.launcher.probes[Slot.GREEN] = ProcessState.DEAD
     stage.tick(3)
     assert stage.record.outcome is Outcome.ROLLED_BACK
@@ -145,7 +148,7 @@ def test_a_candidate_that_dies_while_starting(stage: Stage) -> None:
     assert "its log ends" in ended.body["verdict"]["why"]
 
 
-def test_a_candidate_that_is_never_ready(stage: Stage) -> None:
+def test_warm__candidate_never_ready__rolled_back_at_the_limit(stage: Stage) -> None:
     stage.launcher.probes[Slot.GREEN] = ProcessState.STARTING
     stage.tick(110)
     assert stage.controller.progress.phase is RolloutPhase.WARM
@@ -154,14 +157,14 @@ def test_a_candidate_that_is_never_ready(stage: Stage) -> None:
     assert "did not become ready" in stage.controller.progress.ruling.why
 
 
-def test_a_candidate_with_another_digest(stage: Stage) -> None:
+def test_warm__candidate_serves_another_digest__rolled_back(stage: Stage) -> None:
     stage.launcher.probes[Slot.GREEN] = ProcessState.WRONG_MODEL
     stage.tick(3)
     assert stage.controller.progress.ruling is not None
     assert "digest" in stage.controller.progress.ruling.why
 
 
-def test_no_traffic_before_the_proxy_finds_the_candidate_healthy(stage: Stage) -> None:
+def test_warm__proxy_finds_it_unhealthy__no_traffic(stage: Stage) -> None:
     stage.data_plane.healthy[Slot.GREEN] = False
     stage.tick(10)
     assert stage.controller.progress.phase is RolloutPhase.WARM
@@ -170,7 +173,7 @@ def test_no_traffic_before_the_proxy_finds_the_candidate_healthy(stage: Stage) -
     assert stage.data_plane.weights[Slot.GREEN] == 10
 
 
-def test_a_refused_configuration_rolls_back(stage: Stage) -> None:
+def test_rollout__configuration_rejected__rolled_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.data_plane.rejects = True
     with pytest.raises(Exception, match="refused"):
@@ -181,7 +184,7 @@ def test_a_refused_configuration_rolls_back(stage: Stage) -> None:
     assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
-def test_an_operator_takes_it_back(stage: Stage) -> None:
+def test_rollback_command__with_a_reason__recorded_as_the_verdict(stage: Stage) -> None:
     stage.until(RolloutPhase.BAKE)
     stage.journal.request("shop", OperatorCommand.ROLLBACK, "the numbers look odd")
     stage.controller.tick()
@@ -192,7 +195,7 @@ def test_an_operator_takes_it_back(stage: Stage) -> None:
     assert ended.body["verdict"]["why"] == "the numbers look odd"
 
 
-def test_a_rollback_asked_for_during_the_last_look_of_the_bake_is_obeyed(stage: Stage) -> None:
+def test_rollback_command__during_the_last_tick_of_the_bake__applied(stage: Stage) -> None:
     """The request arrives between the tick's look and the record of its promotion."""
     stage.until(RolloutPhase.BAKE)
     real = stage.journal.save
@@ -212,14 +215,14 @@ def test_a_rollback_asked_for_during_the_last_look_of_the_bake_is_obeyed(stage: 
     assert stage.data_plane.weights[Slot.GREEN] == 0
 
 
-def test_a_stray_write_is_corrected_within_a_tick(stage: Stage) -> None:
+def test_weights__changed_by_another_writer__corrected_within_a_tick(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.data_plane.apply(TrafficSplit({Slot.BLUE: 0, Slot.GREEN: 100}))
     stage.tick()
     assert stage.data_plane.weights[Slot.GREEN] == 10
 
 
-def test_the_candidate_stays_while_the_live_revision_is_sick(stage: Stage) -> None:
+def test_rollback_command__live_revision_unhealthy__candidate_stays(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.data_plane.healthy[Slot.BLUE] = False
     stage.journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
@@ -228,48 +231,10 @@ def test_the_candidate_stays_while_the_live_revision_is_sick(stage: Stage) -> No
     assert stage.data_plane.endpoints[Slot.GREEN]
     stage.data_plane.healthy[Slot.BLUE] = True
     stage.until(RolloutPhase.DONE)
-    assert not stage.data_plane.endpoints[Slot.GREEN]
+    assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
-def test_requests_in_flight_delay_the_stop(stage: Stage) -> None:
-    stage.until(RolloutPhase.FINALIZE)
-    stage.journal.put_process(
-        "shop",
-        "blue/0",
-        (served := stage.launcher.start(Slot.BLUE, revision("tiny:aa"))).process,
-        {
-            "revision": {
-                "bento": "tiny:aa",
-                "digest": "aa".ljust(64, "0"),
-                "model": "m",
-                "version": "1",
-                "source": "s",
-            },
-            "endpoint": {"http": 1, "grpc": 2},
-            "log": "/dev/null",
-        },
-    )
-    stage.data_plane.active[Slot.BLUE] = 3
-    stage.tick(3)
-    assert stage.launcher.probe(served) is ProcessState.READY
-    stage.data_plane.active[Slot.BLUE] = 0
-    stage.tick(2)
-    assert stage.launcher.probe(served) is ProcessState.DEAD
-    assert stage.record.outcome is Outcome.PROMOTED
-
-
-def test_the_end_waits_for_the_champion(stage: Stage) -> None:
-    stage.champion_settled = False
-    stage.until(RolloutPhase.FINALIZE)
-    stage.tick(5)
-    assert stage.record.outcome is None
-    assert stage.journal.deployment("shop").live == revision("tiny:bb")
-    stage.champion_settled = True
-    stage.tick()
-    assert stage.record.outcome is Outcome.PROMOTED
-
-
-def test_another_daemon_goes_on_with_the_same_evidence(stage: Stage) -> None:
+def test_resume__another_daemon__keeps_the_evidence(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.tick(3)
     before = stage.controller.progress
@@ -285,7 +250,7 @@ def test_another_daemon_goes_on_with_the_same_evidence(stage: Stage) -> None:
     assert stage.record.outcome is Outcome.PROMOTED
 
 
-def test_what_nobody_watched_for_too_long_is_rolled_back(stage: Stage) -> None:
+def test_resume__unwatched_for_too_long__rolled_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.clock.advance(60.0)
     stage.take_over(stage.controller.rollout.id).resume(unwatched_seconds=60.0)
@@ -295,7 +260,7 @@ def test_what_nobody_watched_for_too_long_is_rolled_back(stage: Stage) -> None:
     assert ended.body["verdict"]["gate"] == HoldReason.UNWATCHED
 
 
-def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
+def test_tick__with_traffic__recorded_with_its_counts(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.tick(2)
     body = stage.events("tick")[-1].body
@@ -307,7 +272,7 @@ def test_every_tick_is_an_event_with_its_numbers(stage: Stage) -> None:
     assert set(body["e_values"]) == {g for g in Gate if "_vs_" in g} - without_limit
 
 
-def test_a_pause_holds_the_weight_until_it_is_resumed(stage: Stage) -> None:
+def test_pause__until_resumed__weight_stays(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     stage.tick(300)
@@ -318,7 +283,7 @@ def test_a_pause_holds_the_weight_until_it_is_resumed(stage: Stage) -> None:
     assert stage.record.outcome is Outcome.PROMOTED
 
 
-def test_a_paused_candidate_that_fails_is_rolled_back(stage: Stage) -> None:
+def test_pause__candidate_fails__rolled_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     stage.tick(2)
@@ -326,7 +291,7 @@ def test_a_paused_candidate_that_fails_is_rolled_back(stage: Stage) -> None:
     assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
-def test_a_pause_survives_its_daemon(stage: Stage) -> None:
+def test_pause__daemon_replaced__still_paused(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     stage.tick()
@@ -347,7 +312,7 @@ def test_rollback_command__in_the_bake__takes_the_candidate_off_the_traffic(stag
     assert stage.data_plane.weights[Slot.GREEN] == 0
 
 
-def test_full_is_recorded_as_an_operators_doing(stage: Stage) -> None:
+def test_full_command__failing_candidate__promoted_and_recorded(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.journal.request("shop", OperatorCommand.FULL, "the live one is broken")
     stage.tick()
@@ -358,7 +323,7 @@ def test_full_is_recorded_as_an_operators_doing(stage: Stage) -> None:
     assert ended.body["verdict"]["gate"] == HoldReason.OPERATOR
 
 
-def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
+def test_shadow__proxy_cannot_copy__skipped_and_recorded(
     journal: Journal, clock: ManualClock
 ) -> None:
     shadowed = replace(SPEC, shadow_percent=20, mirror_percent=5)
@@ -374,7 +339,7 @@ def test_a_proxy_without_copies_leaves_the_shadow_out_and_says_so(
     assert told == ["the proxy cannot copy requests"]
 
 
-def test_copies_go_to_the_candidate_before_any_weight(journal: Journal, clock: ManualClock) -> None:
+def test_shadow__before_the_first_step__copies_only(journal: Journal, clock: ManualClock) -> None:
     shadowed = replace(SPEC, shadow_percent=20)
     stage = Stage(journal, clock, MemoryDataPlane(EDGES), MemoryLauncher(), spec=shadowed)
     stage.until(RolloutPhase.SHADOW)
@@ -398,3 +363,127 @@ def test_tick__a_daemon_is_woken_in_between__one_evaluation_per_interval(stage: 
         stage.controller.tick()
     assert len(stage.events("tick")) - looks == 2
     assert stage.controller.progress.phase is RolloutPhase.SHIFT
+
+
+def promoted(stage: Stage) -> None:
+    """Serve tiny:aa in blue and promote tiny:bb; blue's replica stays, as its supervisor does."""
+    served = stage.launcher.start(Slot.BLUE, revision("tiny:aa"))
+    body = records.served_body(served)
+    stage.journal.put_process("shop", "blue/0", served.process, body)
+    stage.until(RolloutPhase.DONE)
+
+
+def taken_back(stage: Stage) -> Rollout:
+    """Request the rollback of the promotion, and take the new rollout up."""
+    rollout = stage.journal.request("shop", OperatorCommand.ROLLBACK, "wrong answers")
+    stage.take_over(rollout)
+    return stage.journal.rollout(rollout)
+
+
+def test_rollback__after_a_promotion_and_warm__one_tick_moves_all_traffic(stage: Stage) -> None:
+    promoted(stage)
+    started = len(stage.launcher.started)
+    rollout = taken_back(stage)
+    assert (rollout.reverts, rollout.slot) == (1, Slot.BLUE)
+    stage.controller.tick()
+    assert stage.data_plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
+    assert len(stage.launcher.started) == started
+    assert stage.record.outcome is Outcome.RESTORED
+    deployment = stage.journal.deployment("shop")
+    assert (deployment.live, deployment.slot) == (revision("tiny:aa"), Slot.BLUE)
+    assert deployment.previous is None
+    assert stage.journal.promotion("shop") == rollout.id
+    (restored,) = stage.events("traffic_restored")
+    assert restored.body["seconds_since_decision"] == 0.0
+
+
+def test_rollback__after_a_promotion_and_stopped__previous_version_is_started_first(
+    stage: Stage,
+) -> None:
+    promoted(stage)
+    stage.launcher.apart["blue/0"] = ProcessState.DEAD
+    stage.launcher.probes[Slot.BLUE] = ProcessState.STARTING
+    taken_back(stage)
+    stage.controller.tick()
+    assert stage.events("phase")[-1].body["cold"]
+    assert stage.data_plane.weights[Slot.GREEN] == 100
+    stage.launcher.probes[Slot.BLUE] = ProcessState.READY
+    stage.controller.tick()
+    assert stage.data_plane.weights[Slot.BLUE] == 100
+    assert stage.record.outcome is Outcome.RESTORED
+
+
+def test_rollback__previous_version_does_not_start__live_version_keeps_the_traffic(
+    stage: Stage,
+) -> None:
+    promoted(stage)
+    stage.launcher.probes[Slot.BLUE] = ProcessState.DEAD
+    taken_back(stage)
+    stage.tick(3)
+    assert stage.record.outcome is Outcome.ROLLED_BACK
+    assert stage.data_plane.weights == {Slot.BLUE: 0, Slot.GREEN: 100}
+    deployment = stage.journal.deployment("shop")
+    assert deployment.live == revision("tiny:bb")
+    assert deployment.previous is not None
+
+
+def test_rollback__daemon_killed_at_any_write__another_one_completes_it(stage: Stage) -> None:
+    promoted(stage)
+    rollout = taken_back(stage)
+    real = stage.journal.save
+
+    def save(*values: Any) -> None:
+        real(*values)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage.journal, "save", save)
+        for _ in range(10):
+            if stage.journal.rollout(rollout.id).outcome is not None:
+                break
+            with contextlib.suppress(KeyboardInterrupt):
+                stage.take_over(rollout.id).tick()
+    assert stage.journal.rollout(rollout.id).outcome is Outcome.RESTORED
+    assert stage.data_plane.weights == {Slot.BLUE: 100, Slot.GREEN: 0}
+
+
+def test_rollback__unwatched_for_long__goes_on(stage: Stage) -> None:
+    promoted(stage)
+    stage.launcher.probes[Slot.BLUE] = ProcessState.STARTING
+    rollout = taken_back(stage)
+    stage.controller.tick()
+    stage.take_over(rollout.id).resume(unwatched_seconds=600.0)
+    stage.launcher.probes[Slot.BLUE] = ProcessState.READY
+    stage.controller.tick()
+    assert stage.record.outcome is Outcome.RESTORED
+
+
+@pytest.mark.parametrize("command", OperatorCommand)
+def test_rollback__after_a_rollback_of_a_promotion__rejected(
+    stage: Stage, command: OperatorCommand
+) -> None:
+    promoted(stage)
+    taken_back(stage)
+    for _ in range(2):
+        with pytest.raises(MlctlError) as caught:
+            stage.journal.request("shop", command, "again")
+        assert caught.value.code is ErrorCode.NOT_FOUND
+        stage.controller.tick()
+
+
+def test_promote__after_a_promotion__the_one_before_cannot_be_taken_back(stage: Stage) -> None:
+    promoted(stage)
+    stage.journal.begin("shop", revision("tiny:cc"), SPEC)
+    assert stage.journal.deployment("shop").previous is None
+
+
+def test_promote__replicas_left_in_the_slot__waits_until_they_are_stopped(stage: Stage) -> None:
+    promoted(stage)
+    stage.take_over(stage.journal.begin("shop", revision("tiny:cc"), SPEC))
+    started = len(stage.launcher.started)
+    stage.tick(3)
+    assert stage.controller.progress.phase is RolloutPhase.PENDING
+    assert len(stage.launcher.started) == started
+    stage.journal.drop_process("shop", "blue/0")
+    stage.tick()
+    assert stage.launcher.started[-1] == (Slot.BLUE, revision("tiny:cc"))

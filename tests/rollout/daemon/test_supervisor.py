@@ -12,13 +12,24 @@ import pytest
 
 from bundle.clock import ManualClock
 from rollout.daemon.controller import World
-from rollout.daemon.replicas import LiveReplicas
-from rollout.daemon.supervisor import PROXY, Supervisor
+from rollout.daemon.supervisor import Supervisor, not_warm
+from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
-from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from rollout.domain.process_ref import PROXY
+from rollout.domain.spec import (
+    DeploymentSettings,
+    Endpoint,
+    Outcome,
+    Ports,
+    PreviousRevision,
+    RolloutSpec,
+    Slot,
+)
+from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replicas_of
+from rollout.journal import records
 from rollout.journal.journal import Journal
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
@@ -42,9 +53,10 @@ class Stage:
         self.supervisor = self.take_over()
 
     def take_over(self) -> Supervisor:
-        epoch = self.journal.take_over("shop")
-        live = LiveReplicas("shop", self._world, self.journal, self, epoch)
-        return Supervisor(self._directory, self._files, self._world, self.journal, live, epoch)
+        self.epoch = self.journal.take_over("shop")
+        return Supervisor(
+            "shop", self._directory, self._files, self._world, self.journal, self, self.epoch
+        )
 
     def hung(self, served: RunningRevision) -> bool:
         """The stage knows which replicas hang."""
@@ -66,7 +78,7 @@ def stage(journal: Journal, clock: ManualClock, tmp_path: Path) -> Iterator[Stag
     processes.end_strays(str(tmp_path))
 
 
-def test_ready_is_told_once_when_the_proxy_agrees(stage: Stage) -> None:
+def test_ready__proxy_finds_it_healthy__recorded_once(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.data_plane.healthy[Slot.BLUE] = False
     stage.observe(ProcessState.READY)
@@ -78,24 +90,24 @@ def test_ready_is_told_once_when_the_proxy_agrees(stage: Stage) -> None:
     assert stage.data_plane.endpoints[Slot.BLUE]
 
 
-def test_a_proxy_that_is_silent_for_a_moment_is_told_at_the_next_look(
+def test_endpoints__proxy_unavailable_for_a_moment__connected_at_the_next_tick(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.observe(ProcessState.STARTING)
 
-    def silent(_slot: Slot, _endpoints: tuple[Endpoint, ...]) -> None:
+    def unavailable(_slot: Slot, _endpoints: tuple[Endpoint, ...]) -> None:
         raise DataPlaneUnavailable("connection refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.data_plane, "connect", silent)
+        patch.setattr(stage.data_plane, "connect", unavailable)
         stage.observe(ProcessState.READY)
-    assert not stage.data_plane.endpoints
+    assert Slot.BLUE not in stage.data_plane.endpoints
     stage.observe(ProcessState.READY)
     assert stage.data_plane.endpoints[Slot.BLUE]
 
 
 @pytest.mark.parametrize("probe", [ProcessState.DEAD, ProcessState.WRONG_MODEL])
-def test_a_bento_that_fails_to_start_is_told_and_tried_again(
+def test_restart__bento_fails_to_start__recorded_and_retried(
     stage: Stage, probe: ProcessState
 ) -> None:
     stage.observe(ProcessState.STARTING)
@@ -108,7 +120,7 @@ def test_a_bento_that_fails_to_start_is_told_and_tried_again(
     assert len(stage.launcher.started) == 2
 
 
-def test_a_bento_that_is_not_ready_in_time_fails(stage: Stage) -> None:
+def test_restart__bento_not_ready_in_time__recorded(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.observe(ProcessState.STARTING, seconds=9.0)
     assert stage.kinds == []
@@ -116,7 +128,7 @@ def test_a_bento_that_is_not_ready_in_time_fails(stage: Stage) -> None:
     assert stage.kinds == ["start_failed"]
 
 
-def test_another_daemon_gives_a_starting_bento_its_time(stage: Stage) -> None:
+def test_restart__another_daemon__starting_bento_keeps_its_time(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.clock.advance(60.0)
     stage.supervisor = stage.take_over()
@@ -124,7 +136,7 @@ def test_another_daemon_gives_a_starting_bento_its_time(stage: Stage) -> None:
     assert stage.kinds == []
 
 
-def test_a_bento_that_dies_later_is_restarted(stage: Stage) -> None:
+def test_restart__bento_dies_later__started_again(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.observe(ProcessState.READY)
     stage.observe(ProcessState.DEAD)
@@ -133,7 +145,7 @@ def test_a_bento_that_dies_later_is_restarted(stage: Stage) -> None:
     assert stage.kinds == ["ready", "restarted", "ready"]
 
 
-def test_pauses_grow_while_it_keeps_failing(stage: Stage) -> None:
+def test_restart__keeps_failing__pauses_grow(stage: Stage) -> None:
     waits = []
     for _ in range(4):
         started, waited = len(stage.launcher.started), 0
@@ -163,7 +175,7 @@ class TestReplicas:
         stage.observe(ProcessState.READY, seconds=2.0)
         assert len(stage.data_plane.endpoints[Slot.BLUE]) == replicas
 
-    def test_ready_when_all_are(self, stage: Stage) -> None:
+    def test_replicas__one_not_ready__deployment_not_ready(self, stage: Stage) -> None:
         self.scale(stage, 2)
         stage.observe(ProcessState.STARTING)
         stage.launcher.apart["blue/1"] = ProcessState.STARTING
@@ -173,7 +185,7 @@ class TestReplicas:
         stage.observe(ProcessState.READY)
         assert stage.kinds == ["scaled", "ready"]
 
-    def test_one_dies_and_the_others_carry_on(self, stage: Stage) -> None:
+    def test_replicas__one_dies__others_keep_serving(self, stage: Stage) -> None:
         self.serving(stage, 3)
         stage.launcher.apart["blue/1"] = ProcessState.DEAD
         stage.observe(ProcessState.READY)
@@ -186,7 +198,7 @@ class TestReplicas:
         told = stage.journal.events("shop")[-1]
         assert (told.kind, told.body["role"]) == ("restarted", "blue/1")
 
-    def test_a_hung_one_is_replaced(self, stage: Stage) -> None:
+    def test_replicas__one_hangs__replaced(self, stage: Stage) -> None:
         self.serving(stage, 2)
         (served,) = [
             served
@@ -201,7 +213,7 @@ class TestReplicas:
         assert served not in replicas_of(stage.journal, "shop", Slot.BLUE).values()
         assert len(stage.data_plane.endpoints[Slot.BLUE]) == 2
 
-    def test_a_crash_loop_is_told_once(self, stage: Stage) -> None:
+    def test_replicas__crash_loop__recorded_once(self, stage: Stage) -> None:
         self.serving(stage, 2)
         for _ in range(12):
             stage.launcher.apart["blue/1"] = ProcessState.DEAD
@@ -210,7 +222,7 @@ class TestReplicas:
         assert stage.kinds.count("restarted") == 2
         assert len(stage.launcher.started) > 6
 
-    def test_one_that_ran_long_before_begins_anew(self, stage: Stage) -> None:
+    def test_replicas__dies_after_a_long_time__no_crash_loop(self, stage: Stage) -> None:
         self.serving(stage, 2)
         for _ in range(5):
             stage.launcher.apart["blue/1"] = ProcessState.DEAD
@@ -220,7 +232,9 @@ class TestReplicas:
         assert "crash_loop" not in stage.kinds
         assert stage.kinds.count("restarted") == 5
 
-    def test_one_too_many_leaves_the_proxy_before_it_is_stopped(self, stage: Stage) -> None:
+    def test_replicas__surplus__removed_from_the_proxy_before_it_is_stopped(
+        self, stage: Stage
+    ) -> None:
         self.serving(stage, 2)
         self.scale(stage, 1)
         stage.observe(ProcessState.READY, seconds=0.5)
@@ -231,7 +245,7 @@ class TestReplicas:
         stage.observe(ProcessState.READY)
         assert self.roles(stage) == {"blue/0"}
 
-    def test_a_change_of_mind_keeps_it(self, stage: Stage) -> None:
+    def test_replicas__scaled_down_and_up_again__kept(self, stage: Stage) -> None:
         self.serving(stage, 2)
         self.scale(stage, 1)
         stage.observe(ProcessState.READY, seconds=0.5)
@@ -240,25 +254,112 @@ class TestReplicas:
         assert len(stage.data_plane.endpoints[Slot.BLUE]) == 2
         assert len(stage.launcher.started) == 2
 
-    def test_nothing_else_serves_while_the_proxy_gets_to_know_the_stand_in(
-        self, stage: Stage
-    ) -> None:
+    def test_stand_in__no_replica__old_endpoint_stays_until_it_joined(self, stage: Stage) -> None:
         self.serving(stage, 1)
         (replica,) = stage.data_plane.endpoints[Slot.BLUE]
         stand_in = Endpoint(7, 8)
-        deployment = stage.journal.deployment("shop")
-        asleep = replace(
-            deployment,
-            settings=replace(deployment.settings, replicas=0, min_replicas=0, max_replicas=1),
-        )
+        settings = replace(DeploymentSettings(), replicas=0, min_replicas=0, max_replicas=1)
+        asleep = (Slot.BLUE, revision("tiny:aa"), 0, settings)
         live = stage.supervisor.live
-        live.ensure(asleep, stand_in)
+        live.ensure(*asleep, stand_in)
         assert set(stage.data_plane.endpoints[Slot.BLUE]) == {replica, stand_in}
         stage.clock.advance(2.0)
-        live.ensure(asleep, stand_in)
+        live.ensure(*asleep, stand_in)
         assert stage.data_plane.endpoints[Slot.BLUE] == (stand_in,)
         assert stage.launcher.apart.get("blue/0") is None
         for _ in range(2):
             stage.clock.advance(2.0)
-            live.ensure(asleep, stand_in)
+            live.ensure(*asleep, stand_in)
         assert self.roles(stage) == set()
+
+
+class TestPrevious:
+    """The previous revision in green, after a promotion that made blue live."""
+
+    @staticmethod
+    def promoted(stage: Stage, keep: float = 100.0) -> RunningRevision:
+        """Record a promotion whose previous revision tiny:aa runs in the slot not live."""
+        stage.observe(ProcessState.STARTING)
+        stage.observe(ProcessState.READY)
+        spec = RolloutSpec(keep_previous_seconds=keep)
+        rollout = stage.journal.rollout(stage.journal.begin("shop", revision("tiny:bb"), spec))
+        served = stage.launcher.start(Slot.GREEN, revision("tiny:bb"))
+        body = records.served_body(served)
+        stage.journal.put_process("shop", "green/0", served.process, body)
+        for phase in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
+            progress = RolloutProgress(phase=phase, planned=Outcome.PROMOTED)
+            stage.journal.save(rollout, progress, "phase", {}, stage.epoch)
+            rollout = replace(rollout, progress=progress)
+        return replicas_of(stage.journal, "shop", Slot.BLUE)[0]
+
+    @staticmethod
+    def pass_time(stage: Stage, seconds: int) -> None:
+        for _ in range(seconds):
+            stage.clock.advance(1.0)
+            stage.supervisor.ensure(stage.journal.deployment("shop"))
+
+    def test_previous__within_its_time__keeps_running(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        self.pass_time(stage, 50)
+        assert stage.launcher.probe(former) is ProcessState.READY
+        assert stage.data_plane.endpoints[Slot.BLUE] == (former.endpoint,)
+        assert len(stage.launcher.started) == 2
+
+    def test_previous__dies_within_its_time__started_again(self, stage: Stage) -> None:
+        self.promoted(stage)
+        stage.launcher.apart["blue/0"] = ProcessState.DEAD
+        self.pass_time(stage, 3)
+        assert stage.launcher.started[-1] == (Slot.BLUE, revision("tiny:aa"))
+
+    def test_previous__daemon_restarted__still_kept(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        self.pass_time(stage, 2)
+        stage.supervisor = stage.take_over()
+        self.pass_time(stage, 5)
+        assert stage.launcher.probe(former) is ProcessState.READY
+
+    @pytest.mark.parametrize(("keep", "reported"), [(5.0, 1), (0.0, 0)])
+    def test_previous__after_its_time__drained_and_stopped(
+        self, stage: Stage, keep: float, reported: int
+    ) -> None:
+        former = self.promoted(stage, keep)
+        self.pass_time(stage, 10)
+        assert stage.launcher.probe(former) is ProcessState.DEAD
+        assert stage.data_plane.endpoints[Slot.BLUE] == ()
+        assert stage.kinds.count("previous_stopped") == reported
+        previous = stage.journal.deployment("shop").previous
+        assert previous is not None
+        assert (previous.revision, previous.warm_until) == (revision("tiny:aa"), 0.0)
+
+    def test_previous__rollout_requested__stopped_before_it_starts(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        stage.journal.begin("shop", revision("tiny:cc"), RolloutSpec())
+        for _ in range(5):
+            stage.clock.advance(1.0)
+            active = stage.journal.active("shop")
+            stage.supervisor.ensure(stage.journal.deployment("shop"), active)
+        assert stage.launcher.probe(former) is ProcessState.DEAD
+        assert replicas_of(stage.journal, "shop", Slot.BLUE) == {}
+
+    def test_previous__rollback_requested__stays_for_it(self, stage: Stage) -> None:
+        former = self.promoted(stage)
+        stage.journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
+        for _ in range(200):
+            stage.clock.advance(1.0)
+            active = stage.journal.active("shop")
+            stage.supervisor.ensure(stage.journal.deployment("shop"), active)
+        assert stage.launcher.probe(former) is ProcessState.READY
+
+
+@pytest.mark.parametrize(
+    ("now", "free", "why"),
+    [
+        (99.0, 0.5, None),
+        (99.0, 0.1, None),
+        (100.0, 0.5, "its time is over"),
+        (50.0, 0.04, "4% of the memory is available (minimum 10%)"),
+    ],
+)
+def test_not_warm__time_and_memory__reason(now: float, free: float, why: str | None) -> None:
+    previous = PreviousRevision(revision("tiny:aa"), warm_until=100.0, replicas=1, promotion=1)
+    assert not_warm(previous, now, free) == why

@@ -89,7 +89,7 @@ def test_a_refusal_says_what_to_give() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["tick_seconds", "drain_seconds", "alias_retry_seconds"])
+@pytest.mark.parametrize("name", ["tick_seconds", "drain_seconds"])
 def test_settings_refuse_what_is_no_number(name: str) -> None:
     for value in (math.inf, math.nan, -1.0):
         with pytest.raises(MlctlError, match=name):

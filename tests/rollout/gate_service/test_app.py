@@ -203,7 +203,7 @@ def test_what_is_forgotten_during_a_look_stays_forgotten(world: World) -> None:
     store = SessionStore(world.path, world.clock, limit=3, expire_seconds=3600.0)
     service = GateService(world.sources, store)
     terms = Terms("stable", "canary", RolloutSpec())
-    service.ask("uid-1", terms, weight=None, final=False)
+    service.evaluate("uid-1", terms, weight=None, final=False)
     source, scrape = world.sources["canary"], world.sources["canary"].scrape
 
     def meanwhile() -> Scrape:
@@ -212,7 +212,7 @@ def test_what_is_forgotten_during_a_look_stays_forgotten(world: World) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "scrape", meanwhile)
-        service.ask("uid-1", terms, weight=None, final=False)
+        service.evaluate("uid-1", terms, weight=None, final=False)
     with pytest.raises(MlctlError, match="no session"):
         service.forget("uid-1")
 

@@ -18,7 +18,13 @@ from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress, Signal
-from rollout.journal.journal import Journal, RequestWaitsError, StaleEpochError
+from rollout.journal.journal import (
+    KEEP_TICKS_SECONDS,
+    Journal,
+    RequestWaitsError,
+    StaleEpochError,
+)
+from rollout.journal.records import Delivery, run_sink
 from rollout.journal.schema import connect, transaction
 from tests.support.rollouts import revision
 from tests.support.wait import PATIENCE_SECONDS
@@ -57,7 +63,7 @@ def finalize(journal: Journal, rollout: int, epoch: int) -> None:
     journal.save(journal.rollout(rollout), progress, "phase", {}, epoch)
 
 
-def test_a_deployment_comes_back_as_it_was_written(journal: Journal) -> None:
+def test_deployment__written__read_back_equal(journal: Journal) -> None:
     create(journal)
     deployment = journal.deployment("shop")
     assert deployment.up
@@ -66,7 +72,7 @@ def test_a_deployment_comes_back_as_it_was_written(journal: Journal) -> None:
     assert journal.deployments() == (deployment,)
 
 
-def test_a_name_that_is_up_is_taken(journal: Journal) -> None:
+def test_create__name_is_up__rejected(journal: Journal) -> None:
     create(journal)
     with pytest.raises(MlctlError) as caught:
         create(journal)
@@ -75,14 +81,14 @@ def test_a_name_that_is_up_is_taken(journal: Journal) -> None:
     create(journal)
 
 
-def test_an_unknown_name_lists_near_ones(journal: Journal) -> None:
+def test_deployment__unknown_name__near_names_listed(journal: Journal) -> None:
     create(journal)
     with pytest.raises(MlctlError, match=r"'shop2'.*shop") as caught:
         journal.deployment("shop2")
     assert caught.value.code is ErrorCode.DEPLOYMENT_NOT_FOUND
 
 
-def test_a_rollout_comes_back_with_its_position(journal: Journal, clock: ManualClock) -> None:
+def test_rollout__saved__read_back_equal(journal: Journal, clock: ManualClock) -> None:
     create(journal)
     rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
     assert (rollout.slot, rollout.live, rollout.candidate) == (Slot.GREEN, BLUE, GREEN)
@@ -93,13 +99,13 @@ def test_a_rollout_comes_back_with_its_position(journal: Journal, clock: ManualC
     assert journal.rollout(rollout.id).progress == progress
 
 
-def test_a_second_promote_is_refused_by_the_database(journal: Journal) -> None:
+def test_begin__rollout_active__rejected_by_the_database(journal: Journal) -> None:
     create(journal)
     journal.begin("shop", GREEN, SPEC)
     assert "tiny:bb" in refused(ErrorCode.ROLLOUT_ACTIVE, journal)
 
 
-def test_the_live_revision_is_not_promoted_again(journal: Journal) -> None:
+def test_begin__live_revision__rejected(journal: Journal) -> None:
     create(journal)
     finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
     deployment = journal.deployment("shop")
@@ -109,14 +115,14 @@ def test_the_live_revision_is_not_promoted_again(journal: Journal) -> None:
     assert journal.rollouts("shop")[0].outcome is Outcome.PROMOTED
 
 
-def test_nothing_is_promoted_in_a_deployment_that_is_down(journal: Journal) -> None:
+def test_begin__deployment_is_down__rejected(journal: Journal) -> None:
     refused(ErrorCode.DEPLOYMENT_NOT_FOUND, journal)
     create(journal)
     journal.retire("shop")
     refused(ErrorCode.DEPLOYMENT_NOT_FOUND, journal)
 
 
-def test_taking_down_ends_the_active_rollout(journal: Journal) -> None:
+def test_retire__rollout_active__ends_rolled_back(journal: Journal) -> None:
     create(journal)
     rollout = journal.begin("shop", GREEN, SPEC)
     journal.retire("shop")
@@ -124,7 +130,9 @@ def test_taking_down_ends_the_active_rollout(journal: Journal) -> None:
     assert [e.kind for e in journal.events("shop")] == ["up", "requested", "ended", "down"]
 
 
-def test_events_can_neither_be_changed_nor_deleted(journal: Journal, tmp_path: Path) -> None:
+def test_events__update_or_delete__rejected_by_the_database(
+    journal: Journal, tmp_path: Path
+) -> None:
     create(journal)
     database = connect(tmp_path / "journal.db")
     for statement in ("update event set kind = 'x'", "delete from event"):
@@ -134,7 +142,7 @@ def test_events_can_neither_be_changed_nor_deleted(journal: Journal, tmp_path: P
     assert [event.kind for event in journal.events("shop")] == ["up"]
 
 
-def test_the_former_daemon_is_fenced_out(journal: Journal) -> None:
+def test_take_over__former_daemon_writes__rejected(journal: Journal) -> None:
     create(journal)
     rollout = journal.rollout(journal.begin("shop", GREEN, SPEC))
     former, current = journal.take_over("shop"), journal.take_over("shop")
@@ -147,14 +155,14 @@ def test_the_former_daemon_is_fenced_out(journal: Journal) -> None:
     journal.append("shop", None, "ready", {}, current)
 
 
-def test_epochs_rise_over_all_deployments(journal: Journal) -> None:
+def test_take_over__several_deployments__epochs_rise(journal: Journal) -> None:
     create(journal, "shop")
     create(journal, "farm")
     epochs = [journal.take_over(name) for name in ("shop", "farm", "shop")]
     assert epochs == sorted(set(epochs))
 
 
-def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Journal) -> None:
+def test_request__rollback_of_a_rollout__recorded(journal: Journal) -> None:
     create(journal)
     with pytest.raises(MlctlError, match="no rollout of 'shop' is under way"):
         journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
@@ -165,15 +173,49 @@ def test_a_rollback_is_asked_for_once_and_only_while_it_can_be_done(journal: Jou
     assert (request.command, request.reason) == (OperatorCommand.ROLLBACK, "by hand")
 
 
-def test_after_a_promotion_the_hint_names_the_way_back(journal: Journal) -> None:
+def test_request__rollback_after_a_promotion__new_rollout_to_the_previous_revision(
+    journal: Journal,
+) -> None:
     create(journal)
-    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
-    with pytest.raises(MlctlError) as caught:
-        journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
-    assert "mlctl promote shop tiny:aa" in caught.value.hint
+    spec = replace(SPEC, alias=False)
+    promoted, epoch = journal.begin("shop", GREEN, spec), journal.take_over("shop")
+    finish(journal, promoted, epoch)
+    previous = journal.deployment("shop").previous
+    assert previous is not None
+    assert (previous.revision, previous.promotion) == (BLUE, promoted)
+    rollout = journal.rollout(journal.request("shop", OperatorCommand.ROLLBACK, "wrong answers"))
+    assert (rollout.reverts, rollout.candidate, rollout.live) == (promoted, BLUE, GREEN)
+    assert (rollout.slot, rollout.spec.alias) == (Slot.BLUE, False)
+    (requested,) = journal.events("shop", rollout=rollout.id)
+    assert requested.body["reason"] == "wrong answers"
+    for phase in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
+        progress = RolloutProgress(phase=phase, planned=Outcome.RESTORED)
+        journal.save(rollout, progress, "phase", {}, epoch)
+        rollout = replace(rollout, progress=progress)
+    deployment = journal.deployment("shop")
+    assert (deployment.live, deployment.slot, deployment.previous) == (BLUE, Slot.BLUE, None)
+    assert journal.promotion("shop") == rollout.id
+    with pytest.raises(MlctlError, match="already serves tiny:aa again") as caught:
+        journal.request("shop", OperatorCommand.ROLLBACK, "once more")
+    assert caught.value.code is ErrorCode.NOT_FOUND
 
 
-def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) -> None:
+def test_release_previous__kept_revision__stays_known_but_not_warm(journal: Journal) -> None:
+    create(journal)
+    epoch = journal.take_over("shop")
+    finish(journal, journal.begin("shop", GREEN, SPEC), epoch)
+    journal.release_previous("shop", "its time is over", epoch)
+    previous = journal.deployment("shop").previous
+    assert previous is not None
+    assert (previous.revision, previous.warm_until) == (BLUE, 0.0)
+    last = journal.last_event("shop")
+    assert last is not None
+    assert (last.kind, last.body["bento"]) == ("previous_stopped", "tiny:aa")
+    with pytest.raises(StaleEpochError):
+        journal.release_previous("shop", "its time is over", epoch - 1)
+
+
+def test_request__promotion_being_recorded__rejected(journal: Journal) -> None:
     create(journal)
     rollout, epoch = journal.begin("shop", GREEN, SPEC), journal.take_over("shop")
     assert journal.promotion("shop") is None
@@ -182,15 +224,14 @@ def test_a_proved_rollout_can_be_neither_taken_back_nor_ended(journal: Journal) 
     with pytest.raises(MlctlError) as late:
         journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
     assert late.value.code is ErrorCode.NOT_FOUND
-    assert "tiny:bb was proved" in late.value.message
-    assert "mlctl promote shop tiny:aa" in late.value.hint
+    assert "tiny:bb is promoted" in late.value.message
     with pytest.raises(MlctlError) as second:
         journal.begin("shop", revision("tiny:cc"), SPEC)
     assert second.value.code is ErrorCode.ROLLOUT_ACTIVE
     assert "rollback" not in second.value.hint
 
 
-def test_a_rollback_that_was_asked_for_is_not_overtaken_by_the_promotion(journal: Journal) -> None:
+def test_save__rollback_requested__promotion_rejected(journal: Journal) -> None:
     create(journal)
     rollout, epoch = journal.begin("shop", GREEN, SPEC), journal.take_over("shop")
     journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
@@ -200,7 +241,7 @@ def test_a_rollback_that_was_asked_for_is_not_overtaken_by_the_promotion(journal
     assert journal.rollout(rollout).progress.phase is RolloutPhase.PENDING
 
 
-def test_another_model_is_not_promoted(journal: Journal) -> None:
+def test_begin__another_model__rejected(journal: Journal) -> None:
     create(journal)
     with pytest.raises(MlctlError, match="serves the model 'tiny', not 'other'") as caught:
         journal.begin("shop", revision("other:bb"), SPEC)
@@ -208,9 +249,7 @@ def test_another_model_is_not_promoted(journal: Journal) -> None:
     assert journal.active("shop") is None
 
 
-def test_the_promotions_of_a_former_deployment_are_not_this_ones(
-    journal: Journal, clock: ManualClock
-) -> None:
+def test_promotion__deployment_created_again__none(journal: Journal, clock: ManualClock) -> None:
     create(journal)
     finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
     journal.retire("shop")
@@ -219,7 +258,7 @@ def test_the_promotions_of_a_former_deployment_are_not_this_ones(
     assert journal.promotion("shop") is None
 
 
-def test_processes_are_remembered_by_role(journal: Journal) -> None:
+def test_processes__by_role__read_back(journal: Journal) -> None:
     create(journal)
     journal.put_process("shop", "proxy", ProcessRef(1, 2.0, "t"))
     journal.put_process("shop", "proxy", ProcessRef(3, 4.0, "u"), {"log": "x"})
@@ -271,7 +310,7 @@ with Journal(Path(sys.argv[1])) as journal:
 
 
 @pytest.mark.slow
-def test_of_promotes_from_several_processes_one_begins(journal: Journal, tmp_path: Path) -> None:
+def test_begin__several_processes__one_succeeds(journal: Journal, tmp_path: Path) -> None:
     create(journal)
     command = [sys.executable, "-c", _PROMOTE, str(tmp_path / "journal.db")]
     pipe = subprocess.PIPE
@@ -284,7 +323,7 @@ def test_of_promotes_from_several_processes_one_begins(journal: Journal, tmp_pat
     assert sorted(answers) == ["begun", *["rollout_active"] * 5]
 
 
-def test_what_begin_would_refuse_can_be_asked_before(journal: Journal) -> None:
+def test_check__what_begin_rejects__same_error(journal: Journal) -> None:
     create(journal)
     journal.check("shop", GREEN, SPEC)
     with pytest.raises(MlctlError) as live:
@@ -296,7 +335,7 @@ def test_what_begin_would_refuse_can_be_asked_before(journal: Journal) -> None:
     assert active.value.code is ErrorCode.ROLLOUT_ACTIVE
 
 
-def test_steps_that_cannot_prove_the_latency_are_refused(journal: Journal) -> None:
+def test_begin__steps_cannot_prove_latency__rejected(journal: Journal) -> None:
     create(journal)
     with pytest.raises(MlctlError, match="none from 50 to 99 %") as refused:
         journal.begin("shop", GREEN, RolloutSpec(steps=(5, 100), max_p99_ms=50.0))
@@ -306,7 +345,7 @@ def test_steps_that_cannot_prove_the_latency_are_refused(journal: Journal) -> No
     journal.begin("shop", GREEN, flattered)
 
 
-def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
+def test_request__resume_without_a_pause__rejected(journal: Journal) -> None:
     create(journal)
     journal.begin("shop", GREEN, SPEC)
     with pytest.raises(MlctlError, match="is not paused"):
@@ -317,7 +356,7 @@ def test_only_what_is_paused_can_be_resumed(journal: Journal) -> None:
     )  # the pause is not applied yet, but asked
 
 
-def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> None:
+def test_events__many_ticks__others_found_without_reading_them(journal: Journal) -> None:
     create(journal)
     rollout = journal.begin("shop", GREEN, SPEC)
     journal.request("shop", OperatorCommand.PAUSE, "by hand")
@@ -351,9 +390,23 @@ def test_what_is_rare_is_found_without_reading_the_ticks(journal: Journal) -> No
     assert steps < 2000, f"{steps} steps of SQLite's machine for 5000 ticks"
 
 
-def test_request__rollback_after_a_promotion__hint_goes_back_at_once(journal: Journal) -> None:
+def test_prune__old_ticks_of_an_ended_rollout__deleted_and_all_else_stays(
+    journal: Journal, clock: ManualClock
+) -> None:
     create(journal)
-    finish(journal, journal.begin("shop", GREEN, SPEC), journal.take_over("shop"))
-    with pytest.raises(MlctlError) as caught:
-        journal.request("shop", OperatorCommand.ROLLBACK, "why")
-    assert caught.value.hint == "To go back at once: `mlctl promote shop tiny:aa --full`."
+    epoch = journal.take_over("shop")
+    ended = journal.begin("shop", GREEN, SPEC)
+    journal.append("shop", ended, "tick", {}, epoch)
+    finish(journal, ended, epoch)
+    journal.put_delivery("shop", run_sink(ended), Delivery(1, body={"closed": True}))
+    unreported = journal.begin("shop", BLUE, SPEC)
+    journal.append("shop", unreported, "tick", {}, epoch)
+    finish(journal, unreported, epoch)
+    kinds = [event.kind for event in journal.events("shop", ticks=False)]
+    journal.prune("shop")
+    assert len(journal.events("shop", rollout=ended)) == 5
+    clock.advance(KEEP_TICKS_SECONDS + 1.0)
+    journal.prune("shop")
+    assert "tick" not in {event.kind for event in journal.events("shop", rollout=ended)}
+    assert "tick" in {event.kind for event in journal.events("shop", rollout=unreported)}
+    assert [event.kind for event in journal.events("shop", ticks=False)] == kinds

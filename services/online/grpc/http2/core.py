@@ -1,7 +1,7 @@
 """The server's side of one HTTP/2 connection (RFC 9113), without I/O or clock.
 
-Only what gRPC needs of it: requests and answers, flow control, and saying goodbye. What the
-client sends becomes events; what is to be sent is in `out`, in order.
+Only the part that gRPC needs: requests, responses, flow control and GOAWAY. Received bytes become
+events; frames to send are in `out`, in order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _unpack = frames.FRAME_HEAD.unpack_from
 
 
 class Core(Receiving):
-    """One connection: `receive` takes what came."""
+    """One connection: `receive` takes the received bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Core(Receiving):
         }
 
     def receive(self, data: bytes) -> Iterator[Event]:
-        """What the bytes say, while they are read. Raises BrokenError: then the end has come."""
+        """Yield the events in `data`; after a BrokenError the connection must end."""
         if self._tail or not self._prefaced:
             self._tail += data
             if len(self._tail) < self._need and self._prefaced:
@@ -89,7 +89,7 @@ class Core(Receiving):
             self._keep(data, at)
 
     def _keep(self, data: bytes, at: int) -> None:
-        """What begins at `at` is not all there: wait for the rest."""
+        """Keep the incomplete frame that begins at `at` until the rest arrives."""
         self._tail += data[at:]
         self._need = 9
         if self._prefaced and at + 9 <= len(data):
@@ -258,9 +258,9 @@ class Core(Receiving):
 
     def _on_goaway(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if len(payload) < 8:
-            raise BrokenError(Reason.FRAME_SIZE_ERROR, "a goodbye has eight bytes")
+            raise BrokenError(Reason.FRAME_SIZE_ERROR, "GOAWAY has at least eight bytes")
         if stream:
-            raise BrokenError(Reason.PROTOCOL_ERROR, "a goodbye is the connection's")
+            raise BrokenError(Reason.PROTOCOL_ERROR, "GOAWAY belongs to the connection")
         yield GoAwayReceived(frames.NUMBER.unpack_from(payload, 4)[0])
 
     def _on_window(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:

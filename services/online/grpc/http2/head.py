@@ -1,4 +1,4 @@
-"""What the headers of a call say, and the headers and trailers that answer it."""
+"""The headers of a call, and the headers and trailers of its response."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PLAIN = bytes(set(range(0x20, 0x7F)) - {0x25}).decode()
 
 
 class MalformedError(Exception):
-    """Headers that HTTP/2 allows nobody to send."""
+    """Headers that HTTP/2 forbids."""
 
 
 class CallHead(NamedTuple):
@@ -74,6 +74,14 @@ class CallHead(NamedTuple):
             return False
         return all(name not in PER_CALL for name, _ in self.fields)
 
+    def extended(self, fields: Fields, start: int) -> CallHead:
+        """Return this head with `fields`: its own, and from `start` on fields of PER_CALL."""
+        size = self.size
+        for name, value in fields[start:]:
+            size += len(name) + len(value) + _FIELD_BYTES
+        method, path, content_type, timeout, encoding, token, _, _, plain = self
+        return CallHead(method, path, content_type, timeout, encoding, token, fields, size, plain)
+
     def field(self, name: bytes) -> bytes | None:
         """Return the value of a header that occurs once; several values are joined by commas."""
         values = [value for found, value in self.fields if found == name]
@@ -87,7 +95,7 @@ class CallHead(NamedTuple):
 
     @property
     def timeout(self) -> float | None:
-        """How many seconds the caller waits, if it tells; INVALID_INPUT if it is no such time."""
+        """The client's timeout in seconds, or None; INVALID_INPUT if it is malformed."""
         if self.timeout_text is None:
             return None
         found = _TIMEOUT.fullmatch(self.timeout_text)
@@ -97,7 +105,7 @@ class CallHead(NamedTuple):
 
     @property
     def metadata(self) -> tuple[Trailer, ...]:
-        """The caller's own headers, as gRPC's library tells them; INVALID_INPUT for wrong ones."""
+        """The client's metadata, in the form of gRPC's library; INVALID_INPUT if malformed."""
         return tuple(
             _value(name, value)
             for name, value in self.fields

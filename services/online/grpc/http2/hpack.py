@@ -50,6 +50,7 @@ class HeadReader:
         self._start = b""
         self._start_fields: Fields = ()
         self._start_bytes = 0
+        self._start_head: CallHead | None = None
         self.cost = 0.0
 
     def read(self, block: bytes) -> CallHead:
@@ -61,12 +62,20 @@ class HeadReader:
         if found is not None:
             return found
         fields, changed = self._decode(block)
-        head = parse_head(fields)
-        if not changed and len(block) <= _MAX_BLOCK_BYTES and head.reusable:
-            if len(self._heads) >= _MAX_BLOCKS:
-                self._heads.clear()
-            self._heads[block] = head
-        return head
+        start = len(self._start_fields)
+        if not start:
+            head = parse_head(fields)
+            if not changed and len(block) <= _MAX_BLOCK_BYTES and head.reusable:
+                if len(self._heads) >= _MAX_BLOCKS:
+                    self._heads.clear()
+                self._heads[block] = head
+            return head
+        for name, _ in fields[start:]:
+            if name not in PER_CALL:
+                return parse_head(fields)
+        if self._start_head is None:
+            self._start_head = parse_head(self._start_fields)
+        return self._start_head.extended(fields, start)
 
     def decode(self, block: bytes) -> Fields:
         """Return the fields of a block; unwanted blocks are decoded, too: they change the table."""
@@ -90,7 +99,7 @@ class HeadReader:
             fields += self._start_fields
             at, total, stable = len(self._start), self._start_bytes, False
         else:  # it may have a token, which is kept no longer than needed
-            self._start, self._start_fields = b"", ()
+            self._forget_start()
         size = len(block)
         while at < size:
             begin, byte = at, block[at]
@@ -112,15 +121,18 @@ class HeadReader:
                 stable = False
                 if not changed:
                     self._start, self._start_fields = block[:begin], tuple(fields)
-                    self._start_bytes = total
+                    self._start_bytes, self._start_head = total, None
             fields.append(field)
             total += len(field[0]) + len(field[1]) + _ENTRY_BYTES
             if total > self._max_bytes:
                 raise _broken()
         if changed:  # the same bytes may mean other headers now
             self._heads.clear()
-            self._start, self._start_fields = b"", ()
+            self._forget_start()
         return tuple(fields), changed
+
+    def _forget_start(self) -> None:
+        self._start, self._start_fields, self._start_head = b"", (), None
 
     def _literal(self, block: bytes, at: int, byte: int) -> tuple[tuple[bytes, bytes], int]:
         """Return a field that is written out, and where the next begins; add it to the table."""
@@ -181,6 +193,11 @@ def _integer(block: bytes, at: int, value: int, mask: int) -> tuple[int, int]:
 def _string(block: bytes, at: int, *, secret: bool = False) -> tuple[bytes, int]:
     """Return the string at `at`, and where the next field begins; secrets are not cached."""
     byte = block[at]
+    if byte < 0x7F:  # not Huffman-coded, and the length is one byte
+        end = at + 1 + byte
+        if end > len(block):
+            raise _broken()
+        return block[at + 1 : end], end
     length, at = _integer(block, at + 1, byte & 0x7F, 0x7F)
     end = at + length
     if end > len(block):

@@ -1,7 +1,7 @@
-"""What a client may ask of a connection beside calls: pings, settings, resets, empty frames.
+"""Limit frames other than calls: pings, settings, resets, empty frames.
 
-A leaky bucket: each costs a drop, some run out every second, and what is answered takes
-some out as well. An honest client's never fills.
+A leaky bucket: each frame adds to it, it drains over time, and each response drains it further. A
+well-behaved client never fills it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Bucket:
         self._level = 0.0
 
     def add(self, now: float, cost: float = 1.0) -> bool:
-        """Whether it still holds after so many cost more."""
+        """Add `cost`; return whether the level is within the capacity."""
         self._level = max(0.0, self._level - (now - self._at) * PER_SECOND) + cost
         self._at = now
         return self._level <= CAPACITY
 
     def answered(self) -> None:
-        """A message was sent."""
+        """Drain the share of one sent response."""
         if self._level:
             self._level = max(0.0, self._level - PER_ANSWER)

@@ -33,7 +33,7 @@ _END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
 
 
 class Stream:
-    """What of one stream may be sent (`window`) and may come (`room`), in bytes."""
+    """One stream: the bytes that may be sent (`window`) and received (`room`)."""
 
     __slots__ = ("answered", "ended", "room", "window")
 
@@ -45,7 +45,7 @@ class Stream:
 
 
 class Sending:
-    """What is to be sent is in `out`, in order. Tells first of the limits that are above."""
+    """The frames to send are in `out`, in order; the first announce the limits above."""
 
     def __init__(self) -> None:
         self.out: list[bytes] = list(_HELLO)
@@ -99,15 +99,15 @@ class Sending:
             self.out.append(frames.reset(stream, reason))
 
     def refuse(self, stream: int) -> None:
-        """The call was not looked at: the client may ask again."""
+        """Reset a stream whose call was not processed: the client may retry it."""
         self.send_reset(stream, Reason.REFUSED_STREAM)
 
     def ping(self, data: bytes) -> None:
-        """Ask the client for the same eight bytes."""
+        """Send a ping; the client returns the same eight bytes."""
         self.out.append(frames.frame(frames.PING, 0, 0, data))
 
     def goaway(self, last_stream: int, reason: int = Reason.NO_ERROR) -> None:
-        """Tell that later streams are not answered."""
+        """Announce that later streams are not answered."""
         self.out.append(frames.goaway(last_stream, reason))
 
     def give(self, stream: int, size: int) -> None:

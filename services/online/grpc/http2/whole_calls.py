@@ -1,4 +1,4 @@
-"""The calls that come at once: nearly all, as gRPC's clients write a small call in one piece."""
+"""Calls that arrive in one read: nearly all, as gRPC's clients write a small call at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _number = frames.NUMBER.unpack_from
 
 
 class Block:
-    """A header block of which not all has come."""
+    """An incomplete header block."""
 
     __slots__ = ("data", "flags", "fragments", "stream")
 
@@ -36,7 +36,7 @@ class Block:
 
 
 class Receiving(Sending):
-    """What a connection knows of what came, and the short way of a call that is all there."""
+    """The receiving half of a connection, with a fast path for calls that arrive whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Receiving(Sending):
     def _whole(
         self, data: bytes, stream: int, start: int, end: int
     ) -> tuple[WholeCall | ControlFrame, int] | None:
-        """The call whose headers are there, if all of it is, and where it ends; else None."""
+        """Return the call whose headers begin at `start`, and its end, if it is complete."""
         found = None if end - start > MAX_HEADER_BYTES else self._body(data, stream, end)
         if found is None or self._block is not None:
             return None
@@ -66,10 +66,10 @@ class Receiving(Sending):
         return WholeCall(stream, head, data[at:stop]), stop
 
     def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int] | None:
-        """What the client opens of the window of a new call, and where its data is; else None.
+        """Return the window update of a new call and the span of its data, or None.
 
-        All of it follows its headers, which end at `end`, in one frame. gRPC's own clients open
-        its window between the two.
+        The data follows the headers, which end at `end`, in one frame. gRPC's own clients send a
+        window update between the two.
         """
         word, flags, same = _unpack(data, end)
         window, at = 0, end + 9
@@ -90,13 +90,13 @@ class Receiving(Sending):
         return window, at, stop
 
     def _begin(self, stream: int, window: int, size: int) -> None:
-        """A call of so many bytes came at once."""
+        """Open the stream of a call that arrived whole with `size` bytes."""
         self.last_stream = stream
         self.streams[stream] = Stream(self._first_window + window, ended=True)
         self._take(size)
 
     def _take(self, size: int) -> None:
-        """So much came of all streams; a quarter of their window is given back at once."""
+        """Charge `size` bytes to the connection's window; reopen it when a quarter is used."""
         self._room -= size
         if self._room < 0:
             raise BrokenError(Reason.FLOW_CONTROL_ERROR, "more came than the window has")

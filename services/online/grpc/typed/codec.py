@@ -84,7 +84,7 @@ class TypedCodec:
 
 
 def _shape(field: Field, count: int) -> tuple[int, ...]:
-    """The shape of `count` values, of which the caller told none."""
+    """Return the shape of `count` values for which the client gave none."""
     wanted = field.tensor.shape
     known = prod(size for size in wanted if size != DYNAMIC)
     dynamic = wanted.count(DYNAMIC)

@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with limits on slow, endless and malformed requests.
 
-A head has a size, a number of headers and a time; an answer that nobody reads, and the
+A head has a size, a number of headers and a time; an unread response, and the
 rest of a body that was rejected, have a time as well. A client that ends its sending half of the
 connection is gone. An error never overtakes the answer to an earlier request.
 """
@@ -18,6 +18,7 @@ from services.online.batching.budget import BusyError
 from services.online.http.responses import error_response, make_response, render_headers, to_wire
 
 _NOT_HTTP = "Invalid HTTP request received."
+_MANY_HEADERS = "The request has too many headers."
 _LARGE_HEAD = "The head of the request is too large."
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
@@ -103,13 +104,19 @@ class LimitedProtocol(HttpToolsProtocol):
         except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
             self._parse_rest(data, error)
         if self._in_head or self._in_body:
-            self._unfinished_bytes = 0 if self._progress else self._unfinished_bytes + len(data)
-            if self._unfinished_bytes > self.max_head_bytes:
-                self._reject_flood()
-            elif self._in_head:
-                self._arm_head()
-        elif not self._in_body and self.timeout_keep_alive_task is None and not self.answering:
+            self._await_rest(len(data))
+        elif self.timeout_keep_alive_task is None and not self.answering:
             self._arm_head()  # blank lines alone must not hold the connection either
+
+    def _await_rest(self, size: int) -> None:
+        """Limit the bytes and the time of a request whose end was not in a read of `size` bytes."""
+        self._unfinished_bytes = 0 if self._progress else self._unfinished_bytes + size
+        if self._unfinished_bytes > self.max_head_bytes:
+            self._reject_flood()
+        elif self._in_head:
+            if self.headers is not None and len(self.headers) > self.max_headers:
+                self._fail(431, _MANY_HEADERS)
+            self._arm_head()
 
     def _parse_rest(self, data: bytes, error: Exception) -> None:
         """Go on after the parser stopped with `error` within `data`.
@@ -164,19 +171,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Does not call the inherited method, to save time: this runs for each header.
-        if not self._in_head:
-            return  # trailers are ignored
-        if len(self.headers) >= self.max_headers:
-            self._reject_head(431, "The request has too many headers.")
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._in_head:  # trailers are ignored
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._is_ignored_upgrade():
             return
         self._check_head()
+        expected = [value.lower() for name, value in self.headers if name == b"expect"]
+        self.expect_100_continue = b"100-continue" in expected
         super().on_headers_complete()
         self._end_head()  # not before: uvicorn may reject the target
         if self._leaving and self.cycle is not None:
@@ -189,11 +192,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._ignores_upgrade:
             return
+        self._end_body()
+        super().on_message_complete()
+
+    def _end_body(self) -> None:
         self._in_body = False
         if self._drain_timer is not None:
             self._drain_timer.cancel()
             self._drain_timer = None
-        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         # In place of the inherited method, which makes a new timer for each response.
@@ -206,7 +212,8 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
         else:
-            flow.resume_reading()
+            if flow.read_paused:
+                flow.resume_reading()
             self._idle_since = self.loop.time()
             if self.timeout_keep_alive_task is None:
                 self._arm_keep_alive(self.timeout_keep_alive)
@@ -290,9 +297,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Reject a head that is too large, or that does not have exactly one Host (RFC 9112, 3.2).
 
-        HTTP/1.0 needs none. A head that arrived in one read was never unfinished, so its size is
+        HTTP/1.0 needs none. A head that arrived in one read was never unfinished, so its limits are
         checked here.
         """
+        if len(self.headers) > self.max_headers:
+            self._reject_head(431, _MANY_HEADERS)
         if self._read_bytes > self.max_head_bytes:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > self.max_head_bytes:

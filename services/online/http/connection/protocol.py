@@ -55,7 +55,7 @@ class InferCycle(PendingRequest):
     """
 
     __slots__ = (
-        "_body", "_end", "_error", "_expects", "_handler", "_headers", "_protocol", "_queued",
+        "_body", "_deadline", "_error", "_expects", "_handler", "_headers", "_protocol", "_queued",
         "_record", "_request_id", "_submitted", "_timer", "disconnected", "keep_alive",
         "more_body", "response_complete", "waits",
     )  # fmt: skip
@@ -71,7 +71,9 @@ class InferCycle(PendingRequest):
         keep_alive: bool,
         expects: bool,
     ) -> None:
-        super().__init__(handler.hold())
+        self.inflight = handler.inflight
+        self.size = 0
+        self.parse_seconds = 0.0
         self.keep_alive = keep_alive
         self.waits = True
         self.disconnected = False
@@ -81,7 +83,6 @@ class InferCycle(PendingRequest):
         self._protocol = protocol
         self._headers = headers
         self._expects = expects
-        self._end = 0.0
         self._request_id = b""
         self._record: RequestRecord | None = None
         self._body: bytes | bytearray = b""
@@ -99,10 +100,8 @@ class InferCycle(PendingRequest):
         """Check the headers; all earlier requests of the connection are answered."""
         handler, headers, protocol = self._handler, self._headers, self._protocol
         self.waits = False
-        self._end = protocol.loop.time() + handler.seconds
         request_id = self._request_id = handler.request_id(headers)
-        if handler.observed:
-            self._record = handler.observe(headers, request_id)
+        self._record = handler.observe(headers, request_id)
         try:
             handler.admit(headers)
             self.head = handler.open(headers, request_id, self._record)
@@ -118,14 +117,15 @@ class InferCycle(PendingRequest):
         """Take a piece of the body."""
         if self.response_complete or not self.more_body or self._error is not None:
             return  # a body after the body is that of a pipelined upgrade
+        size = len(self._body) + len(piece)
         try:
-            size = len(self._body) + len(piece)
-            self._handler.check_size(size)
-            self.hold.grow(size)
+            if size > self._handler.max_body_bytes:
+                self._handler.check_size(size)
+            self.grow(size)
         except MlctlError as error:
             if self.waits:
                 self._error, self._body = error, b""
-                self.hold.release()
+                self.release()
             else:
                 self._reject(error)
             return
@@ -143,7 +143,8 @@ class InferCycle(PendingRequest):
             return
         if self._timer is None and self.more_body:
             loop = self._protocol.loop
-            self._timer = loop.call_at(self._end, self._reject, deadline_exceeded())
+            self._deadline = loop.time() + self._handler.seconds
+            self._timer = loop.call_at(self._deadline, self._reject, deadline_exceeded())
 
     def submit(self) -> None:
         """Queue the request: the body is complete."""
@@ -158,7 +159,7 @@ class InferCycle(PendingRequest):
             # Without a timer the whole request arrived in one read, or waited until now.
             seconds = self._handler.seconds
             if self._timer is not None:
-                seconds = self._end - self._protocol.loop.time()
+                seconds = self._deadline - self._protocol.loop.time()
             self._queued = self._handler.submit(self, bytes(body), seconds)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self._reject(error)
@@ -168,9 +169,10 @@ class InferCycle(PendingRequest):
         if self.response_complete:
             return
         self.disconnected = True
+        queued = self._queued
         self._complete()
-        if self._queued is not None:
-            self._queued.cancel()
+        if queued is not None:
+            queued.cancel()
         self._handler.disconnected(self._record)
 
     def done(self) -> bool:
@@ -207,7 +209,8 @@ class InferCycle(PendingRequest):
         if self._timer is not None:
             self._timer.cancel()
         self._body = b""
-        self.hold.release()
+        self._queued = None  # it refers to this object, and a cycle would wait for the collector
+        self.release()
 
 
 class InferProtocol(LimitedProtocol):
@@ -223,12 +226,26 @@ class InferProtocol(LimitedProtocol):
     pipeline: deque[tuple[Any, Any]]
     own_headers: ClassVar[ServerHeaders]
 
+    def data_received(self, data: bytes) -> None:
+        if self.handler.rejecting and self._is_between_requests():
+            rejection = self.handler.reject_unparsed(data, self.server_headers())
+            if rejection is not None:
+                self.send(rejection, close=False)
+                return
+        super().data_received(data)
+
+    def _is_between_requests(self) -> bool:
+        """Whether the next byte begins a request, which can be answered now."""
+        if self.cycle is None or not self.cycle.response_complete or self.pipeline:
+            return False
+        busy = self._in_head or self._in_body or self._broken or self._leaving
+        return not (busy or self.flow.write_paused or self.transport.is_closing())
+
     def on_message_begin(self) -> None:
         # No ASGI scope yet: infer requests need none.
         self._in_head = self._progress = True
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
 
     def on_headers_complete(self) -> None:
         parser = self.parser
@@ -239,15 +256,20 @@ class InferProtocol(LimitedProtocol):
         if not upgrades and parser.get_method() == b"POST":
             handler = self.handlers.get(self.url) or self.handlers.get(_plain(self.url))
         if handler is None:
-            url, headers, expect = self.url, self.headers, self.expect_100_continue
+            url, headers = self.url, self.headers
             super().on_message_begin()
-            self.url, self.expect_100_continue = url, expect
+            self.url = url
             self.headers += headers  # the scope has this very list
             super().on_headers_complete()
             return
         fields = fields_of(self.headers)
         several = len(fields) != len(self.headers)
-        if several or b"host" not in fields or self._read_bytes > self.max_head_bytes:
+        if (
+            several
+            or b"host" not in fields
+            or len(fields) > self.max_headers
+            or self._read_bytes > self.max_head_bytes
+        ):
             self._check_head()
         self._end_head()
         current = parser.get_http_version() != "1.0"
@@ -256,7 +278,7 @@ class InferProtocol(LimitedProtocol):
             handler,
             fields,
             keep_alive=current and not self._leaving and parser.should_keep_alive(),
-            expects=current and self.expect_100_continue,
+            expects=current and fields.get(b"expect", b"").lower() == b"100-continue",
         )
         previous, self.cycle = self.cycle, cycle
         if previous is not None and not previous.response_complete:
@@ -276,12 +298,15 @@ class InferProtocol(LimitedProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        if type(self.cycle) is InferCycle:
-            self.cycle.submit()
+        cycle = self.cycle
+        if type(cycle) is not InferCycle:
+            super().on_message_complete()
+        elif not self._ignores_upgrade:
+            self._end_body()
+            cycle.submit()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+    def _await_rest(self, size: int) -> None:
+        super()._await_rest(size)
         if self._in_body and type(self.cycle) is InferCycle:
             self.cycle.watch()
 

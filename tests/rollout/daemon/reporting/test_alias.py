@@ -2,132 +2,153 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+import threading
+from dataclasses import dataclass, field, replace
 
-import psutil
 import pytest
 
 from bundle.clock import ManualClock
-from bundle.errors import MlctlError
 from cli.rollouts import event_line
-from rollout.daemon.reporting.alias import ChampionKeeper, ProcessChampions, main
-from rollout.domain.commands import champion_command
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from rollout.daemon.reporting.alias import AliasSink, main
+from rollout.daemon.reporting.outbox import (
+    Delivering,
+    DeliveryError,
+    OutboxStopped,
+    run_command,
+)
+from rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    Revision,
+    RolloutSpec,
+    champion_command,
+)
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment, dumps
-from tests.support.memory import MemoryChampions
+from rollout.journal.records import dumps
 from tests.support.rollouts import revision
-from tests.support.wait import wait_until
 
 FORMER, LIVE = revision("tiny:aa"), revision("tiny:bb")
 
 
+@dataclass
+class Registry:
+    """A registry that remembers the champions, and fails the first `failures` times."""
+
+    failures: int = 0
+    written: list[Revision] = field(default_factory=list)
+
+    def write(self, live: Revision) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise DeliveryError("the registry does not answer")
+        self.written.append(live)
+
+
 @pytest.fixture
-def deployment(journal: Journal) -> Deployment:
-    """One in which LIVE was promoted by rollout 1."""
+def promoted(journal: Journal) -> int:
+    """The epoch of the daemon of a deployment in which LIVE was promoted by rollout 1."""
     journal.create("shop", Ports(1, 2), DeploymentSettings(), FORMER)
-    rollout = journal.rollout(journal.begin("shop", LIVE, RolloutSpec()))
-    progress = RolloutProgress(phase=RolloutPhase.FINALIZE, planned=Outcome.PROMOTED)
-    journal.save(rollout, progress, "phase", {}, journal.take_over("shop"))
-    return journal.deployment("shop")
+    epoch = journal.take_over("shop")
+    promote(journal, LIVE, epoch)
+    return epoch
 
 
-def poll_until(keeper: ChampionKeeper, journal: Journal, kind: str) -> None:
-    def seen() -> bool:
-        keeper.poll(journal.deployment("shop"))
-        return any(event.kind == kind for event in journal.events("shop"))
+def promote(journal: Journal, candidate: Revision, epoch: int) -> None:
+    rollout = journal.rollout(journal.begin("shop", candidate, RolloutSpec()))
+    for phase in (RolloutPhase.FINALIZE, RolloutPhase.DONE):
+        progress = RolloutProgress(phase=phase, planned=Outcome.PROMOTED)
+        journal.save(rollout, progress, "phase", {}, epoch)
+        rollout = replace(rollout, progress=progress)
 
-    wait_until(seen, what=kind)
+
+def delivering(journal: Journal, clock: ManualClock, registry: Registry) -> Delivering:
+    return Delivering("shop", AliasSink("shop", journal, registry.write), journal, clock)
 
 
-def test_the_live_revision_is_written_once(
-    journal: Journal, clock: ManualClock, deployment: Deployment
-) -> None:
-    champions = MemoryChampions()
-    keeper = ChampionKeeper(champions, journal, clock, 30.0)
-    assert not keeper.settled(deployment)
-    poll_until(keeper, journal, "champion_written")
-    assert keeper.settled(journal.deployment("shop"))
+@pytest.mark.usefixtures("promoted")
+def test_alias__promoted_revision__written_once(journal: Journal, clock: ManualClock) -> None:
+    registry = Registry()
+    outbox = delivering(journal, clock, registry)
     for _ in range(3):
-        keeper.poll(journal.deployment("shop"))
-    assert champions.written == [LIVE]
+        outbox.step()
+    assert registry.written == [LIVE]
+    assert journal.deployment("shop").champion == LIVE.digest
+    assert [e.kind for e in journal.events("shop", rollout=1)].count("champion_written") == 1
 
 
-def test_a_failure_is_recorded_and_tried_again_after_a_while(
-    journal: Journal, clock: ManualClock, deployment: Deployment
-) -> None:
-    champions = MemoryChampions(failures=1)
-    keeper = ChampionKeeper(champions, journal, clock, 30.0)
-    poll_until(keeper, journal, "champion_failed")
-    assert keeper.settled(deployment)
-    keeper.poll(journal.deployment("shop"))
-    assert champions.written == []
-    clock.advance(31.0)
-    poll_until(keeper, journal, "champion_written")
-    assert champions.written == [LIVE]
-
-
-def test_a_failure_is_told_to_those_who_follow_the_rollout(
-    journal: Journal, clock: ManualClock, deployment: Deployment
-) -> None:
-    keeper = ChampionKeeper(MemoryChampions(failures=1), journal, clock, 30.0)
-    poll_until(keeper, journal, "champion_failed")
-    (failed,) = [e for e in journal.events("shop", rollout=1) if e.kind == "champion_failed"]
-    assert failed.body["message"] == "the registry does not answer"
-    assert failed.body["digest"] == deployment.live.digest
-    shown = event_line(failed) or ""
-    assert "the registry was not updated: the registry does not answer" in shown
-
-
-@pytest.mark.usefixtures("deployment")
-def test_the_pauses_between_failures_double_up_to_ten_minutes(
+@pytest.mark.usefixtures("promoted")
+def test_alias__registry_fails__recorded_and_retried_after_a_pause(
     journal: Journal, clock: ManualClock
 ) -> None:
-    keeper = ChampionKeeper(MemoryChampions(failures=7), journal, clock, 30.0)
-    pauses: list[float] = []
-    for number in range(1, 8):
-        wait_until(partial(_failed_times, keeper, journal, number))
-        pauses.append(journal.events("shop")[-1].body["again_in"])
-        clock.advance(pauses[-1] - 1.0)
-        keeper.poll(journal.deployment("shop"))
-        assert _failed_times(keeper, journal, number), "it was tried too early"
-        clock.advance(1.0)
-    assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+    registry = Registry(failures=1)
+    outbox = delivering(journal, clock, registry)
+    pause = outbox.step()
+    (failed,) = [e for e in journal.events("shop", rollout=1) if e.kind == "champion_failed"]
+    assert (failed.body["message"], failed.body["digest"]) == (
+        "the registry does not answer",
+        LIVE.digest,
+    )
+    assert "the registry was not updated: the registry does not answer" in str(event_line(failed))
+    outbox.step()
+    assert registry.written == []
+    clock.advance(pause)
+    outbox.step()
+    assert registry.written == [LIVE]
 
 
-def _failed_times(keeper: ChampionKeeper, journal: Journal, number: int) -> bool:
-    keeper.poll(journal.deployment("shop"))
-    return [e.kind for e in journal.events("shop")].count("champion_failed") == number
-
-
-def test_what_up_started_with_is_not_written(journal: Journal, clock: ManualClock) -> None:
-    journal.create("staging", Ports(1, 2), DeploymentSettings(), FORMER)
-    journal.take_over("staging")
-    champions = MemoryChampions()
-    keeper = ChampionKeeper(champions, journal, clock, 30.0)
-    for _ in range(3):
-        keeper.poll(journal.deployment("staging"))
-        assert keeper.idle
-    assert champions.written == []
-
-
-def test_another_revision_is_not_held_up_by_a_failure(
-    journal: Journal, clock: ManualClock, deployment: Deployment
+@pytest.mark.usefixtures("promoted")
+def test_alias__registry_keeps_failing__pauses_double_and_survive_a_restart(
+    journal: Journal, clock: ManualClock
 ) -> None:
-    champions = MemoryChampions(failures=1)
-    keeper = ChampionKeeper(champions, journal, clock, 30.0)
-    poll_until(keeper, journal, "champion_failed")
-    keeper.poll(replace(deployment, live=revision("tiny:cc")))
-    wait_until(lambda: champions.written == [revision("tiny:cc")])
+    registry = Registry(failures=12)
+    pauses = []
+    for number in range(1, 12):
+        pauses.append(delivering(journal, clock, registry).step())  # a new daemon each time
+        assert registry.failures == 12 - number
+        clock.advance(pauses[-1] - 0.5)
+        delivering(journal, clock, registry).step()
+        assert registry.failures == 12 - number, "retried too early"
+        clock.advance(0.5)
+    assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert pauses[-1] == 300.0
+    kinds = [event.kind for event in journal.events("shop")]
+    assert kinds.count("champion_failed") == 1
+
+
+def test_alias__revision_of_up__not_written(journal: Journal, clock: ManualClock) -> None:
+    journal.create("shop", Ports(1, 2), DeploymentSettings(), FORMER)
+    journal.take_over("shop")
+    registry = Registry()
+    delivering(journal, clock, registry).step()
+    assert registry.written == []
+
+
+def test_alias__another_revision_promoted__not_delayed_by_an_earlier_failure(
+    journal: Journal, clock: ManualClock, promoted: int
+) -> None:
+    registry = Registry(failures=1)
+    outbox = delivering(journal, clock, registry)
+    outbox.step()
+    promote(journal, revision("tiny:cc"), promoted)
+    outbox.step()
+    assert registry.written == [revision("tiny:cc")]
+
+
+@pytest.mark.usefixtures("promoted")
+def test_alias__clock_set_back__retried_at_once(journal: Journal, clock: ManualClock) -> None:
+    registry = Registry(failures=1)
+    clock.advance(1e6)
+    delivering(journal, clock, registry).step()
+    delivering(journal, ManualClock(1000.0), registry).step()
+    assert registry.written == [LIVE]
 
 
 @pytest.mark.slow
-def test_the_command_reads_the_revision() -> None:
+def test_run_command__input__on_its_standard_input() -> None:
     script = "import json, sys; assert json.load(sys.stdin)['bento'] == 'tiny:bb'"
-    ProcessChampions([sys.executable, "-c", script]).write_champion(LIVE)
+    run_command([sys.executable, "-c", script], dumps(LIVE), threading.Event())
 
 
 @pytest.mark.slow
@@ -139,83 +160,27 @@ def test_the_command_reads_the_revision() -> None:
         (["/no/such/command"], "/no/such/command"),
     ],
 )
-def test_a_failing_command_gives_its_last_words(command: list[str], words: str) -> None:
-    with pytest.raises(MlctlError, match=words):
-        ProcessChampions(command).write_champion(LIVE)
-
-
-def pid_of(file: Path) -> int:
-    """The number that a started command wrote to `file`, once it did."""
-    wait_until(lambda: file.exists() and file.read_text().strip(), what="the command runs")
-    return int(file.read_text())
-
-
-READS = "import os, sys; open({!r}, 'a').write(f'{{os.getpid()}} '); given = sys.stdin.read(); "
+def test_run_command__fails__its_last_words(command: list[str], words: str) -> None:
+    with pytest.raises(DeliveryError, match=words):
+        run_command(command, "", threading.Event())
 
 
 @pytest.mark.slow
-def test_what_was_prepared_is_what_writes(tmp_path: Path) -> None:
-    started, written = tmp_path / "started", tmp_path / "written"
-    script = READS.format(str(started)) + f"open({str(written)!r}, 'w').write(given)"
-    writer = ProcessChampions([sys.executable, "-c", script])
-    writer.prepare()
-    writer.prepare()
-    pid = pid_of(started)
-    writer.write_champion(LIVE)
-    assert started.read_text() == f"{pid} ", "it was started again"
-    assert "tiny:bb" in written.read_text()
+def test_run_command__takes_too_long__killed() -> None:
+    with pytest.raises(DeliveryError, match="too long"):
+        run_command(["/bin/sleep", "60"], "", threading.Event(), seconds=0.2)
 
 
-@pytest.mark.slow
-def test_what_was_prepared_for_nothing_is_ended(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    writer = ProcessChampions([sys.executable, "-c", READS.format(str(started))])
-    writer.prepare()
-    pid = pid_of(started)
-    writer.dismiss()
-    writer.dismiss()
-    assert not psutil.pid_exists(pid)
+def test_run_command__daemon_stopped__not_started() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(OutboxStopped):
+        run_command(["/no/such/command"], "", stop)
 
 
-@pytest.mark.slow
-def test_what_failed_while_it_was_prepared_is_tried_again(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    once = "os.path.exists(mark) or (tell(), sys.exit('no registry'))"
-    tell = "tell = lambda: open(mark, 'w').write(str(os.getpid()))"
-    script = f"import os, sys; {tell}; mark = {str(started)!r}; {once}; sys.stdin.read()"
-    writer = ProcessChampions([sys.executable, "-c", script])
-    writer.prepare()
-    failing = psutil.Process(pid_of(started))
-    wait_until(lambda: failing.status() == psutil.STATUS_ZOMBIE, what="it has failed")
-    writer.write_champion(LIVE)
-
-
-def test_a_write_is_prepared_near_the_end_of_the_bake_and_not_after_a_rollback(
-    journal: Journal, clock: ManualClock
+def test_alias_command__bento_of_several_models__all_are_written(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    journal.create("shop", Ports(1, 2), DeploymentSettings(), FORMER)
-    spec = RolloutSpec(bake_seconds=60.0)
-    rollout = journal.rollout(journal.begin("shop", LIVE, spec))
-    champions = MemoryChampions()
-    keeper = ChampionKeeper(champions, journal, clock, 30.0)
-
-    begun = clock.wall()
-
-    def foreseen(phase: RolloutPhase, later: float) -> bool:
-        clock.advance(later)
-        keeper.foresee(replace(rollout, progress=RolloutProgress(phase=phase, since=begun)))
-        return champions.prepared
-
-    assert not foreseen(RolloutPhase.BAKE, 39.0)
-    assert foreseen(RolloutPhase.BAKE, 2.0)
-    assert foreseen(RolloutPhase.FINALIZE, 1.0)
-    assert not foreseen(RolloutPhase.ROLLBACK, 1.0)
-    quiet = replace(rollout, spec=replace(spec, alias=False))
-    keeper.foresee(replace(quiet, progress=RolloutProgress(phase=RolloutPhase.BAKE, since=begun)))
-    assert not champions.prepared
-
-
-def test_every_model_of_a_bento_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     several = replace(LIVE, models=("a" * 64, "b" * 64))
     monkeypatch.setattr("os.nice", lambda _: 0)
@@ -232,7 +197,9 @@ def test_every_model_of_a_bento_is_written(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_the_real_command_asks_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alias_command__version_not_registered__fails_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(MlctlError, match="no registered version has the digest"):
-        ProcessChampions(champion_command()).write_champion(LIVE)
+    with pytest.raises(DeliveryError, match="no registered version has the digest"):
+        run_command(champion_command(), dumps(LIVE), threading.Event())

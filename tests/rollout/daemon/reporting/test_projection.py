@@ -10,11 +10,11 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from registry.runs import MetricSample, RunRef
-from rollout.daemon.reporting.cursors import Cursor, EventCursors, run_reader
 from rollout.daemon.reporting.projection import Projection, link
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
+from rollout.journal.records import Delivery, run_sink
 from rollout.journal.schema import transaction
 from tests.support.played import Played
 
@@ -55,17 +55,17 @@ class MemoryRuns:
         return run
 
 
-def project(journal: Journal, cursors: EventCursors, runs: MemoryRuns) -> bool:
+def project(journal: Journal, runs: MemoryRuns) -> bool:
     """One pass of a process that knows nothing of the ones before."""
-    return Projection("shop", journal, cursors, runs).advance()
+    return Projection("shop", journal, runs).advance()
 
 
-def test_a_rollout_becomes_a_run_with_series(
-    played: Played, journal: Journal, cursors: EventCursors
+def test_projection__finished_rollout__one_run_with_series(
+    played: Played, journal: Journal
 ) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.DONE)
-    assert not project(journal, cursors, runs)
+    assert not project(journal, runs)
     run = runs.only
     assert run["status"] == "FINISHED"
     assert run["tags"]["mlctl.outcome"] == "promoted"
@@ -73,44 +73,40 @@ def test_a_rollout_becomes_a_run_with_series(
     assert run["tags"]["mlctl.verdict"] == "proof"
     names = {sample.name for sample in run["samples"]}
     assert {"weight", "candidate/p99_ms", "log10_e/errors_vs_limit"} <= names
-    assert cursors.owed("shop") == ()
-    assert not project(journal, cursors, runs)
+    assert journal.unreported("shop") == ()
+    assert not project(journal, runs)
     assert runs.calls == ["open", "log", "close"]
 
 
-def test_piece_by_piece_it_is_the_same_run(
-    played: Played, journal: Journal, cursors: EventCursors
+def test_projection__process_restarted_in_between__same_run(
+    played: Played, journal: Journal
 ) -> None:
     runs, whole = MemoryRuns(), MemoryRuns()
     for phase in (RolloutPhase.SHIFT, RolloutPhase.BAKE):
         played.until(phase)
-        assert project(journal, cursors, runs)  # each time another process
+        assert project(journal, runs)  # each time another process
     played.until(RolloutPhase.DONE)
-    assert not project(journal, cursors, runs)
-    with transaction(cursors._db):
-        cursors._db.execute("delete from cursor")
-    project(journal, cursors, whole)
+    assert not project(journal, runs)
+    with transaction(journal._db):
+        journal._db.execute("delete from delivery")
+    project(journal, whole)
     assert runs.only["samples"] == whole.only["samples"]
     assert runs.only["tags"] == whole.only["tags"]
 
 
 @pytest.mark.parametrize("failed", [1, 2, 3])
-def test_a_registry_that_is_away_is_caught_up_with(
-    played: Played, journal: Journal, cursors: EventCursors, failed: int
+def test_projection__registry_fails_once__next_process_writes_the_rest(
+    played: Played, journal: Journal, failed: int
 ) -> None:
     """Whichever call fails, the next process writes the rest."""
     runs = MemoryRuns(fails=failed)
     played.until(RolloutPhase.DONE)
     with pytest.raises(MlctlError):
-        project(journal, cursors, runs)
-    place = cursors.cursor("shop", run_reader(1))
-    assert place is not None
-    assert place.body["error"] == "the registry does not answer"
-    assert not project(journal, cursors, runs)
+        project(journal, runs)
+    assert journal.delivery("shop", run_sink(1)).error == "the registry does not answer"
+    assert not project(journal, runs)
     assert runs.only["status"] == "FINISHED"
-    place = cursors.cursor("shop", run_reader(1))
-    assert place is not None
-    assert "error" not in place.body
+    assert journal.delivery("shop", run_sink(1)).error is None
 
 
 @pytest.mark.parametrize(
@@ -119,10 +115,9 @@ def test_a_registry_that_is_away_is_caught_up_with(
         (OperatorCommand.ROLLBACK, "rolled_back", "FAILED"),
     ],
 )
-def test_how_it_ended_is_how_the_run_ends(
+def test_projection__rolled_back__run_failed(
     played: Played,
     journal: Journal,
-    cursors: EventCursors,
     command: OperatorCommand,
     outcome: str,
     status: str,
@@ -131,37 +126,33 @@ def test_how_it_ended_is_how_the_run_ends(
     played.until(RolloutPhase.SHIFT)
     journal.request("shop", command, "it smells")
     played.until(RolloutPhase.DONE)
-    project(journal, cursors, runs)
+    project(journal, runs)
     assert runs.only["status"] == status
     assert runs.only["tags"]["mlctl.outcome"] == outcome
 
 
-def test_inconclusive_is_neither_good_nor_bad(
-    played: Played, journal: Journal, cursors: EventCursors
-) -> None:
+def test_projection__inconclusive__run_killed(played: Played, journal: Journal) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.SHIFT)
     played.until(RolloutPhase.DONE, requests=0)
-    project(journal, cursors, runs)
+    project(journal, runs)
     assert (runs.only["status"], runs.only["tags"]["mlctl.outcome"]) == ("KILLED", "inconclusive")
 
 
-def test_each_rollout_is_a_run(played: Played, journal: Journal, cursors: EventCursors) -> None:
+def test_projection__two_rollouts__two_runs(played: Played, journal: Journal) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.DONE)
     second = played.begin("tiny:cc")
-    assert project(journal, cursors, runs)
-    assert cursors.owed("shop") == (second,)
+    assert project(journal, runs)
+    assert journal.unreported("shop") == (second,)
     assert [run["status"] for run in runs.runs.values()] == ["FINISHED", ""]
 
 
-def test_one_that_ended_because_the_deployment_was_taken_down(
-    played: Played, journal: Journal, cursors: EventCursors
-) -> None:
+def test_projection__deployment_taken_down__run_failed(played: Played, journal: Journal) -> None:
     runs = MemoryRuns()
     played.until(RolloutPhase.SHIFT)
     journal.retire("shop")
-    assert not project(journal, cursors, runs)
+    assert not project(journal, runs)
     assert runs.only["status"] == "FAILED"
     assert runs.only["tags"]["mlctl.verdict"] == "operator"
 
@@ -174,8 +165,8 @@ def test_one_that_ended_because_the_deployment_was_taken_down(
         (None, None),
     ],
 )
-def test_the_link_leads_to_the_run_and_tells_no_password(uri: str | None, url: str | None) -> None:
-    found = link(Cursor(3, {"experiment": "7", "run": "r", "closed": True}), uri)
+def test_link__server_address__run_url_without_password(uri: str | None, url: str | None) -> None:
+    found = link(Delivery(3, body={"experiment": "7", "run": "r", "closed": True}), uri)
     assert found is not None
     assert (found.url, found.closed) == (url, True)
-    assert link(None, uri) is None
+    assert link(Delivery(), uri) is None

@@ -5,19 +5,21 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
-from bundle.clock import ManualClock, SystemClock
+from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client.links import links
 from rollout.daemon.reporting import runs
-from rollout.daemon.reporting.cursors import EventCursors
-from rollout.daemon.reporting.runs import RunKeeper
-from rollout.domain.commands import runs_command
+from rollout.daemon.reporting.outbox import DeliveryError, OutboxStopped
+from rollout.daemon.reporting.runs import RunsSink
+from rollout.domain.spec import runs_command
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal import paths
 from rollout.journal.journal import Journal
@@ -40,73 +42,51 @@ def starts(tmp_path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def poll_until(keeper: RunKeeper, tmp_path: Path, wanted: str) -> None:
-    def seen() -> bool:
-        keeper.poll()
-        return starts(tmp_path) == wanted
-
-    wait_until(seen)
-
-
 @pytest.mark.slow
-def test_a_teller_runs_only_while_something_is_owed(
-    played: Played, cursors: EventCursors, tmp_path: Path, clock: ManualClock
+def test_runs_sink__rollout_not_reported__command_runs_for_its_deployment(
+    played: Played, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-c", WRITES, str(tmp_path))
-    keeper = RunKeeper("other", command, cursors, clock)
-    keeper.poll()
-    assert keeper._child is None
     played.tick()
-    keeper = RunKeeper("shop", command, cursors, clock)
-    poll_until(keeper, tmp_path, "shop")
-    wait_until(lambda: not keeper._running())
-    keeper.poll()
-    assert starts(tmp_path) == "shop"  # not at once again
-    clock.advance(2.0)
-    poll_until(keeper, tmp_path, "shopshop")
-    keeper.close()
+    assert RunsSink("other", command, played.journal, threading.Event()).pending() is None
+    sink = RunsSink("shop", command, played.journal, threading.Event())
+    assert sink.pending() is not None
+    list(sink.deliver(0))
+    assert starts(tmp_path) == "shop"
 
 
 @pytest.mark.slow
-def test_the_pauses_double_while_it_fails(
-    played: Played, cursors: EventCursors, clock: ManualClock
-) -> None:
-    played.tick()
-    keeper = RunKeeper("shop", ("/bin/false",), cursors, clock)
-    pauses = []
-    for _ in range(12):
-        keeper.poll()
-        wait_until(lambda: not keeper._running())
-        pauses.append(keeper._not_before - clock.monotonic())
-        clock.advance(pauses[-1])
-    keeper.close()
-    assert pauses[:3] == [4.0, 8.0, 16.0]
-    assert pauses[-1] == 600.0
+def test_runs_sink__command_fails__delivery_fails(played: Played) -> None:
+    sink = RunsSink("shop", ("/bin/false",), played.journal, threading.Event())
+    with pytest.raises(DeliveryError, match="exit code 1"):
+        list(sink.deliver(0))
 
 
 @pytest.mark.slow
-def test_a_teller_ends_with_its_daemon(played: Played, cursors: EventCursors) -> None:
+def test_runs_sink__daemon_ends__command_killed(played: Played, tmp_path: Path) -> None:
+    code = f"import os, time; open({str(tmp_path / 'starts')!r}, 'w').write(str(os.getpid()));"
+    stop = threading.Event()
+    command = (sys.executable, "-c", f"{code} time.sleep(600)")
+    sink = RunsSink("shop", command, played.journal, stop)
+
+    def end() -> None:
+        wait_until(lambda: starts(tmp_path))
+        stop.set()
+
+    ender = threading.Thread(target=end)
+    ender.start()
+    with pytest.raises(OutboxStopped):
+        list(sink.deliver(0))
+    ender.join()
+    assert not psutil.pid_exists(int(starts(tmp_path)))
+
+
+def test_runs_sink__no_command__nothing_pending(played: Played) -> None:
     played.tick()
-    code = "import sys, time; sys.stdin.read(); time.sleep(600)"
-    keeper = RunKeeper("shop", (sys.executable, "-c", code), cursors, SystemClock())
-    keeper.poll()
-    child = keeper._child
-    assert child is not None
-    keeper.close()
-    assert child.returncode == -9
+    assert RunsSink("shop", (), played.journal, threading.Event()).pending() is None
 
 
-@pytest.mark.usefixtures("home")
-def test_without_a_command_nothing_is_told(
-    played: Played, cursors: EventCursors, clock: ManualClock
-) -> None:
-    played.tick()
-    keeper = RunKeeper("shop", (), cursors, clock)
-    keeper.poll()
-    assert keeper._child is None
-
-
-def test_a_second_teller_leaves_at_once(at_home: Played) -> None:
+def test_runs_command__another_one_runs__ends_at_once(at_home: Played) -> None:
     at_home.tick()
     with (paths.directory("shop") / "runs.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,7 +94,7 @@ def test_a_second_teller_leaves_at_once(at_home: Played) -> None:
     assert links("shop").runs == {}
 
 
-def test_a_registry_that_is_away_ends_the_teller_with_its_error(
+def test_runs_command__registry_unavailable__ends_with_its_error(
     at_home: Played, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Away:
@@ -129,7 +109,7 @@ def test_a_registry_that_is_away_ends_the_teller_with_its_error(
 
 
 @pytest.mark.slow
-def test_the_real_command_writes_to_mlflow(at_home: Played, home: Path) -> None:
+def test_runs_command__finished_rollout__run_in_mlflow(at_home: Played, home: Path) -> None:
     at_home.until(RolloutPhase.DONE)
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     subprocess.run([*runs_command(), "shop"], env=environment, check=True)

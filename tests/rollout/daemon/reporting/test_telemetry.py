@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.clock import ManualClock
-from rollout.daemon.reporting.cursors import Cursor, EventCursors
 from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
-from rollout.daemon.reporting.webhooks import reader_of
+from rollout.daemon.reporting.webhooks import sink_of
 from rollout.domain.spec import DeploymentSettings
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.ports import free_ports
+from rollout.journal.records import Delivery
 from tests.support.played import Played
 
 Labels = frozenset[tuple[str, str]]
@@ -43,7 +43,9 @@ def collector(played: Played, path: Path, tmp_path: Path) -> RolloutCollector:
     return RolloutCollector("shop", path, heartbeat)
 
 
-def test_a_rollout_under_way(played: Played, collector: RolloutCollector) -> None:
+def test_metrics__rollout_under_way__weight_phase_and_evidence(
+    played: Played, collector: RolloutCollector
+) -> None:
     played.until(RolloutPhase.SHIFT)
     played.tick(2)
     found = collected(collector)
@@ -59,7 +61,9 @@ def test_a_rollout_under_way(played: Played, collector: RolloutCollector) -> Non
     assert found["requests_total", of(slot="blue")] == 360.0
 
 
-def test_counters_go_on_from_scrape_to_scrape(played: Played, collector: RolloutCollector) -> None:
+def test_metrics__several_scrapes__counters_rise(
+    played: Played, collector: RolloutCollector
+) -> None:
     seen = []
     for errors in (0, 0, 2):
         played.until(RolloutPhase.SHIFT)
@@ -70,9 +74,7 @@ def test_counters_go_on_from_scrape_to_scrape(played: Played, collector: Rollout
     assert seen == [(20.0, 0.0), (40.0, 0.0), (60.0, 2.0)]
 
 
-def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
-    played: Played, collector: RolloutCollector
-) -> None:
+def test_metrics__rollout_ended__no_evidence(played: Played, collector: RolloutCollector) -> None:
     played.until(RolloutPhase.DONE)
     found = collected(collector)
     assert found["phase", of(phase="idle")] == 1.0
@@ -81,17 +83,19 @@ def test_after_the_end_there_is_no_evidence_left_to_alarm_anybody(
     assert {name for name, _ in found} & {"e_value", "threshold", "proof_value"} == set()
 
 
-def test_a_webhook_that_fails_is_told_by_its_host(
-    played: Played, collector: RolloutCollector, cursors: EventCursors
+def test_metrics__failing_webhook__failures_by_host(
+    played: Played, collector: RolloutCollector
 ) -> None:
     url = "https://hooks.example/secret"
     settings = DeploymentSettings(webhooks=(url,))
     played.journal.resize("shop", lambda _: settings, "test")
-    cursors.put("shop", reader_of(url), Cursor(1, {"failures": 4, "error": "HTTP 500"}))
+    played.journal.put_delivery("shop", sink_of(url), Delivery(1, 4, "HTTP 500"))
     assert collected(collector)["webhook_failures", of(host="hooks.example")] == 4.0
 
 
-def test_the_dashboard_and_the_exporter_agree(played: Played, collector: RolloutCollector) -> None:
+def test_dashboard__its_queries__exist_in_the_exporter(
+    played: Played, collector: RolloutCollector
+) -> None:
     played.until(RolloutPhase.SHIFT)
     played.tick()
     exported = {name: set(dict(labels)) for name, labels in collected(collector)}
@@ -121,7 +125,7 @@ def scrape(port: int) -> set[str]:
 
 
 @pytest.mark.slow
-def test_it_is_served_on_loopback(server: tuple[MetricsServer, int]) -> None:
+def test_metrics_server__port__on_loopback(server: tuple[MetricsServer, int]) -> None:
     metrics, port = server
     metrics.poll()
     metrics.poll()
@@ -129,7 +133,7 @@ def test_it_is_served_on_loopback(server: tuple[MetricsServer, int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_tried_again(
+def test_metrics_server__port_in_use__retried(
     server: tuple[MetricsServer, int], clock: ManualClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     metrics, port = server

@@ -9,19 +9,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
-from rollout.daemon.reporting import webhooks
-from rollout.daemon.reporting.cursors import EventCursors
+from bundle.clock import ManualClock, SystemClock
+from rollout.daemon.reporting import outbox
+from rollout.daemon.reporting.outbox import Delivering, Outbox, Sink
 from rollout.daemon.reporting.webhooks import (
     MAX_AGE_SECONDS,
-    Webhook,
-    Webhooks,
-    reader_of,
+    WebhookSink,
     signature,
+    sink_of,
 )
 from rollout.domain.spec import DeploymentSettings
 from rollout.domain.state_machine import RolloutPhase
@@ -44,16 +44,49 @@ def secret(tmp_path: Path) -> Path:
     return made
 
 
-def hook(receiver: Receiver, path: Path, clock: ManualClock, secret: Path | None = None) -> Webhook:
-    return Webhook("shop", receiver.url, secret, path, clock)
+class Process:
+    """What delivers to `receiver`, with a connection of its own to the journal at `path`."""
+
+    def __init__(
+        self, receiver: Receiver, path: Path, clock: ManualClock, secret: Path | None = None
+    ) -> None:
+        self._clock = clock
+        self._journal = Journal(path, clock)
+        self._sink = WebhookSink("shop", receiver.url, secret, self._journal, clock)
+        self._delivering = Delivering("shop", self._sink, self._journal, clock)
+
+    def step(self) -> float:
+        """Deliver what waits; the pause before a retry passes at once."""
+        seconds = self._delivering.step()
+        self._clock.advance(seconds)
+        return seconds
+
+    def close(self) -> None:
+        self._sink.close()
+        self._journal.close()
 
 
-def step(webhook: Webhook) -> float:
-    """One step of a webhook that is then closed, as if its process had died."""
+def hook(receiver: Receiver, path: Path, clock: ManualClock, secret: Path | None = None) -> Process:
+    return Process(receiver, path, clock, secret)
+
+
+def step(process: Process) -> float:
+    """One step of a process that then ends."""
     try:
-        return webhook.step()
+        return process.step()
     finally:
-        webhook.close()
+        process.close()
+
+
+def outbox_of(path: Path, *urls: str) -> Outbox:
+    """The outbox of webhooks with the machine's own clock."""
+
+    def sink(url: str, journal: Journal, _stop: threading.Event) -> Sink:
+        return WebhookSink("shop", url, None, journal, SystemClock())
+
+    return Outbox(
+        "shop", [partial(sink, url) for url in urls], partial(Journal, path), SystemClock()
+    )
 
 
 PROMOTED = [
@@ -64,7 +97,7 @@ PROMOTED = [
 ]
 
 
-def test_every_notice_comes_once_and_in_order(
+def test_webhook__rollout_promoted__each_notice_once_and_in_order(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
     played.until(RolloutPhase.SHIFT)
@@ -78,27 +111,25 @@ def test_every_notice_comes_once_and_in_order(
     assert receiver.taken == PROMOTED
 
 
-def test_what_fails_is_sent_again_with_the_same_id(
-    played: Played, receiver: Receiver, path: Path, clock: ManualClock, cursors: EventCursors
+def test_webhook__receiver_fails__retried_with_the_same_id(
+    played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
     played.until(RolloutPhase.DONE)
     receiver.refuse(503, 500)
     webhook = hook(receiver, path, clock)
     assert webhook.step() == 1.0
     assert webhook.step() == 2.0
-    place = cursors.cursor("shop", reader_of(receiver.url))
-    assert place is not None
-    assert place.body == {"failures": 2, "error": "HTTP 500"}
+    failed = played.journal.delivery("shop", sink_of(receiver.url))
+    assert (failed.failures, failed.error) == (2, "HTTP 500")
     step(webhook)
     assert receiver.taken == PROMOTED
     assert len({each.headers["webhook-id"] for each in receiver.deliveries[:3]}) == 1
-    place = cursors.cursor("shop", reader_of(receiver.url))
-    assert place is not None
-    assert "failures" not in place.body
+    delivered = played.journal.delivery("shop", sink_of(receiver.url))
+    assert (delivered.failures, delivered.error) == (0, None)
 
 
 @pytest.mark.parametrize(("asked", "pause"), [("40", 40.0), ("99999", 300.0), ("soon", 1.0)])
-def test_the_receiver_may_ask_for_a_longer_pause(
+def test_webhook__retry_after__longer_pause(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock, asked: str, pause: float
 ) -> None:
     played.tick()
@@ -106,7 +137,7 @@ def test_the_receiver_may_ask_for_a_longer_pause(
     assert step(hook(receiver, path, clock)) == pause
 
 
-def test_the_pauses_have_an_end(
+def test_webhook__receiver_keeps_failing__pauses_double_up_to_five_minutes(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
     played.tick()
@@ -118,7 +149,7 @@ def test_the_pauses_have_an_end(
     assert pauses[-1] == 300.0
 
 
-def test_a_redirect_is_not_followed(
+def test_webhook__redirect__not_followed(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
     played.tick()
@@ -128,7 +159,7 @@ def test_a_redirect_is_not_followed(
         assert other.deliveries == []
 
 
-def test_a_document_that_is_refused_does_not_hold_up_the_next(
+def test_webhook__document_rejected__next_is_sent(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
     played.until(RolloutPhase.DONE)
@@ -137,7 +168,7 @@ def test_a_document_that_is_refused_does_not_hold_up_the_next(
     assert receiver.taken == PROMOTED[1:]
 
 
-def test_what_is_a_day_old_is_given_up(
+def test_webhook__notice_a_day_old__dropped(
     played: Played,
     receiver: Receiver,
     path: Path,
@@ -155,7 +186,7 @@ def test_what_is_a_day_old_is_given_up(
     assert "secret-part" not in told
 
 
-def test_nothing_from_before_the_deployment_came_up_is_told(
+def test_webhook__deployment_started_again__earlier_events_are_not_sent(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock
 ) -> None:
     played.until(RolloutPhase.DONE)
@@ -166,7 +197,7 @@ def test_nothing_from_before_the_deployment_came_up_is_told(
     assert receiver.taken == ["deployment.up"]
 
 
-def test_a_delivery_is_signed_as_standard_webhooks_are(
+def test_webhook__secret__signed_like_standard_webhooks(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock, secret: Path
 ) -> None:
     played.tick()
@@ -179,14 +210,14 @@ def test_a_delivery_is_signed_as_standard_webhooks_are(
     assert sent.headers["content-type"] == "application/json"
 
 
-def test_the_signature_of_the_published_example() -> None:
+def test_signature__published_example__equal() -> None:
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     found = signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert found == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 @pytest.mark.parametrize("content", ["", "whsec_no base64!", None])
-def test_without_its_secret_nothing_is_sent(
+def test_webhook__secret_unreadable__nothing_is_sent(
     played: Played,
     receiver: Receiver,
     path: Path,
@@ -204,13 +235,13 @@ def test_without_its_secret_nothing_is_sent(
     assert receiver.deliveries
 
 
-def test_a_receiver_that_is_away_holds_up_neither_the_other_nor_the_end(
+def test_outbox__one_receiver_unreachable__others_and_shutdown_are_not_delayed(
     journal: Journal, clock: ManualClock, path: Path, receiver: Receiver
 ) -> None:
     away = "http://127.0.0.1:9/hook"
     clock.advance(time.time() - clock.wall())  # the threads have the machine's own clock
     settings = DeploymentSettings(webhooks=(away, receiver.url))
-    with Webhooks("shop", settings, path):
+    with outbox_of(path, *settings.webhooks):
         played = Played(journal, clock, settings)
         played.until(RolloutPhase.DONE)
         wait_until(lambda: receiver.taken == PROMOTED)
@@ -219,16 +250,16 @@ def test_a_receiver_that_is_away_holds_up_neither_the_other_nor_the_end(
     assert receiver.taken == [*PROMOTED, "deployment.down"]
 
 
-def test_many_that_hang_hold_up_the_end_no_longer_than_one(
+def test_outbox__many_receivers_hang__shutdown_waits_once(
     journal: Journal, clock: ManualClock, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhooks, "_LAST_SECONDS", 0.5)
+    monkeypatch.setattr(outbox, "_LAST_SECONDS", 0.5)
     clock.advance(time.time() - clock.wall())
     before = threading.active_count()
     with socket.create_server(("127.0.0.1", 0), backlog=20) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         settings = DeploymentSettings(webhooks=tuple(f"{url}/{number}" for number in range(20)))
-        with Webhooks("shop", settings, path):
+        with outbox_of(path, *settings.webhooks):
             Played(journal, clock, settings)
             taken = [server.accept()[0] for _ in settings.webhooks]
             begun = time.monotonic()

@@ -76,7 +76,7 @@ class Shop:
         self.journal.create("shop", Ports(1, 2), DeploymentSettings(drain_seconds=5), live)
         rollout = self.journal.begin("shop", candidate, self.spec)
         settings = self.journal.deployment("shop").settings
-        watch = Watch(self.journal.take_over("shop"), settings, lambda: True)
+        watch = Watch(self.journal.take_over("shop"), settings)
         launcher = MemoryLauncher()
         samples = None if self.foreign else self.folder
         world = World(self.data_plane, self.data_plane, launcher, self.clock, EDGES, samples)

@@ -16,9 +16,9 @@ from rollout.client import deployments
 from rollout.client import scaling as resizing
 from rollout.client.live_state import open_live_view
 from rollout.client.process_table import listing
-from rollout.daemon.daemon import DAEMON
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.ports import TrafficSplit
+from rollout.domain.process_ref import DAEMON
 from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane

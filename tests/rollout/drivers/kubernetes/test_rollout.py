@@ -57,7 +57,7 @@ class Stage:
         launcher = KubernetesLauncher(self.target, self.data_plane, self.directory)
         world = World(self.data_plane, self.data_plane, launcher, self.clock, SERVED_EDGES_MS)
         settings = self.journal.deployment("shop").settings
-        watch = Watch(self.epoch, settings, lambda: True)
+        watch = Watch(self.epoch, settings)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
 
     def tick(self, times: int = 1, *, seconds: float = 0.004, outcome: str = "ok") -> None:

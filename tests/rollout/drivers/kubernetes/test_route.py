@@ -89,8 +89,8 @@ def ruled(kind: str, status: str, seen: int) -> dict[str, Any]:
         (ruled("Accepted", "True", 3), Word.ACCEPTED),
         (ruled("Accepted", "True", 2), Word.WAITING),
         (ruled("Accepted", "False", 2), Word.WAITING),
-        (ruled("Accepted", "False", 3), Word.REFUSED),
-        (ruled("ResolvedRefs", "False", 3), Word.REFUSED),
+        (ruled("Accepted", "False", 3), Word.REJECTED),
+        (ruled("ResolvedRefs", "False", 3), Word.REJECTED),
         (ruled("Programmed", "False", 3), Word.ACCEPTED),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.spec import DeploymentSettings
-from rollout.drivers.local.security_settings import guarding_environment, with_signer, with_token
+from rollout.drivers.local.security_settings import security_environment, with_signer, with_token
 from rollout.journal import paths
 
 ONE = "one-0123456789abcdef"
@@ -31,7 +31,7 @@ def test_a_file_stays_where_it_is_and_outlives_the_shell(
     monkeypatch.delenv("MLCTL_TOKEN_FILE")
     assert with_token("shop", kept) == kept
     told = {"MLCTL_TOKEN_FILE": str(tmp_path / "tokens"), "MLCTL_TOKEN": ""}
-    assert guarding_environment(kept) == told
+    assert security_environment(kept) == told
 
 
 def test_a_token_in_the_environment_is_kept_for_its_user_alone(
@@ -46,7 +46,7 @@ def test_a_token_in_the_environment_is_kept_for_its_user_alone(
 
 def test_without_a_token_nothing_changes() -> None:
     assert with_token("shop", DeploymentSettings()) == DeploymentSettings()
-    assert guarding_environment(DeploymentSettings()) == {}
+    assert security_environment(DeploymentSettings()) == {}
 
 
 def test_tokens_that_are_gone_are_told_before_the_api_is_open(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_who_must_have_signed_outlives_the_shell(
     monkeypatch.delenv("MLCTL_REQUIRE_SIGNATURE")
     assert with_signer(kept) == kept
     told = {"MLCTL_REQUIRE_SIGNATURE": str(tmp_path / "key.pub")}
-    assert guarding_environment(kept) == told
+    assert security_environment(kept) == told

@@ -114,13 +114,26 @@ def test_a_full_batch_does_not_wait() -> None:
     assert numbers(policy.release(0.1)) == [1, 2]
 
 
-def test_rows_never_exceed_the_limit_and_order_is_kept() -> None:
+def test_release__next_request_does_not_fit__a_later_small_one_fills_the_batch() -> None:
     policy = batcher(rows=4)
     for rows in (3, 2, 1):
         policy.offer(rows, "k", 0.0, FAR)
-    assert numbers(policy.release(0.0)) == [0]
+    assert numbers(policy.release(0.0)) == [0, 2]
     policy.finished(0.1)
-    assert numbers(policy.release(0.1)) == [1, 2]
+    assert numbers(policy.release(0.1)) == [1]
+
+
+def test_release__parts_of_a_large_request_wait__whole_requests_lead_every_second_batch() -> None:
+    policy = batcher(rows=4, queue=100)
+    for _ in range(3):
+        policy.offer(4, "k", 0.0, FAR, part=True)
+    for _ in range(5):
+        policy.offer(1, "k", 0.0, FAR)
+    batches = []
+    for _ in range(5):
+        batches.append(numbers(policy.release(0.0)))
+        policy.finished(0.1)
+    assert batches == [[0], [3, 4, 5, 6], [1], [7], [2]]
 
 
 def test_a_request_above_the_limit_runs_alone() -> None:

@@ -47,7 +47,7 @@ def asked(inference: InferHandler, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def submit(inference: InferHandler, headers: dict[bytes, bytes], body: bytes, left: float) -> None:
-    pending = PendingRequest(inference.hold())
+    pending = PendingRequest(inference.inflight)
     pending.head = inference.open(headers, b"id")
     inference.submit(pending, body, left)
 
@@ -110,7 +110,7 @@ def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
         full = QueueFullError(8, 8, 2.3)
         executor: Any = model._batching
         policy = executor._policy
-        policy._rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
+        policy.rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
 
         def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
             try:
@@ -128,7 +128,17 @@ def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
         assert first.body is second.body
         assert dict(first.headers)[b"x-request-id"] == b"a"
         assert dict(second.headers) == {**dict(first.headers), b"x-request-id": b"b"}
-        policy._rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
+        (target, *_) = inference.targets
+        whole = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nx-request-id: Ab1\r\n\r\n{}"
+        response = inference.reject_unparsed(whole % target, b"server: a\r\n") or b""
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nx-request-id: Ab1\r\n" in response
+        assert response.endswith(first.body)
+        assert inference.reject_unparsed(whole % b"/", b"server: a\r\n") is None
+        policy.rejection = None
+        assert inference.reject_unparsed(whole % target, b"server: a\r\n") is None
+        assert not inference.rejecting
+        policy.rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
         assert outcome({}, broken) is ErrorCode.INVALID_INPUT
         await model.stop()
 

@@ -67,7 +67,7 @@ class Waiting(PendingRequest):
     """A request whose answer is a future."""
 
     def __init__(self, inference: InferHandler) -> None:
-        super().__init__(inference.hold())
+        super().__init__(inference.inflight)
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def done(self) -> bool:

@@ -1,16 +1,20 @@
-"""Output of `mlctl stream run`: the guarantee, the progress, the summary."""
+"""A run on a stream: what `mlctl stream run` and an image's `stream` do with their options."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, counted
-from cli.progress import json_line, only_results_on_stdout
+from cli.progress import json_line, only_results_on_stdout, stopping
+from cli.runners.stream_options import stream_config
 
 if TYPE_CHECKING:
+    from services.runtime.scorable import Scorable
     from services.stream.base import StreamConnection
     from services.stream.engine import StreamReport
     from services.stream.events import StreamEvent
@@ -21,8 +25,32 @@ _PERIOD = 10.0
 _JSON_PERIOD = 1.0
 
 
-def metrics_line(output: CommandOutput, port: int) -> None:
-    """Print the address of the metrics."""
+def score_stream(
+    output: CommandOutput, find: Callable[[], Scorable], given: Mapping[str, Any]
+) -> None:
+    """Score the messages of a stream with the model that `find` returns."""
+    from services.stream.metrics import counted_events
+    from services.stream.run import run_stream
+
+    output.warn_unknown_variables()
+    config = stream_config(given, as_json=output.as_json)
+    model = find()
+    name, port = model.name, given["metrics_port"]
+    with (
+        stopping(output) as stop,
+        event_display(output) as display,
+        counted_events(name, port, display, partial(_metrics_line, output)) as on_event,
+    ):
+        report = run_stream(model, config, on_event, stop, partial(display.opened, config))
+    _show_report(output, report)
+    if not report.complete and (given["until_empty"] or given["max_messages"]):
+        raise MlctlError(
+            ErrorCode.INTERRUPTED,
+            f"stopped after {report.totals.messages:,} messages, all of them committed",
+        )
+
+
+def _metrics_line(output: CommandOutput, port: int) -> None:
     output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
 
 
@@ -126,7 +154,7 @@ def event_text(event: StreamEvent) -> str:
     return ", ".join(parts)
 
 
-def show_report(output: CommandOutput, report: StreamReport) -> None:
+def _show_report(output: CommandOutput, report: StreamReport) -> None:
     """Print the totals of a run."""
     totals = report.totals
     if output.as_json:

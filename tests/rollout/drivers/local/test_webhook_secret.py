@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.daemon.reporting.webhook_secret import FILE_VARIABLE, VARIABLE, with_secret
 from rollout.domain.spec import DeploymentSettings
+from rollout.drivers.local.security_settings import (
+    WEBHOOK_SECRET,
+    WEBHOOK_SECRET_FILE,
+    with_webhook_secret,
+)
 from rollout.journal import paths
 
 SETTINGS = DeploymentSettings(webhooks=("https://hooks.example/x",))
@@ -15,47 +19,51 @@ SETTINGS = DeploymentSettings(webhooks=("https://hooks.example/x",))
 @pytest.fixture(autouse=True)
 def environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not home.exists()
-    for name in (VARIABLE, FILE_VARIABLE):
+    for name in (WEBHOOK_SECRET, WEBHOOK_SECRET_FILE):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_secret_in_the_environment_is_kept_for_the_daemon_alone(
+def test_webhook_secret__in_the_environment__kept_in_a_private_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "hush")
-    path = Path(with_secret("shop", SETTINGS).webhook_secret or "")
+    monkeypatch.setenv(WEBHOOK_SECRET, "hush")
+    path = Path(with_webhook_secret("shop", SETTINGS).webhook_secret or "")
     assert path.parent == paths.directory("shop")
     assert path.read_text() == "hush"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_stays_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_webhook_secret__file__stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text("hush\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(FILE_VARIABLE, "secret")
-    assert with_secret("shop", SETTINGS).webhook_secret == str(tmp_path / "secret")
+    monkeypatch.setenv(WEBHOOK_SECRET_FILE, "secret")
+    assert with_webhook_secret("shop", SETTINGS).webhook_secret == str(tmp_path / "secret")
 
 
 @pytest.mark.parametrize("content", [None, " \n"])
-def test_a_file_without_a_secret_is_refused(
+def test_webhook_secret__empty_file__rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
 ) -> None:
     path = tmp_path / "secret"
     if content is not None:
         path.write_text(content)
-    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    monkeypatch.setenv(WEBHOOK_SECRET_FILE, str(path))
     with pytest.raises(MlctlError) as caught:
-        with_secret("shop", SETTINGS)
+        with_webhook_secret("shop", SETTINGS)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_without_webhooks_or_a_secret_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert with_secret("shop", SETTINGS) == SETTINGS
-    monkeypatch.setenv(VARIABLE, "hush")
-    assert with_secret("shop", DeploymentSettings()) == DeploymentSettings()
+def test_webhook_secret__no_webhooks_or_secret__settings_unchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert with_webhook_secret("shop", SETTINGS) == SETTINGS
+    monkeypatch.setenv(WEBHOOK_SECRET, "hush")
+    assert with_webhook_secret("shop", DeploymentSettings()) == DeploymentSettings()
 
 
 @pytest.mark.parametrize("url", ["hooks.example", "ftp://hooks.example/x", "https://"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_webhooks__invalid_url__rejected(url: str) -> None:
     with pytest.raises(MlctlError, match="webhooks"):
         DeploymentSettings(webhooks=(url,))

@@ -1,17 +1,16 @@
-"""Options of `mlctl stream run`, in the order of its help."""
+"""Options of a run on a stream, in the order of its help."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.options import Duration, parse_options
+from cli.options import Duration, add_options, parse_options
 
 if TYPE_CHECKING:
     from services.stream.base import StreamUrl
@@ -120,9 +119,9 @@ _OPTIONS = (
 )
 
 
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a run to `command`."""
-    return reduce(lambda made, option: option(made), reversed(_OPTIONS), command)
+    return add_options(_OPTIONS, command)
 
 
 def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.domain.agreement import ShadowEvidence
-from rollout.domain.patience import UNRECORDED_SECONDS, given_up
+from rollout.domain.agreement import UNRECORDED_SECONDS, ShadowEvidence, given_up
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action
@@ -26,7 +25,7 @@ SOME = ShadowEvidence(total=ShadowWindow(requests=30))
         (SOME, 400, 100.0, "30 compared answers"),
     ],
 )
-def test_it_ends_with_a_reason(
+def test_given_up__too_few_answers__verdict_with_a_reason(
     evidence: ShadowEvidence, copies: int, waited: float, why: str
 ) -> None:
     verdict = given_up(evidence, SPEC, copies, waited)
@@ -43,12 +42,12 @@ def test_it_ends_with_a_reason(
         (SOME, 400, 99.0),  # some come, so more may
     ],
 )
-def test_it_goes_on_while_answers_may_come(
+def test_given_up__answers_may_come__none(
     evidence: ShadowEvidence, copies: int, waited: float
 ) -> None:
     assert given_up(evidence, SPEC, copies, waited) is None
 
 
-def test_without_an_end_it_waits_for_its_verdict() -> None:
+def test_given_up__no_limit__none() -> None:
     endless = replace(SPEC, shadow_wait_seconds=None)
     assert given_up(NONE, endless, 10_000, 3000.0) is None

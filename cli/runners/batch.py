@@ -1,0 +1,158 @@
+"""A batch run of a model: what `mlctl batch run` and an image's `batch` do with their options."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+from bundle.errors import ErrorCode, MlctlError
+from cli.options import parse_options
+from cli.output import CommandOutput
+from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
+
+if TYPE_CHECKING:
+    from services.batch.engine import BatchEvent
+    from services.batch.job import BatchReport
+    from services.runtime.scorable import Scorable
+
+# Seconds between progress lines where no terminal shows a moving one.
+_PERIOD = 10.0
+
+
+def run_batch(
+    output: CommandOutput,
+    find: Callable[[], Scorable],
+    /,
+    source: str,
+    target: str,
+    unit_rows: int | None,
+    **given: Any,
+) -> None:
+    """Score the rows of `source` into `target` with the model that `find` returns."""
+    from services.batch.engine import RunControl
+    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, local_executor, run_job
+    from services.batch.limits import ErrorLimit
+    from services.batch.locations import without_password
+    from services.batch.sinks import open_sink, part_format
+    from services.batch.sources import open_source
+
+    output.warn_unknown_variables()
+    limit = ErrorLimit.parse(given["max_errors"])
+    options = parse_options(given["options"])
+    if given["executor"] == "ray":
+        _require_unset("--executor ray", {"--threads": given["threads"]})
+        from services.batch.ray_executor import ray_executor
+
+        executor = ray_executor(given["ray_address"], given["ray_actors"])
+    else:
+        ray_options = {"--ray-address": given["ray_address"], "--ray-actors": given["ray_actors"]}
+        _require_unset("--executor local", ray_options)
+        executor = local_executor(given["threads"])
+    model = find()
+    config = BatchConfig(
+        map=given["mapped"],
+        keep=column_list(given["keep"]),
+        filter=given["condition"],
+        partition_by=column_list(given["partition_by"]),
+        format=given["form"] or part_format(target),
+        unit_rows=unit_rows or UNIT_ROWS,
+        forbid_nan=given["forbid_nan"],
+        finite_outputs=given["finite_outputs"],
+    )
+    rows = open_source(source, config.unit_rows, options)
+    sink = open_sink(target, config.format, options)
+    with stopping(output) as stop, _progress(output) as watch:
+        control = RunControl(
+            limit, given["patience"], given["grace"], watch, stop, given["restart"]
+        )
+        report = run_job(model, rows, sink, config, executor, control, given["batch_rows"])
+    _show_report(output, report, without_password(target))
+
+
+def _require_unset(what: str, given: Mapping[str, object]) -> None:
+    """Raise INVALID_INPUT for an option that `what` does not take."""
+    if name := next((name for name, value in given.items() if value is not None), None):
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"{name} does not go with {what}")
+
+
+@contextlib.contextmanager
+def _progress(output: CommandOutput) -> Iterator[Callable[[BatchEvent], None]]:
+    """Yield a function that shows events: a moving line, plain lines, or a JSON line each."""
+    if output.as_json:
+        with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
+            yield lambda event: _print_event(event, stream)
+        return
+    with only_results_on_stdout(), output.working() as show:
+        last = -_PERIOD
+
+        def watch(event: BatchEvent) -> None:
+            nonlocal last
+            show(describe(event))
+            due = not output.live and event.seconds - last >= _PERIOD
+            if event.phase == "paused" or due:
+                last = event.seconds
+                output.note(describe(event))
+
+        yield watch
+
+
+def describe(event: BatchEvent) -> str:
+    """Return one line of progress: rows done, rate, time left and rejected rows."""
+    if event.phase == "paused":
+        return f"Paused: {event.detail}"
+    done = event.totals.seen
+    of = "" if event.total is None else f" of {event.total:,} ({_percent(done, event.total)})"
+    rate = event.rows / event.seconds if event.seconds > 0 else 0.0
+    parts = [f"{done:,}{of} rows"]
+    if event.rows:
+        parts.append(f"{rate:,.0f} rows/s")
+    if event.rows and event.total is not None:
+        parts.append(f"{clock_time((event.total - done) / rate)} left")
+    parts.append(f"{event.totals.bad:,} rejected")
+    return ", ".join(parts)
+
+
+def _show_report(output: CommandOutput, report: BatchReport, target: str) -> None:
+    from services.batch.locations import scheme_of
+    from services.batch.storage import BUCKET_SCHEMES
+
+    if output.as_json:
+        json_line({"event": "summary", **report.as_dict(), "out": target})
+        return
+    totals = report.totals
+    if not report.rows:
+        output.line(f"Nothing to do: {target} has all {totals.rows:,} answers")
+    else:
+        rate = report.rows / max(report.seconds, 1e-9)
+        took = f"{report.rows:,} rows in {clock_time(report.seconds)}, {rate:,.0f} rows/s"
+        output.line(f"{target} has {totals.rows:,} answers ({took})")
+    if totals.skipped:
+        output.line(f"{totals.skipped:,} rows were left out by --filter")
+    if totals.bad:
+        output.line(f"{totals.bad:,} rejected rows are in quarantine")
+        if scheme_of(target) in (None, "file", *BUCKET_SCHEMES):
+            folder = target.rstrip("/")
+            output.note(
+                f"With a corrected model: mlctl batch run NEW --in {folder}/_mlctl/quarantine "
+                f"--out {folder}/redrive"
+            )
+
+
+def _print_event(event: BatchEvent, stream: TextIO) -> None:
+    document = {
+        "event": event.phase.value,
+        "rows": event.totals.seen,
+        "total": event.total,
+        "bad": event.totals.bad,
+        "run_rows": event.rows,
+        "seconds": round(event.seconds, 3),
+    }
+    if event.detail:
+        document["detail"] = event.detail
+    json_line(document, stream)
+
+
+def _percent(done: int, total: int) -> str:
+    return f"{100 * done / total:.0f} %" if total else "100 %"

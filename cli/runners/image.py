@@ -1,0 +1,71 @@
+"""The command of an image: serve the Bento that holds this file, or score with its models."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.output import CommandOutput, ReportingGroup, reporting
+from cli.progress import interruptible
+from cli.runners.batch import run_batch
+from cli.runners.batch_options import batch_options
+from cli.runners.stream import score_stream
+from cli.runners.stream_options import stream_options
+
+# A Bento has its code in the folder `src`.
+_BENTO = Path(__file__).resolve().parents[3]
+
+_MODEL = click.option(
+    "--model",
+    default="",
+    metavar="NAME",
+    help="One of several models.  [default: the pipeline, or the first]",
+)
+
+
+@click.group(
+    cls=ReportingGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.pass_context
+def image(context: click.Context) -> None:
+    """Serve the models of this image over HTTP and gRPC, or score a table or a stream with one."""
+    if context.invoked_subcommand is None:
+        context.invoke(serve)
+
+
+@image.command()
+def serve() -> None:
+    """Serve the models; the same as no command. The settings are environment variables."""
+    os.execv(sys.executable, [sys.executable, "-m", "bentoml", "serve", str(_BENTO)])  # noqa: S606
+
+
+@image.command()
+@_MODEL
+@batch_options
+@reporting(json_lines=True)
+def batch(output: CommandOutput, /, model: str, **given: Any) -> None:
+    """Score the rows of --in into --out: `mlctl batch run` with a model of this image."""
+    from services.runtime.scorable import scorable_in
+
+    # As process 1 of a container, Python ignores SIGTERM unless it has a handler.
+    with interruptible():
+        run_batch(output, partial(scorable_in, _BENTO / "src", model), **given)
+
+
+@image.command()
+@_MODEL
+@stream_options
+@reporting(json_lines=True)
+def stream(output: CommandOutput, /, model: str, **given: Any) -> None:
+    """Score the messages of --in into --out: `mlctl stream run` with a model of this image."""
+    from services.runtime.scorable import scorable_in
+
+    with interruptible():
+        score_stream(output, partial(scorable_in, _BENTO / "src", model), given)

@@ -1,0 +1,130 @@
+"""Train a churn model on generated customers and register it: `python -m examples.churn.train`.
+
+The pipeline does all preprocessing: it fills missing ages and cities, scales numbers and encodes
+text. mlctl converts the whole pipeline, so that callers send the columns of the table as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pandas as pd
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+MODEL_NAME = "churn"
+SEED = 7
+TRAINING_ROWS, EVALUATION_ROWS, NIGHTLY_ROWS = 4000, 1000, 500
+CLASSES = ("leaves", "stays")
+
+
+def customers(rows: int, seed: int) -> pd.DataFrame:
+    """Return a table of customers; some ages and cities are missing."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(44, 12, rows).round(),
+            "months": rng.integers(1, 72, rows),
+            "monthly_fee": rng.gamma(4.0, 12.0, rows).round(2),
+            "city": rng.choice(["Bern", "Oslo", "Rome", "Turin"], rows).astype(object),
+            "plan": rng.choice(["basic", "family", "premium"], rows).astype(object),
+        }
+    )
+    frame.loc[rng.random(rows) < 0.05, "age"] = np.nan
+    frame.loc[rng.random(rows) < 0.05, "city"] = np.nan
+    return frame
+
+
+def outcome(frame: pd.DataFrame, seed: int) -> np.ndarray:
+    """Return for each customer the number of a class in CLASSES, [rows]."""
+    rng = np.random.default_rng(seed + 1)
+    stay = (
+        0.05 * frame["months"]
+        - 0.03 * frame["monthly_fee"]
+        + 1.5 * (frame["plan"] == "family")
+        + 0.02 * (frame["age"].fillna(44) - 44)
+        + rng.logistic(size=len(frame))
+    )
+    found: np.ndarray = (stay.to_numpy() > 0).astype(np.int64)
+    return found
+
+
+def make_pipeline() -> Pipeline:
+    """Return the pipeline, not fitted."""
+    numbers = Pipeline([("fill", SimpleImputer()), ("scale", StandardScaler())])
+    text = Pipeline(
+        [
+            ("fill", SimpleImputer(strategy="most_frequent")),
+            ("encode", OneHotEncoder(handle_unknown="ignore")),
+        ]
+    )
+    columns = ColumnTransformer(
+        [("numbers", numbers, ["age", "months", "monthly_fee"]), ("text", text, ["city", "plan"])]
+    )
+    return Pipeline([("columns", columns), ("classifier", LogisticRegression(max_iter=500))])
+
+
+def register(model: Any, rows: pd.DataFrame, alias: str) -> str:
+    """Register a fitted pipeline with the columns of `rows`; return its version."""
+    import mlflow
+    import mlflow.sklearn
+    from mlflow.models import infer_signature
+
+    from registry.quiet import quiet
+    from registry.tracking import configure_tracking
+
+    configure_tracking()
+    with quiet(), mlflow.start_run(run_name="train-churn"):
+        logged = mlflow.sklearn.log_model(
+            model,
+            name="model",
+            # Columns with a missing value in these rows are optional inputs.
+            signature=infer_signature(rows, model.predict(rows)),
+            serialization_format="skops",
+            skops_trusted_types=["numpy.dtype"],
+            pip_requirements=["scikit-learn"],
+            registered_model_name=MODEL_NAME,
+        )
+    version = str(logged.registered_model_version)
+    mlflow.MlflowClient().set_registered_model_alias(MODEL_NAME, alias, version)
+    return version
+
+
+def train(folder: Path, alias: str = "candidate") -> str:
+    """Train and register a version; write evaluation rows and tonight's rows to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = customers(TRAINING_ROWS, SEED)
+    model = make_pipeline().fit(rows, np.array(CLASSES)[outcome(rows, SEED)])
+    evaluation = customers(EVALUATION_ROWS, SEED + 10)
+    labels = outcome(evaluation, SEED + 10)
+    evaluation.assign(labels=labels).to_parquet(folder / "evaluation.parquet")
+    tonight = customers(NIGHTLY_ROWS, SEED + 20)
+    tonight.insert(0, "customer", np.arange(NIGHTLY_ROWS))
+    tonight.to_parquet(folder / "tonight.parquet")
+    return register(model, rows, alias)
+
+
+@click.command()
+@click.option("--alias", default="candidate", show_default=True, help="Alias to set on it.")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("churn-data"),
+    show_default=True,
+    help="Folder for the evaluation rows and tonight's rows.",
+)
+def main(alias: str, data: Path) -> None:
+    """Train a version of the churn model and register it in MLflow."""
+    version = train(data, alias)
+    click.echo(f"models:/{MODEL_NAME}/{version} (@{alias}); rows are in {data}")
+    click.echo(f"Next: mlctl optimize {MODEL_NAME}@{alias} --data {data}/evaluation.parquet")
+
+
+if __name__ == "__main__":
+    main()

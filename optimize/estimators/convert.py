@@ -1,0 +1,373 @@
+"""Convert an estimator to an ONNX graph with the inputs and outputs of its signature.
+
+skl2onnx and onnxmltools convert the estimator to a graph whose inputs are matrices. Nodes around it
+turn the signature's columns into these matrices, and its answers into the signature's outputs.
+
+Numbers are computed in float64, as scikit-learn does, wherever ONNX Runtime has kernels for it.
+Trees get float32: scikit-learn's own trees round their features to float32 as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, TensorSpec
+from optimize.data import Tensors
+from optimize.estimators.estimator import (
+    LABEL,
+    PREDICTION,
+    PROBABILITIES,
+    SCORE,
+    Estimator,
+    Kind,
+    final_step,
+    has_probabilities,
+    load_xgboost,
+)
+from registry.catalog import ModelFormat
+from registry.names import printable
+from registry.quiet import first_line, quiet
+from services.runtime.session import open_session
+
+_OPSET = 20
+_ML_OPSET = 3
+# Versions that every supported ONNX Runtime reads.
+_IR_VERSION = 10
+_PREFIX = "mlctl."
+_MATRIX = "rows"
+# Relative difference of numbers that float32 arithmetic explains.
+_NEAR = 1e-5
+
+# Forests average votes, so two classes often have equal shares. float32 sums differ in the last
+# digits and would decide such a tie by chance: shares are rounded before they are compared.
+_VOTING = ("sklearn.tree", "sklearn.ensemble._forest")
+_SHARES = 1e6
+
+# Estimators that round their features to float32 before they compare them.
+_FLOAT32_TREES = tuple(
+    f"sklearn.{name}" for name in ("tree", "ensemble._forest", "ensemble._gb", "ensemble._iforest")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One way to convert: the type of numbers, and whether the last step gets float32."""
+
+    double: bool
+    last_in_float: bool
+
+
+def convert(estimator: Estimator, path: Path, example: Tensors) -> None:
+    """Write the estimator's graph to `path`; EXPORT_FAILED with the converter's reason.
+
+    Takes the first form that ONNX Runtime runs on `example` with the estimator's own answers, or
+    the nearest one; the proofs judge it afterwards.
+    """
+    import onnx
+
+    reasons: list[str] = []
+    best: tuple[float, Any] | None = None
+    expected = estimator.run(example)
+    for form in _forms(estimator):
+        try:
+            with quiet():
+                model = _wrap(estimator, _converted(estimator, form), form)
+                onnx.save_model(model, str(path))
+                found = open_session(path).run(example)
+        except Exception as error:  # noqa: BLE001 - converters raise anything
+            reasons.append(printable(first_line(error)))
+            continue
+        distance = _distance(expected, found)
+        if best is None or distance < best[0]:
+            best = distance, model
+        if distance <= _NEAR:
+            break
+    if best is None:
+        raise MlctlError(
+            ErrorCode.EXPORT_FAILED,
+            f"{type(estimator.model).__name__} cannot be converted to ONNX: {reasons[-1]}",
+            "docs/models.md lists what converts. Replace that step, or do its work in a transform.",
+        )
+    onnx.save_model(best[1], str(path))
+
+
+def _forms(estimator: Estimator) -> list[_Form]:
+    if estimator.source.format is not ModelFormat.SKLEARN:
+        return [_Form(double=False, last_in_float=False)]
+    if type(final_step(estimator.model)).__module__.startswith(_FLOAT32_TREES):
+        return [_Form(double=True, last_in_float=True), _Form(double=False, last_in_float=False)]
+    return [
+        _Form(double=True, last_in_float=False),
+        _Form(double=True, last_in_float=True),
+        _Form(double=False, last_in_float=False),
+    ]
+
+
+def _distance(expected: Tensors, found: Tensors) -> float:
+    """Return the largest difference relative to the largest number; infinite for other labels."""
+    worst = 0.0
+    for name, array in expected.items():
+        if array.dtype.kind == "f":
+            size = float(np.abs(array).max(initial=0.0)) or 1.0
+            worst = max(worst, float(np.abs(array - found[name]).max(initial=0.0)) / size)
+        elif not np.array_equal(array, found[name]):
+            return float("inf")
+    return worst
+
+
+def _converted(estimator: Estimator, form: _Form) -> Any:
+    """Return the converter's model; its outputs are in the converter's order."""
+    match estimator.source.format:
+        case ModelFormat.SKLEARN:
+            return _from_sklearn(estimator, form)
+        case ModelFormat.XGBOOST:
+            return _from_xgboost(estimator)
+        case _:
+            return _from_lightgbm(estimator)
+
+
+def _from_sklearn(estimator: Estimator, form: _Form) -> Any:
+    from skl2onnx.convert import to_onnx
+    from skl2onnx.sklapi.cast_transformer import CastTransformer
+    from sklearn.pipeline import Pipeline
+
+    from optimize.estimators.imputer import register_imputer
+
+    register_imputer()
+    model, last = estimator.model, final_step(estimator.model)
+    if form.last_in_float:
+        steps = list(_steps(model))
+        cast = CastTransformer(dtype=np.float32)
+        model = Pipeline([*steps[:-1], ("mlctl_cast", cast), steps[-1]])
+    options = None
+    if estimator.kind is Kind.CLASSIFIER:
+        name = "zipmap" if has_probabilities(estimator.model) else "raw_scores"
+        options = {id(last): {name: name == "raw_scores"}}
+    types = _sklearn_types(estimator, double=form.double)
+    return to_onnx(
+        model,
+        initial_types=types,
+        options=options,
+        target_opset={"": _OPSET, "ai.onnx.ml": _ML_OPSET},
+    )
+
+
+def _steps(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the steps of a pipeline and of a pipeline at its end."""
+    from sklearn.pipeline import Pipeline
+
+    if not isinstance(model, Pipeline):
+        yield "mlctl_model", model
+        return
+    for name, step in model.steps[:-1]:
+        if step is not None and step != "passthrough":
+            yield name, step
+    for name, step in _steps(model.steps[-1][1]):
+        yield f"last_{name}", step
+
+
+def _sklearn_types(estimator: Estimator, *, double: bool) -> list[tuple[str, Any]]:
+    from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType, StringTensorType
+
+    number = DoubleTensorType if double else FloatTensorType
+    specs = estimator.source.signature.inputs
+    if _takes_columns(estimator):
+        return [
+            (spec.name, (StringTensorType if _is_text(spec) else number)([None, 1]))
+            for spec in specs
+        ]
+    texts = {_is_text(spec) for spec in specs}
+    if len(texts) > 1:
+        raise ValueError(
+            "the first step gets columns of text and of numbers at once; select them with a "
+            "ColumnTransformer"
+        )
+    width = specs[0].shape[1] if not estimator.source.columns else len(specs)
+    return [(_MATRIX, (StringTensorType if texts == {True} else number)([None, width]))]
+
+
+def _takes_columns(estimator: Estimator) -> bool:
+    """Return whether the first step selects columns by name."""
+    from sklearn.compose import ColumnTransformer
+
+    if estimator.source.format is not ModelFormat.SKLEARN or not estimator.source.columns:
+        return False
+    return isinstance(next(iter(_steps(estimator.model)))[1], ColumnTransformer)
+
+
+def _from_xgboost(estimator: Estimator) -> Any:
+    from onnxmltools.convert.common.data_types import FloatTensorType
+    from onnxmltools.convert.main import convert_xgboost
+
+    # The converter takes no names of features; this is another copy of the model.
+    model = load_xgboost(estimator.source.model_path, estimator.source.uri)
+    booster = model.get_booster()
+    booster.feature_names = booster.feature_types = None
+    width = int(booster.num_features())
+    return convert_xgboost(model, initial_types=[(_MATRIX, FloatTensorType([None, width]))])
+
+
+def _from_lightgbm(estimator: Estimator) -> Any:
+    from onnxmltools.convert.common.data_types import FloatTensorType
+    from onnxmltools.convert.main import convert_lightgbm
+
+    model = getattr(estimator.model, "booster", estimator.model)
+    booster = getattr(model, "booster_", model)
+    types = [(_MATRIX, FloatTensorType([None, int(booster.num_feature())]))]
+    return convert_lightgbm(model, initial_types=types, zipmap=False)
+
+
+def _wrap(estimator: Estimator, model: Any, form: _Form) -> Any:
+    """Return the model with the signature's inputs and outputs."""
+    from onnx import TensorProto, helper
+
+    graph = model.graph
+    number = TensorProto.DOUBLE if form.double else TensorProto.FLOAT
+    inner_inputs = [value.name for value in graph.input]
+    inner_outputs = [value.name for value in graph.output]
+    _add_prefix(graph)
+    parts = _Parts(helper)
+    _feed(estimator, parts, inner_inputs, number)
+    _answer(estimator, parts, inner_outputs)
+    specs = estimator.source.signature
+    nodes = [*parts.before, *graph.node, *parts.after]
+    wrapped = helper.make_graph(
+        nodes,
+        "estimator",
+        [_value(spec) for spec in specs.inputs],
+        [_value(spec) for spec in specs.outputs],
+        [*graph.initializer, *parts.initializers],
+    )
+    versions = {each.domain: each.version for each in model.opset_import}
+    versions.setdefault("", _OPSET)
+    return helper.make_model(
+        wrapped,
+        opset_imports=[helper.make_opsetid(*item) for item in sorted(versions.items())],
+        ir_version=_IR_VERSION,
+        producer_name="mlctl",
+    )
+
+
+class _Parts:
+    """Nodes before and after the converter's graph, and their constants."""
+
+    def __init__(self, helper: Any) -> None:
+        self._helper = helper
+        self.before: list[Any] = []
+        self.after: list[Any] = []
+        self.initializers: list[Any] = []
+
+    def node(
+        self, nodes: list[Any], kind: str, inputs: list[str], name: str, **options: Any
+    ) -> str:
+        """Append a node with the output `name`, and return that name."""
+        nodes.append(self._helper.make_node(kind, inputs, [name], **options))
+        return name
+
+    def constant(self, name: str, values: np.ndarray) -> str:
+        """Return the name of a constant, which is stored once."""
+        from onnx import numpy_helper
+
+        name = f"{_PREFIX}{name}"
+        if all(each.name != name for each in self.initializers):
+            self.initializers.append(numpy_helper.from_array(values, name))
+        return name
+
+    def shape(self, *sizes: int) -> str:
+        """Return the name of a constant for Reshape."""
+        return self.constant(f"shape{'x'.join(map(str, sizes))}", np.array(sizes, np.int64))
+
+
+def _feed(estimator: Estimator, parts: _Parts, inner: list[str], number: int) -> None:
+    """Make the converter's inputs of the signature's."""
+    specs = estimator.source.signature.inputs
+    columns: Mapping[str, str] = {spec.name: _matrix(spec, parts, number) for spec in specs}
+    for name in inner:
+        if name == _MATRIX and not _takes_columns(estimator):
+            made = list(columns.values())
+            kind, options = ("Identity", {}) if len(made) == 1 else ("Concat", {"axis": 1})
+            parts.node(parts.before, kind, made, f"{_PREFIX}{name}", **options)
+        else:
+            parts.node(parts.before, "Identity", [columns[name]], f"{_PREFIX}{name}")
+
+
+def _matrix(spec: TensorSpec, parts: _Parts, number: int) -> str:
+    """Return the name of an input as [rows, columns] of text or of `number`."""
+    name = spec.name
+    if len(spec.shape) == 1:
+        name = parts.node(
+            parts.before, "Reshape", [name, parts.shape(-1, 1)], f"{_PREFIX}column.{spec.name}"
+        )
+    if not _is_text(spec):
+        name = parts.node(parts.before, "Cast", [name], f"{_PREFIX}number.{spec.name}", to=number)
+    return name
+
+
+def _answer(estimator: Estimator, parts: _Parts, inner: list[str]) -> None:
+    """Make the signature's outputs of the converter's: the label, then scores, or one number."""
+    from onnx import helper
+
+    names: tuple[str, ...]
+    if estimator.kind is Kind.REGRESSOR:
+        names = (PREDICTION,)
+    elif estimator.kind is Kind.OUTLIERS:
+        names = (LABEL, SCORE)
+    elif has_probabilities(estimator.model) and estimator.kind is Kind.CLASSIFIER:
+        names = (LABEL, PROBABILITIES)
+    else:
+        names = (LABEL,)
+    specs = {spec.name: spec for spec in estimator.source.signature.outputs}
+    if PROBABILITIES in names and type(final_step(estimator.model)).__module__.startswith(_VOTING):
+        _vote(estimator, parts, f"{_PREFIX}{inner[1]}")
+        names, inner = (PROBABILITIES,), inner[1:]
+    for name, found in zip(names, inner, strict=False):
+        spec, value = specs[name], f"{_PREFIX}{found}"
+        if not _is_text(spec):
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.numpy_name))
+            value = parts.node(parts.after, "Cast", [value], f"{_PREFIX}cast.{name}", to=kind)
+        shape = parts.shape(*(-1, *spec.shape[1:]))
+        parts.node(parts.after, "Reshape", [value, shape], name)
+
+
+def _vote(estimator: Estimator, parts: _Parts, shares: str) -> None:
+    """Make the label of the class with the largest share, the first of equal ones."""
+    assert estimator.classes is not None
+    factor = parts.constant("shares", np.array(_SHARES, np.float32))
+    scaled = parts.node(parts.after, "Mul", [shares, factor], f"{_PREFIX}scaled")
+    rounded = parts.node(parts.after, "Round", [scaled], f"{_PREFIX}rounded")
+    options = {"axis": 1, "keepdims": 0}
+    index = parts.node(parts.after, "ArgMax", [rounded], f"{_PREFIX}index", **options)
+    classes = estimator.classes
+    texts = classes.dtype.kind in "OU"
+    values = classes.astype(object) if texts else classes.astype(np.int64)
+    parts.node(parts.after, "Gather", [parts.constant("classes", values), index], LABEL)
+
+
+def _value(spec: TensorSpec) -> Any:
+    from onnx import TensorProto, helper
+
+    kind = TensorProto.STRING
+    if not _is_text(spec):
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.numpy_name))
+    return helper.make_tensor_value_info(
+        spec.name, kind, ["rows", *(size if size >= 0 else None for size in spec.shape[1:])]
+    )
+
+
+def _add_prefix(graph: Any) -> None:
+    """Rename all values, so that none has the name of a column or of an output."""
+    for node in graph.node:
+        for values in (node.input, node.output):
+            values[:] = [f"{_PREFIX}{value}" if value else "" for value in values]
+    for initializer in graph.initializer:
+        initializer.name = f"{_PREFIX}{initializer.name}"
+
+
+def _is_text(spec: TensorSpec) -> bool:
+    return spec.dtype is Datatype.BYTES

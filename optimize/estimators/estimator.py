@@ -1,0 +1,329 @@
+"""A registered estimator behind its signature: rows of a table in, named arrays out.
+
+The outputs follow from the kind of estimator:
+- classifier: `probabilities` [rows, classes] if it has them, and `label` [rows];
+- regressor: `prediction` [rows], or [rows, targets];
+- outlier detector: `score` [rows] (its decision function) and `label` [rows], 1 or -1;
+- clusterer: `label` [rows].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import install_hint
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from optimize.data import Tensors
+from optimize.estimators.skops_file import load_skops
+from registry.catalog import ModelFormat, SourceModel
+from registry.mlmodel import check_signature
+from registry.names import printable
+from registry.quiet import first_line, quiet
+from registry.tracking import pickle_loading
+
+PROBABILITIES, LABEL, PREDICTION, SCORE = "probabilities", "label", "prediction", "score"
+
+# The packages that each format needs, by their names for `import`; also the name of the extra.
+_PACKAGES: Mapping[ModelFormat, tuple[str, ...]] = {
+    ModelFormat.SKLEARN: ("sklearn", "skops", "skl2onnx"),
+    ModelFormat.XGBOOST: ("xgboost", "sklearn", "skl2onnx", "onnxmltools"),
+    ModelFormat.LIGHTGBM: ("lightgbm", "sklearn", "skops", "skl2onnx", "onnxmltools"),
+}
+
+
+class Kind(StrEnum):
+    """What an estimator answers; see the module."""
+
+    CLASSIFIER = "classifier"
+    REGRESSOR = "regressor"
+    OUTLIERS = "outlier detector"
+    CLUSTERER = "clusterer"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """A loaded estimator; `source.signature` has the outputs that `run` returns.
+
+    `classes` are a classifier's, in the order of its probabilities.
+    """
+
+    source: SourceModel
+    model: Any
+    kind: Kind
+    classes: np.ndarray | None
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
+        """Return the outputs by name; the estimator's own errors pass through."""
+        rows = self.table(inputs)
+        with quiet():
+            found = self._answers(rows)
+        return {
+            spec.name: _as_output(found[spec.name], spec) for spec in self.source.signature.outputs
+        }
+
+    def table(self, inputs: Tensors) -> Any:
+        """Return the rows as the estimator takes them: a DataFrame, or an array [rows, features].
+
+        Empty text in an optional column becomes NaN, as pandas stores a missing value.
+        """
+        specs = self.source.signature.inputs
+        if not self.source.columns:
+            return _texts(inputs[specs[0].name]) if _is_text(specs[0]) else inputs[specs[0].name]
+        import pandas as pd
+
+        columns = {}
+        for spec in specs:
+            array = inputs[spec.name]
+            if _is_text(spec):
+                array = _texts(array)
+                if spec.name in self.source.optional:
+                    array[array == ""] = np.nan
+            columns[spec.name] = pd.Series(array)
+        return pd.DataFrame(columns)
+
+    def _answers(self, rows: Any) -> dict[str, Any]:
+        if self.kind is Kind.REGRESSOR:
+            return {PREDICTION: self.model.predict(rows)}
+        found = {LABEL: self.model.predict(rows)}
+        if self.kind is Kind.CLASSIFIER and has_probabilities(self.model):
+            found[PROBABILITIES] = self.model.predict_proba(rows)
+        if self.kind is Kind.OUTLIERS:
+            found[SCORE] = self.model.decision_function(rows)
+        return found
+
+
+def load_estimator(source: SourceModel) -> Estimator:
+    """Load the registered estimator, without running code unless pickles are allowed.
+
+    RUNTIME_MISSING names the packages to install; UNSUPPORTED_MODEL what is not supported.
+    """
+    _require_packages(source.format)
+    model = _load(source)
+    kind = _kind(model, source)
+    classes = np.asarray(model.classes_) if kind is Kind.CLASSIFIER else None
+    signature = Signature(
+        inputs=source.signature.inputs, outputs=_outputs(source, model, kind, classes)
+    )
+    try:
+        check_signature(signature)
+    except ValueError as error:
+        raise _unsupported(source, str(error), "Rename that column before training.") from error
+    _check_inputs(source)
+    return Estimator(dataclasses.replace(source, signature=signature), model, kind, classes)
+
+
+def with_outputs(source: SourceModel) -> SourceModel:
+    """Return an estimator's `source` with the signature's real outputs; other models unchanged."""
+    return load_estimator(source).source if source.format.is_estimator else source
+
+
+def has_probabilities(model: Any) -> bool:
+    """Return whether a fitted classifier gives probabilities; SVC does only if asked to."""
+    return hasattr(model, "predict_proba")
+
+
+def _require_packages(found: ModelFormat) -> None:
+    import importlib.util
+
+    missing = [name for name in _PACKAGES[found] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MlctlError(
+            ErrorCode.RUNTIME_MISSING,
+            f"{found.value} models need packages that are not installed: {', '.join(missing)}",
+            install_hint(f"cpu,optimize,{found.value}"),
+        )
+
+
+def _load(source: SourceModel) -> Any:
+    if source.pickle_allowed:
+        return _load_pickle(source)
+    match source.format:
+        case ModelFormat.SKLEARN:
+            return load_skops(source.model_path, source.uri)
+        case ModelFormat.XGBOOST:
+            return load_xgboost(source.model_path, source.uri)
+        case _:
+            if source.model_path.suffix == ".skops":
+                return load_skops(source.model_path, source.uri, lightgbm=True)
+            return _load_booster(source)
+
+
+def _load_pickle(source: SourceModel) -> Any:
+    import importlib
+
+    flavor = importlib.import_module(f"mlflow.{source.format.value}")
+    try:
+        with quiet(), pickle_loading(allowed=True):
+            model = flavor.load_model(str(source.artifacts))
+    except Exception as error:  # the pickle's own code runs in there
+        reason = printable(first_line(error))
+        raise _unsupported(source, f"it cannot be loaded: {reason}") from error
+    if not hasattr(model, "predict") or not hasattr(model, "get_params"):
+        raise _unsupported(source, f"it is a {type(model).__name__}, not a scikit-learn estimator")
+    return model
+
+
+def load_xgboost(path: Path, label: str) -> Any:
+    """Return the model in XGBoost's own file as its scikit-learn class, by its objective."""
+    import xgboost
+
+    try:
+        with quiet():
+            objective = _objective(xgboost.Booster(model_file=str(path)))
+            classify = (
+                objective.startswith(("binary:", "multi:")) and objective != "binary:logitraw"
+            )
+            model = xgboost.XGBClassifier() if classify else xgboost.XGBRegressor()
+            model.load_model(str(path))
+            model.set_params(n_jobs=1)
+    except Exception as error:  # a foreign file
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL, f"{label} cannot be loaded: {printable(first_line(error))}"
+        ) from error
+    return model
+
+
+def _objective(booster: Any) -> str:
+    import json
+
+    return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+
+
+def _load_booster(source: SourceModel) -> Any:
+    """Return LightGBM's text file behind scikit-learn's interface."""
+    import lightgbm
+
+    from optimize.estimators.boosters import BoosterClassifier, BoosterRegressor
+
+    try:
+        with quiet():
+            booster = lightgbm.Booster(model_file=str(source.model_path))
+            objective = str(booster.dump_model(num_iteration=1).get("objective", ""))
+    except Exception as error:  # a foreign file
+        reason = printable(first_line(error))
+        raise _unsupported(source, f"it cannot be loaded: {reason}") from error
+    classify = objective.startswith(("binary", "multiclass"))
+    return BoosterClassifier(booster) if classify else BoosterRegressor(booster)
+
+
+def _kind(model: Any, source: SourceModel) -> Kind:
+    from sklearn import base
+
+    checks: Mapping[Kind, Any] = {
+        Kind.CLASSIFIER: base.is_classifier,
+        Kind.REGRESSOR: base.is_regressor,
+        Kind.OUTLIERS: base.is_outlier_detector,
+        Kind.CLUSTERER: base.is_clusterer,
+    }
+    kind = next((kind for kind, check in checks.items() if check(model)), None)
+    if kind is None or not hasattr(model, "predict"):
+        raise _unsupported(
+            source,
+            f"{type(model).__name__} is no classifier, regressor, clusterer or outlier detector "
+            "that predicts",
+        )
+    return kind
+
+
+def _outputs(
+    source: SourceModel, model: Any, kind: Kind, classes: np.ndarray | None
+) -> tuple[TensorSpec, ...]:
+    real = Datatype.FP32 if source.format is ModelFormat.XGBOOST else Datatype.FP64
+    if kind is Kind.REGRESSOR:
+        targets = _targets(model)
+        shape = (DYNAMIC,) if targets == 1 else (DYNAMIC, targets)
+        return (TensorSpec(name=PREDICTION, dtype=real, shape=shape),)
+    label = Datatype.INT64
+    first: tuple[TensorSpec, ...] = ()
+    if kind is Kind.OUTLIERS:
+        first = (TensorSpec(name=SCORE, dtype=real, shape=(DYNAMIC,)),)
+    if classes is not None:
+        label = _label_type(source, classes)
+        if has_probabilities(model):
+            shape = (DYNAMIC, len(classes))
+            first = (TensorSpec(name=PROBABILITIES, dtype=real, shape=shape),)
+    return (*first, TensorSpec(name=LABEL, dtype=label, shape=(DYNAMIC,)))
+
+
+def _label_type(source: SourceModel, classes: np.ndarray) -> Datatype:
+    if classes.ndim != 1 or (
+        classes.dtype == object and not all(isinstance(x, str) for x in classes)
+    ):
+        raise _unsupported(
+            source,
+            "it predicts several labels in a row, or classes of mixed types",
+            "Log one model for each label.",
+        )
+    if classes.dtype.kind in "OUT":
+        return Datatype.BYTES
+    if not np.array_equal(classes.astype(np.int64), classes):
+        raise _unsupported(source, "its classes are fractions; use whole numbers or text")
+    return Datatype.INT64
+
+
+def _targets(model: Any) -> int:
+    last = final_step(model)
+    coefficients = getattr(last, "coef_", None)
+    if isinstance(coefficients, np.ndarray) and coefficients.ndim == 2:
+        return int(coefficients.shape[0])
+    return int(getattr(last, "n_outputs_", 1))
+
+
+def final_step(model: Any) -> Any:
+    """Return a pipeline's last estimator, or the estimator itself."""
+    from sklearn.pipeline import Pipeline
+
+    return final_step(model.steps[-1][1]) if isinstance(model, Pipeline) else model
+
+
+def _check_inputs(source: SourceModel) -> None:
+    specs = source.signature.inputs
+    if not source.columns and (len(specs) != 1 or len(specs[0].shape) != 2):
+        raise _unsupported(
+            source,
+            "its signature has tensors that are not one matrix [rows, features]",
+            "Log it with a DataFrame, or a matrix, as input_example.",
+        )
+    texts = [spec.name for spec in specs if _is_text(spec)]
+    if texts and source.format is not ModelFormat.SKLEARN:
+        raise _unsupported(
+            source,
+            f"{source.format.value} takes numbers, and these columns are text: {', '.join(texts)}",
+            "Encode them in a scikit-learn Pipeline, or train on numbers.",
+        )
+
+
+def _is_text(spec: TensorSpec) -> bool:
+    return spec.dtype is Datatype.BYTES
+
+
+def _texts(array: np.ndarray) -> np.ndarray:
+    """Return an object array of str from one of bytes."""
+    found = np.empty(array.shape, object)
+    for index, value in enumerate(array.flat):
+        found.flat[index] = value.decode()
+    return found
+
+
+def _as_output(array: Any, spec: TensorSpec) -> np.ndarray:
+    values = np.asarray(array)
+    if len(spec.shape) == 1:
+        values = values.reshape(len(values))
+    if spec.dtype is not Datatype.BYTES:
+        return values.astype(spec.dtype.numpy_name)
+    found = np.empty(values.shape, object)
+    for index, value in enumerate(values.flat):
+        found.flat[index] = str(value).encode()
+    return found
+
+
+def _unsupported(source: SourceModel, reason: str, hint: str | None = None) -> MlctlError:
+    return MlctlError(ErrorCode.UNSUPPORTED_MODEL, f"{source.uri}: {reason}", hint)

@@ -1,0 +1,117 @@
+"""SageMaker's contract for containers: `GET /ping`, and `POST /invocations` to the default model.
+
+A body is JSON as `/predict` takes it, a V2 request as JSON, or CSV without a header; the answer has
+the same form. SageMaker starts an image with the argument `serve` and calls port 8080, which
+BENTOML_PORT sets.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import Datatype, TensorSpec
+from services.online.http.app import Message, Receive, Send, send_error, send_response
+from services.online.http.predict import Encode, ModelCalls, check_values, to_array, to_json
+from services.online.http.responses import MethodError, json_response
+from services.online.models.repository import Serving
+from services.online.models.served_model import ServedModel
+from services.protocol.codec import V2Codec
+from services.protocol.json_body import parse_object
+from services.protocol.wire import InferRequest
+
+PING, INVOCATIONS = "/ping", "/invocations"
+_CSV = "text/csv"
+# One input and one output, whose rows are lines.
+_CSV_TENSORS, _CSV_RANK = 2, 2
+
+
+class SageMakerApp:
+    """The ASGI application of `/ping` and `/invocations`."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._calls = Invocations(serving.hosts[0])
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["path"] == INVOCATIONS:
+            await self._calls(scope, receive, send)
+        elif scope["method"] not in ("GET", "HEAD"):
+            await send_error(send, MethodError(("GET", "HEAD")))
+        else:
+            ready = self._serving.ready
+            await send_response(send, json_response(200 if ready else 503, {"ready": ready}))
+
+
+class Invocations(ModelCalls):
+    """Answers `/invocations` in the form of the request."""
+
+    media_types = ModelCalls.media_types | {_CSV}
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(model)
+        self._signature = model.signature
+        self._codec = V2Codec(model.name, model.digest, model.signature)
+
+    def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
+        if media_type == _CSV:
+            return self._read_csv(body), self._write_csv
+        check_values(body)
+        found = parse_object(body).get("inputs")
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            return super().read(media_type, body)
+        request = self._codec.decode(body, None)
+        if binary := [name for name, wanted in request.outputs.items() if wanted]:
+            raise _invalid(f"output {binary[0]!r} is requested as binary data: request it as JSON")
+        return dict(request.inputs), partial(self._write_v2, request)
+
+    def _write_v2(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
+        return self._codec.encode(request, outputs).body
+
+    def _read_csv(self, body: bytes) -> dict[str, np.ndarray]:
+        """Return the input: a row of a two-dimensional one for each line, or else a value."""
+        check_values(body, b",\n")
+        tensors = (*self._signature.inputs, *self._signature.outputs)
+        if len(tensors) != _CSV_TENSORS or any(len(spec.shape) > _CSV_RANK for spec in tensors):
+            raise _invalid(
+                "CSV is for a model with one input and one output, each of at most 2 dimensions"
+            )
+        spec = tensors[0]
+        try:
+            rows = _parse_csv(spec, body.decode())
+        except (ValueError, csv.Error):  # also of a body that is not UTF-8
+            raise _invalid("the CSV is not lines of equally many values without a header") from None
+        if len(spec.shape) == 1:
+            rows = [value for row in rows for value in row]
+        return {spec.name: to_array(spec, rows)}
+
+    def _write_csv(self, outputs: Mapping[str, np.ndarray]) -> bytes:
+        (spec,) = self._signature.outputs
+        array = np.asarray(to_json(spec, outputs[spec.name]))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows(map(str, row) for row in array.reshape(len(array), -1))
+        return text.getvalue().encode()
+
+
+def _parse_csv(spec: TensorSpec, text: str) -> list[list[Any]]:
+    """Return the values of each line; ValueError or csv.Error if they are not those of `spec`."""
+    if not text.strip():
+        raise ValueError
+    if spec.dtype is Datatype.BYTES:
+        return list(csv.reader(io.StringIO(text), strict=True))
+    dtype = np.int64 if spec.dtype.is_integer else np.float64
+    rows: list[list[Any]] = np.loadtxt(
+        io.StringIO(text), dtype, delimiter=",", comments=None, ndmin=2
+    ).tolist()
+    return rows
+
+
+def _invalid(message: str) -> MlctlError:
+    return MlctlError(ErrorCode.INVALID_INPUT, message)
