@@ -17,7 +17,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": ("s3fs", *_BATCH),
     "gcs": ("gcsfs", *_BATCH),
     "azure": ("adlfs", *_BATCH),
-    "postgres": ("psycopg[binary]",),
+    "postgres": ("adbc-driver-postgresql", *_BATCH),
     "duckdb": ("duckdb",),
     "kafka": _KAFKA,
     "redis": _REDIS,

@@ -35,9 +35,9 @@ _SAMPLE = (
         help="How long to measure.",
     ),
     click.option(
-        "--cpu-hour",
+        "--hour-price",
         type=click.FloatRange(0, min_open=True),
-        help="Price of one core for an hour; adds the cost.",
+        help="Price of one core, or of the GPU that the model runs on, for an hour; adds the cost.",
     ),
 )
 
@@ -98,12 +98,10 @@ def estimate(
         forbid_nan=given["forbid_nan"],
     )
     rows = open_source(source, config.unit_rows, parse_options(given["options"]))
-    cpu_hour, seconds = given["cpu_hour"], given["seconds"]
+    price, seconds = given["hour_price"], given["seconds"]
     with output.working() as show, only_results_on_stdout():
         show("Scoring a sample ...")
-        found = predict(
-            model, rows, config, cpu_hour, seconds, given["threads"], given["batch_rows"]
-        )
+        found = predict(model, rows, config, price, seconds, given["threads"], given["batch_rows"])
     if output.as_json:
         output.document({"digest": model.digest, **found.as_dict()})
     else:
@@ -114,13 +112,15 @@ def _show_estimate(output: CommandOutput, found: CostEstimate) -> None:
     rows, units = counted(found.rows, "row"), counted(found.units, "unit")
     output.line(f"Sample: {rows} in {units}, {found.bad:,} rejected")
     output.line(
-        f"{three_digits(found.core_seconds)} ± {three_digits(found.spread)} core-seconds per "
-        f"million rows, after {found.open_seconds:.1f} s to open the model"
+        f"{three_digits(found.million_seconds)} ± {three_digits(found.spread)} "
+        f"{found.resource}-seconds per million rows (± is the spread between units), "
+        f"after {found.open_seconds:.1f} s to open the model"
     )
-    if found.job_seconds is not None and found.core_hours is not None:
+    if found.job_seconds is not None and found.job_hours is not None:
         output.line(
-            f"All {found.total_rows:,} rows: {three_digits(found.core_hours)} core-hours, "
-            f"{clock_time(found.job_seconds)} with {counted(found.threads, 'thread')}"
+            f"All {found.total_rows:,} rows: {three_digits(found.job_hours)} "
+            f"{found.resource}-hours, {clock_time(found.job_seconds)} with "
+            f"{counted(found.parallel, found.resource)}"
         )
     if found.million_cost is not None:
         whole = "" if found.job_cost is None else f"; of all rows: {three_digits(found.job_cost)}"

@@ -1,17 +1,23 @@
-"""`mlctl stream`: score an unbounded stream with the model of a Bento."""
+"""`mlctl stream`: score an unbounded stream with the model of a Bento, and inspect streams."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import CommandOutput, reporting
+from bundle.errors import ERROR_TABLE, ErrorCode
+from cli.output import CommandOutput, counted, reporting
+from cli.progress import json_line, stopping
 from cli.runners.stream import score_stream
 from cli.runners.stream_options import stream_options
-from cli.stream_compare import compare
-from cli.stream_tools import forget, groups, lag, peek, redrive, send, tail
+
+if TYPE_CHECKING:
+    from rollout.domain.streams import StreamsCompared
+    from services.stream.base import Message, StreamUrl, Transport
 
 
 @click.group()
@@ -38,15 +44,171 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
 
 @stream.command()
 @click.argument("url")
+@click.option("--in", "source", help="File of lines to send.  [default: standard input]")
+@click.option("--key-field", "key", help="Field of each JSON object that is the message's key.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum messages a second.")
+@reporting
+def send(
+    output: CommandOutput, /, url: str, source: str | None, key: str | None, rate: float | None
+) -> None:
+    """Send lines to URL, each as one message.
+
+    URL is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders.
+    """
+    from services.stream.base import StreamUrl
+    from services.stream.tools import send as send_lines
+
+    target = StreamUrl.parse(url)
+    path = None if source in (None, "-") else Path(str(source))
+    with stopping(output) as stop, output.working() as show:
+        sent = send_lines(
+            target, path, stop, key=key, rate=rate, on_progress=lambda n: show(f"{n:,} sent")
+        )
+    if output.as_json:
+        output.document({"url": target.redacted(), "sent": sent})
+    else:
+        output.note(f"{counted(sent, 'message')} sent to {target.redacted()}")
+
+
+@stream.command()
+@click.argument("url")
+@click.option(
+    "-n",
+    "--last",
+    "count",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Messages to show.",
+)
+@reporting(json_lines=True)
+def peek(output: CommandOutput, /, url: str, count: int) -> None:
+    """Show the last messages of URL, oldest first, with their headers.
+
+    Nothing is removed. The headers of dead letters say why they could not be answered.
+    """
+    source, transport = _open(url)
+    _show_messages(output, transport.browse(source, last=count))
+
+
+@stream.command()
+@click.argument("url")
+@reporting(json_lines=True)
+def tail(output: CommandOutput, /, url: str) -> None:
+    """Show new messages of URL, until Ctrl-C."""
+    source, transport = _open(url)
+    with stopping(output) as stop:
+        for message in transport.follow(source, 0.5):
+            if message is not None:
+                _show_messages(output, [message])
+            if stop.is_set():
+                return
+
+
+@stream.command()
+@click.argument("url")
+@click.option("--group", default="mlctl", show_default=True, help="Consumer group.")
+@reporting
+def lag(output: CommandOutput, /, url: str, group: str) -> None:
+    """Show how many messages of URL a group has not answered, by partition."""
+    source, transport = _open(url)
+    found = transport.status(source, group)
+    total = None if found.lag is None else sum(found.lag.values())
+    if output.as_json:
+        output.document(
+            {
+                "url": source.redacted(),
+                "group": group,
+                "messages": found.messages,
+                "lag": None if found.lag is None else dict(found.lag),
+                "total": total,
+            }
+        )
+        return
+    if found.lag is None:
+        output.line(f"no consumer group {group!r}")
+        return
+    output.table(["partition", "lag>"], [(name, f"{n:,}") for name, n in found.lag.items()])
+    stored = "" if found.messages is None else f" of {found.messages:,} stored messages"
+    output.line(f"{total:,}{stored} not answered by group {group!r}")
+
+
+@stream.command()
+@click.argument("url")
+@reporting
+def groups(output: CommandOutput, /, url: str) -> None:
+    """List the consumer groups of URL, for which retention keeps messages."""
+    source, transport = _open(url)
+    found = transport.status(source, "mlctl").groups
+    if output.as_json:
+        listed = [
+            {"group": g.name, "lag": g.lag, "members": g.members, "idle_s": g.idle_s}
+            for g in found or ()
+        ]
+        output.document({"url": source.redacted(), "groups": listed})
+        return
+    if found is None:
+        output.line(f"retention of {source.scheme} streams does not wait for consumer groups")
+        return
+    rows = [
+        (
+            each.name,
+            "" if each.lag is None else f"{each.lag:,}",
+            f"{each.members:,}",
+            "" if each.idle_s is None else f"{each.idle_s:,.0f} s",
+        )
+        for each in found
+    ]
+    output.table(["group", "lag>", "members>", "idle>"], rows)
+
+
+@stream.command()
+@click.argument("url")
+@click.option("--group", required=True, help="Consumer group that no run uses any more.")
+@reporting
+def forget(output: CommandOutput, /, url: str, group: str) -> None:
+    """Delete the position of a consumer group, so that retention keeps no messages for it.
+
+    A later run with that --group begins as a new group. Rejected while the group has a consumer.
+    """
+    source, transport = _open(url)
+    transport.forget_group(source, group)
+    if output.as_json:
+        output.document({"url": source.redacted(), "forgotten": group})
+    else:
+        output.line(f"removed group {group!r} of {source.redacted()}")
+
+
+@stream.command()
+@click.argument("letters", metavar="URL")
+@click.option("--to", "target", required=True, help="Stream that the messages came from.")
+@reporting
+def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
+    """Send the dead letters at URL again, without the headers that the run added.
+
+    Each is sent once, however often you run this, if both streams are at one broker with
+    exactly-once commits. Messages that become dead letters again are left for the next call.
+    """
+    from services.stream.base import StreamUrl
+    from services.stream.tools import redrive as send_again
+
+    source, to = StreamUrl.parse(letters), StreamUrl.parse(target)
+    with stopping(output) as stop, output.working() as show:
+        sent = send_again(source, to, stop, lambda count: show(f"{count:,} sent again"))
+    if output.as_json:
+        output.document({"from": source.redacted(), "to": to.redacted(), "sent": sent})
+    else:
+        output.line(f"{counted(sent, 'dead letter')} sent to {to.redacted()}")
+
+
+@stream.command()
+@click.argument("url")
 @click.option("--group", default="mlctl", show_default=True, help="Show the lag of this group.")
 @reporting
 def doctor(output: CommandOutput, /, url: str, group: str) -> None:
     """Connect to URL; show what its broker guarantees, and the group's lag."""
-    from services.stream.base import StreamUrl
-    from services.stream.transports import transport_of
-
-    stream_url = StreamUrl.parse(url)
-    found = transport_of(stream_url).status(stream_url, group)
+    stream_url, transport = _open(url)
+    found = transport.status(stream_url, group)
     behind = None if found.lag is None else sum(found.lag.values())
     if output.as_json:
         output.document(
@@ -70,5 +232,108 @@ def doctor(output: CommandOutput, /, url: str, group: str) -> None:
         output.marked("-", "dim", "", remark)
 
 
-for _command in (send, peek, tail, lag, groups, forget, redrive, compare):
-    stream.add_command(_command)
+@stream.command()
+@click.argument("live")
+@click.argument("candidate")
+@click.option(
+    "-n",
+    "--last",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Compare this many answers of each.",
+)
+@click.option(
+    "--min-agreement",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.99,
+    show_default=True,
+    help="Minimum share of messages with equal answers.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.01,
+    show_default=True,
+    help="Relative tolerance of numbers that are not class scores.",
+)
+@reporting
+def compare(
+    output: CommandOutput,
+    /,
+    live: str,
+    candidate: str,
+    last: int,
+    min_agreement: float,
+    tolerance: float,
+) -> None:
+    """Compare the answers at CANDIDATE, of a run with --shadow, with those at LIVE.
+
+    Answers are paired by their messages and judged as a rollout judges copied requests. Exits 0 if
+    agreement is proved, 10 if the candidate is worse, 11 without enough evidence.
+    """
+    from rollout.domain.spec import RolloutSpec
+    from rollout.domain.streams import judge_streams
+    from services.stream.base import StreamUrl
+    from services.stream.recorded import read_answers
+    from services.stream.run import default_dead
+
+    candidate_url = StreamUrl.parse(candidate)
+    expected = read_answers(StreamUrl.parse(live), None, last)
+    actual = read_answers(candidate_url, default_dead(candidate_url), last)
+    spec = RolloutSpec(max_disagreement=1.0 - min_agreement, tolerance=tolerance)
+    found = judge_streams(expected.answers, actual.answers, spec)
+    _show_comparison(output, found, sorted(expected.digests), sorted(actual.digests))
+    action = found.verdict.action.value
+    if action != "advance":
+        code = ErrorCode.ROLLED_BACK if action == "rollback" else ErrorCode.INCONCLUSIVE
+        raise click.exceptions.Exit(ERROR_TABLE[code].exit_code)
+
+
+def _show_comparison(
+    output: CommandOutput, found: StreamsCompared, live: list[str], candidate: list[str]
+) -> None:
+    verdict, window = found.verdict, found.window
+    if output.as_json:
+        output.document(
+            {
+                "verdict": verdict.action.value,
+                "gate": verdict.gate.value,
+                "why": verdict.why,
+                "live": live,
+                "candidate": candidate,
+                "messages": window.requests,
+                "differing": window.differed,
+                "distance": window.distance,
+                "psi": window.psi,
+                "sources": list(found.differing),
+                "left_out": list(found.left_out),
+            }
+        )
+        return
+    output.line(f"{verdict.action.value}: {verdict.why}")
+    output.line(f"{window.requests:,} messages compared, {window.differed:,} differ")
+    if found.left_out:
+        output.line(f"not compared, present on one side only: {', '.join(found.left_out)}")
+    for source in found.differing:
+        output.line(f"  {source}")
+
+
+def _open(url: str) -> tuple[StreamUrl, Transport]:
+    """Parse a URL; return it with its transport."""
+    from services.stream.base import StreamUrl
+    from services.stream.transports import transport_of
+
+    found = StreamUrl.parse(url)
+    return found, transport_of(found)
+
+
+def _show_messages(output: CommandOutput, messages: Iterable[Message]) -> None:
+    from services.stream.tools import as_document, as_lines
+
+    for message in messages:
+        if output.as_json:
+            json_line(as_document(message))
+            continue
+        for line in as_lines(message):
+            output.line(line)

@@ -13,8 +13,8 @@ from cli.output import CommandOutput
 from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
 
 if TYPE_CHECKING:
-    from services.batch.engine import BatchEvent
     from services.batch.job import BatchReport
+    from services.batch.run import BatchEvent
     from services.runtime.scorable import Scorable
 
 # Seconds between progress lines where no terminal shows a moving one.
@@ -31,10 +31,10 @@ def run_batch(
     **given: Any,
 ) -> None:
     """Score the rows of `source` into `target` with the model that `find` returns."""
-    from services.batch.engine import RunControl
-    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, local_executor, run_job
-    from services.batch.limits import ErrorLimit
+    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, run_job
+    from services.batch.local_executor import local_executor
     from services.batch.locations import without_password
+    from services.batch.run import ErrorLimit, RunControl
     from services.batch.sinks import open_sink, part_format
     from services.batch.sources import open_source
 

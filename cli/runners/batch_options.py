@@ -32,7 +32,7 @@ KEEP = click.option(
     "--keep",
     multiple=True,
     metavar="COLUMN[,COLUMN...]",
-    help="Input columns to copy to the answers.",
+    help="Input columns to copy to the answers; '*' for all of them.",
 )
 
 FORMAT_OPTION = click.option(

@@ -69,7 +69,7 @@ def event_display(output: CommandOutput) -> Iterator[EventDisplay]:
         note = _Throttled(_PERIOD, _Changes(output.note))
 
         def on_event(event: StreamEvent) -> None:
-            show(event_text(event))
+            show(_event_text(event))
             if not output.live:
                 note(event)
 
@@ -136,11 +136,11 @@ class _Changes:
     def __call__(self, event: StreamEvent) -> None:
         state = (event.phase, event.totals, event.lag, event.detail)
         if state != self._last:
-            self._note(event_text(event))
+            self._note(_event_text(event))
         self._last = state
 
 
-def event_text(event: StreamEvent) -> str:
+def _event_text(event: StreamEvent) -> str:
     """Return one line: messages, rate, lag, dead letters."""
     if event.detail:
         return f"{event.phase.value.capitalize()}: {event.detail}"

@@ -57,7 +57,7 @@ _OPTIONS = (
         "--keep",
         multiple=True,
         metavar="FIELD[,FIELD...]",
-        help="Fields of a message to copy into its answer.",
+        help="Fields of a message to copy into its answer; '*' for all (json, arrow).",
     ),
     click.option(
         "--map",

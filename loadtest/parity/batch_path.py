@@ -12,9 +12,9 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from loadtest.parity.paths import Arrays, text_limitation
-from services.batch.engine import RunControl
-from services.batch.job import BatchConfig, local_executor, run_job
-from services.batch.limits import ErrorLimit
+from services.batch.job import BatchConfig, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import ErrorLimit, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.runtime.scorable import Scorable

@@ -40,7 +40,8 @@ class Links:
 def links(name: str) -> Links:
     """Return those of the deployment `name`, up or down; DEPLOYMENT_NOT_FOUND."""
     with Journal(paths.journal()) as journal:
-        settings = journal.deployment(name).settings
+        deployment = journal.deployment(name)
+        settings, live = deployment.settings, deployment.live.digest
         runs = {
             each.id: link(journal.delivery(name, run_sink(each.id)), settings.tracking_uri)
             for each in journal.rollouts(name)
@@ -50,7 +51,8 @@ def links(name: str) -> Links:
     port = settings.metrics_port
     return Links(
         metrics=None if port is None else f"http://{LOOPBACK}:{port}/metrics",
-        alias_error=alias.error,
+        # What failed for another revision needs no write any more.
+        alias_error=alias.error if alias.body.get("subject") == live else None,
         webhooks=tuple(
             WebhookState(host_of(url), delivery.failures, delivery.error) for url, delivery in hooks
         ),

@@ -160,11 +160,12 @@ class Controller:
         )
 
     def _launch(self) -> None:
-        """Start the candidate, once the slot is empty; a return takes what still runs there."""
+        """Start the candidate once another revision has left its slot; a return takes what runs."""
         self._apply()
         rollout = self._rollout
         reverts = rollout.reverts is not None
-        if not reverts and self._fleet.replicas(rollout.slot):
+        found = self._fleet.replicas(rollout.slot).values()
+        if any(served.revision != rollout.candidate for served in found):
             return
         cold = self._fleet.probe(rollout.slot) is ProcessState.DEAD
         try:

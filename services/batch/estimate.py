@@ -1,7 +1,6 @@
 """Time and cost of a job: sums over a sample of its units.
 
-The sample is read, scored and written to a temporary folder by one thread. Another output may be
-slower.
+One thread reads, scores and writes the sample, to a temporary folder. Another output may be slower.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.engine import UnitWorker, usual_threads
-from services.batch.job import BatchConfig, Scoring, make_job, make_plan
+from services.batch.job import BatchConfig, make_job, make_plan
+from services.batch.local_executor import usual_threads
 from services.batch.sinks import open_sink
 from services.batch.units import ScoredPiece, Source, Unit
+from services.batch.worker import Scoring, UnitWorker
 from services.runtime.scorable import Scorable
 
 _MILLION = 1e6
@@ -29,22 +29,28 @@ _MIN_UNITS = 4
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The sample, and the sums for a million rows and for the whole input.
+    """The sample, and the sums for a million rows and for all rows of the input.
 
-    `core_seconds` are those of a million rows (seconds of the device, for a model on one),
-    `spread` their
-    standard deviation between units. Values are None if `total_rows` or the price is unknown.
+    Attributes:
+        resource: `core`, or `GPU` for a model on one; seconds, hours and the price are of these.
+        parallel: cores that the job uses at once; 1 for a GPU.
+        open_seconds: time to open the model, in each process.
+        million_seconds: resource-seconds of a million rows.
+        spread: their standard deviation between units of the sample.
+        total_rows: None, as are the sums over all rows, if only reading the input counts them.
+        million_cost: None, as is `job_cost`, without a price.
     """
 
-    threads: int
+    resource: str
+    parallel: int
     units: int
     rows: int
     bad: int
     open_seconds: float
-    core_seconds: float
+    million_seconds: float
     spread: float
     total_rows: int | None
-    core_hours: float | None
+    job_hours: float | None
     job_seconds: float | None
     million_cost: float | None
     job_cost: float | None
@@ -58,12 +64,12 @@ def estimate(
     model: Scorable,
     source: Source,
     config: BatchConfig,
-    core_hour: float | None,
+    hour_price: float | None,
     seconds: float,
     threads: int | None = None,
     batch_rows: int | None = None,
 ) -> CostEstimate:
-    """Score units of `source` for about `seconds`; `core_hour` is the price of a core for an hour.
+    """Score units of `source` for about `seconds`; `hour_price` is that of a core or GPU.
 
     INVALID_INPUT if the source has no rows.
     """
@@ -78,7 +84,8 @@ def estimate(
         scoring = Scoring(model, source, sink, plan, job.schema, job.quarantine, None, batch_rows)
         worker = scoring.open()
         opened = time.monotonic() - since
-        clock = time.process_time if worker.scorer.scorer.provider == "cpu" else time.monotonic
+        on_cpu = worker.scorer.scorer.provider == "cpu"
+        clock = time.process_time if on_cpu else time.monotonic
         paces = list[float]()
         rows, bad, spent = 0, 0, 0.0
         end = time.monotonic() + seconds
@@ -92,21 +99,22 @@ def estimate(
             paces += [took / count] if count else []
     if not rows:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"{source.name} has no rows")
-    pace, cores = spent / rows, usual_threads(worker.scorer, threads)
+    pace, parallel = spent / rows, usual_threads(worker.scorer, threads) if on_cpu else 1
     hours = None if total is None else total * pace / _HOUR
     return CostEstimate(
-        threads=cores,
+        resource="core" if on_cpu else "GPU",
+        parallel=parallel,
         units=len(paces),
         rows=rows,
         bad=bad,
         open_seconds=opened,
-        core_seconds=pace * _MILLION,
+        million_seconds=pace * _MILLION,
         spread=statistics.stdev(paces) * _MILLION if len(paces) > 1 else 0.0,
         total_rows=total,
-        core_hours=hours,
-        job_seconds=None if hours is None else hours * _HOUR / cores,
-        million_cost=None if core_hour is None else core_hour * pace * _MILLION / _HOUR,
-        job_cost=None if hours is None or core_hour is None else hours * core_hour,
+        job_hours=hours,
+        job_seconds=None if hours is None else hours * _HOUR / parallel,
+        million_cost=None if hour_price is None else hour_price * pace * _MILLION / _HOUR,
+        job_cost=None if hours is None or hour_price is None else hours * hour_price,
     )
 
 

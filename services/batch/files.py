@@ -43,7 +43,7 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """What `FileSource.read` needs to read a unit."""
+    """Part of a unit by which `FileSource.read` finds its rows."""
 
     file: InputFile
     part: Any
@@ -149,13 +149,14 @@ class FileSource:
         for name in columns:
             if name in self._keys:
                 continue
-            wanted, index = self.schema.field(name).type, schema.get_field_index(name)
+            expected, index = self.schema.field(name).type, schema.get_field_index(name)
             found = schema.field(index).type if index >= 0 else None
-            if found != wanted:
+            if found != expected:
                 has = "has no such column" if found is None else f"has {found}"
                 raise MlctlError(
                     ErrorCode.INVALID_INPUT,
-                    f"column {name!r} is {wanted} in {self._files[0].name}, but {file.name} {has}",
+                    f"column {name!r} is {expected} in {self._files[0].name}, "
+                    f"but {file.name} {has}",
                 )
 
     def _partition_matches(self, file: InputFile, condition: Filter | None) -> bool:

@@ -2,7 +2,7 @@
 
 Accepts names, constants, comparisons, `in`, `and`, `or`, `not` and arithmetic, and executes
 nothing. A name that is not an identifier is written col("its name"). As in SQL, a row for which the
-condition is null is left out; `x is None` and `x is not None` test for null.
+condition is null is skipped; `x is None` and `x is not None` test for null.
 """
 
 from __future__ import annotations

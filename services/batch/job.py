@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.answers import quarantine_schema, result_schema
-from services.batch.engine import (
-    BatchPhase,
-    Run,
-    RunControl,
-    UnitWorker,
-    score_units,
-    usual_threads,
-)
 from services.batch.filters import Filter
-from services.batch.scoring import PieceScorer, ScoringPlan
+from services.batch.run import BatchPhase, Run, RunControl
+from services.batch.scoring import ScoringPlan
 from services.batch.units import BatchTotals, Job, Sink, Source, Unit
-from services.runtime.scorable import Scorable, check_batched, open_scorable, unit_rows
+from services.batch.worker import Scoring
+from services.runtime.scorable import Scorable, check_batched
 from services.runtime.tabular.input_columns import find_feeds, parse_map
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 UNIT_ROWS = 100_000
-# Units the job still has to commit, and how: `score_locally`, or Ray's workers.
-Executor = Callable[["Scoring", Run, Sequence[Unit]], None]
+# As one of the columns to keep: all columns of the input.
+KEEP_ALL = "*"
+# Commits units with threads of this process (`local_executor`) or on a cluster (`ray_executor`).
+Executor = Callable[[Scoring, Run, Sequence[Unit]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """What decides the answers, as the user wrote it."""
+    """Settings that decide the answers, as the user wrote them."""
 
     map: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
@@ -44,37 +39,6 @@ class BatchConfig:
     unit_rows: int = UNIT_ROWS
     forbid_nan: bool = False
     finite_outputs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """Everything that a process needs to commit units; it can be pickled.
-
-    `max_bad` limits the bad rows of a unit, `batch_rows` those of one call of the model, and
-    `piece_rows` those in memory at once, each None for the default.
-    """
-
-    model: Scorable
-    source: Source
-    sink: Sink
-    plan: ScoringPlan
-    schema: pa.Schema
-    quarantine: pa.Schema
-    max_bad: int | None = None
-    batch_rows: int | None = None
-    piece_rows: int | None = None
-
-    def open(self) -> UnitWorker:
-        """Load the model."""
-        scorer = PieceScorer(
-            open_scorable(self.model, self.batch_rows),
-            self.plan,
-            self.schema,
-            self.quarantine,
-            self.max_bad,
-        )
-        rows = self.piece_rows or unit_rows(self.model)
-        return UnitWorker(self.source, self.sink, self.plan.columns, scorer, rows, self.max_bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +67,8 @@ def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> Scorin
     if condition is not None:
         condition.check(schema)
     feeds = find_feeds(schema, model.signature, parse_map(config.map), model.optional_inputs)
-    keep = tuple(dict.fromkeys((*config.keep, *config.partition_by)))
+    columns = schema.names if KEEP_ALL in config.keep else config.keep
+    keep = tuple(dict.fromkeys((*columns, *config.partition_by)))
     return ScoringPlan(feeds, keep, condition, config.forbid_nan, config.finite_outputs)
 
 
@@ -156,7 +121,7 @@ def run_job(
         run.check()
         report = BatchReport(run.totals, run.rows, run.seconds, model.digest)
         run.patiently(lambda: sink.finish(report.as_dict()))
-        run.tell(BatchPhase.FINISHED)
+        run.report(BatchPhase.FINISHED)
         return report
     finally:
         sink.close()
@@ -172,21 +137,6 @@ def _check_committed(sink: Sink, units: Sequence[Unit]) -> None:
             f"{len(missing)} of {len(units)} units were scored and are not in the output",
             "Every machine of the cluster must see --out: a bucket, or a volume at the same path.",
         )
-
-
-def local_executor(threads: int | None) -> Executor:
-    """Return the executor that scores with threads of this process."""
-
-    def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
-        worker = scoring.open()
-        count = usual_threads(worker.scorer, threads)
-        pool = ThreadPoolExecutor(count, "mlctl-score")
-        try:
-            score_units(run, units, replace(worker, pool=pool), min(count, len(units)))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    return execute
 
 
 def column_list(texts: Sequence[str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ import numpy as np
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.batch.locks import lock_job
+from services.batch.storage import lock_job
 from services.batch.units import (
     DIGEST_COLUMN,
     REASON_COLUMN,
@@ -67,14 +67,15 @@ def open_precomputed(location: str, options: Mapping[str, str]) -> PrecomputedSi
     Options, also as a query of the location: `key` is the column with the entity keys,
     `flip=no` leaves it to `mlctl precomputed flip` to make the generation live.
     """
-    place, _, query = location.partition("://")[2].partition("?")
-    name, given = check_name(place.rstrip("/")), {**dict(parse_qsl(query)), **options}
-    flip = given.get("flip", "yes")
+    name, _, query = location.partition("://")[2].partition("?")
+    name = check_name(name.rstrip("/"))
+    parameters = {**dict(parse_qsl(query)), **options}
+    flip = parameters.get("flip", "yes")
     if flip not in {"yes", "no"}:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"--option flip={flip}: write yes or no")
     where = read_store_location()
     store, lock = open_store(name, where), lock_path(name, where)
-    return PrecomputedSink(name, store, lock, given.get("key"), flip=flip == "yes")
+    return PrecomputedSink(name, store, lock, parameters.get("key"), flip=flip == "yes")
 
 
 class PrecomputedSink:
@@ -237,13 +238,13 @@ class PrecomputedSink:
 
 
 def _machine_id(lock: int) -> str:
-    """The id in the locked file; the first job of this machine writes it."""
-    known = os.pread(lock, _ID_CHARS, 0).decode()
-    if len(known) != _ID_CHARS:
-        known = uuid4().hex
-        os.pwrite(lock, known.encode(), 0)
+    """Return the id in the locked file; the first job of this machine writes it."""
+    machine = os.pread(lock, _ID_CHARS, 0).decode()
+    if len(machine) != _ID_CHARS:
+        machine = uuid4().hex
+        os.pwrite(lock, machine.encode(), 0)
         os.fsync(lock)
-    return known
+    return machine
 
 
 def _as_text(job: Job) -> str:
@@ -251,7 +252,10 @@ def _as_text(job: Job) -> str:
 
 
 def output_specs(job: Job) -> list[TensorSpec]:
-    """The outputs among a job's columns, flat; UNSUPPORTED_MODEL for those of varying length."""
+    """Return the outputs among a job's columns, flat.
+
+    UNSUPPORTED_MODEL for those of varying length.
+    """
     import pyarrow as pa
 
     others = {*job.keep, DIGEST_COLUMN}
@@ -307,7 +311,7 @@ def _array(table: pa.Table, spec: TensorSpec) -> np.ndarray:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """A store that is away may come back: the engine retries SINK_UNAVAILABLE."""
+    """Raise SINK_UNAVAILABLE, which the run retries, if the store is unavailable."""
     try:
         yield
     except StoreError as error:

@@ -1,37 +1,48 @@
-"""Commit units on a Ray cluster: its actors read, score and write, this process only counts.
+"""`--executor ray`: actors on the cluster read, score and commit units, this process only counts.
 
-Ray restarts an actor that died and repeats its unit, at most three times; after that the job ends,
-and the same command resumes it.
+An actor receives the files of the bundles, not a path: it writes them, verifies them by their
+digests, and only then loads them. Ray restarts an actor that died and repeats its unit, at most
+three times; after that the job ends, and the same command resumes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import MANIFEST_NAME
 from bundle.packages import install_hint
-from services.batch.engine import Run
-from services.batch.job import Executor, Scoring
-from services.batch.ray_actor import Failure, ScoringActor, WorkerSetup, read_files
-from services.batch.scratch import sweep
-from services.batch.units import Unit
+from bundle.paths import check_relative
+from services.batch.job import Executor
+from services.batch.run import Run
+from services.batch.units import Marker, Unit
+from services.batch.worker import Scoring, UnitWorker
 from services.runtime.bisect import TooManyError
-from services.runtime.scorable import bundles_of
+from services.runtime.scorable import Scorable, bundles_of, verify_copies
 
 LOCAL = "local"
+PREFIX = "mlctl-bundle-"
 _RETRIES = 3
 _POLL_SECONDS = 0.5
 _CLOSE_SECONDS = 10.0
 # Ray itself tries an address without a server for minutes.
 _CONNECT_SECONDS = 5.0
+Files = Mapping[str, np.ndarray]
 
 
 def ray_executor(address: str | None, actors: int | None) -> Executor:
@@ -149,9 +160,9 @@ def connected(address: str, cores: int | None) -> Iterator[Any]:
 
 def check_reachable(address: str) -> None:
     """Raise CLUSTER_UNAVAILABLE if the host and port of `address`, if any, reject connections."""
-    place = urlsplit(address if "://" in address else f"//{address}")
+    url = urlsplit(address if "://" in address else f"//{address}")
     try:
-        host, port = place.hostname, place.port
+        host, port = url.hostname, url.port
     except ValueError:
         host, port = None, None
     if host is None or port is None:
@@ -200,3 +211,143 @@ def _require_ray() -> Any:
             ErrorCode.RUNTIME_MISSING, "--executor ray needs Ray", install_hint("ray")
         ) from error
     return ray
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as values, because exceptions of Ray's workers lose theirs."""
+
+    code: ErrorCode
+    message: str
+    hint: str
+    reasons: Mapping[int, str] | None = None
+
+    @classmethod
+    def of(cls, error: MlctlError | TooManyError) -> Self:
+        """Return the values of `error`."""
+        if isinstance(error, TooManyError):
+            return cls(ErrorCode.TOO_MANY_BAD_ROWS, str(error), "", error.reasons)
+        return cls(error.code, error.message, error.hint)
+
+    def error(self) -> Exception:
+        """Return the error."""
+        if self.reasons is not None:
+            return TooManyError(dict(self.reasons))
+        return MlctlError(self.code, self.message, self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """Everything an actor needs; `files` are those of the model, as `read_files` reads them."""
+
+    scoring: Scoring
+    files: Files
+
+
+class ScoringActor:
+    """Commits one unit after the other; returns its marker, or a Failure."""
+
+    def __init__(self, fetch: Callable[[Any], WorkerSetup]) -> None:
+        self._fetch = fetch
+        self._scratch: Scratch | None = None
+        self._worker: UnitWorker | None = None
+
+    def open(self, setup: Sequence[Any]) -> Failure | None:
+        """Load the model if that has not been done; return the error if it fails."""
+        try:
+            self._opened(setup)
+        except MlctlError as error:
+            return Failure.of(error)
+        return None
+
+    def process(self, setup: Sequence[Any], unit: Unit) -> Marker | Failure:
+        """Read, score and commit a unit."""
+        try:
+            return self._opened(setup).process(unit)
+        except (MlctlError, TooManyError) as error:
+            return Failure.of(error)
+
+    def close(self) -> None:
+        """Remove the files of the model."""
+        self._worker = None
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
+
+    def _opened(self, setup: Sequence[Any]) -> UnitWorker:
+        if self._worker is None:
+            # A sequence of one, because Ray would fetch a bare reference for each call.
+            (stored,) = setup
+            found = self._fetch(stored)
+            sweep()
+            self._scratch = self._scratch or Scratch()
+            folder = self._scratch.folder
+            write_files(folder, found.files)
+            model = verify_copies(found.scoring.model, lambda bundle: folder / bundle.name)
+            self._worker = replace(found.scoring, model=model).open()
+            if all(bundle.manifest.transform is None for bundle in bundles_of(model)):
+                # All of it is loaded; only a transform may read its files later.
+                self._remove()
+        return self._worker
+
+
+def read_files(model: Scorable) -> Files:
+    """Return the bytes of each file of the model, with its manifests, as BUNDLE/FILE."""
+    return {
+        f"{bundle.name}/{name}": np.fromfile(bundle.root / name, np.uint8)
+        for bundle in bundles_of(model)
+        for name in (MANIFEST_NAME, *(entry.path for entry in bundle.manifest.files))
+    }
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Write what `read_files` read below `folder`."""
+    for name, content in files.items():
+        path = folder / check_relative(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content.tofile(path)
+
+
+class Scratch:
+    """A new temporary folder; it is locked while its process lives, until `close`.
+
+    A killed process cannot clean up: the next one on the machine removes folders without a lock.
+    """
+
+    def __init__(self) -> None:
+        # Locked before it has the name that `sweep` looks for.
+        made = Path(tempfile.mkdtemp(prefix=".mlctl-"))
+        self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.folder = made.rename(made.with_name(PREFIX + made.name.removeprefix(".mlctl-")))
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder)
+        os.close(self._lock)
+
+
+def sweep() -> int:
+    """Remove the folders of dead processes; return how many there were."""
+    return sum(map(_removed, Path(tempfile.gettempdir()).glob(f"{PREFIX}*")))
+
+
+def _removed(folder: Path) -> bool:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(folder, flags)
+    except OSError:  # removed meanwhile, or another user's
+        return False
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return False
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+            return True
+        return False
+    finally:
+        os.close(descriptor)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.batch.databases.query import QuerySource
+from services.batch.databases.query import READERS, QuerySource
 from services.batch.files import FileSource
 from services.batch.job import UNIT_ROWS
 from services.batch.locations import scheme_of
 from services.batch.units import Source
-
-DATABASE_SCHEMES = ("postgresql", "postgres", "sqlite", "duckdb")
 
 
 def open_source(
     location: str, unit_rows: int = UNIT_ROWS, options: Mapping[str, str] | None = None
 ) -> Source:
     """Return the rows at `location`; INVALID_INPUT lists the supported formats."""
-    if scheme_of(location) in DATABASE_SCHEMES:
+    if scheme_of(location) in READERS:
         return QuerySource(location, unit_rows, options or {})
     return FileSource(location, unit_rows, options or {})

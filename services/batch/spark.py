@@ -53,14 +53,14 @@ Predict = Callable[..., Any]
 def predict_udf(
     model: str | Scorable, *, name: str | None = None, batch_size: int = _BATCH_ROWS
 ) -> Any:
-    """`pyspark.ml.functions.predict_batch_udf` of a Bento's tag, of a folder, or of what is there.
+    """Return `pyspark.ml.functions.predict_batch_udf` of a model: a Bento's tag, or a folder.
 
-    It takes a column for each input, in the order of the signature: a value, or an array of
-    as many as a row has. It gives the output, or a struct of the outputs. Workers find
+    The function takes a column for each input, in the order of the signature: a value, or an array
+    of as many values as a row has. It returns the output, or a struct of the outputs. Workers find
     the bundle's folder at the same path, or as `name` among the files that were sent with
-    `SparkContext.addFile(folder, recursive=True)`, and load it only if its digest is the same.
-    A pipeline's stages are found so each, or in the folder `name` by their names.
-    UNSUPPORTED_MODEL for tensors that Spark's function cannot be given.
+    `SparkContext.addFile(folder, recursive=True)`, and load it only if its digest is the same. The
+    stages of a pipeline are found in the same way, or by their names in the folder `name`.
+    UNSUPPORTED_MODEL for tensors that Spark's function cannot take.
     """
     found = find_scorable(model) if isinstance(model, str) else model
     check_batched(found)
@@ -81,14 +81,14 @@ def predict_udf(
 
 
 def make_predict(model: Scorable, name: str | None = None) -> Callable[[], Predict]:
-    """What a worker calls once to get the function of its batches.
+    """Return a function that a worker calls once to get its function of batches.
 
-    That takes an array for each input, rows first, and returns the array of the only output, or
-    arrays by output. ValueError names the first row that has no answer, and why.
+    The latter takes an array for each input, rows first, and returns the array of the only output,
+    or arrays by output. Its ValueError has the first row that cannot be scored, and the reason.
     """
 
     def make() -> Predict:
-        scorer = open_scorable(verify_copies(model, _place(model, name)))
+        scorer = open_scorable(verify_copies(model, _folders(model, name)))
 
         def predict(*columns: np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
             found = _score(scorer, columns)
@@ -97,7 +97,7 @@ def make_predict(model: Scorable, name: str | None = None) -> Callable[[], Predi
             }
             return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-        # Spark counts the parameters to tell how many columns it is to pass.
+        # Spark passes as many columns as the function has parameters.
         names = (f"column_{number}" for number in range(len(scorer.signature.inputs)))
         only = inspect.Parameter.POSITIONAL_ONLY
         parameters = [inspect.Parameter(name, only) for name in names]
@@ -128,13 +128,13 @@ def _as_input(spec: TensorSpec, column: np.ndarray) -> np.ndarray:
         texts = np.empty(column.shape, object)
         texts[...] = np.vectorize(str.encode, otypes=[object])(column)
         return texts.reshape(len(column), *spec.shape[1:])
-    wanted = np.dtype(spec.dtype.numpy_name)
+    dtype = np.dtype(spec.dtype.numpy_name)
     with np.errstate(all="ignore"):
-        made = np.ascontiguousarray(column, wanted).reshape(len(column), *spec.shape[1:])
+        made = np.ascontiguousarray(column, dtype).reshape(len(column), *spec.shape[1:])
         back = made.reshape(np.shape(column)).astype(column.dtype)
     # Floats may lose digits, but no value may become another number.
-    if wanted.kind != "f" and not np.array_equal(back, column):
-        raise ValueError(f"input {spec.name!r} has a value that is not one of {wanted.name}")
+    if dtype.kind != "f" and not np.array_equal(back, column):
+        raise ValueError(f"input {spec.name!r} has a value that is not one of {dtype.name}")
     return made
 
 
@@ -150,7 +150,7 @@ def _check_type(spec: TensorSpec) -> None:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
             f"tensor {spec.name!r} is {spec.dtype.value}{list(spec.shape)}, which Spark's "
-            "functions of batches cannot be given",
+            "functions of batches cannot take",
         )
 
 
@@ -159,8 +159,8 @@ def _spark_type(spec: TensorSpec, types: Any) -> Any:
     return kind if math.prod(spec.shape[1:]) == 1 else types.ArrayType(kind)
 
 
-def _place(model: Scorable, name: str | None) -> Callable[[VerifiedBundle], Path]:
-    """Where the folder of each bundle is on this worker."""
+def _folders(model: Scorable, name: str | None) -> Callable[[VerifiedBundle], Path]:
+    """Return a function that returns the folder of a bundle on this worker."""
     if name is None:
         return lambda bundle: bundle.root
     spark: Any = importlib.import_module("pyspark")

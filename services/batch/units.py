@@ -150,12 +150,12 @@ def job_id(fingerprint: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def require_same_job(known: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+def require_same_job(recorded: Mapping[str, str], current: Mapping[str, str]) -> None:
     """Raise JOB_CHANGED with the old and new value of each name that differs."""
-    changed = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
+    changed = [name for name in {**recorded, **current} if recorded.get(name) != current.get(name)]
     if changed:
         changes = "; ".join(
-            f"{name} was {known.get(name, 'not set')}, is {wanted.get(name, 'not set')}"
+            f"{name} was {recorded.get(name, 'not set')}, is {current.get(name, 'not set')}"
             for name in changed
         )
         raise MlctlError(ErrorCode.JOB_CHANGED, f"the output belongs to another job: {changes}")

@@ -173,7 +173,7 @@ class RebalanceListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRequest:
-    """What a run asks of a transport.
+    """The streams and the guarantee that a run needs of a transport.
 
     `group` names the consumers that share the work; `start` is where a new group begins:
     "earliest" or "latest". `exactly_once` asks for the broker's transactions.
@@ -244,7 +244,7 @@ class StreamConnection(ABC):
 
     @property
     def ended(self) -> bool:
-        """Whether the source can have no more messages, as a pipe that was closed."""
+        """True if the source can have no more messages, such as a closed pipe."""
         return False
 
     @property
@@ -281,7 +281,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """What a broker reports about a stream.
+    """State of a stream, as its broker reports it.
 
     `messages` is the number of stored messages, `lag` the group's uncommitted messages by
     partition; None where the broker does not know. `groups` is None where groups do not delay

@@ -376,8 +376,8 @@ class StreamEngine:
     def revoked(self, partitions: Sequence[str]) -> None:
         """Commit the batch in flight if it is done in time, and discard the rest."""
         flight = self._flight
-        wanted = set(partitions)
-        if flight is not None and any(each.partition in wanted for each in flight.messages):
+        moved = set(partitions)
+        if flight is not None and any(each.partition in moved for each in flight.messages):
             flight.done.wait(self.settings.revoke_s)
             # A batch that crosses the limit ends the run instead.
             if flight.done.is_set() and flight.error is None and not self._crosses_limit(flight):
@@ -418,13 +418,13 @@ class StreamEngine:
 
     @property
     def _taken(self) -> int:
-        """The number of messages that are committed or on their way to it."""
+        """Return the number of messages that are committed or will be."""
         in_flight = 0 if self._flight is None else len(self._flight.messages)
         return self.totals.messages + len(self._buffer) + in_flight
 
     @property
     def _is_last(self) -> bool:
-        """Whether no message follows those in the buffer."""
+        """Return whether no message follows those in the buffer."""
         return self.connection.ended or self._taken == self.settings.max_messages
 
     def _at_end(self) -> bool:

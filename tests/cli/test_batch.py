@@ -48,7 +48,7 @@ def test_a_job_from_its_start_to_a_rerun_that_has_nothing_to_do(mlctl: Mlctl) ->
     assert "--restart" in changed.stderr
 
 
-def test_ctrl_c_commits_what_was_begun_and_the_same_command_goes_on(mlctl: Mlctl) -> None:
+def test_batch_run__ctrl_c__commits_units_in_progress_and_resumes(mlctl: Mlctl) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 9_000, group=20)
     command = (
         "batch", "run", "tiny", "--in", "in.parquet", "--out", "out", "--keep", "id",
@@ -141,7 +141,7 @@ def test_batch_run__over_a_quarantine_with_a_fixed_model__answers_its_rows(mlctl
         (("tiny", "--in", "in.parquet", "--filter", "no > 1"), 2, "there is no column 'no'"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_written(
+def test_batch_run__invalid_request__fails_before_anything_is_written(
     mlctl: Mlctl, arguments: tuple[str, ...], code: int, told: str
 ) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 10)
@@ -151,15 +151,15 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     assert not (mlctl.home / "out").exists()
 
 
-def test_an_estimate_says_what_a_job_takes_and_costs(mlctl: Mlctl) -> None:
+def test_batch_estimate__sample__shows_time_and_cost(mlctl: Mlctl) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 3_000)
     command = (
         "batch", "estimate", "tiny", "--in", "in.parquet", "--unit-rows", "100",
         "--duration", "0.2s",
     )  # fmt: skip
-    found = mlctl.json(*command, "--cpu-hour", "0.04")
+    found = mlctl.json(*command, "--hour-price", "0.04")
     assert found["total_rows"] == 3_000
-    assert found["core_hours"] == pytest.approx(found["core_seconds"] * 0.003 / 3600)
+    assert found["job_hours"] == pytest.approx(found["million_seconds"] * 0.003 / 3600)
     assert found["job_cost"] == pytest.approx(found["million_cost"] * 0.003)
     told = mlctl.run(*command)
     assert "All 3,000 rows: " in told.stdout

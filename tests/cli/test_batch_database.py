@@ -39,7 +39,7 @@ def test_from_packed_csv_into_a_table_and_from_there_into_another(tmp_path: Path
         assert "geheim" not in told
         with psycopg.connect(server.url) as connection:
             ids = connection.execute("SELECT id FROM scores ORDER BY id").fetchall()
-            ledger = connection.execute("SELECT * FROM scores_mlctl_facts").fetchall()
+            ledger = connection.execute("SELECT * FROM scores_mlctl_job").fetchall()
             bad = connection.execute("SELECT row FROM scores_mlctl_quarantine").fetchall()
     finally:
         server.close()

@@ -46,7 +46,7 @@ def lines(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_a_run_says_what_it_guarantees_and_how_it_ended(home: Path) -> None:
+def test_stream_run__output__begins_with_the_guarantee_and_ends_with_totals(home: Path) -> None:
     result = invoke(*arguments(home, "--until-empty"))
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("Exactly once: ")
@@ -83,13 +83,13 @@ def test_too_many_dead_letters_have_an_exit_code(home: Path) -> None:
         (["--dead", "pigeon://x"], "no transport for 'pigeon'"),
     ],
 )
-def test_wrong_options_are_told(home: Path, options: list[str], said: str) -> None:
+def test_stream_run__wrong_options__are_rejected(home: Path, options: list[str], said: str) -> None:
     result = invoke(*arguments(home, *options))
     assert result.exit_code == 2
     assert said in result.stderr
 
 
-def test_doctor_tells_the_guarantee_and_the_lag(home: Path) -> None:
+def test_stream_doctor__topic__shows_guarantee_and_lag(home: Path) -> None:
     asked = f"sqlite://{home / 'events.db'}#in"
     assert invoke(*arguments(home, "--max-messages", "20")).exit_code == 0
     found = json.loads(invoke("stream", "doctor", asked, "--json").stdout)

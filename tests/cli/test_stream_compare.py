@@ -56,7 +56,7 @@ def test_a_shadow_is_compared_with_the_live_run(home: Path, model: str, code: in
     assert found["left_out"] == ["id"]
 
 
-def test_too_few_messages_are_told_and_what_is_no_answer_is_refused(home: Path) -> None:
+def test_stream_compare__too_few_messages__is_inconclusive(home: Path) -> None:
     few = ["--max-messages", "20", "--shadow"]
     arguments = [each for each in run(home, "same", "few", *few) if each != "--until-empty"]
     assert invoke(*arguments).exit_code == 0

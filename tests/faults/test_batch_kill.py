@@ -163,10 +163,11 @@ def check_table(url: str, table: str) -> None:
     with psycopg.connect(url) as connection:
         ids = [row[0] for row in connection.execute(f"SELECT id FROM {table}")]
         held = connection.execute(
-            f"SELECT row, (held::json->>'id')::int, reason FROM {table}_mlctl_quarantine ORDER BY 1"
+            f"SELECT row, (content::json->>'id')::int, reason "
+            f"FROM {table}_mlctl_quarantine ORDER BY 1"
         ).fetchall()
         done = connection.execute(
-            f"SELECT 1 FROM {table}_mlctl_facts WHERE name = 'finished'"
+            f"SELECT 1 FROM {table}_mlctl_job WHERE name = 'summary'"
         ).fetchall()
     assert len(ids) == len(set(ids)), "a row was answered twice"
     assert set(ids) == set(range(ROWS)) - POISONED, "a row was lost"

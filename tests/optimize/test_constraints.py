@@ -16,6 +16,7 @@ from bundle.manifest import InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.constraints import find_constraints
 from optimize.data import Rows
+from optimize.data.source import NO_MISSING
 from registry.catalog import ModelFormat
 
 OUTPUT = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, DYNAMIC))
@@ -62,7 +63,9 @@ def found(
     exported: Any = SimpleNamespace(
         graph=path,
         signature=Signature(inputs=specs, outputs=(OUTPUT,)),
-        prepared=SimpleNamespace(transform=None, source=SimpleNamespace(format=model_format)),
+        prepared=SimpleNamespace(
+            missing=NO_MISSING, transform=None, source=SimpleNamespace(format=model_format)
+        ),
         baseline=SimpleNamespace(rows=Rows(inputs, None)),
     )
     return find_constraints(exported)

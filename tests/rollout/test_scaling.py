@@ -86,9 +86,9 @@ def test_replicas_come_go_and_die_without_a_failed_request(shop: str, port: int)
         assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
     assert load.failed == 0, load.answers
     found = rows(shop)
-    assert set(found) == {"daemon", "proxy", "green/0", "green/1"}
+    assert set(found) == {"daemon", "proxy", "blue/0", "blue/1", "green/0", "green/1"}
     assert all(row.healthy for row in found.values())
-    assert len({row.port for row in found.values() if row.port}) == 3
+    assert len({row.port for row in found.values() if row.port}) == 5
     victim = found["green/1"]
     os.kill(victim.pid, signal.SIGKILL)
     wait_until(lambda: rows(shop).get("green/1", victim).pid != victim.pid)

@@ -165,7 +165,7 @@ def calls_of(request: bytes, count: int, parts: tuple[str, ...] = ("",)) -> Use:
 
 @pytest.mark.parametrize(
     ("request_of", "count", "bound"),
-    [(binary, 1, 305), (binary, 64, 171), (text, 1, 316), (text, 64, 182)],
+    [(binary, 1, 289), (binary, 64, 152), (text, 1, 300), (text, 64, 163)],
 )
 def test_a_request_costs_no_more_calls(
     measure: Measure, request_of: Callable[[], bytes], count: int, bound: float

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from services.batch.engine import BatchEvent, RunControl
-from services.batch.job import BatchConfig, BatchReport, local_executor, run_job
-from services.batch.limits import ErrorLimit
+from services.batch.job import BatchConfig, BatchReport, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import BatchEvent, ErrorLimit, RunControl
 from services.batch.sources import open_source
 from services.batch.units import Sink
 from services.runtime.scorable import Scorable

@@ -1,13 +1,13 @@
-"""The database interface of table sinks, and the table that a location names."""
+"""The interfaces of databases: tables to write answers to, and queries to read rows from."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.locations import without_password
@@ -15,16 +15,18 @@ from services.batch.locations import without_password
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_OURS = ("table", "key", "create")
+    from services.batch.units import Piece
+
+_OPTIONS = ("table", "key", "create")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """A table: `url` is of its database, `shown` the same without a password.
+    """A table: `url` is of its database, `table` its name, with a schema if it has one.
 
-    Rows with the same values in the columns `key` replace each other. The table is only made
-    if `create` says so.
+    Rows with the same values in the columns `key` replace each other. The table is created only if
+    `create` is true.
     """
 
     url: str
@@ -34,16 +36,14 @@ class TableRef:
 
     @property
     def shown(self) -> str:
-        """The place for messages."""
+        """The table for messages, without a password."""
         return f"table {self.table} of {without_password(self.url)}"
 
     @classmethod
     def parse(cls, location: str, options: Mapping[str, str]) -> TableRef:
-        """A location such as SCHEME://...?table=scores&key=id; options say what it does not."""
-        base, _, query = location.partition("?")
-        given = dict(parse_qsl(query, keep_blank_values=True))
-        ours = {name: given.pop(name, options.get(name, "")) for name in _OURS}
-        url = f"{base}?{urlencode(given)}" if given else base
+        """Parse SCHEME://...?table=scores&key=id; `options` supply what the location lacks."""
+        base, parameters = split_url(location)
+        ours = {name: parameters.pop(name, options.get(name, "")) for name in _OPTIONS}
         if not _NAME.fullmatch(ours["table"]):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -53,11 +53,11 @@ class TableRef:
         if ours["create"] not in {"", "yes", "no"}:
             raise MlctlError(ErrorCode.INVALID_INPUT, "create: write yes or no")
         key = tuple(filter(None, ours["key"].split(",")))
-        return cls(url, ours["table"], key, ours["create"] == "yes")
+        return cls(join_url(base, parameters), ours["table"], key, ours["create"] == "yes")
 
 
 class Database(Protocol):
-    """An open database. SQL has ? for its parameters, and quoted names.
+    """A database with a table that one job writes to. Use it from one thread at a time.
 
     Methods raise MlctlError: SINK_UNAVAILABLE if the database cannot be reached, INVALID_INPUT if
     it rejects a statement; or an OSError if its disk is full.
@@ -69,39 +69,92 @@ class Database(Protocol):
     forbids_nul: bool
 
     def open(self) -> None:
-        """Connect and take the lock of the table; JOB_RUNNING if another process has it."""
+        """Connect and lock the table; JOB_RUNNING if another process has the lock."""
         ...
 
     def close(self) -> None: ...
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing of what is run inside; connects again if the connection was lost."""
+        """Commit what is run inside, or none of it; reconnect first after a lost connection."""
         ...
 
-    def run(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows that a statement gives."""
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run a statement; return its rows."""
         ...
-
-    def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None: ...
 
     def columns(self, table: str) -> list[str] | None:
-        """The names of a table's columns; None if there is no such table."""
+        """Return the names of a table's columns; None if the table does not exist."""
         ...
 
-    def column_type(self, kind: pa.DataType) -> str:
-        """The SQL type for values of an Arrow type."""
+    def column_types(self, schema: pa.Schema) -> list[str]:
+        """Return the SQL types of columns that can store those of `schema`."""
         ...
 
     def load(self, table: str, rows: pa.Table) -> None:
-        """Append rows to `table`, a quoted name, by the names of their columns."""
+        """Append `rows` to `table` by the names of their columns."""
         ...
 
 
+class QueryReader(Protocol):
+    """A snapshot of a database, to read from."""
+
+    # How a binary value is written in SQL, from its hexadecimal digits.
+    binary: str
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement."""
+        ...
+
+    def schema(self, query: str) -> pa.Schema:
+        """Return the columns of a query, as `pieces` reads them."""
+        ...
+
+    def pieces(
+        self, query: str, schema: pa.Schema, rest: str, start: int, rows: int
+    ) -> Iterator[Piece]:
+        """Yield the columns `schema` of `query`, at most `rows` rows at a time.
+
+        `rest` are the conditions and the order; `start` is the number of the first row.
+        """
+        ...
+
+
+def split_url(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its query, and the parameters of that; as in libpq, "+" is no space."""
+    base, _, query = url.partition("?")
+    return base, dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
+
+
+def join_url(base: str, parameters: Mapping[str, str]) -> str:
+    """Return the URL with these parameters as its query."""
+    return f"{base}?{urlencode(parameters, quote_via=quote)}" if parameters else base
+
+
 def quoted(name: str) -> str:
-    """An identifier of SQL, with its schema if it has one."""
+    """Return a table's name as SQL, with its schema if it has one."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
 
 
 def column_list(names: Iterable[str]) -> str:
-    """Columns, whose names may have dots."""
+    """Return the names of columns, which may contain dots, as SQL."""
     return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def text_literal(text: str) -> str:
+    """Return text as SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def literal(value: Any, binary: str) -> str:
+    """Return a value as SQL; `binary` is the QueryReader's.
+
+    Databases convert a text literal to the type that it is compared with, such as a timestamp.
+    """
+    if isinstance(value, bytes):
+        return binary.format(value.hex())
+    return repr(value) if isinstance(value, int | float) else text_literal(str(value))
+
+
+def literals(values: Sequence[Any], binary: str) -> str:
+    """Return several values as SQL."""
+    return ", ".join(literal(value, binary) for value in values)

@@ -1,35 +1,43 @@
-"""Tables in a file of DuckDB, which reads Arrow tables without conversion."""
+"""Tables and queries of a DuckDB file, which reads and returns Arrow columns."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
 from bundle.packages import install_hint
-from services.batch.databases.base import TableRef, column_list, quoted
+from services.batch.databases.base import (
+    QueryReader,
+    TableRef,
+    column_list,
+    quoted,
+    text_literal,
+)
 from services.batch.databases.sink import DatabaseSink
+from services.batch.pieces import arrow_pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from services.batch.units import Piece
 
 _ROWS = "mlctl_rows"
 _FULL = tuple(map(os.strerror, NO_SPACE))
 
 
 def open_duckdb(location: str, options: Mapping[str, str]) -> DatabaseSink:
-    """The table in a file: duckdb://PATH?table=NAME."""
-    place = TableRef.parse(location, options)
-    return DatabaseSink(DuckDb(place), place)
+    """Open the table in a file: duckdb://PATH?table=NAME."""
+    table = TableRef.parse(location, options)
+    return DatabaseSink(DuckDb(table), table)
 
 
-def load_driver() -> Any:
-    """The package duckdb; RUNTIME_MISSING says which extra has it."""
+def _load_driver() -> Any:
     try:
         import duckdb
     except ImportError as error:
@@ -42,16 +50,16 @@ def load_driver() -> Any:
 
 
 class DuckDb:
-    """An open file, which DuckDB locks. Use it from one thread."""
+    """An open file, which DuckDB locks."""
 
     # No index: within a transaction, its unique indexes reject keys that were just deleted.
     replaces = False
     forbids_nul = False
 
-    def __init__(self, place: TableRef) -> None:
-        self._driver = load_driver()
-        self._place = place
-        self._path = place.url.partition("://")[2]
+    def __init__(self, table: TableRef) -> None:
+        self._driver = _load_driver()
+        self._table = table
+        self._path = table.url.partition("://")[2]
         self._db: Any = None
 
     def open(self) -> None:
@@ -61,9 +69,9 @@ class DuckDb:
             locked = "lock" in str(error)
             raise MlctlError(
                 ErrorCode.JOB_RUNNING if locked else ErrorCode.INVALID_INPUT,
-                f"another process writes to {self._place.shown}"
+                f"another process writes to {self._table.shown}"
                 if locked
-                else f"{self._place.shown} cannot be opened",
+                else f"{self._table.shown} cannot be opened",
             ) from error
 
     def close(self) -> None:
@@ -91,44 +99,39 @@ class DuckDb:
             if isinstance(error, self._driver.IOException):
                 self.close()
                 raise MlctlError(
-                    ErrorCode.SINK_UNAVAILABLE, f"{self._place.shown} cannot be written: {error}"
+                    ErrorCode.SINK_UNAVAILABLE, f"{self._table.shown} cannot be written: {error}"
                 ) from error
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {error}"
+                ErrorCode.INVALID_INPUT, f"{self._table.shown} rejects the statement: {error}"
             ) from error
 
-    def run(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._db.execute(sql, list(parameters)).fetchall()
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self._db.execute(sql).fetchall()
         return found
-
-    def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        for row in rows:
-            self._db.execute(sql, list(row))
 
     def columns(self, table: str) -> list[str] | None:
         schema, _, name = table.rpartition(".")
         found = self.run(
-            "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND schema_name = ? "
-            "ORDER BY column_index",
-            (name, schema or "main"),
+            f"SELECT column_name FROM duckdb_columns() WHERE table_name = {text_literal(name)} "
+            f"AND schema_name = {text_literal(schema or 'main')} ORDER BY column_index"
         )
         return [row[0] for row in found] or None
 
-    def column_type(self, kind: pa.DataType) -> str:
-        import pyarrow as pa
-
-        self._db.register(_ROWS, pa.table({"x": pa.array([], kind)}))
-        ((_name, found, *_rest),) = self.run(f"DESCRIBE SELECT * FROM {_ROWS}")
-        self._db.unregister(_ROWS)
-        return str(found)
+    def column_types(self, schema: pa.Schema) -> list[str]:
+        with self._registered(schema.empty_table()):
+            return [str(row[1]) for row in self.run(f"DESCRIBE SELECT * FROM {_ROWS}")]
 
     def load(self, table: str, rows: pa.Table) -> None:
         columns = column_list(rows.schema.names)
+        with self._registered(rows):
+            self.run(f"INSERT INTO {quoted(table)} ({columns}) SELECT {columns} FROM {_ROWS}")
+
+    @contextmanager
+    def _registered(self, rows: pa.Table) -> Iterator[None]:
+        """Make `rows` a view of the connection."""
         self._db.register(_ROWS, rows)
         try:
-            self._db.execute(
-                f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {quoted(_ROWS)}"
-            )
+            yield
         finally:
             self._db.unregister(_ROWS)
 
@@ -136,3 +139,41 @@ class DuckDb:
         """Roll back; after some errors DuckDB already has, or cannot any more."""
         with contextlib.suppress(self._driver.TransactionException, self._driver.FatalException):
             self._db.execute("ROLLBACK")
+
+
+class _DuckDbReader:
+    binary = "unhex('{}')"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        found = self._connection.execute(sql).to_arrow_table()
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    def schema(self, query: str) -> pa.Schema:
+        found: pa.Schema = (
+            self._connection.execute(f"SELECT * FROM ({query}) LIMIT 0").to_arrow_table().schema
+        )
+        return found
+
+    def pieces(
+        self, query: str, schema: pa.Schema, rest: str, start: int, rows: int
+    ) -> Iterator[Piece]:
+        sql = f"SELECT {column_list(schema.names)} FROM ({query}) AS q {rest}"
+        yield from arrow_pieces(self._connection.execute(sql).to_arrow_reader(rows), rows, start)
+
+
+@contextmanager
+def read_duckdb(url: str) -> Iterator[QueryReader]:
+    """Open a snapshot to read; SOURCE_UNAVAILABLE if another process has locked the file."""
+    driver = _load_driver()
+    try:
+        with driver.connect(url.partition("://")[2], read_only=True) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("BEGIN")
+            yield _DuckDbReader(connection)
+    except driver.Error as error:
+        locked = isinstance(error, driver.IOException) and "lock" in str(error)
+        code = ErrorCode.SOURCE_UNAVAILABLE if locked else ErrorCode.INVALID_INPUT
+        raise MlctlError(code, f"the query failed: {error}") from error

@@ -1,67 +1,100 @@
-"""PostgreSQL, by psycopg: rows are sent by COPY, and a session lock keeps other jobs out."""
+"""PostgreSQL through ADBC: Arrow columns in its binary COPY format, in both directions."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
-from services.batch.databases.base import TableRef, column_list, quoted
-from services.batch.databases.copying import column_type, copied
+from services.batch.databases.base import (
+    QueryReader,
+    TableRef,
+    column_list,
+    join_url,
+    quoted,
+    split_url,
+    text_literal,
+)
 from services.batch.databases.sink import DatabaseSink
+from services.batch.locations import without_password
+from services.batch.pieces import arrow_pieces
+from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A dead server is noticed, and a dead client by the server, in about half a minute.
-CONNECTING = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 4,
-    "tcp_user_timeout": 30_000,
+    from services.batch.units import Piece
+
+# Each side notices within half a minute that the other one is dead.
+_CONNECTION = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "30000",
     "application_name": "mlctl batch",
 }
-# A killed runner's session ends once the server has noticed.
+# The session of a killed run ends once the server has noticed.
 _LOCK_SECONDS = 5.0
+_STAGE = "mlctl_load"
+# SQLSTATE classes of errors that may pass: connection, transaction, resources, operator, system.
+_TRANSIENT = frozenset({"08", "40", "53", "55", "57", "58"})
+_SERVER_MESSAGE = re.compile(r"ERROR:\s+(.*)")
+_PROTOCOL_VIOLATION = "08P01"
 
 
 def open_postgres(location: str, options: Mapping[str, str]) -> DatabaseSink:
-    """The table at a postgresql:// URL; the password may also come from where libpq looks."""
-    place = TableRef.parse(location, options)
-    return DatabaseSink(Postgres(place), place)
+    """Open the table at a postgresql:// URL; libpq may also read the password from a file."""
+    table = TableRef.parse(location, options)
+    return DatabaseSink(Postgres(table), table)
 
 
-def load_driver() -> Any:
-    """The package psycopg; RUNTIME_MISSING says which extra has it."""
+def _load_driver() -> Any:
     try:
-        import psycopg
+        from adbc_driver_postgresql import dbapi
     except ImportError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
-            "PostgreSQL needs the package psycopg, which is not installed",
+            "PostgreSQL needs the package adbc-driver-postgresql, which is not installed",
             install_hint("postgres"),
         ) from error
-    return psycopg
+    return dbapi
+
+
+def _connect(driver: Any, url: str) -> Any:
+    """Connect without transactions of the driver's own."""
+    base, parameters = split_url(url)
+    return driver.connect(join_url(base, {**_CONNECTION, **parameters}), autocommit=True)
+
+
+def _run(connection: Any, sql: str) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+        return found
 
 
 class Postgres:
-    """A session that comes back after it was lost; for one thread."""
+    """A session with an advisory lock of the table; it reconnects after a lost connection."""
 
     replaces = True
     forbids_nul = True
 
-    def __init__(self, place: TableRef) -> None:
-        self._driver = load_driver()
-        self._place = place
+    def __init__(self, table: TableRef) -> None:
+        self._driver = _load_driver()
+        self._table = table
         self._connection: Any = None
+        # The types of columns by the Arrow schemas that they can store.
+        self._types: dict[pa.Schema, list[str]] = {}
 
     def open(self) -> None:
         with self._translated():
-            self._connect()
+            self._open()
 
     def close(self) -> None:
         if self._connection is not None:
@@ -73,66 +106,232 @@ class Postgres:
         with self._translated():
             if self._connection is None:
                 try:
-                    self._connect()
+                    self._open()
                 except MlctlError as error:
-                    # Our own lost session may hold the lock still.
+                    # The lost session of this process may still have the lock.
                     raise MlctlError(ErrorCode.SINK_UNAVAILABLE, error.message) from error
-            with self._connection.transaction():
+            self.run("BEGIN")
+            try:
                 yield
+                self.run("COMMIT")
+            except self._driver.Error as error:
+                if not _is_lost(error):
+                    self.run("ROLLBACK")
+                raise
+            except BaseException:
+                self.run("ROLLBACK")
+                raise
 
-    def run(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        found = self._connection.execute(_marked(sql), tuple(parameters) or None)
-        return found.fetchall() if found.description else []
-
-    def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        with self._connection.cursor() as cursor:
-            cursor.executemany(_marked(sql), list(rows))
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        return _run(self._connection, sql)
 
     def columns(self, table: str) -> list[str] | None:
-        if self.run("SELECT to_regclass(?)", (quoted(table),)) == [(None,)]:
-            return None
-        found = self._connection.execute(f"SELECT * FROM {quoted(table)} LIMIT 0")
-        return [column.name for column in found.description]
+        return list(self._columns(table)) or None
 
-    def column_type(self, kind: pa.DataType) -> str:
-        return column_type(kind)
+    def column_types(self, schema: pa.Schema) -> list[str]:
+        """Return the types that ADBC gives to the columns of a new table."""
+        stored = _storable(schema.empty_table())
+        if stored.schema not in self._types:
+            self._ingest(_STAGE, stored, mode="create", temporary=True)
+            self._types[stored.schema] = list(self._columns(_STAGE).values())
+            self.run(f"DROP TABLE {_STAGE}")
+        return self._types[stored.schema]
 
     def load(self, table: str, rows: pa.Table) -> None:
-        statement = f"COPY {table} ({column_list(rows.schema.names)}) FROM STDIN (FORMAT csv)"
-        with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for block in copied(rows):
-                copy.write(block)
+        """Append rows; columns of other types than ADBC's are converted from text by the server.
 
-    def _connect(self) -> None:
-        connection = self._driver.connect(self._place.url, autocommit=True, **CONNECTING)
+        Text converts as in a COPY of CSV: 0.5 is no integer, and long text does not fit varchar(9).
+        """
+        stored, names = _storable(rows), rows.schema.names
+        types = self.column_types(rows.schema)
+        columns = self._columns(table)
+        expected = [columns[name] for name in names]
+        if types == expected:
+            schema, name = self._location(table)
+            self._ingest(name, stored, mode="append", db_schema_name=schema)
+            return
+        values = [
+            column_list([name])
+            if found == kind
+            else f"{column_list([name])}::text"
+            if kind == "text" or kind.startswith("character")
+            else f"CAST({column_list([name])}::text AS {kind})"
+            for name, found, kind in zip(names, types, expected, strict=True)
+        ]
+        self._ingest(_STAGE, stored, mode="create", temporary=True)
+        self.run(
+            f"INSERT INTO {quoted(table)} ({column_list(names)}) "
+            f"SELECT {', '.join(values)} FROM {_STAGE}"
+        )
+        self.run(f"DROP TABLE {_STAGE}")
+
+    def _ingest(self, table: str, rows: pa.Table, **options: Any) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.adbc_ingest(table, rows, **options)
+
+    def _columns(self, table: str) -> dict[str, str]:
+        """Return the columns of a table and their types; none if it does not exist."""
+        found = self.run(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            f"WHERE attrelid = to_regclass({text_literal(quoted(table))}) "
+            "AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+        )
+        return {str(name): str(kind) for name, kind in found}
+
+    def _location(self, table: str) -> tuple[str, str]:
+        """Return the schema and the name of a table, which the search path may find."""
+        ((schema, name),) = self.run(
+            "SELECT nspname, relname FROM pg_class JOIN pg_namespace ns ON ns.oid = relnamespace "
+            f"WHERE pg_class.oid = to_regclass({text_literal(quoted(table))})"
+        )
+        return str(schema), str(name)
+
+    def _open(self) -> None:
+        connection = _connect(self._driver, self._table.url)
         deadline = time.monotonic() + _LOCK_SECONDS
-        lock = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
-        while not connection.execute(lock, (f"mlctl {self._place.table}",)).fetchone()[0]:
+        name = text_literal(f"mlctl {self._table.table}")
+        lock = f"SELECT pg_try_advisory_lock(hashtextextended({name}, 0))"
+        while _run(connection, lock) != [(True,)]:
             if time.monotonic() > deadline:
                 connection.close()
                 raise MlctlError(
-                    ErrorCode.JOB_RUNNING, f"another process writes to {self._place.shown}"
+                    ErrorCode.JOB_RUNNING, f"another process writes to {self._table.shown}"
                 )
             time.sleep(0.05)
         self._connection = connection
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Errors of psycopg as ours; its text about a connection may have what is secret."""
+        """Translate the driver's errors; text about a connection may contain secrets."""
         try:
             yield
-        except (self._driver.OperationalError, self._driver.InterfaceError) as error:
-            self.close()
-            state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
-            raise MlctlError(
-                ErrorCode.SINK_UNAVAILABLE, f"{self._place.shown} cannot be reached{state}"
-            ) from error
         except self._driver.Error as error:
-            said = error.diag.message_primary or type(error).__name__
+            if _is_transient(error):
+                self.close()
+                state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
+                raise MlctlError(
+                    ErrorCode.SINK_UNAVAILABLE, f"{self._table.shown} cannot be reached{state}"
+                ) from error
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {said}"
+                ErrorCode.INVALID_INPUT,
+                f"{self._table.shown} rejects the statement: {_message(error)}",
             ) from error
 
 
-def _marked(sql: str) -> str:
-    return sql.replace("%", "%%").replace("?", "%s") if "?" in sql else sql
+class _PostgresReader:
+    binary = "decode('{}', 'hex')"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return _run(self._connection, sql)
+
+    def schema(self, query: str) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema([(field.name, _read_type(field)[0]) for field in self._fields(query)])
+
+    def pieces(
+        self, query: str, schema: pa.Schema, rest: str, start: int, rows: int
+    ) -> Iterator[Piece]:
+        fields = self._fields(query)
+        values = []
+        for name in schema.names:
+            kind = _read_type(fields.field(name))[1]
+            column = column_list([name])
+            values.append(f"CAST({column} AS {kind}) AS {column}" if kind else column)
+        with self._connection.cursor() as cursor:
+            cursor.execute(f"SELECT {', '.join(values)} FROM ({query}) AS q {rest}")
+            yield from arrow_pieces(cursor.fetch_record_batch(), rows, start)
+
+    def _fields(self, query: str) -> pa.Schema:
+        with self._connection.cursor() as cursor:
+            found: pa.Schema = cursor.adbc_execute_schema(query)
+            return found
+
+
+@contextmanager
+def read_postgres(url: str) -> Iterator[QueryReader]:
+    """Open a snapshot to read; SOURCE_UNAVAILABLE if the server cannot be reached."""
+    driver = _load_driver()
+    try:
+        with _connect(driver, url) as connection:
+            _run(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield _PostgresReader(connection)
+    except driver.Error as error:
+        if _is_transient(error):
+            raise MlctlError(
+                ErrorCode.SOURCE_UNAVAILABLE, f"{without_password(url)} cannot be reached"
+            ) from error
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"the query failed: {_message(error)}") from error
+
+
+def _is_lost(error: Any) -> bool:
+    """Return whether the connection cannot be used any more."""
+    return not error.sqlstate
+
+
+def _is_transient(error: Any) -> bool:
+    state = error.sqlstate
+    if not state:
+        # Without a state the server did not answer, unless ADBC itself rejects the values.
+        return bool(error.status_code.name == "IO")
+    return state[:2] in _TRANSIENT and state != _PROTOCOL_VIOLATION
+
+
+def _message(error: Any) -> str:
+    """Return the server's primary message, or the first line of ADBC's."""
+    text = str(error)
+    match = _SERVER_MESSAGE.search(text)
+    return (match[1] if match else text.splitlines()[0])[:200]
+
+
+def _read_type(field: Any) -> tuple[Any, str | None]:
+    """Return the Arrow type that a column is read as, and the SQL type that it needs a cast to."""
+    import pyarrow as pa
+
+    kind = field.type
+    inner = kind.value_type if pa.types.is_list(kind) else kind
+    if not isinstance(inner, pa.BaseExtensionType) and not pa.types.is_interval(inner):
+        return kind, None
+    numeric = isinstance(inner, pa.OpaqueType) and inner.type_name == "numeric"
+    found, cast = (pa.float64(), "double precision") if numeric else (pa.string(), "text")
+    return (found, cast) if inner is kind else (pa.list_(found), f"{cast}[]")
+
+
+def _storable(table: pa.Table) -> pa.Table:
+    """Return the columns as ADBC can store them: nested values as JSON, uint64 as decimals."""
+    import pyarrow as pa
+
+    columns = [_storable_column(table.column(index)) for index in range(table.num_columns)]
+    return pa.table(columns, names=table.schema.names)
+
+
+def _storable_column(column: Any) -> Any:
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _storable_column(column.cast(kind.storage_type))
+    if types.is_uint64(kind):
+        return column.cast(pa.decimal128(20, 0))
+    if types.is_null(kind):
+        return column.cast(pa.string())
+    if types.is_nested(kind) and not _is_list_of_numbers(kind):
+        texts = [None if v is None else json.dumps(as_json(v)) for v in column.to_pylist()]
+        return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+    if types.is_large_list(kind):
+        return column.cast(pa.list_(kind.value_type))
+    return column
+
+
+def _is_list_of_numbers(kind: Any) -> bool:
+    from pyarrow import types
+
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    inner = kind.value_type
+    whole = types.is_integer(inner) and not types.is_uint64(inner)
+    return bool(whole or types.is_floating(inner) or types.is_boolean(inner))

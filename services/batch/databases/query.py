@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode
-
-import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import column_list, quoted
-from services.batch.databases.reading import PARAMETER, open_reader
+from services.batch.databases.base import (
+    QueryReader,
+    column_list,
+    join_url,
+    literals,
+    quoted,
+    split_url,
+)
+from services.batch.databases.duckdb import read_duckdb
+from services.batch.databases.postgres import read_postgres
+from services.batch.databases.sqlite import read_sqlite
 from services.batch.filters import Filter
-from services.batch.locations import without_password
-from services.batch.units import Piece, Plan, Unit, UnreadableRow
-from services.runtime.tabular.values import as_json
+from services.batch.locations import scheme_of, without_password
+from services.batch.units import Piece, Plan, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+READERS: Mapping[str, Callable[[str], AbstractContextManager[QueryReader]]] = MappingProxyType(
+    {
+        "postgresql": read_postgres,
+        "postgres": read_postgres,
+        "sqlite": read_sqlite,
+        "duckdb": read_duckdb,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +52,14 @@ class QuerySource:
     """`SCHEME://...?table=NAME&key=ID`, or `--option query=SELECT...` instead of a table.
 
     The key, one or more columns, must be unique and not null. The boundaries of the units are part
-    of the
-    identity, so that rows added or removed between two runs end the second one with JOB_CHANGED.
+    of the identity, so that rows added or removed between two runs end the second one with
+    JOB_CHANGED.
     """
 
     def __init__(self, location: str, unit_rows: int, options: Mapping[str, str]) -> None:
-        base, _, parameters = location.partition("?")
-        given = dict(parse_qsl(parameters, keep_blank_values=True))
-        table, key = given.pop("table", ""), given.pop("key", options.get("key", ""))
-        self._url = f"{base}?{urlencode(given)}" if given else base
+        base, parameters = split_url(location)
+        table, key = parameters.pop("table", ""), parameters.pop("key", options.get("key", ""))
+        self._url = join_url(base, parameters)
         self.name = without_password(self._url)
         self._query = options.get("query", "").strip().rstrip(";")
         if table:
@@ -62,7 +76,7 @@ class QuerySource:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of the query."""
-        with open_reader(self._url) as reader:
+        with self._open() as reader:
             found = reader.schema(self._query)
         if missing := [name for name in self._key if name not in found.names]:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"key: there is no column {missing[0]!r}")
@@ -71,7 +85,7 @@ class QuerySource:
     def identity(self) -> Mapping[str, str]:
         ranges = repr([unit.part for unit in self._units])
         return {
-            "place": self.name,
+            "location": self.name,
             "query": hashlib.sha256(self._query.encode()).hexdigest()[:16],
             "order": ", ".join(self._key),
             "rows": str(sum(unit.rows or 0 for unit in self._units)),
@@ -82,46 +96,47 @@ class QuerySource:
         return Plan(self._units)
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
+        import pyarrow as pa
+
         part: KeyRange = unit.part
-        key = column_list(self._key)
-        marks = ", ".join([PARAMETER] * len(self._key))
-        sql = f"SELECT {column_list(columns)} FROM ({self._query}) AS q WHERE ({key}) >= ({marks})"
-        values = [*part.first]
-        if part.end is not None:
-            sql += f" AND ({key}) < ({marks})"
-            values += part.end
-        kinds = [(name, self.schema.field(name).type) for name in columns]
-        start = part.start
-        with open_reader(self._url) as reader:
-            for rows in reader.rows(f"{sql} ORDER BY {key}", piece_rows, values):
-                yield _piece(start, rows, kinds)
-                start += len(rows)
-        if start - part.start != unit.rows:
+        schema, count = pa.schema([self.schema.field(name) for name in columns]), 0
+        with self._open() as reader:
+            key = f"({column_list(self._key)})"
+            rest = f"WHERE {key} >= ({literals(part.first, reader.binary)})"
+            if part.end is not None:
+                rest += f" AND {key} < ({literals(part.end, reader.binary)})"
+            rest += f" ORDER BY {column_list(self._key)}"
+            for piece in reader.pieces(self._query, schema, rest, part.start, piece_rows):
+                count += piece.table.num_rows + len(piece.unreadable)
+                yield piece
+        if count != unit.rows:
             raise MlctlError(
                 ErrorCode.JOB_CHANGED,
-                f"the rows of {self.name} changed since the start: {start - part.start} rows from "
-                f"{self._key_text(part.first)} on, expected {unit.rows}",
+                f"the rows of {self.name} changed since the start: {count} rows from "
+                f"{_shown(part.first)} on, expected {unit.rows}",
             )
 
     @cached_property
     def _units(self) -> tuple[Unit, ...]:
         self.schema  # noqa: B018  # reports a key that is no column first
-        key, starts, rows = column_list(self._key), list[tuple[Any, ...]](), 0
-        last: tuple[Any, ...] | None = None
-        with open_reader(self._url) as reader:
-            sql = f"SELECT {key} FROM ({self._query}) AS q ORDER BY {key}"
-            for block in reader.rows(sql, self._unit_rows):
-                for row in block:
-                    if row == last or None in row:
-                        raise MlctlError(
-                            ErrorCode.INVALID_INPUT,
-                            f"key {', '.join(self._key)}: {self._key_text(row)} is not unique",
-                            "Take columns that are unique together, and never null.",
-                        )
-                    last = row
-                starts.append(block[0])
-                rows += len(block)
-        size, ends = self._unit_rows, [*starts[1:], None][: len(starts)]
+        size, key, query = self._unit_rows, column_list(self._key), f"({self._query}) AS q"
+        null = " OR ".join(f"{column_list([name])} IS NULL" for name in self._key)
+        with self._open() as reader:
+            wrong = reader.rows(
+                f"SELECT {key} FROM {query} GROUP BY {key} HAVING count(*) > 1 OR {null} LIMIT 1"
+            )
+            if wrong:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT,
+                    f"key {', '.join(self._key)}: {_shown(wrong[0])} is not unique",
+                    "Take columns that are unique together, and never null.",
+                )
+            ((rows,),) = reader.rows(f"SELECT count(*) FROM {query}")
+            starts = reader.rows(
+                f"SELECT {key} FROM (SELECT {key}, row_number() OVER (ORDER BY {key}) - 1 AS "
+                f"mlctl_row FROM {query}) AS numbered WHERE mlctl_row % {size} = 0 ORDER BY {key}"
+            )
+        ends = [*starts[1:], None][: len(starts)]
         return tuple(
             Unit(
                 f"{index:06}",
@@ -132,62 +147,9 @@ class QuerySource:
             for index, (first, end) in enumerate(zip(starts, ends, strict=True))
         )
 
-    def _key_text(self, key: Sequence[Any]) -> str:
-        return ", ".join(map(str, key))
+    def _open(self) -> AbstractContextManager[QueryReader]:
+        return READERS[scheme_of(self._url) or ""](self._url)
 
 
-def _piece(start: int, rows: Sequence[Sequence[Any]], kinds: Sequence[tuple[str, Any]]) -> Piece:
-    """Return the rows as a table; rows with a value of another type than its column are bad."""
-    import pyarrow as pa
-
-    problems: dict[int, str] = {}
-    arrays = []
-    for index, (name, kind) in enumerate(kinds):
-        found, wrong = _column([row[index] for row in rows], kind)
-        arrays.append(found)
-        for row in wrong:
-            problems.setdefault(row, f"column {name!r} is not {kind}")
-    table = pa.table(arrays, schema=pa.schema(list(kinds)))
-    numbers = np.arange(start, start + len(rows))
-    if not problems:
-        return Piece(table, numbers)
-    good = np.delete(np.arange(len(rows)), list(problems))
-    names = [name for name, _kind in kinds]
-    unreadable = tuple(
-        UnreadableRow(
-            start + row,
-            problems[row],
-            json.dumps(dict(zip(names, map(as_json, rows[row]), strict=True)), ensure_ascii=False),
-        )
-        for row in sorted(problems)
-    )
-    return Piece(table.take(good), numbers[good], unreadable)
-
-
-def _column(values: list[Any], kind: Any) -> tuple[Any, list[int]]:
-    import pyarrow as pa
-
-    fitting: list[Any] = []
-    bad: list[int] = []
-    try:
-        return pa.array(values, kind), bad
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        for index, value in enumerate(values):
-            try:
-                fitting.append(_fitted(value, kind))
-            except (pa.ArrowException, ValueError, TypeError, OverflowError):
-                fitting.append(None)
-                bad.append(index)
-    return pa.array(fitting, kind), bad
-
-
-def _fitted(value: Any, kind: Any) -> Any:
-    """Convert a value to the type: numbers to floats, values of unknown types to text."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    if value is not None and types.is_floating(kind) and not isinstance(value, (str, bytes)):
-        value = float(value)
-    elif types.is_string(kind) and not isinstance(value, (str, bytes, int, float, type(None))):
-        value = str(value)
-    return pa.scalar(value, kind).as_py()
+def _shown(key: Sequence[Any]) -> str:
+    return ", ".join(map(str, key))

@@ -1,22 +1,29 @@
 """Answers as rows of a table, each unit one transaction with its marker row.
 
-The markers are in tables beside the answers. After a connection is lost during a commit, the marker
-shows whether the commit happened.
+Three tables beside the answers have the job, its markers and its quarantine. The marker shows
+whether a unit was committed after the connection was lost during a commit. The column `mlctl_unit`
+of the answers begins with a random mark of the job, by which `--restart` finds the job's rows.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import Database, TableRef, column_list, quoted
+from services.batch.databases.base import (
+    Database,
+    TableRef,
+    column_list,
+    quoted,
+    text_literal,
+)
 from services.batch.units import (
-    DIGEST_COLUMN,
     FILE_COLUMN,
     REASON_COLUMN,
     ROW_COLUMN,
@@ -32,38 +39,53 @@ from services.runtime.tabular.values import as_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCORED_AT_COLUMN = "mlctl_scored_at"
-_FINGERPRINT, _STATE = "fingerprint", "state"
-_KEY = "key"
+UNIT_COLUMN = "mlctl_unit"
+_FINGERPRINT, _MARK, _SUMMARY = "fingerprint", "mark", "summary"
 # Rows of a unit that are in memory at once.
 _GROUP_ROWS = 200_000
-_STAGE = '"mlctl_stage"'
-# Model and microsecond: the rows that have both in common come from one unit of one job.
-_MARK = (DIGEST_COLUMN, SCORED_AT_COLUMN)
-_LEDGER = {
-    "facts": "kind TEXT, name TEXT, value TEXT, PRIMARY KEY (kind, name)",
-    "units": "id TEXT PRIMARY KEY, origin TEXT, rows BIGINT, bad BIGINT, skipped BIGINT",
-    "quarantine": "unit TEXT, row BIGINT, origin TEXT, reason TEXT, held TEXT, "
-    "PRIMARY KEY (unit, row)",
-}
+_STAGE = "mlctl_stage"
+# Columns of the tables beside the answers; the first `PRIMARY KEY` of them.
+_LEDGER: Mapping[str, tuple[Mapping[str, str], int]] = MappingProxyType(
+    {
+        "job": ({"name": "TEXT", "value": "TEXT"}, 1),
+        "units": (
+            {
+                "id": "TEXT",
+                "origin": "TEXT",
+                "rows": "BIGINT",
+                "bad": "BIGINT",
+                "skipped": "BIGINT",
+            },
+            1,
+        ),
+        "quarantine": (
+            {
+                "unit": "TEXT",
+                "row": "BIGINT",
+                "origin": "TEXT",
+                "reason": "TEXT",
+                "content": "TEXT",
+            },
+            2,
+        ),
+    }
+)
 
 
 class DatabaseSink:
-    """A sink of the table at `place` in `database`. Threads commit one after the other."""
+    """A sink of one table in `database`. Threads commit one after the other."""
 
     distributed = False
 
-    def __init__(self, database: Database, place: TableRef) -> None:
+    def __init__(self, database: Database, table: TableRef) -> None:
         self.forbids_nul = database.forbids_nul
         self._db = database
-        self._place = place
-        self._key = place.key
-        self._table = quoted(place.table)
-        self._names = {name: quoted(f"{place.table}_mlctl_{name}") for name in _LEDGER}
-        # The marks of the rows that this job wrote.
-        self._written = quoted(f"{place.table}_mlctl_written")
-        self._turn = threading.Lock()
-        self._mark = 0
+        self._ref = table
+        self._key = table.key
+        self._table = quoted(table.table)
+        self._names = {name: f"{table.table}_mlctl_{name}" for name in _LEDGER}
+        self._lock = threading.Lock()
+        self._mark = ""
         self._opened = False
 
     def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
@@ -71,29 +93,37 @@ class DatabaseSink:
 
         if job.partition_by:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: a table has no folders")
-        schema = job.schema.append(pa.field(SCORED_AT_COLUMN, pa.timestamp("us", tz="UTC")))
-        self._check_key(schema)
-        wanted = {**job.fingerprint, _KEY: ",".join(self._key)}
+        schema = job.schema.append(pa.field(UNIT_COLUMN, pa.string()))
+        if missing := [name for name in self._key if name not in schema.names]:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"key: the answers have no column {missing[0]!r}",
+                "Keep it: add it to --keep.",
+            )
+        fingerprint = {**job.fingerprint, "key": ",".join(self._key)}
         if not self._opened:
             self._db.open()
             self._opened = True
         with self._db.transaction():
-            if restart:
-                self._clear()
             self._make_ledger()
-            known = self._facts(_FINGERPRINT)
-            if known:
-                require_same_job(known, wanted)
+            facts = self._facts()
+            if facts and restart:
+                self._clear(facts[_MARK])
+                facts = {}
+            if facts:
+                require_same_job(json.loads(facts[_FINGERPRINT]), fingerprint)
             else:
-                self._take_table(schema)
-            self._write(_FINGERPRINT, wanted)
-            return self._markers(), "finished" in self._facts(_STATE)
+                self._prepare_table(schema)
+                facts = {_FINGERPRINT: json.dumps(fingerprint), _MARK: uuid4().hex[:12]}
+                self._insert("job", list(facts.items()))
+            self._mark = facts[_MARK]
+            return self._markers(), _SUMMARY in facts
 
     def find(self, unit: Unit) -> Marker | None:  # noqa: ARG002 - the table is locked by this job
         return None
 
     def markers(self) -> dict[str, Marker]:
-        with self._turn, self._db.transaction():
+        with self._lock, self._db.transaction():
             return self._markers()
 
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
@@ -102,61 +132,47 @@ class DatabaseSink:
         groups = _groups(pieces)
         first = next(groups, [])  # scored before the table is locked for other units
         rows, bad, skipped, reason = 0, 0, 0, ""
-        units, quarantine = self._names["units"], self._names["quarantine"]
-        with self._turn, self._db.transaction():
-            if (known := self._markers().get(unit.id)) is not None:
-                return known  # committed before the connection was lost
-            # Strictly increasing, as the time tells the rows of one unit from those of another.
-            self._mark = max(self._mark + 1, time.time_ns() // 1000)
-            at = pa.scalar(self._mark, pa.timestamp("us", tz="UTC"))
+        with self._lock, self._db.transaction():
+            if marker := self._markers(f"WHERE id = {text_literal(unit.id)}").get(unit.id):
+                return marker  # committed before the connection was lost
             for group in chain([first], groups):
-                held = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
-                self._db.run_many(f"INSERT INTO {quarantine} VALUES (?,?,?,?,?)", held)
-                tables = [piece.answers for piece in group]
-                table = pa.concat_tables(tables).unify_dictionaries() if tables else None
-                if table is not None and table.num_rows:
-                    column = pa.repeat(at, table.num_rows)
-                    marked = table.append_column(SCORED_AT_COLUMN, column)
-                    self._put(marked)
-                    if not rows:
-                        marks = marked.select(_MARK).group_by(_MARK).aggregate([])
-                        self._db.load(self._written, marks)
+                bad_rows = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
+                self._insert("quarantine", bad_rows)
+                answers = [piece.answers for piece in group if piece.answers.num_rows]
+                if answers:
+                    table = pa.concat_tables(answers).unify_dictionaries()
+                    mark = pa.repeat(f"{self._mark}-{unit.id}", table.num_rows)
+                    self._put(table.append_column(UNIT_COLUMN, mark))
                     rows += table.num_rows
-                bad, reason = bad + len(held), held[-1][3] if held else reason
+                bad, reason = bad + len(bad_rows), bad_rows[-1][3] if bad_rows else reason
                 skipped += sum(piece.skipped for piece in group)
-            values = (unit.id, unit.origin, rows, bad, skipped)
-            self._db.run_many(f"INSERT INTO {units} VALUES (?,?,?,?,?)", [values])
+            self._insert("units", [(unit.id, unit.origin, rows, bad, skipped)])
         return Marker(unit.id, rows, bad, skipped, (), unit.origin, reason)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         with self._db.transaction():
-            self._check_all_there()
-            self._write(_STATE, {"finished": "1", "summary": json.dumps(summary)})
+            if self._key:
+                self._check_complete()
+            job = quoted(self._names["job"])
+            self._db.run(f"DELETE FROM {job} WHERE name = {text_literal(_SUMMARY)}")
+            self._insert("job", [(_SUMMARY, json.dumps(summary))])
 
     def close(self) -> None:
         self._db.close()
         self._opened = False
 
-    def _markers(self) -> dict[str, Marker]:
-        rows = self._db.run(f"SELECT id, rows, bad, skipped FROM {self._names['units']}")
+    def _markers(self, where: str = "") -> dict[str, Marker]:
+        units = quoted(self._names["units"])
+        rows = self._db.run(f"SELECT id, rows, bad, skipped FROM {units} {where}")
         return {
             str(name): Marker(str(name), int(answers), int(bad), int(skipped))
             for name, answers, bad, skipped in rows
         }
 
-    def _answer_count(self) -> int:
-        return sum(marker.rows for marker in self._markers().values())
-
-    @property
-    def _facts_table(self) -> str:
-        return f"{self._place.table}_mlctl_facts"
-
     def _put(self, table: pa.Table) -> None:
         """Append the rows, or replace those with the same key."""
-        if not table.num_rows:
-            return
         if not self._key:
-            self._db.load(self._table, table)
+            self._db.load(self._ref.table, table)
             return
         columns, key = column_list(table.schema.names), column_list(self._key)
         self._db.run(
@@ -164,13 +180,14 @@ class DatabaseSink:
         )
         self._db.load(_STAGE, table)
         self._check_unique(key)
-        rest = [name for name in table.schema.names if name not in self._key]
         insert = f"INSERT INTO {self._table} ({columns}) SELECT {columns} FROM {_STAGE} WHERE 1 = 1"
         if self._db.replaces:
-            news = ", ".join(
-                f"{column_list([name])} = excluded.{column_list([name])}" for name in rest
+            values = ", ".join(
+                f"{column_list([name])} = excluded.{column_list([name])}"
+                for name in table.schema.names
+                if name not in self._key
             )
-            self._db.run(f"{insert} ON CONFLICT ({key}) DO UPDATE SET {news}")
+            self._db.run(f"{insert} ON CONFLICT ({key}) DO UPDATE SET {values}")
         else:
             self._db.run(
                 f"DELETE FROM {self._table} WHERE ({key}) IN (SELECT ({key}) FROM {_STAGE})"
@@ -179,7 +196,7 @@ class DatabaseSink:
         self._db.run(f"DROP TABLE {_STAGE}")
 
     def _check_unique(self, key: str) -> None:
-        """Reject rows with the same key."""
+        """Reject rows with the same key in one group."""
         twice = self._db.run(
             f"SELECT {key} FROM {_STAGE} GROUP BY {key} HAVING count(*) > 1 ORDER BY {key} LIMIT 1"
         )
@@ -191,105 +208,79 @@ class DatabaseSink:
                 "Take a unique key, or none: each row is then added once.",
             )
 
-    def _check_all_there(self) -> None:
+    def _check_complete(self) -> None:
         """Reject the end of a job if a repeated key replaced an answer in a later commit."""
-        if not self._key or "ours" not in self._facts(_STATE):
-            return
-        count, answers = self._count_written(), self._answer_count()
-        if count < answers:
+        count = self._db.run(f"SELECT count(*) FROM {self._table} WHERE {_written(self._mark)}")
+        found, answers = int(count[0][0]), sum(each.rows for each in self._markers().values())
+        if found < answers:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"{self._place.shown} has {count} rows of the job after {answers} answers: "
+                f"{self._ref.shown} has {found} rows of the job after {answers} answers: "
                 f"the key {', '.join(self._key)} is not unique in the input, "
                 "or other programs removed or changed rows",
                 "Take a unique key, or none, and start again with --restart.",
             )
 
-    def _check_key(self, schema: pa.Schema) -> None:
-        if missing := [name for name in self._key if name not in schema.names]:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"key: the answers have no column {missing[0]!r}",
-                "Keep it: add it to --keep.",
-            )
-
-    def _take_table(self, schema: pa.Schema) -> None:
-        """Create the table or check its columns; record whether it was empty."""
-        columns = self._db.columns(self._place.table)
+    def _prepare_table(self, schema: pa.Schema) -> None:
+        """Create the table, or check its columns."""
+        columns = self._db.columns(self._ref.table)
         if columns is None:
             self._create(schema)
-            columns = list(schema.names)
-        if missing := [name for name in schema.names if name not in columns]:
+        elif missing := [name for name in schema.names if name not in columns]:
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} has no column {missing[0]!r}"
+                ErrorCode.INVALID_INPUT, f"{self._ref.shown} has no column {missing[0]!r}"
             )
-        marks = column_list(_MARK)
-        self._db.run(f"CREATE TABLE {self._written} AS SELECT {marks} FROM {self._table} LIMIT 0")
-        empty = not self._db.run(f"SELECT 1 FROM {self._table} LIMIT 1")
-        self._write(_STATE, {"ours": "1"} if empty else {})
 
     def _create(self, schema: pa.Schema) -> None:
-        fields = [f"{column_list([f.name])} {self._db.column_type(f.type)}" for f in schema]
+        types = self._db.column_types(schema)
+        fields = [
+            f"{column_list([name])} {kind}" for name, kind in zip(schema.names, types, strict=True)
+        ]
         if self._key and self._db.replaces:
             fields.append(f"PRIMARY KEY ({column_list(self._key)})")
         statement = f"CREATE TABLE {self._table} ({', '.join(fields)})"
-        if not self._place.create:
+        if not self._ref.create:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"{self._place.shown} does not exist",
+                f"{self._ref.shown} does not exist",
                 f"Add --option create=yes, or make it: {statement}",
             )
         self._db.run(statement)
 
-    def _clear(self) -> None:
-        """Remove the previous job and the rows that it wrote; fail if those are not certain."""
-        if self._db.columns(self._facts_table) is None:
-            return
-        if fingerprint := self._facts(_FINGERPRINT):
-            if fingerprint[_KEY] and "ours" not in self._facts(_STATE):
-                raise self._not_cleared("had rows before the job, which may have replaced some")
-            count, answers = self._count_written(), self._answer_count()
-            if count != answers and not fingerprint[_KEY]:
-                raise self._not_cleared(f"has {count} rows of the job, which wrote {answers}")
-            self._db.run(f"DELETE FROM {self._table} WHERE {self._is_written}")
-            self._db.run(f"DROP TABLE {self._written}")
+    def _clear(self, mark: str) -> None:
+        """Delete the rows that the recorded job wrote, and its record."""
+        if self._db.columns(self._ref.table) is not None:
+            self._db.run(f"DELETE FROM {self._table} WHERE {_written(mark)}")
         for name in self._names.values():
-            self._db.run(f"DELETE FROM {name}")
-
-    @property
-    def _is_written(self) -> str:
-        """The condition for the rows that this job wrote."""
-        marks = column_list(_MARK)
-        return f"({marks}) IN (SELECT {marks} FROM {self._written})"
-
-    def _count_written(self) -> int:
-        ((count,),) = self._db.run(f"SELECT count(*) FROM {self._table} WHERE {self._is_written}")
-        return int(count)
-
-    def _not_cleared(self, why: str) -> MlctlError:
-        tables = ", ".join((*self._names.values(), self._written))
-        return MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"{self._place.shown} {why}: no row is removed",
-            f"Delete the job's rows yourself, and drop the tables {tables}.",
-        )
+            self._db.run(f"DELETE FROM {quoted(name)}")
 
     def _make_ledger(self) -> None:
-        for name, columns in _LEDGER.items():
-            self._db.run(f"CREATE TABLE IF NOT EXISTS {self._names[name]} ({columns})")
+        for name, (columns, keys) in _LEDGER.items():
+            fields = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+            self._db.run(
+                f"CREATE TABLE IF NOT EXISTS {quoted(self._names[name])} "
+                f"({fields}, PRIMARY KEY ({', '.join([*columns][:keys])}))"
+            )
 
-    def _facts(self, kind: str) -> dict[str, str]:
-        found = self._db.run(
-            f"SELECT name, value FROM {self._names['facts']} WHERE kind = ?", (kind,)
-        )
+    def _facts(self) -> dict[str, str]:
+        found = self._db.run(f"SELECT name, value FROM {quoted(self._names['job'])}")
         return {str(name): str(value) for name, value in found}
 
-    def _write(self, kind: str, facts: Mapping[str, str]) -> None:
-        self._db.run_many(
-            f"INSERT INTO {self._names['facts']} VALUES (?,?,?) "
-            "ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value",
-            [(kind, name, value) for name, value in facts.items()],
-        )
+    def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Append rows to a table of the ledger."""
+        import pyarrow as pa
+
+        if not rows:
+            return
+        kinds = {"TEXT": pa.string(), "BIGINT": pa.int64()}
+        schema = pa.schema([(column, kinds[kind]) for column, kind in _LEDGER[name][0].items()])
+        values = [list(each) for each in zip(*rows, strict=True)]
+        self._db.load(self._names[name], pa.table(values, schema=schema))
+
+
+def _written(mark: str) -> str:
+    """Return the condition for the rows that the job with that mark wrote."""
+    return f"{UNIT_COLUMN} LIKE '{mark}-%'"
 
 
 def _groups(pieces: Iterable[ScoredPiece]) -> Iterator[list[ScoredPiece]]:

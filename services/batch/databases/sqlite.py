@@ -1,4 +1,8 @@
-"""Tables in a file of SQLite; lists are stored as JSON."""
+"""Tables and queries of an SQLite file, by Python's own driver; lists are stored as JSON.
+
+ADBC's driver takes a column's type from the first rows and ends at a later value of another type.
+SQLite has no types of columns, so here such a value makes its row a bad one.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +12,58 @@ import json
 import os
 import resource
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import TableRef, column_list, quoted
+from services.batch.databases.base import (
+    QueryReader,
+    TableRef,
+    column_list,
+    quoted,
+    text_literal,
+)
 from services.batch.databases.sink import DatabaseSink
-from services.batch.locks import lock_job
+from services.batch.pieces import piece_without
+from services.batch.storage import lock_job
+from services.batch.units import Piece
 from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _BATCH_ROWS = 5_000
+# The first rows decide the types of columns.
+_SAMPLE_ROWS = 20_000
+# A reader that waits longer reports that the file is locked.
+_LOCK_SECONDS = 5.0
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
 def open_sqlite(location: str, options: Mapping[str, str]) -> DatabaseSink:
-    """The table in a file: sqlite://PATH?table=NAME."""
-    place = TableRef.parse(location, options)
-    return DatabaseSink(Sqlite(place), place)
+    """Open the table in a file: sqlite://PATH?table=NAME."""
+    table = TableRef.parse(location, options)
+    return DatabaseSink(Sqlite(table), table)
 
 
 class Sqlite:
-    """An open file. Use it from one thread at a time."""
+    """An open file, locked by a second file beside it."""
 
     replaces = True
     forbids_nul = False
 
-    def __init__(self, place: TableRef) -> None:
-        self._place = place
-        self._path = place.url.partition("://")[2]
+    def __init__(self, table: TableRef) -> None:
+        self._table = table
+        self._path = table.url.partition("://")[2]
         self._stack = contextlib.ExitStack()
         self._db: Any = None
 
     def open(self) -> None:
         try:
-            lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._place.shown)
+            lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._table.shown)
         except OSError as error:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"{self._path} cannot be opened: {error.strerror}"
@@ -74,32 +91,22 @@ class Sqlite:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def run(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._db.execute(sql, tuple(parameters)).fetchall()
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self._db.execute(sql).fetchall()
         return found
 
-    def run_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._db.executemany(sql, rows)
-
     def columns(self, table: str) -> list[str] | None:
-        found = self.run("SELECT 1 FROM sqlite_master WHERE name = ?", (table,))
-        if not found:
+        if not self.run(f"SELECT 1 FROM sqlite_master WHERE name = {text_literal(table)}"):
             return None
         return [each[0] for each in self._db.execute(f"SELECT * FROM {quoted(table)}").description]
 
-    def column_type(self, kind: pa.DataType) -> str:
-        from pyarrow import types
-
-        if types.is_integer(kind) or types.is_boolean(kind):
-            return "INTEGER"
-        if types.is_floating(kind):
-            return "REAL"
-        return "BLOB" if types.is_binary(kind) or types.is_large_binary(kind) else "TEXT"
+    def column_types(self, schema: pa.Schema) -> list[str]:
+        return [_column_type(kind) for kind in schema.types]
 
     def load(self, table: str, rows: pa.Table) -> None:
         names = rows.schema.names
         marks = ", ".join("?" * len(names))
-        statement = f"INSERT INTO {table} ({column_list(names)}) VALUES ({marks})"
+        statement = f"INSERT INTO {quoted(table)} ({column_list(names)}) VALUES ({marks})"
         for batch in rows.to_batches(_BATCH_ROWS):
             columns = [map(_plain, column.to_pylist()) for column in batch.columns]
             self._db.executemany(statement, zip(*columns, strict=True))
@@ -110,18 +117,124 @@ class Sqlite:
             yield
         except sqlite3.OperationalError as error:
             if is_out_of_space(error):
-                place = self._place.shown
-                raise OSError(errno.ENOSPC, "no space left for the database", place) from error
+                shown = self._table.shown
+                raise OSError(errno.ENOSPC, "no space left for the database", shown) from error
             busy = error.sqlite_errorcode in _BUSY
             code = ErrorCode.SINK_UNAVAILABLE if busy else ErrorCode.INVALID_INPUT
-            raise MlctlError(code, f"{self._place.shown} rejects the statement: {error}") from error
+            raise MlctlError(code, f"{self._table.shown} rejects the statement: {error}") from error
         except (sqlite3.DatabaseError, OverflowError) as error:
             raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._place.shown} rejects the statement: {error}"
+                ErrorCode.INVALID_INPUT, f"{self._table.shown} rejects the statement: {error}"
             ) from error
 
 
+class _SqliteReader:
+    binary = "X'{}'"
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql).fetchall()
+
+    def schema(self, query: str) -> pa.Schema:
+        """Return the columns; a type is that of most of the first values."""
+        import pyarrow as pa
+
+        found = self._connection.execute(f"SELECT * FROM ({query}) LIMIT {_SAMPLE_ROWS}")
+        names = [column[0] for column in found.description]
+        columns = list(zip(*found.fetchall(), strict=True)) or [()] * len(names)
+        return pa.schema(
+            [(name, _value_type(values)) for name, values in zip(names, columns, strict=True)]
+        )
+
+    def pieces(
+        self, query: str, schema: pa.Schema, rest: str, start: int, rows: int
+    ) -> Iterator[Piece]:
+        sql = f"SELECT {column_list(schema.names)} FROM ({query}) AS q {rest}"
+        cursor = self._connection.execute(sql)
+        while found := cursor.fetchmany(rows):
+            yield _piece(found, schema, start)
+            start += len(found)
+
+
+@contextmanager
+def read_sqlite(url: str) -> Iterator[QueryReader]:
+    """Open a snapshot to read; SOURCE_UNAVAILABLE if the file stays locked."""
+    path = Path(url.partition("://")[2]).resolve()
+    try:
+        with contextlib.closing(
+            sqlite3.connect(
+                f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=_LOCK_SECONDS
+            )
+        ) as connection:
+            connection.execute("BEGIN")
+            yield _SqliteReader(connection)
+    except sqlite3.Error as error:
+        # The low byte is the primary code.
+        busy = (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BUSY
+        code = ErrorCode.SOURCE_UNAVAILABLE if busy else ErrorCode.INVALID_INPUT
+        raise MlctlError(code, f"{url}: {error}") from error
+
+
+def _column_type(kind: pa.DataType) -> str:
+    from pyarrow import types
+
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return "INTEGER"
+    if types.is_floating(kind):
+        return "REAL"
+    return "BLOB" if types.is_binary(kind) or types.is_large_binary(kind) else "TEXT"
+
+
+def _value_type(values: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    counts = Counter(map(type, values))
+    if counts[int] + counts[float] > counts[str] + counts[bytes]:
+        return pa.float64() if counts[float] else pa.int64()
+    return pa.binary() if counts[bytes] > counts[str] else pa.string()
+
+
+def _piece(rows: Sequence[Sequence[Any]], schema: pa.Schema, start: int) -> Piece:
+    """Return the rows as a table; rows with a value of another type than its column are bad."""
+    import pyarrow as pa
+
+    problems: dict[int, str] = {}
+    arrays = []
+    for index, field in enumerate(schema):
+        values = [row[index] for row in rows]
+        try:
+            arrays.append(pa.array(values, field.type))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            fitting = [_fitting(value, field.type) for value in values]
+            arrays.append(pa.array(fitting, field.type))
+            for row, value in enumerate(values):
+                if fitting[row] is None and value is not None:
+                    problems.setdefault(row, f"column {field.name!r} is not {field.type}")
+    table = pa.table(arrays, schema=schema)
+
+    def text(row: int) -> str:
+        values = zip(schema.names, map(as_json, rows[row]), strict=True)
+        return json.dumps(dict(values), ensure_ascii=False)
+
+    return piece_without(table, range(start, start + len(rows)), problems, text)
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """Return a value as one of the type, None if it does not fit; whole numbers fit floats."""
+    import pyarrow as pa
+
+    if isinstance(value, int) and pa.types.is_floating(kind):
+        return float(value)
+    try:
+        return pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None
+
+
 def _plain(value: Any) -> Any:
+    """Return a value as one of SQLite's; others as JSON."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     found = as_json(value)

@@ -33,7 +33,7 @@ class InputFormat(Protocol):
     suffixes: ClassVar[tuple[str, ...]]
 
     def schema(self, file: InputFile) -> pa.Schema:
-        """Return the columns of `file`, as far as its beginning tells."""
+        """Return the columns of `file`, inferred from its beginning."""
         ...
 
     def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:
@@ -49,7 +49,7 @@ class InputFormat(Protocol):
 
 @contextlib.contextmanager
 def reading(file: InputFile) -> Iterator[None]:
-    """Raise INVALID_INPUT with the file's name if it cannot be read, SOURCE_UNAVAILABLE if away."""
+    """Raise INVALID_INPUT for a file that cannot be read, SOURCE_UNAVAILABLE if that may pass."""
     import pyarrow as pa
 
     remote = file.system is not None

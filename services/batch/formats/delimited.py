@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.filters import Filter
 from services.batch.formats.base import FilePlan, opened, parse_types
 from services.batch.locations import InputFile, suffix_of
+from services.batch.pieces import piece_without
 from services.batch.units import Piece, UnreadableRow
 
 if TYPE_CHECKING:
@@ -131,18 +133,7 @@ def typed(
         for index in wrong:
             problems.setdefault(index, f"column {field.name!r} is not {field.type}")
     table = pa.table(columns, schema=schema)
-    if not problems:
-        return Piece(table, numbers, rejected)
-    good = np.delete(np.arange(raw.num_rows), list(problems))
-    misfits = (
-        UnreadableRow(int(numbers[index]), reason, _row_text(raw, index))
-        for index, reason in problems.items()
-    )
-    return Piece(
-        table.take(good),
-        np.asarray(numbers)[good],
-        tuple(sorted((*rejected, *misfits), key=lambda each: each.row)),
-    )
+    return piece_without(table, numbers, problems, partial(_row_text, raw), rejected)
 
 
 def _convert(raw: Any, kind: Any) -> tuple[Any, list[int]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from services.batch.filters import Filter
 from services.batch.formats.base import FilePlan, opened
 from services.batch.locations import InputFile
+from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
 
 if TYPE_CHECKING:
@@ -38,19 +39,13 @@ class IpcFormat:
     ) -> Iterator[Piece]:
         import pyarrow as pa
 
-        start = 0
         with _reader(file) as (found, batches):
             for field in schema:
                 if field.name not in found.names or found.field(field.name).type != field.type:
                     raise pa.ArrowInvalid(
                         f"column {field.name!r} is not {field.type} as in the first file"
                     )
-            for batch in batches:
-                table = pa.Table.from_batches([batch]).select(schema.names)
-                for first in range(0, table.num_rows, piece_rows):
-                    piece = table.slice(first, piece_rows)
-                    yield Piece(piece, range(start, start + piece.num_rows))
-                    start += piece.num_rows
+            yield from arrow_pieces((each.select(schema.names) for each in batches), piece_rows)
 
 
 @contextlib.contextmanager

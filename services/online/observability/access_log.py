@@ -179,6 +179,8 @@ def _number(value: int | None) -> bytes:
 
 def _text(value: bytes) -> bytes:
     """Return a JSON string; line ends are escaped in it, so that a line stays one."""
+    if value.isalnum():  # the usual form of an id
+        return b'"%b"' % value
     return orjson.dumps(value.decode("latin-1"))
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 8 << 20
 MAX_ROWS = 65_536
 
+# As one of the fields to keep: all fields of the message.
+KEEP_ALL = "*"
+
 # Each module has `open_payload(request, signature)`.
 BY_NAME: Mapping[str, str] = MappingProxyType(
     {
@@ -29,12 +32,15 @@ BY_NAME: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Formats whose answers may have fields that were not declared.
+_KEEP_ALL_FORMATS = ("json", "arrow")
+
 
 @dataclass(frozen=True, slots=True)
 class PayloadRequest:
     """The payload format of a run.
 
-    `keep` are fields of a message that its answer has as well. A message of more than
+    `keep` are fields of a message that its answer has as well, or KEEP_ALL. A message of more than
     `max_bytes`, or of more than `max_rows` rows, is rejected. `map` says which columns feed
     which input, as `mlctl batch run --map`.
     """
@@ -62,6 +68,12 @@ def open_payload(request: PayloadRequest, signature: Signature) -> Payload:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
             "the model has no batch dimension, so messages cannot be its rows",
+        )
+    if KEEP_ALL in request.keep and request.name not in _KEEP_ALL_FORMATS:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"--keep '*': only {' and '.join(_KEEP_ALL_FORMATS)} messages can keep all fields",
+            "Name the fields to keep.",
         )
     for name in request.keep:
         if any(spec.name == name for spec in signature.outputs):

@@ -19,7 +19,7 @@ from services.protocol.wire import invalid
 from services.runtime.tabular.input_columns import InputColumns, find_feeds, parse_map
 from services.runtime.tabular.tensors import to_tensors
 from services.stream.base import Decoded
-from services.stream.payloads import PayloadRequest
+from services.stream.payloads import KEEP_ALL, PayloadRequest
 from services.stream.payloads.jsonrows import too_long
 from services.stream.payloads.objects import MessageGroup, joined
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEPT_SCHEMAS = 256
-# Fields of Message and RecordBatch in Arrow's Message.fbs, as places in their tables.
+# Fields of Message and RecordBatch in Arrow's Message.fbs, as field numbers of their tables.
 _HEADER, _COMPRESSION = 8, 10
 # Messages of one schema: their indices, and their rows.
 Group = tuple[list[int], list[Any]]
@@ -110,19 +110,26 @@ class ArrowPayload:
 
     def _feeds_of(self, schema: pa.Schema) -> tuple[InputColumns, ...] | str:
         """Return the input columns of a schema, or the reason why it has none."""
-        known = self._feeds.get(schema)
-        if known is None:
+        feeds = self._feeds.get(schema)
+        if feeds is None:
             if len(self._feeds) >= _KEPT_SCHEMAS:
                 self._feeds.clear()
             try:
-                known = find_feeds(schema, self._signature, self._map)
+                feeds = find_feeds(schema, self._signature, self._map)
             except MlctlError as error:
-                known = error.message
-            missing = [name for name in self._request.keep if name not in schema.names]
-            self._feeds[schema] = known = f"column {missing[0]!r} is missing" if missing else known
-        return known
+                feeds = error.message
+            missing = [name for name in self._request.keep if name not in (KEEP_ALL, *schema.names)]
+            clashes = [spec.name for spec in self._signature.outputs if spec.name in schema.names]
+            if missing:
+                feeds = f"column {missing[0]!r} is missing"
+            elif clashes and KEEP_ALL in self._request.keep:
+                feeds = f"column {clashes[0]!r} has the name of an output"
+            self._feeds[schema] = feeds
+        return feeds
 
     def _kept(self, table: pa.Table) -> pa.Table | None:
+        if KEEP_ALL in self._request.keep:
+            return table
         return table.select(self._request.keep) if self._request.keep else None
 
 
@@ -167,7 +174,7 @@ def _read(value: bytes, request: PayloadRequest) -> pa.Table:
 
 
 def _is_compressed(batch: Any) -> bool:
-    """Whether the metadata of a record batch has the field `compression` (Message.fbs)."""
+    """Return whether the metadata of a record batch has the field `compression` (Message.fbs)."""
     from flatbuffers import encode, packer, table
 
     content = batch.metadata.to_pybytes()

@@ -99,9 +99,9 @@ class AvroPayload:
         return as_json(value) if name in self._request.keep else None
 
     def _schema(self, number: int) -> Any:
-        known = self._schemas.get(number)
-        if known is not None:
-            return known
+        cached = self._schemas.get(number)
+        if cached is not None:
+            return cached
         found = self._registry.schema(number)
         if found.schema_type != "AVRO":
             raise invalid(f"schema {number} is not one of Avro")

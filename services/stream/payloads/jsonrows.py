@@ -158,7 +158,7 @@ def _maybe_duplicate_keys(values: Sequence[bytes], documents: Sequence[Any]) -> 
 
 
 def _plain_keys(value: bytes, document: Any) -> bool:
-    """Whether all colons but those of the outer keys are inside strings."""
+    """Return whether all colons but those of the outer keys are inside strings."""
     if type(document) is not dict or b"\\" in value:
         return False
     found = len(document)

@@ -18,7 +18,7 @@ from bundle.tensors import DYNAMIC, Signature, TensorSpec
 from services.protocol.json_data import decode_data
 from services.protocol.wire import Declared, declare, invalid
 from services.stream.base import Decoded
-from services.stream.payloads import PayloadRequest
+from services.stream.payloads import KEEP_ALL, PayloadRequest
 
 # Fewer messages than this are read one by one to find the one at fault.
 _FEW = 8
@@ -52,6 +52,8 @@ class ObjectReader:
     ) -> None:
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._keep = request.keep
+        self._keep_all = KEEP_ALL in request.keep
+        self._outputs = frozenset(spec.name for spec in signature.outputs)
         self._max_rows = request.max_rows
         self._alone = alone
         self._fixed = all(DYNAMIC not in spec.shape[1:] for spec in signature.inputs)
@@ -104,8 +106,8 @@ class ObjectReader:
             found = {}
             for name, spec in self._specs.items():
                 if name not in document:
-                    known = ", ".join(repr(each) for each in self._specs)
-                    raise invalid(f"input {name!r} is missing; the model's inputs are {known}")
+                    names = ", ".join(repr(each) for each in self._specs)
+                    raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
                 found[name], several = _value(spec, document[name])
                 many = many or several
         rows = check_rows(found, self._specs, self._max_rows)
@@ -114,7 +116,12 @@ class ObjectReader:
     def _carried(self, document: Mapping[str, Any], *, many: bool) -> Carried | None:
         if not self._keep:
             return Carried(many, {}) if many else None
-        kept = {name: document[name] for name in self._keep if name in document}
+        if self._keep_all:
+            kept = dict(document)
+            if clashes := self._outputs & kept.keys():
+                raise invalid(f"field {min(clashes)!r} has the name of an output")
+        else:
+            kept = {name: document[name] for name in self._keep if name in document}
         for name, value in kept.items():
             if type(value) is float and abs(value) >= _EXACT:
                 raise invalid(f"field {name!r} has more digits than can be kept; send it as text")

@@ -84,8 +84,8 @@ class Bridge(StreamConnection):
 def connect(request: ConnectionRequest) -> StreamConnection:
     """Return the connection of `request`, whose streams may be at different brokers.
 
-    INVALID_INPUT if `exactly_once` is asked of two brokers, or if the source is also a
-    destination: the run would never end.
+    INVALID_INPUT for `exactly_once` across two brokers, or if the source is also a destination:
+    the run would never end.
     """
     transport = transport_of(request.source)
     urls = [url for url in (request.answers, request.dead) if url is not None]
@@ -113,7 +113,7 @@ def connect(request: ConnectionRequest) -> StreamConnection:
 
 
 def same_broker(one: StreamUrl, other: StreamUrl) -> bool:
-    """Whether one commit can cover both streams."""
+    """Return whether one commit can cover both streams."""
     return one.scheme == other.scheme and one.address == other.address
 
 

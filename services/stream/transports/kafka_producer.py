@@ -172,7 +172,7 @@ class KafkaProducer:
 
 
 class _State(Enum):
-    """Where a transactional producer is."""
+    """State of a transactional producer."""
 
     NEW = auto()  # init_transactions() was not called
     READY = auto()  # no transaction is open

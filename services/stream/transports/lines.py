@@ -98,7 +98,7 @@ def _from_json(value: Any) -> bytes:
 
 
 class LineReader:
-    """Reads lines from the descriptor `file`, whose next byte has the given `offset`.
+    """Reads lines from the descriptor `file`, whose next byte is at `offset`.
 
     Empty lines are skipped. With `follow` more may be appended, and the last line counts once it
     has its line break; otherwise the lines end with the file or pipe.
@@ -119,7 +119,7 @@ class LineReader:
 
     @property
     def ended(self) -> bool:
-        """Whether every line was returned, and no other can follow."""
+        """True once every line was returned, and no other can follow."""
         return self._closed and not self._lines
 
     def read(self, limit: int, wait_s: float) -> list[tuple[int, bytes]]:

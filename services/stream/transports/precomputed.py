@@ -117,5 +117,5 @@ def _position(source: str) -> Position:
 
 
 def _is_older(position: Position, newest: Position | None) -> bool:
-    """Whether a newer message of the same key and partition was already written."""
+    """Return whether a newer message of the same key and partition was already written."""
     return newest is not None and position[0] == newest[0] and position[1] < newest[1]

@@ -428,7 +428,7 @@ class RedisConnection(StreamConnection):
         return []
 
     def _claimed(self, limit: int) -> list[Message]:
-        """Return entries of consumers that are gone."""
+        """Return entries of dead consumers."""
         now = time.monotonic()
         if now < self._next_claim:
             return []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # A consumer that leaves hands its uncommitted entries to this name, which no consumer has.
 LEFT = "mlctl:left"
-# Prefix of generated consumer names; such consumers are removed once they are gone.
+# Prefix of generated consumer names; such consumers are removed once they are dead.
 PREFIX = "mlctl:"
 
 _ADD = """
@@ -81,8 +81,8 @@ CLAIM = (
 local group, me, room, found = ARGV[1], ARGV[2], tonumber(ARGV[4]), {{}}
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], group)) do
   local one = fields(flat)
-  local gone = one.name == '{LEFT}' or one.idle >= tonumber(ARGV[3])
-  if one.name ~= me and gone and room > 0 then
+  local inactive = one.name == '{LEFT}' or one.idle >= tonumber(ARGV[3])
+  if one.name ~= me and inactive and room > 0 then
     if one.pending > 0 then
       local ids = {{}}
       for _, each in ipairs(redis.call('XPENDING', KEYS[1], group, '-', '+', room, one.name)) do
@@ -150,7 +150,7 @@ return {}
 TRIM = (
     _FIELDS
     + """
-local now, limit, least = tonumber(redis.call('TIME')[1]), tonumber(ARGV[1]), nil
+local now, limit, oldest = tonumber(redis.call('TIME')[1]), tonumber(ARGV[1]), nil
 local function before(a, b)
   local am, as = string.match(a, '(%d+)-(%d+)')
   local bm, bs = string.match(b, '(%d+)-(%d+)')
@@ -168,10 +168,10 @@ for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
     local floor = one['last-delivered-id']
     local pending = redis.call('XPENDING', KEYS[1], one.name)
     if pending[1] > 0 and before(pending[2], floor) then floor = pending[2] end
-    if not least or before(floor, least) then least = floor end
+    if not oldest or before(floor, oldest) then oldest = floor end
   end
 end
-if least then return redis.call('XTRIM', KEYS[1], 'MINID', least) end
+if oldest then return redis.call('XTRIM', KEYS[1], 'MINID', oldest) end
 return 0
 """
 )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import itertools
+import math
 import os
 import signal
 import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
@@ -20,9 +23,9 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import verify
-from services.batch.engine import BatchEvent, BatchPhase, RunControl
-from services.batch.job import BatchConfig, local_executor, run_job
-from services.batch.limits import ErrorLimit
+from services.batch.job import BatchConfig, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.units import Job, ScoredPiece, Unit
@@ -112,7 +115,7 @@ def test_table__two_runs_at_once__second_one_fails(
         assert sink.begin(JOB) == ({}, False)
 
 
-def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) -> None:
+def test_duckdb__file_open_in_another_process__is_rejected(tmp_path: Path) -> None:
     hold = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold, tmp_path / "out.db"],
@@ -127,7 +130,7 @@ def test_a_file_of_duckdb_that_another_process_has_open_is_told(tmp_path: Path) 
     assert caught.value.code is ErrorCode.JOB_RUNNING
 
 
-def test_a_file_of_duckdb_on_a_full_disk_is_opened_again(
+def test_duckdb__full_disk__file_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = f"duckdb://{tmp_path}/out.db?table=scores&create=yes"
@@ -176,7 +179,7 @@ def test_all_kinds_of_values_arrive(place: Place) -> None:
     assert [row[6] for row in rows] == words
 
 
-def test_a_lost_server_is_waited_for_and_loses_nothing(server: PostgresServer) -> None:
+def test_postgres__server_lost__next_commit_loses_nothing(server: PostgresServer) -> None:
     location = f"{server.url}&table=lost&create=yes&key=id"
     with closing(sink_at(location)) as sink:
         sink.begin(JOB)
@@ -197,7 +200,7 @@ def test_a_lost_server_is_waited_for_and_loses_nothing(server: PostgresServer) -
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
 
 
-def test_a_session_that_dies_before_its_commit_pauses_the_job(
+def test_postgres__session_killed_before_its_commit__job_pauses(
     server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_bundle(tmp_path / "tiny")
@@ -208,7 +211,8 @@ def test_a_session_that_dies_before_its_commit_pauses_the_job(
 
     def load_and_die(table: str, rows: pa.Table) -> None:
         load(table, rows)
-        if next(loads) == 1:  # the second commit, with all its rows sent
+        # The answers of the second commit, with all its rows sent.
+        if table == "cut" and next(loads) == 1:
             ((pid,),) = sink._db.run("SELECT pg_backend_pid()")
             os.kill(pid, signal.SIGKILL)
 
@@ -221,7 +225,7 @@ def test_a_session_that_dies_before_its_commit_pauses_the_job(
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(2_000, 2_000)]
 
 
-def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
+def test_table__text_with_nul__is_a_bad_row_where_it_cannot_be_stored(
     place: Place, tmp_path: Path
 ) -> None:
     bundle = make_bundle(tmp_path / "tiny")
@@ -251,6 +255,83 @@ def test_text_that_the_database_cannot_hold_makes_its_row_a_bad_one(
         ("?table=a&create=maybe", "yes or no"),
     ],
 )
-def test_a_place_that_makes_no_sense_is_told(parameters: str, told: str) -> None:
+def test_table_location__invalid__is_rejected(parameters: str, told: str) -> None:
     with pytest.raises(MlctlError, match=told):
         open_sink(f"postgresql://host/db{parameters}")
+
+
+def test_postgres__columns_of_other_types_than_the_answers__values_convert_as_text(
+    server: PostgresServer,
+) -> None:
+    location = f"{server.url}&table=typed.answers&key=id"
+    for statement in (
+        "CREATE SCHEMA typed",
+        "CREATE TYPE typed.mood AS ENUM ('sad', 'ok')",
+        (
+            "CREATE TABLE typed.answers (id numeric PRIMARY KEY, mood typed.mood, who uuid, "
+            "more jsonb, name varchar(5), y float8[], d numeric(6, 2), blob bytea, at timestamptz, "
+            "big numeric, mlctl_digest text, mlctl_unit text)"
+        ),
+    ):
+        query(location, statement)
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
+    who = "7c09cd18-e79c-4232-8357-b07ed4978732"
+    columns: dict[str, pa.Array] = {
+        "id": pa.array([1, 2]),
+        "mood": pa.array(["ok", None]).dictionary_encode(),
+        "who": pa.array([who, None]),
+        "more": pa.array([{"a": [1.5]}, None]),
+        "name": pa.array(["näme", None]),
+        "y": pa.array([[0.1, None], None], pa.list_(pa.float32(), 2)),
+        "d": pa.array([1.25, None], pa.float32()),
+        "blob": pa.array([b"\0\xff", None]),
+        "at": pa.array([at, None], pa.timestamp("us", "Europe/Berlin")),
+        "big": pa.array([2**64 - 1, None], pa.uint64()),
+        "mlctl_digest": pa.array(["abc", "abc"]).dictionary_encode(),
+    }
+    rows = pa.table(columns)
+    job = replace(JOB, schema=rows.schema)
+    with closing(sink_at(location)) as sink:
+        sink.begin(job)
+        sink.commit(Unit("0", "f", 2), [ScoredPiece(rows)])
+        long = rows.set_column(4, "name", pa.array(["too long", None]))
+        with pytest.raises(MlctlError, match="value too long"):
+            sink.commit(Unit("1", "f", 2), [ScoredPiece(long)])
+        sink.finish({})
+    ((*found, _digest, _unit), empty) = query(location, "SELECT * FROM $T ORDER BY id")
+    expected = [1, "ok", UUID(who), {"a": [1.5]}, "näme", [0.1, None]]
+    assert found == [*expected, Decimal("1.25"), b"\0\xff", at, 2**64 - 1]
+    assert empty[1:10] == (None,) * 9
+
+
+def test_postgres__a_table_with_every_type__is_read_with_its_values(
+    server: PostgresServer,
+) -> None:
+    location = f"{server.url}&table=kinds&key=id"
+    query(
+        location,
+        "CREATE TABLE $T AS SELECT 1.5::numeric AS id, 'NaN'::numeric AS n, "
+        "'{1.5,NULL}'::numeric[] AS ns, "
+        "'7c09cd18-e79c-4232-8357-b07ed4978732'::uuid AS who, '{\"a\": 1}'::jsonb AS j, "
+        "'1.2.3.4'::inet AS ip, '2026-01-02 03:04:05.678901+02'::timestamptz AS at, "
+        "'\\x00ff'::bytea AS b, 'x''y'::text AS t, NULL::float4 AS none, '{a,NULL}'::text[] AS ts, "
+        "'1 day'::interval AS i",
+    )
+    source = open_source(location, 100)
+    columns = source.schema.names
+    (unit,) = source.plan(columns, None).units
+    ((row,),) = [piece.table.to_pylist() for piece in source.read(unit, columns, 10)]
+    assert math.isnan(row.pop("n"))
+    assert row == {
+        "id": 1.5,
+        "ns": [1.5, None],
+        "who": "7c09cd18-e79c-4232-8357-b07ed4978732",
+        "j": '{"a": 1}',
+        "ip": "1.2.3.4/32",
+        "at": dt.datetime(2026, 1, 2, 1, 4, 5, 678901, dt.UTC),
+        "b": b"\0\xff",
+        "t": "x'y",
+        "none": None,
+        "ts": ["a", None],
+        "i": "1 day",
+    }

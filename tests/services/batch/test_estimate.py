@@ -27,13 +27,14 @@ def test_estimate__sample_of_a_table__figures_are_sums(tmp_path: Path) -> None:
     assert 4 <= found.units <= 40
     assert found.rows == 500 * found.units
     assert found.total_rows == 20_000
-    assert found.core_hours == pytest.approx(found.core_seconds / 50 / 3600)
+    assert found.job_hours == pytest.approx(found.million_seconds / 50 / 3600)
     # Two threads.
-    assert found.job_seconds == pytest.approx(found.core_seconds / 50 / 2)
-    assert found.core_hours is not None
-    assert found.job_cost == pytest.approx(found.core_hours * 0.04)
-    assert found.million_cost == pytest.approx(found.core_seconds / 3600 * 0.04)
+    assert found.job_seconds == pytest.approx(found.million_seconds / 50 / 2)
+    assert found.job_hours is not None
+    assert found.job_cost == pytest.approx(found.job_hours * 0.04)
+    assert found.million_cost == pytest.approx(found.million_seconds / 3600 * 0.04)
     assert found.spread > 0
+    assert (found.resource, found.parallel) == ("core", 2)
     assert estimated(bundle, tmp_path / "rows.parquet", None).job_cost is None
 
 

@@ -52,13 +52,13 @@ def test_it_knows_its_columns() -> None:
         "open(age)",
     ],
 )
-def test_whatever_else_is_refused(text: str) -> None:
+def test_filter__unsupported_syntax__is_rejected(text: str) -> None:
     with pytest.raises(MlctlError) as caught:
         Filter(text)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 @pytest.mark.parametrize("text", ["age + 1", "land > 3", "land in age", "age is 3", "age in ['x']"])
-def test_what_does_not_fit_the_types_is_refused(text: str) -> None:
+def test_filter__other_types__are_rejected(text: str) -> None:
     with pytest.raises(MlctlError, match="--filter"):
         Filter(text).check(TABLE.schema)

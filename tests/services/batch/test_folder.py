@@ -10,8 +10,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.engine import RunControl
 from services.batch.job import BatchConfig
+from services.batch.run import RunControl
 from services.batch.sinks import open_sink
 from tests.support import tables
 from tests.support.bundles import make_bundle

@@ -13,9 +13,10 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.engine import BatchEvent, BatchPhase, RunControl
 from services.batch.filters import Filter
-from services.batch.job import BatchConfig, local_executor, run_job
+from services.batch.job import BatchConfig, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import BatchEvent, BatchPhase, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.units import Sink
@@ -28,7 +29,7 @@ def sink_at(out: Path) -> Sink:
     return open_sink(str(out))
 
 
-def test_each_row_is_answered_once_beside_what_is_kept(
+def test_job__rows_of_a_file__are_answered_once_with_kept_columns(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     first = tables.write_rows(tmp_path / "in" / "a.parquet", 2300)
@@ -59,7 +60,7 @@ def test_answers_do_not_depend_on_threads(bundle: VerifiedBundle, tmp_path: Path
     assert one.equals(four)
 
 
-def test_a_finished_job_is_left_as_it_is(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__finished__is_not_repeated(bundle: VerifiedBundle, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 1500)
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
@@ -93,7 +94,9 @@ def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Pa
     assert tables.answers(tmp_path / "out")["id"].to_pylist() == list(range(20_000))
 
 
-def test_another_job_is_refused_with_what_changed(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__another_fingerprint__is_rejected_with_the_changes(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
     tables.write_rows(tmp_path / "in.parquet", 1000)
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"))
     other = make_bundle(tmp_path / "other", scale=3.0)
@@ -111,7 +114,17 @@ def test_another_job_is_refused_with_what_changed(bundle: VerifiedBundle, tmp_pa
     assert set(tables.answers(tmp_path / "out")["mlctl_digest"].to_pylist()) == {other.digest}
 
 
-def test_the_filter_leaves_rows_out_and_counts_them(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__keep_all__answers_have_every_column(bundle: VerifiedBundle, tmp_path: Path) -> None:
+    tables.write_rows(tmp_path / "in.parquet", 100)
+    config = BatchConfig(keep=("*",))
+    tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=config)
+    rows = parquet.read_table(tmp_path / "in.parquet")
+    found = tables.answers(tmp_path / "out")
+    assert found.select(rows.schema.names).to_pylist() == rows.to_pylist()
+    assert found.schema.names == [*rows.schema.names, "y", "mlctl_digest"]
+
+
+def test_job__filter__skips_rows_and_counts_them(bundle: VerifiedBundle, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 1000)
     config = BatchConfig(keep=("id",), filter="id >= 100 and id < 900", unit_rows=300)
     report = tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"), config=config)
@@ -215,7 +228,9 @@ def test_too_many_bad_rows_stop_the_job(bundle: VerifiedBundle, tmp_path: Path) 
     assert (report.totals.rows, report.totals.bad) == (3900, 100)
 
 
-def test_answers_that_are_not_finite_can_be_refused(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__finite_outputs__other_answers_are_bad_rows(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
     x = tables.inputs(600)
     x[[3, 599]] = np.inf
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
@@ -262,7 +277,7 @@ def test_parts_go_to_folders_of_their_keys(bundle: VerifiedBundle, tmp_path: Pat
     ]
 
 
-def test_rows_of_a_model_whose_rows_meet_are_asked_alone(tmp_path: Path) -> None:
+def test_scoring__rows_that_influence_each_other__are_scored_one_by_one(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", row_independent=False)
     x = tables.write_rows(tmp_path / "in.parquet", 20)
     tables.score(bundle, tmp_path / "in.parquet", sink_at(tmp_path / "out"))

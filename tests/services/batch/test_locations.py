@@ -73,13 +73,13 @@ def test_rows_are_read_from_a_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["/no/such/place", "memory://no/such", "no*where"])
-def test_a_place_without_rows_is_refused(location: str) -> None:
+def test_locations__no_rows__is_rejected(location: str) -> None:
     with pytest.raises(MlctlError) as caught:
         open_source(location, 10)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_an_unknown_scheme_or_form_is_refused(tmp_path: Path) -> None:
+def test_locations__unknown_scheme_or_format__is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.odd").write_text("1")
     for location in ("gopher://x", str(tmp_path / "x.odd")):
         with pytest.raises(MlctlError) as caught:

@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.engine import BatchEvent, RunControl
-from services.batch.job import BatchConfig, BatchReport, local_executor, run_job
+from services.batch.job import BatchConfig, BatchReport, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import BatchEvent, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.units import Source
@@ -84,14 +85,14 @@ def test_query_source__units__are_ranges_of_the_key(database: Database) -> None:
     assert [row["name"] for row in read(source, ["name"], 1)] == [row[2] for row in ROWS[100:]]
 
 
-def test_a_query_with_a_percent_and_a_condition(database: Database) -> None:
+def test_query_source__query_with_percent_signs__is_run_as_written(database: Database) -> None:
     source = database.source("SELECT id, id % 7 AS rest FROM people WHERE name LIKE 'name 1%';")
     expected = [row[0] % 7 for row in ROWS if str(row[2]).startswith("name 1")]
     assert [row["rest"] for row in read(source, ["rest"])] == expected
 
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
-def test_added_rows_change_the_identity_and_stop_a_read(database: Database) -> None:
+def test_query_source__added_rows__change_the_identity_and_stop_a_read(database: Database) -> None:
     source = database.source()
     before = source.identity()
     database.add([(1000, 0.0, "new")])
@@ -155,7 +156,7 @@ def test_query_source__rows_moved_between_runs__job_ends_without_success(tmp_pat
 
 @pytest.mark.parametrize("database", ["postgresql", "sqlite"], indirect=True)
 @pytest.mark.parametrize("row", [(99, 0.0, "twice"), (None, 0.0, "null")])
-def test_keys_that_do_not_tell_rows_apart_are_refused(
+def test_query_source__key_not_unique_or_null__is_rejected(
     database: Database, row: tuple[Any, ...]
 ) -> None:
     database.add([row])
@@ -163,7 +164,7 @@ def test_keys_that_do_not_tell_rows_apart_are_refused(
         database.source().plan(["score"], None)
 
 
-def test_a_value_of_sqlite_that_is_not_of_its_columns_type_is_bad(tmp_path: Path) -> None:
+def test_query_source__sqlite_value_of_another_type__is_a_bad_row(tmp_path: Path) -> None:
     made = Database(sqlite3.connect(tmp_path / "in.db"), f"sqlite://{tmp_path}/in.db", "?")
     made.connection.execute("CREATE TABLE people (id INTEGER, score FLOAT, name TEXT)")
     # One among the first rows, which tell the type, and one after them.
@@ -191,19 +192,21 @@ def test_a_value_of_sqlite_that_is_not_of_its_columns_type_is_bad(tmp_path: Path
         ("postgresql://u:geheim@h/d?table=a", {}, r"postgresql://u@h/d needs a key"),
     ],
 )
-def test_what_is_missing_is_told(location: str, options: dict[str, str], told: str) -> None:
+def test_query_source__no_table_or_key__is_rejected(
+    location: str, options: dict[str, str], told: str
+) -> None:
     with pytest.raises(MlctlError, match=told):
         open_source(location, 100, options)
 
 
-def test_a_bad_query_and_a_bad_key_are_told(database: Database) -> None:
+def test_query_source__bad_query_or_key__is_rejected(database: Database) -> None:
     for query, key in (("SELECT nothing FROM nowhere", "id"), ("SELECT id FROM people", "no")):
         with pytest.raises(MlctlError) as caught:
             database.source(query, key).identity()
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_server_that_is_away_is_told_without_the_password() -> None:
+def test_query_source__server_unavailable__message_has_no_password() -> None:
     location = "postgresql://u:geheim@/d?host=/nowhere&table=a&key=id"
     with pytest.raises(MlctlError, match="cannot be reached") as caught:
         open_source(location, 100).identity()

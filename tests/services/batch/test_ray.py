@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,22 +23,23 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from services.batch import ray_executor as cluster
-from services.batch.engine import BatchEvent, BatchPhase, RunControl
 from services.batch.files import FileSource
-from services.batch.job import (
-    BatchConfig,
-    BatchReport,
-    Scoring,
-    local_executor,
-    make_job,
-    make_plan,
-    run_job,
+from services.batch.job import BatchConfig, BatchReport, make_job, make_plan, run_job
+from services.batch.local_executor import local_executor
+from services.batch.ray_executor import (
+    PREFIX,
+    Failure,
+    ScoringActor,
+    Scratch,
+    WorkerSetup,
+    read_files,
+    sweep,
 )
-from services.batch.limits import ErrorLimit
-from services.batch.ray_actor import Failure, ScoringActor, WorkerSetup, read_files
+from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.units import Marker, Piece, Sink, Source, Unit
+from services.batch.worker import Scoring
 from services.runtime.pipeline_scorer import VerifiedPipeline
 from services.runtime.scorable import Scorable
 from tests.services.runtime.test_pipeline_scorer import pipeline
@@ -119,7 +123,7 @@ def check_as_local(model: Scorable, place: Path, report: BatchReport, out: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_ray__csv__is_answered_as_here(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_ray__csv__answers_equal_those_of_threads(bundle: VerifiedBundle, tmp_path: Path) -> None:
     write_wide(tmp_path / "in.csv")
     report = score(bundle, rows_at(tmp_path / "in.csv"), tmp_path / "ray", actors=1)
     check_as_local(bundle, tmp_path / "in.csv", report, tmp_path / "ray")
@@ -127,7 +131,7 @@ def test_ray__csv__is_answered_as_here(bundle: VerifiedBundle, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_a_pipeline_is_scored_as_here(tmp_path: Path) -> None:
+def test_ray__pipeline__answers_equal_those_of_threads(tmp_path: Path) -> None:
     whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     write_wide(tmp_path / "in.parquet")
@@ -290,7 +294,7 @@ def test_an_actor_opens_all_stages_of_a_pipeline_or_none(tmp_path: Path) -> None
     assert refused.code is ErrorCode.DIGEST_MISMATCH
 
 
-def test_a_cluster_that_nobody_is_at_is_told_at_once() -> None:
+def test_ray__no_cluster_at_the_address__fails_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         place = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -302,3 +306,48 @@ def test_a_cluster_that_nobody_is_at_is_told_at_once() -> None:
         cluster.check_reachable(f"ray://{place}")
     for address in (cluster.LOCAL, "auto"):
         cluster.check_reachable(address)
+
+
+HOLD = """
+import sys
+from services.batch.ray_executor import Scratch
+scratch = Scratch()
+(scratch.folder / "file").write_text("content")
+print(scratch.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_sweep__folder_of_a_killed_process__is_removed_and_a_locked_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    mine = Scratch()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert folder.parent == tmp_path
+        assert folder.name.startswith(PREFIX)
+        assert sweep() == 0
+        assert (folder / "file").is_file()
+        process.kill()
+        process.wait()
+        assert sweep() == 1
+    assert list(tmp_path.iterdir()) == [mine.folder]
+    mine.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_sweep__file_or_link_with_such_a_name__stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{PREFIX}file").write_text("not a folder")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    assert sweep() == 0
+    assert (tmp_path / "elsewhere").is_dir()

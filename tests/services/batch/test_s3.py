@@ -63,14 +63,14 @@ def test_rows_of_a_folder_come_in_the_order_of_its_files(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("known")
-def test_a_bucket_that_is_not_there_is_told() -> None:
+def test_s3__missing_bucket__is_reported() -> None:
     error = refused("s3://no-such-bucket/in/")
     assert error.code is ErrorCode.INVALID_INPUT
     assert error.message == "s3://no-such-bucket/in/ cannot be read: it does not exist"
 
 
 @pytest.mark.usefixtures("known")
-def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3__no_credentials__are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in KEYS:
         monkeypatch.delenv(name)
     forget()

@@ -90,7 +90,7 @@ def test_text_that_is_none_makes_its_row_bad(bundle: VerifiedBundle) -> None:
     assert result.quarantine.select(["id", "x"]).to_pylist() == [{"id": 1, "x": 2.0}]
 
 
-def test_a_failing_runtime_is_told_with_its_words(bundle: VerifiedBundle) -> None:
+def test_scoring__failing_runtime__its_message_is_the_reason(bundle: VerifiedBundle) -> None:
     def fail(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if (feed["x"] < 0).any():
             raise RuntimeError("negative index\nand more")

@@ -30,7 +30,7 @@ def test_a_batch_is_answered_as_elsewhere(bundle: VerifiedBundle) -> None:
     np.testing.assert_array_equal(predict(x.astype(np.float64)), predict(x))
 
 
-def test_rows_of_a_model_whose_rows_meet_are_asked_alone(tmp_path: Path) -> None:
+def test_scoring__rows_that_influence_each_other__are_scored_one_by_one(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", row_independent=False)
     x = tables.inputs(9)
     predict = make_predict(bundle)()
@@ -55,7 +55,7 @@ def test_texts_go_in_and_out_and_a_bad_one_is_named(tmp_path: Path) -> None:
         predict(texts)
 
 
-def test_a_pipeline_is_asked_as_a_whole(tmp_path: Path) -> None:
+def test_spark__pipeline__is_scored_as_a_whole(tmp_path: Path) -> None:
     whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     x = tables.inputs(300)
@@ -76,7 +76,7 @@ def test_it_has_a_parameter_for_each_column_by_which_spark_counts_them(tmp_path:
     np.testing.assert_array_equal(found["m"], wanted["m"])
 
 
-def test_what_was_sent_is_found_by_its_name(
+def test_spark__folder_sent_to_workers__is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = VerifiedPipeline.of(pipeline(tmp_path / "driver"))
@@ -96,7 +96,7 @@ def test_what_was_sent_is_found_by_its_name(
         make_predict(whole, "models")()
 
 
-def test_another_bundle_at_that_place_is_not_loaded(tmp_path: Path) -> None:
+def test_spark__other_bundle_in_the_folder__is_not_loaded(tmp_path: Path) -> None:
     meant = make_bundle(tmp_path / "meant")
     other = make_bundle(tmp_path / "other", scale=3.0)
     with pytest.raises(MlctlError) as caught:

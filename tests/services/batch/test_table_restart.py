@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bundle.errors import MlctlError
 from services.batch.databases.sink import DatabaseSink
 from tests.services.batch.conftest import Place
 from tests.support.table_jobs import JOB, commit, query, sink_at
@@ -55,34 +54,30 @@ def test_table__restart_of_a_job_that_began_with_rows_in_the_table__keeps_those(
 
 def forget_job(location: str) -> None:
     """Drop the ledger, so that the rows of the table are those of others."""
-    for name in ("facts", "units", "quarantine", "written"):
+    for name in ("job", "units", "quarantine"):
         query(location, f"DROP TABLE $T_mlctl_{name}")
 
 
-def test_table__restart_where_the_job_may_have_replaced_rows__is_refused(place: Place) -> None:
+def test_table__restart_with_a_key__removes_the_rows_that_the_job_replaced(place: Place) -> None:
     location = place(create="yes", key="id")
     with closing(sink_at(location)) as sink:
         sink.begin(JOB)
-        commit(sink, 0)
+        commit(sink, 0, 1)
     forget_job(location)
     with closing(sink_at(location)) as sink:
         sink.begin(JOB)
         commit(sink, 1)
-        with pytest.raises(MlctlError, match="had rows before the job") as caught:
-            sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
-        assert caught.value.hint is not None
-        assert "_mlctl_written" in caught.value.hint
-        assert query_ids(sink) == [*range(20)]
+        sink.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
+        assert query_ids(sink) == [*range(10)]
 
 
-def test_table__restart_after_the_rows_were_changed__is_refused(place: Place) -> None:
+def test_table__restart_of_a_job_whose_table_is_gone__begins_anew(place: Place) -> None:
     location = place(create="yes")
     with closing(sink_at(location)) as sink:
         sink.begin(JOB)
         commit(sink, 0)
-    query(location, "UPDATE $T SET mlctl_digest = 'other' WHERE id = 3")
+    query(location, "DROP TABLE $T")
     with closing(sink_at(location)) as sink:
-        with pytest.raises(MlctlError, match="has 9 rows of the job, which wrote 10"):
-            sink.begin(JOB, restart=True)
-        assert query_ids(sink) == [*range(10)]
-        assert len(sink.begin(JOB)[0]) == 1
+        assert sink.begin(JOB, restart=True) == ({}, False)
+        commit(sink, 1)
+        assert query_ids(sink) == [*range(10, 20)]

@@ -81,7 +81,7 @@ def test_rows_come_in_units_with_their_types(tmp_path: Path, form: str, packing:
     assert max(piece.table.num_rows for piece in pieces) == 100
 
 
-def test_a_folder_of_packed_and_plain_files_in_order_of_their_names(tmp_path: Path) -> None:
+def test_text_source__compressed_and_plain_files__are_read_by_name(tmp_path: Path) -> None:
     packed(tmp_path / "b.csv.gz", as_csv(rows()[120:]))
     packed(tmp_path / "a.csv", as_csv(rows()[:120]))
     source = source_at(tmp_path)
@@ -151,7 +151,7 @@ def test_json_lists_nulls_and_times_keep_their_meaning(tmp_path: Path) -> None:
     ]
 
 
-def test_types_and_delimiters_can_be_told(tmp_path: Path) -> None:
+def test_text_source__types_and_delimiter__are_options(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text("zip;age\n01234;7\n99999;8\n")
     source = source_at(path, delimiter=";", types="zip:string,age:double")
@@ -183,7 +183,7 @@ def test_arrow_files_and_streams(tmp_path: Path, form: str) -> None:
         ("in.arrow", b"no arrow", "in.arrow cannot be read"),
     ],
 )
-def test_what_is_not_of_the_form_is_told(
+def test_text_source__malformed_line__is_a_bad_row(
     tmp_path: Path, name: str, content: bytes, told: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -192,7 +192,7 @@ def test_what_is_not_of_the_form_is_told(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_file_that_ends_too_early_is_told(tmp_path: Path) -> None:
+def test_text_source__truncated_file__is_reported(tmp_path: Path) -> None:
     whole = gzip.compress(as_jsonl(rows()))
     (tmp_path / "in.jsonl.gz").write_bytes(whole[:-200])
     with pytest.raises(MlctlError, match=r"in\.jsonl\.gz cannot be read"):

@@ -21,9 +21,10 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.databases import reading
-from services.batch.engine import BatchEvent, BatchPhase, RunControl
-from services.batch.job import BatchConfig, local_executor, run_job
+from services.batch.databases import sqlite
+from services.batch.job import BatchConfig, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import BatchEvent, BatchPhase, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.transient_errors import is_transient, permanent_reason
@@ -135,7 +136,7 @@ def test_a_server_that_fails_for_a_moment_is_read_on(
     assert "rows.jsonl cannot be reached: HTTP status 503; trying again in 1 s" in paused.detail
 
 
-def test_a_file_that_changed_while_it_was_away_is_told(
+def test_source__file_changed_while_unavailable__job_ends(
     bundle: VerifiedBundle, files: Files, tmp_path: Path
 ) -> None:
     files.cut = True
@@ -194,8 +195,10 @@ def test_a_lost_session_of_postgresql_is_read_on(
     assert "geheim" not in events[0].detail
 
 
-def test_a_locked_sqlite_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_LOCK_SECONDS", 0.05)
+def test_query_source__locked_sqlite_file__is_transient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_LOCK_SECONDS", 0.05)
     writer = sqlite3.connect(tmp_path / "in.db", isolation_level=None)
     writer.execute("CREATE TABLE a (id INTEGER)")
     writer.execute("BEGIN EXCLUSIVE")
@@ -208,7 +211,7 @@ def test_a_locked_sqlite_is_transient(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_duckdb_that_another_process_writes_is_transient(tmp_path: Path) -> None:
+def test_query_source__duckdb_file_locked_by_another_process__is_transient(tmp_path: Path) -> None:
     place = tmp_path / "in.db"
     script = (
         "import duckdb, sys; db = duckdb.connect(sys.argv[1]); "
@@ -249,7 +252,9 @@ class AnsweredError(Exception):
         (ValueError(), False),
     ],
 )
-def test_what_may_pass_by_itself(error: Exception, *, away: bool) -> None:
+def test_is_transient__errors_of_file_systems__are_classified(
+    error: Exception, *, away: bool
+) -> None:
     assert is_transient(error) is away
     told = FileNotFoundError("http://a")
     told.__cause__ = error
@@ -260,7 +265,7 @@ def test_what_may_pass_by_itself(error: Exception, *, away: bool) -> None:
     ("status", "said"),
     [(404, "does not exist"), (410, "does not exist"), (401, "denied"), (403, "denied")],
 )
-def test_what_a_server_of_files_lacks_or_forbids_is_told(status: int, said: str) -> None:
+def test_permanent_reason__missing_or_forbidden__is_named(status: int, said: str) -> None:
     error = aiohttp.ClientResponseError(None, (), status=status)  # type: ignore[arg-type]
     told = FileNotFoundError("http://a")
     told.__cause__ = error

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.engine import BatchEvent, BatchPhase, RunControl
 from services.batch.job import BatchConfig, BatchReport
+from services.batch.run import BatchEvent, BatchPhase, RunControl
 from services.batch.sinks import open_sink
 from services.precomputed.store_urls import open_store
 from tests.services.precomputed.conftest import NAME, Bench

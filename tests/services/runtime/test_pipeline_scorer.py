@@ -14,9 +14,9 @@ from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.engine import RunControl
-from services.batch.job import BatchConfig, BatchReport, Executor, local_executor, run_job
-from services.batch.limits import ErrorLimit
+from services.batch.job import BatchConfig, BatchReport, Executor, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import ErrorLimit, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
 from services.batch.units import Sink

@@ -169,7 +169,7 @@ def test_a_poisoned_stream_stops_before_the_batch_that_crosses_the_limit(poison:
     assert len(link.values()) == 64
 
 
-def test_a_broker_that_is_away_is_waited_for() -> None:
+def test_engine__broker_unavailable__run_waits() -> None:
     link = MemoryConnection(stream_of(plain(100)))
     link.before_poll.extend([fail(AWAY), None, fail(AWAY)])
     link.before_commit.extend([fail(AWAY), None, fail(AWAY)])
@@ -262,7 +262,7 @@ def test_lost_partitions_are_never_committed() -> None:
         assert len(batch.answers) == len(batch.done), "answers of dropped messages are dropped"
 
 
-def test_after_a_refused_commit_all_that_is_uncommitted_is_forgotten() -> None:
+def test_engine__rejected_commit__uncommitted_messages_are_discarded() -> None:
     link = MemoryConnection(stream_of(plain(100)))
     every = [*link.source]
 
@@ -314,7 +314,7 @@ def test_answers_that_the_broker_never_takes_are_dead_letters() -> None:
     assert sum(each.get("payload_too_large", 0) for each in reasons) == 3
 
 
-def test_refused_answers_count_towards_the_limit() -> None:
+def test_engine__rejected_answers__count_towards_the_limit() -> None:
     every = {2 * (100 + n) for n in range(64, 564)}
     link = MemoryConnection(stream_of(plain(564)), before_poll=deque([refusing(every)]))
     found = ran(link)
@@ -325,7 +325,7 @@ def test_refused_answers_count_towards_the_limit() -> None:
     assert len(link.values()) == 64
 
 
-def test_a_slow_model_bounds_what_waits_and_the_broker_is_polled_all_the_same() -> None:
+def test_engine__slow_model__buffer_is_bounded_and_the_broker_still_polled() -> None:
     link = MemoryConnection(stream_of(plain(2000)))
     model = Held()
 
@@ -342,7 +342,7 @@ def test_a_slow_model_bounds_what_waits_and_the_broker_is_polled_all_the_same() 
     assert link.pauses[:2] == ["pause", "resume"]
 
 
-def test_a_stop_commits_what_was_begun_and_forgets_the_rest() -> None:
+def test_engine__stop__commits_the_batch_in_flight_only() -> None:
     link = MemoryConnection(stream_of(plain(100_000)))
     pump, events = pump_of(link, until_empty=False)
 

@@ -254,7 +254,7 @@ def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places)
     assert numbers(read(places.dead)) == numbers(found[:1])
 
 
-def test_transaction__refused_before_its_delivery_report__the_next_one_commits(
+def test_transaction__rejected_before_its_delivery_report__the_next_one_commits(
     kafka: MockKafka, places: Places
 ) -> None:
     send(places.source, numbered(0, 20))
@@ -271,7 +271,9 @@ def test_transaction__refused_before_its_delivery_report__the_next_one_commits(
     assert numbers(read(places.answers)) == [*range(20)]
 
 
-def test_what_a_lost_member_held_comes_again(kafka: MockKafka, places: Places) -> None:
+def test_redis__entries_of_a_lost_member__are_delivered_again(
+    kafka: MockKafka, places: Places
+) -> None:
     send(places.source, numbered(0, 30))
     with link_of(places) as link:
         first = take(link, 10)
@@ -304,7 +306,7 @@ def test_group_lag__transaction_marks_at_the_end__are_committed_for_the_other_me
         assert committed.offset == 7
 
 
-def test_what_is_too_large_is_no_obstacle(places: Places) -> None:
+def test_contract__message_too_large__others_are_answered(places: Places) -> None:
     send(places.source, numbered(0, 3))
     small = replace(places.source, options={**places.source.options, "message.max.bytes": "2000"})
     narrow = Places(

@@ -31,7 +31,9 @@ def kafka() -> Iterator[MockKafka]:
         ("kafka://{address}#no-such-topic", ErrorCode.NOT_FOUND, "--create"),
     ],
 )
-def test_places_that_are_none(kafka: MockKafka, text: str, code: ErrorCode, word: str) -> None:
+def test_kafka_url__invalid__is_rejected(
+    kafka: MockKafka, text: str, code: ErrorCode, word: str
+) -> None:
     place = StreamUrl.parse(text.format(address=kafka.address))
     with (
         pytest.raises(MlctlError) as refused,

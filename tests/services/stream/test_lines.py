@@ -56,7 +56,7 @@ class TestLines(TransportContract):
     st.none() | st.binary(max_size=8),
     st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=3),
 )
-def test_a_whole_line_says_everything(
+def test_lines__full_envelope__has_all_fields(
     value: bytes, key: bytes | None, headers: list[tuple[str, bytes]]
 ) -> None:
     try:
@@ -71,7 +71,7 @@ def test_a_whole_line_says_everything(
     assert from_line(plain[:-1]).value == value
 
 
-def test_what_only_looks_like_an_envelope_is_a_value() -> None:
+def test_lines__object_that_resembles_an_envelope__is_a_value() -> None:
     for line in (b'{"mlctl":1}', b'{"mlctl":{},"value":{"base64":"?"}}', b'{"mlctl":{'):
         assert from_line(line).value == line
 
@@ -199,7 +199,7 @@ def test_position__disk_is_full__is_worth_another_try(
 
 
 @pytest.mark.parametrize("at", ["in", "out"])
-def test_an_option_that_is_none_is_told(tmp_path: Path, at: str) -> None:
+def test_stream_url__unknown_option__is_rejected(tmp_path: Path, at: str) -> None:
     def place(name: str) -> StreamUrl:
         return StreamUrl.parse(f"file://{tmp_path / name}.jsonl{'?header=x' if name == at else ''}")
 
@@ -279,7 +279,7 @@ def test_file__replaced_or_cut__is_an_error_until_the_position_is_removed(
         assert values(take(link, 2)) == [b"new1", b"new2"]
 
 
-def test_what_comes_after_a_late_start_is_not_lost(tmp_path: Path) -> None:
+def test_kafka__messages_after_a_late_start__are_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"1\n2\n3")
     source = StreamUrl.parse(str(path))

@@ -18,7 +18,7 @@ def _event(
     return StreamEvent(phase, StreamTotals(), 1.0, lag, batch, n)
 
 
-def test_a_scrape_tells_what_happened() -> None:
+def test_metrics__scrape__counts_the_events() -> None:
     registry = CollectorRegistry()
     metrics = StreamMetrics("tiny", registry, ManualClock(1000.0))
     batch = CommittedBatch(10, 12, 8, 2, 0.003, 0.001, 0.002, 0.0, 0.02, {"invalid_input": 2})

@@ -90,7 +90,7 @@ def test_answers_can_be_looked_up_by_the_messages_keys(
         _run(bundle, tmp_path, "precomputed://fresh")
 
 
-def test_what_comes_again_does_not_replace_what_is_newer(
+def test_precomputed__redelivered_message__does_not_replace_a_newer_answer(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     signature = bundle.manifest.signature
@@ -120,7 +120,7 @@ def test_a_store_is_no_source() -> None:
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_an_option_that_is_none_is_told() -> None:
+def test_stream_url__unknown_option__is_rejected() -> None:
     place = StreamUrl.parse("precomputed://fresh?keys=id")
     with pytest.raises(MlctlError, match="no option 'keys'") as caught:
         transport_of(place).open_producer(place)

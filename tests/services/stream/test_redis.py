@@ -144,7 +144,7 @@ class TestRedis(TransportContract):
         assert numbers(read(places.answers)) == [*range(10)]
 
 
-def test_only_what_all_groups_committed_is_trimmed(server: RedisServer) -> None:
+def test_redis__retention__keeps_what_a_group_has_not_committed(server: RedisServer) -> None:
     source = place(server, "trimmed", "trim=acknowledged")
     send(source, numbered(0, 20))
     with transport.open_connection(ConnectionRequest(source, "slow")) as slow:
@@ -211,7 +211,7 @@ def test_entries_of_others_are_messages(server: RedisServer) -> None:
     assert read(plain)[0][2:5] == (b"2", None, headers)
 
 
-def test_more_headers_than_a_script_can_give_on_are_left_out(server: RedisServer) -> None:
+def test_redis__too_many_headers__are_dropped(server: RedisServer) -> None:
     source, answers, dead = (place(server, f"wide-{part}") for part in ("in", "out", "dead"))
     with redis.Redis.from_url(server.url) as other:
         other.xadd("wide-in", {"value": b"1", **{f"f{n}": b"x" for n in range(9000)}})
@@ -231,7 +231,7 @@ def test_more_headers_than_a_script_can_give_on_are_left_out(server: RedisServer
     assert numbers(read(answers)) == [2]
 
 
-def test_troubles_are_told(server: RedisServer) -> None:
+def test_redis__unusable_server__is_reported(server: RedisServer) -> None:
     def code_of(wanted: StreamUrl) -> ErrorCode:
         with pytest.raises(MlctlError) as caught:
             transport.status(wanted, "g")
@@ -255,7 +255,7 @@ def test_troubles_are_told(server: RedisServer) -> None:
         transport.open_connection(ConnectionRequest(place(server, "mixed"), "g", other_server))
 
 
-def test_passwords_come_from_the_place_or_the_environment(
+def test_redis__password__from_the_url_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redis_server(tmp_path) as guarded:

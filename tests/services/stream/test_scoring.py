@@ -79,7 +79,7 @@ def test_only_the_messages_at_fault_have_no_answer(joinable: bool) -> None:
     }
 
 
-def test_messages_whose_rows_answer_for_each_other_are_asked_alone() -> None:
+def test_scoring__messages_whose_rows_influence_each_other__are_scored_one_by_one() -> None:
     model = Doubling(joinable=False)
     MessageScorer(model, Numbers()).answer([b"1", b"2 3", b"4 5 6"])
     assert model.calls == [1, 2, 3]

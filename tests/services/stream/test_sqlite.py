@@ -240,7 +240,9 @@ def test_two_members_may_open_a_new_file_at_once(tmp_path: Path) -> None:
         ("sqlite://{folder}/events.db?retention=x#in", ErrorCode.INVALID_INPUT),
     ],
 )
-def test_places_that_are_no_log_are_refused(tmp_path: Path, text: str, code: ErrorCode) -> None:
+def test_sqlite__file_that_is_no_log__is_rejected(
+    tmp_path: Path, text: str, code: ErrorCode
+) -> None:
     send(StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}#one"), numbered(0, 1))
     (tmp_path / "text.db").write_text("no database " * 100)
     with sqlite3.connect(tmp_path / "other.db") as other:
@@ -252,7 +254,7 @@ def test_places_that_are_no_log_are_refused(tmp_path: Path, text: str, code: Err
     assert caught.value.code is code
 
 
-def test_looking_makes_nothing(tmp_path: Path) -> None:
+def test_sqlite__browse_of_a_missing_file__creates_nothing(tmp_path: Path) -> None:
     place = StreamUrl.parse(f"sqlite://{tmp_path / 'events.db'}#in")
     with pytest.raises(MlctlError) as caught:
         transport.status(place, "g")

@@ -41,7 +41,9 @@ def test_lines_are_sent_with_their_keys(places: dict[str, StreamUrl], tmp_path: 
     assert [message.key for message in found] == [b"7", b"x"]
 
 
-def test_a_line_without_the_key_is_told(places: dict[str, StreamUrl], tmp_path: Path) -> None:
+def test_send__line_without_the_key__is_reported(
+    places: dict[str, StreamUrl], tmp_path: Path
+) -> None:
     rows = tmp_path / "rows"
     rows.write_bytes(b"[1]\n")
     with pytest.raises(MlctlError, match="not a JSON object with that field"):
@@ -75,7 +77,9 @@ def test_dead_letters_are_sent_again_once(places: dict[str, StreamUrl]) -> None:
     assert _redriven(places) == 1
 
 
-def test_what_dies_again_meanwhile_waits_for_the_next_time(places: dict[str, StreamUrl]) -> None:
+def test_redrive__message_that_fails_again__waits_for_the_next_call(
+    places: dict[str, StreamUrl],
+) -> None:
     """A consumer that refuses each message at once would keep a redrive busy for ever."""
     _publish(places["dead"], *(Outgoing(b"%d" % n) for n in range(3)))
     if places["dead"].scheme == "file":  # one process writes to a file at a time
@@ -112,7 +116,7 @@ def test_a_message_is_shown_whatever_is_in_it() -> None:
     assert lines[-1].endswith("... (2002 more characters)")
 
 
-def test_a_file_that_is_not_there_is_told(places: dict[str, StreamUrl], tmp_path: Path) -> None:
+def test_send__missing_file__is_reported(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match="cannot be read") as caught:
         send(places["in"], tmp_path / "none.jsonl", threading.Event())
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -82,7 +82,7 @@ def test_the_end_is_not_there_while_a_killed_member_holds_messages() -> None:
     assert (report.totals.answers, report.complete) == (5, True)
 
 
-def test_the_end_tells_what_is_left_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_empty__end_of_the_run__reports_the_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     left = iter([4])  # 4 for the first call, then 0
     link = SilentConnection(stream_of(plain(6)), step_s=0.1)
     monkeypatch.setattr(SilentConnection, "lag", lambda _link: {"0": next(left, 0)})
@@ -117,7 +117,7 @@ def test_until_empty__no_partition_and_nothing_left__ends_at_once() -> None:
     assert report.seconds < 2.0
 
 
-def test_until_empty__broker_was_away__its_absence_is_not_counted() -> None:
+def test_until_empty__broker_was_unavailable__that_time_is_not_counted() -> None:
     def away(each: MemoryConnection) -> None:
         assert isinstance(each, SilentConnection)
         each.clock.advance(50.0)

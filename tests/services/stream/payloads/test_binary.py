@@ -97,7 +97,7 @@ def _bomb(form: str) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["buffer", "dictionary", "rows", "nulls"])
-def test_a_small_message_that_unpacks_to_much_is_refused(form: str) -> None:
+def test_arrow__compressed_message__is_rejected(form: str) -> None:
     text = Signature(inputs=(_spec("x", Datatype.BYTES),), outputs=FOUR.outputs)
     signature = RAGGED if form == "nulls" else text
     payload = open_payload(PayloadRequest("arrow", max_bytes=1 << 20), signature)
@@ -108,6 +108,20 @@ def test_a_small_message_that_unpacks_to_much_is_refused(form: str) -> None:
     (found,) = payload.decode([bomb])
     assert ("lists of nulls" if form == "nulls" else "dictionaries") in found.rejected[0]
     assert pool.max_memory() - before < 1 << 20
+
+
+def test_arrow__keep_all__answers_have_every_column() -> None:
+    payload = open_payload(PayloadRequest("arrow", keep=("*",)), FOUR)
+    x = [[1.0, 2, 3, 4]]
+    values = [_message({"id": [1], "x": x}), _message({"x": x, "label": ["z"]})]
+    found = [each for each in payload.decode(values) if len(each.kept)]
+    rejected = [each.rejected for each in payload.decode(values) if each.rejected]
+    assert rejected == [{1: "column 'label' has the name of an output"}]
+    outputs = {"y": np.zeros((1, 2), np.float32), "label": np.array([b"p"], object)}
+    answers = payload.encode(outputs, found[0].rows, found[0].carried)
+    assert [_answer(each) for each in answers] == [
+        {"id": [1], "x": x, "y": [[0, 0]], "label": ["p"]}
+    ]
 
 
 def test_rows_of_arrow_messages_come_back_to_their_messages() -> None:
@@ -130,7 +144,7 @@ def test_rows_of_arrow_messages_come_back_to_their_messages() -> None:
     ]
 
 
-def test_bad_arrow_messages_are_refused_alone() -> None:
+def test_arrow__bad_messages__others_are_answered() -> None:
     payload = open_payload(PayloadRequest("arrow", max_rows=3, max_bytes=5000), FOUR)
     good = _message({"x": [[1.0, 2, 3, 4]]})
     values = [
@@ -163,7 +177,7 @@ def test_arrow_rows_of_one_length_each() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_a_damaged_arrow_message_is_refused_or_read(data: st.DataObject) -> None:
+def test_arrow__damaged_message__is_rejected_or_read(data: st.DataObject) -> None:
     good = bytearray(_message({"x": [[1.0, 2, 3, 4]], "t": ["word"]}))
     for _ in range(data.draw(st.integers(1, 3))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))

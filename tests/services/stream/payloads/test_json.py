@@ -46,7 +46,7 @@ def test_flat_rows_become_one_array() -> None:
     assert not found.carried
 
 
-def test_one_bad_message_among_many_is_alone_refused() -> None:
+def test_payload__one_bad_message__others_are_answered() -> None:
     values = [orjson.dumps({"x": [float(i)] * 4}) for i in range(100)]
     values[37] = b'{"x":[1,2,true,4]}'
     values[60] = b"not json"
@@ -150,7 +150,7 @@ def test_rows_of_different_lengths_are_apart() -> None:
     assert [set(each.rejected) for each in found] == [{3}, set()]
 
 
-def test_limits_are_looked_at_before_anything_is_read() -> None:
+def test_payload__limits__are_checked_before_decoding() -> None:
     payload = open_payload(PayloadRequest(max_bytes=100, max_rows=2), FOUR)
     values = [
         b'{"x":[1,2,3,4]}',
@@ -191,13 +191,27 @@ def test_rows_of_any_shape_are_cut_apart(shape: tuple[int, ...]) -> None:
         assert orjson.loads(whole)["y"] == array.tolist()
 
 
-def test_what_json_cannot_say_is_an_error() -> None:
+def test_json__value_without_a_json_form__is_an_error() -> None:
     payload = open_payload(PayloadRequest(), FOUR)
     with pytest.raises(MlctlError, match="not finite"):
         payload.encode({"y": np.array([[1, 2, 3, math.nan]], np.float32)}, [1])
 
 
+def test_json__keep_all__answers_have_every_field() -> None:
+    payload = open_payload(PayloadRequest(keep=("*",)), FOUR)
+    values = [b'{"id":1,"x":[1,2,3,4]}', b'{"x":[1,2,3,4],"y":7}', b'{"x":[1,2,3,4],"at":{"a":[]}}']
+    (found,) = payload.decode(values)
+    assert found.rejected == {1: "field 'y' has the name of an output"}
+    answers = payload.encode({"y": found.inputs["x"]}, found.rows, found.carried)
+    assert [orjson.loads(each) for each in answers] == [
+        {"id": 1, "x": [1, 2, 3, 4], "y": [1, 2, 3, 4]},
+        {"x": [1, 2, 3, 4], "at": {"a": []}, "y": [1, 2, 3, 4]},
+    ]
+
+
 def test_requests_that_make_no_sense() -> None:
+    with pytest.raises(MlctlError, match="only json and arrow messages can keep all"):
+        open_payload(PayloadRequest("raw", keep=("*",)), FOUR)
     with pytest.raises(MlctlError, match="an output has that name"):
         open_payload(PayloadRequest(keep=("y",)), FOUR)
     with pytest.raises(MlctlError, match="unknown format"):
@@ -217,7 +231,7 @@ _ROWS = st.one_of(
     st.sampled_from([Datatype.FP32, Datatype.UINT8, Datatype.BYTES, Datatype.BOOL]),
     st.lists(st.one_of(_ROWS, st.lists(_ROWS, max_size=2), _VALUES), min_size=1, max_size=12),
 )
-def test_a_message_means_what_predict_makes_of_it(dtype: Datatype, rows: list[object]) -> None:
+def test_json__message__means_the_same_as_for_predict(dtype: Datatype, rows: list[object]) -> None:
     """Accepted with the same values or refused, and never changed by its neighbours."""
     signature = Signature(inputs=(_spec("x", dtype, 2),), outputs=FOUR.outputs)
     payload = open_payload(PayloadRequest(), signature)

@@ -196,7 +196,7 @@ def test_no_message_is_at_fault_for_the_registry(
     assert list(found.kept) == [0]
 
 
-def test_a_registry_that_is_away_and_one_with_a_password(
+def test_schemas__registry_unavailable_or_with_a_password__is_handled(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.schemas[7] = {"schema": json.dumps(RECORD)}
@@ -282,7 +282,7 @@ def test_protobuf_answers_may_be_json(tmp_path: Path) -> None:
         ("protobuf", {"descriptors": "{}/e.binpb", "message": "shop.Answer"}, "no field 'x'"),
     ],
 )
-def test_what_is_missing_is_told_at_the_start(
+def test_schemas__missing_option__is_reported_at_the_start(
     tmp_path: Path, name: str, options: dict[str, str], told: str
 ) -> None:
     _descriptors(tmp_path)

@@ -17,7 +17,7 @@ def place(folder: Path, file: str, topic: str) -> StreamUrl:
     return StreamUrl.parse(f"sqlite://{folder / file}#{topic}")
 
 
-def test_places_at_one_broker_are_one_link(tmp_path: Path) -> None:
+def test_bridge__urls_at_one_broker__share_a_connection(tmp_path: Path) -> None:
     source = place(tmp_path, "a.db", "in")
     link = connect(
         ConnectionRequest(source, "g", source.with_topic("out"), source.with_topic("dead"))
@@ -26,7 +26,7 @@ def test_places_at_one_broker_are_one_link(tmp_path: Path) -> None:
     assert link.guarantee is Guarantee.EXACTLY_ONCE
 
 
-def test_answers_go_to_another_broker_at_least_once(tmp_path: Path) -> None:
+def test_bridge__answers_at_another_broker__at_least_once(tmp_path: Path) -> None:
     source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
     send(source, numbered(0, 20))
     request = ConnectionRequest(source, "g", target, source.with_topic("dead"))
@@ -40,7 +40,7 @@ def test_answers_go_to_another_broker_at_least_once(tmp_path: Path) -> None:
     assert numbers(read(source.with_topic("dead"))) == [0]
 
 
-def test_what_was_published_but_not_acknowledged_comes_again(tmp_path: Path) -> None:
+def test_bridge__published_but_not_acknowledged__is_delivered_again(tmp_path: Path) -> None:
     source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
     send(source, numbered(0, 5))
 
@@ -84,7 +84,7 @@ def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
         ("redis://me:pa,ss@h/0#x", "redis://me@h/0#x"),
     ],
 )
-def test_a_place_is_shown_without_passwords_and_tokens(text: str, shown: str) -> None:
+def test_stream_url__redacted__has_no_passwords_and_tokens(text: str, shown: str) -> None:
     assert StreamUrl.parse(text).redacted() == shown
 
 
@@ -118,7 +118,7 @@ def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
         "kafka://localhost?message.max.bytes=many#x",
     ],
 )
-def test_what_is_no_number_is_told(text: str) -> None:
+def test_stream_url__option_that_is_no_number__is_rejected(text: str) -> None:
     source = StreamUrl.parse(text)
     with pytest.raises(MlctlError) as caught:
         connect(ConnectionRequest(source, "g", source.with_topic("out"), source.with_topic("dead")))

@@ -1,4 +1,4 @@
-"""Patience with a sink or source that is away, and the end of a job for other errors."""
+"""A run: its limit of bad rows, its patience with a sink or source, and errors that end it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.batch.engine import BatchEvent, BatchPhase, RunControl
 from services.batch.folder import FolderSink
+from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from services.batch.storage import LocalStorage
 from services.batch.units import Marker, ScoredPiece, Unit
 from tests.support import tables
@@ -89,3 +89,32 @@ def test_run__stopped_while_it_waits__ends_at_once(
     with pytest.raises(MlctlError):
         tables.score(bundle, rows, sink, control=RunControl(watch=watch, stop=stop))
     assert stop.is_set()
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "seen", "max_bad"),
+    [
+        ("0", 100, 100, 0),
+        ("25", None, 10, 25),
+        ("1%", 10_000, 10, 100),
+        ("0.5%", 1000, 0, 5),
+        ("1%", None, 10, 10),
+        ("1%", None, 50_000, 500),
+        ("100%", 7, 7, 7),
+    ],
+)
+def test_error_limit__number_or_share__bounds_the_bad_rows(
+    text: str, total: int | None, seen: int, max_bad: int
+) -> None:
+    limit = ErrorLimit.parse(text)
+    assert limit.max_bad(total, seen) == max_bad
+    limit.check(max_bad, total, seen)
+    with pytest.raises(MlctlError, match=f"more than --max-errors {text}") as caught:
+        limit.check(max_bad + 1, total, seen)
+    assert caught.value.code is ErrorCode.TOO_MANY_BAD_ROWS
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "101%", "many", "1 %"])
+def test_error_limit__another_form__is_rejected(text: str) -> None:
+    with pytest.raises(MlctlError, match="--max-errors"):
+        ErrorLimit.parse(text)

@@ -1,0 +1,80 @@
+"""`--executor local`: threads of this process take units, score and commit them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+
+from services.batch.job import Executor
+from services.batch.run import Run
+from services.batch.scoring import PieceScorer
+from services.batch.units import Marker, Unit
+from services.batch.worker import Scoring, UnitWorker
+from services.runtime.bisect import TooManyError
+
+_POLL_SECONDS = 0.2
+
+
+def local_executor(threads: int | None) -> Executor:
+    """Return the executor that scores with threads of this process."""
+
+    def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
+        worker = scoring.open()
+        count = usual_threads(worker.scorer, threads)
+        pool = ThreadPoolExecutor(count, "mlctl-score")
+        try:
+            score_units(run, units, replace(worker, pool=pool), min(count, len(units)))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    return execute
+
+
+def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: int) -> None:
+    """Commit `units` with `threads` threads; INTERRUPTED if the run is stopped before the end.
+
+    Other errors end the run too. Units in progress then have the grace to finish, or are abandoned
+    at once after an error.
+    """
+    waiting, busy = deque(units), set[Future[Marker | None]]()
+    stop, clock = run.control.stop, run.control.clock
+    deadline: float | None = None
+    pool = ThreadPoolExecutor(threads, "mlctl-unit")
+    try:
+        while busy or (waiting and not stop.is_set()):
+            while waiting and len(busy) < threads and not stop.is_set():
+                unit = waiting.popleft()
+                busy.add(pool.submit(run.patiently, lambda unit=unit: worker.process(unit)))  # type: ignore[misc]
+            done, busy = wait(busy, _POLL_SECONDS, FIRST_COMPLETED)
+            for future in done:
+                marker = future.result()
+                assert marker is not None
+                run.add(marker)
+            if stop.is_set():
+                deadline = deadline or clock.monotonic() + run.control.grace
+                if clock.monotonic() >= deadline:
+                    break
+    except TooManyError as error:
+        raise run.too_many(error) from error
+    finally:
+        worker.abandoned.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+    if waiting or busy:
+        raise run.interrupted()
+
+
+def usual_threads(scorer: PieceScorer, threads: int | None) -> int:
+    """Return how many units are in progress at once.
+
+    All cores where the model runs in several threads at once; three for a device, so that one unit
+    is read and one written while the device runs another; else one, as a transform holds Python's
+    lock.
+    """
+    if threads is not None:
+        return threads
+    if scorer.scorer.thread_safe:
+        return len(os.sched_getaffinity(0))
+    return 3 if scorer.scorer.provider != "cpu" else 1

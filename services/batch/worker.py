@@ -1,0 +1,101 @@
+"""What scores the units of a job: it reads, scores and commits one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bundle.errors import ErrorCode, MlctlError
+from services.batch.scoring import PieceScorer, ScoringPlan
+from services.batch.units import Marker, Piece, ScoredPiece, Sink, Source, Unit
+from services.runtime.bisect import TooManyError
+from services.runtime.scorable import Scorable, open_scorable, unit_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Pieces of a unit that are read or scored ahead of the one that is written.
+_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWorker:
+    """Reads, scores and commits units of one job; from several threads if `pool` is given.
+
+    `abandoned` ends a unit between two of its pieces, and leaves nothing of it.
+    """
+
+    source: Source
+    sink: Sink
+    columns: tuple[str, ...]
+    scorer: PieceScorer
+    piece_rows: int
+    max_bad: int | None
+    pool: ThreadPoolExecutor | None = None
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+    def process(self, unit: Unit) -> Marker:
+        """Commit `unit` unless another run has; TooManyError if too many of its rows are bad."""
+        marker = self.sink.find(unit)
+        return marker or self.sink.commit(unit, self._scored(unit))
+
+    def _scored(self, unit: Unit) -> Iterator[ScoredPiece]:
+        bad = 0
+        pieces = self.source.read(unit, self.columns, self.piece_rows)
+        for scored in self._in_order(unit, pieces):
+            if self.abandoned.is_set():
+                raise MlctlError(ErrorCode.INTERRUPTED, f"unit {unit.id} was abandoned")
+            if scored.quarantine is not None:
+                bad += scored.quarantine.num_rows
+                if self.max_bad is not None and bad > self.max_bad:
+                    reason = str(scored.quarantine["mlctl_reason"][-1])
+                    raise TooManyError(dict.fromkeys(range(bad), reason))
+            yield scored
+
+    def _in_order(self, unit: Unit, pieces: Iterator[Piece]) -> Iterator[ScoredPiece]:
+        """Score in the pool while this thread reads ahead and the caller writes."""
+        if self.pool is None:
+            yield from (self.scorer.score(unit, piece) for piece in pieces)
+            return
+        pending: deque[Future[ScoredPiece]] = deque()
+        for piece in pieces:
+            pending.append(self.pool.submit(self.scorer.score, unit, piece))
+            if len(pending) > _AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Everything that a process needs to commit units; it can be pickled.
+
+    `max_bad` limits the bad rows of a unit, `batch_rows` those of one call of the model, and
+    `piece_rows` those in memory at once, each None for the default.
+    """
+
+    model: Scorable
+    source: Source
+    sink: Sink
+    plan: ScoringPlan
+    schema: pa.Schema
+    quarantine: pa.Schema
+    max_bad: int | None = None
+    batch_rows: int | None = None
+    piece_rows: int | None = None
+
+    def open(self) -> UnitWorker:
+        """Load the model."""
+        scorer = PieceScorer(
+            open_scorable(self.model, self.batch_rows),
+            self.plan,
+            self.schema,
+            self.quarantine,
+            self.max_bad,
+        )
+        rows = self.piece_rows or unit_rows(self.model)
+        return UnitWorker(self.source, self.sink, self.plan.columns, scorer, rows, self.max_bad)
