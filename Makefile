@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check fix coverage coverage-core mutants bench soak fuzz audit container-check clean
+.PHONY: help demo test quick check fix coverage coverage-core mutants bench soak fuzz audit docs pictures container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -48,11 +48,17 @@ mutants: .venv/.dev ## Change the five pure modules line by line; lists the chan
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 
-check: .venv/.dev ## Check format, lint, types and layers; changes nothing
+check: .venv/.dev docs ## Check format, lint, types, layers and the site; changes nothing else
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/.dev ## Build the site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: .venv/.dev ## Run the demo and draw its terminal into docs/images
+	$(BIN)/python -m docs.pictures
 
 fix: .venv/.dev ## Apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .

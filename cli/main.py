@@ -10,6 +10,7 @@ from bundle import __version__
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
+from cli.commands.cache import cache
 from cli.commands.client import client
 from cli.commands.containerize import containerize
 from cli.commands.demo import demo
@@ -18,6 +19,7 @@ from cli.commands.down import down
 from cli.commands.events import events
 from cli.commands.gate import gate
 from cli.commands.history import history
+from cli.commands.init import init
 from cli.commands.logs import logs
 from cli.commands.manifests import manifests
 from cli.commands.models import models
@@ -33,20 +35,20 @@ from cli.commands.rollback import rollback
 from cli.commands.sbom import sbom
 from cli.commands.scale import scale
 from cli.commands.serve import serve
+from cli.commands.show import show
 from cli.commands.sign import sign
 from cli.commands.status import status
 from cli.commands.stream import stream
 from cli.commands.up import up
 from cli.commands.verify import verify
-from cli.commands.why import why
 from cli.output import ReportingGroup
 
 SECTIONS = {
-    "Start here": (doctor, demo),
-    "Models and Bentos": (models, optimize, build, pull, sign, verify),
+    "Start here": (doctor, demo, init, cache),
+    "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, pause, resume, rollback, status, ps, logs, events, history, why, down,
+        up, scale, promote, pause, resume, rollback, status, ps, logs, events, history, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip
@@ -78,8 +80,9 @@ class Mlctl(ReportingGroup):
 def cli() -> None:
     """Take a model from the MLflow registry to traffic in production, with proof at each step.
 
-    The chain is optimize, build, up, promote; `mlctl demo` shows it in a few minutes. State is
-    kept under $MLCTL_HOME. Every command has --json and uses the exit codes of docs/errors.md.
+    The chain is optimize, build, up, promote; `mlctl demo` shows it in a few minutes, and `mlctl
+    init` starts a project. State is kept under $MLCTL_HOME. Every command has --json and uses the
+    exit codes of docs/errors.md; docs/completion.md completes commands in your shell.
     """
 
 

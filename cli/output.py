@@ -211,6 +211,7 @@ _EXTRAS = {
     "grpc": "serve",
     "httptools": "serve",
     "httpx": "rollout",
+    "jinja2": "optimize",
     "mlflow": "optimize",
     "onnx": "optimize",
     "onnxruntime": "cpu",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bundle.errors import ErrorCode, MlctlError
+
 if TYPE_CHECKING:
+    from bento.provenance import BundleFacts
     from registry.catalog import ModelRow
     from rollout.journal.records import Deployment, Rollout
     from services.runtime.bento_store import BentoInfo
@@ -44,14 +48,45 @@ def sources() -> ProvenanceSources:
     return ProvenanceSources(bentos, MlflowCatalog().list_models(), rollouts, deployments)
 
 
-def chain(digest: str, found: ProvenanceSources) -> dict[str, Any]:
+def find_digest(what: str, found: ProvenanceSources) -> tuple[str, BundleFacts | None]:
+    """Return the digest that `what` names, and the bundle if `what` is its folder.
+
+    `what` is a bundle's folder, a Bento NAME:VERSION, the start of a digest, or a registered model
+    as `mlctl build` takes it. INVALID_INPUT, NOT_FOUND, BENTO_NOT_FOUND or MODEL_NOT_FOUND.
+    """
+    from bento.provenance import BundleFacts, full_digest, is_digest
+    from bundle.manifest import MANIFEST_NAME
+    from bundle.verify import verify
+    from registry.mlflow_catalog import MlflowCatalog
+    from services.runtime.bento_store import DIGEST_LABEL, find_bento
+
+    if Path(what, MANIFEST_NAME).is_file():
+        verified = verify(Path(what))
+        return verified.digest, BundleFacts.read(verified.root)
+    if ":" in what and not what.startswith("models:/"):
+        found_bento = find_bento(what)
+        if DIGEST_LABEL not in found_bento.labels:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{found_bento.tag} has no digest: it was not built by mlctl",
+                "Build it with `mlctl build NAME`.",
+            )
+        return found_bento.labels[DIGEST_LABEL], None
+    if is_digest(what) and what not in {row.name for row in found.rows}:
+        return full_digest(what, found.digests()), None
+    return MlflowCatalog().select_optimized(what).published.digest, None
+
+
+def chain(
+    digest: str, found: ProvenanceSources, facts: BundleFacts | None = None
+) -> dict[str, Any]:
     """Return the chain as --json shows it; null where nothing is left."""
     from bento.provenance import origin_of
     from cli.rollouts import rollout_document
 
     return {
         "digest": digest,
-        **origin_of(digest, found.bentos, found.rows),
+        **origin_of(digest, found.bentos, found.rows, facts),
         "rollouts": [
             {"deployment": each.deployment, **rollout_document(each)}
             for each in reversed(found.rollouts)

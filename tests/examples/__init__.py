@@ -1,0 +1,1 @@
+"""Tests of what `mlctl init` and the tutorial give a new user."""

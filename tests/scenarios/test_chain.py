@@ -150,8 +150,8 @@ def test_the_same_model_is_not_promoted_again(shop: Shop) -> None:
     assert "already serves" in refused.stderr
 
 
-def test_why__served_digest__shows_its_chain(shop: Shop) -> None:
-    told = shop.mlctl.json("why", shop.built["digest"][:12])
+def test_show__digest_that_serves__prints_the_chain(shop: Shop) -> None:
+    told = shop.mlctl.json("show", shop.built["digest"][:12])
     assert (told["digest"], told["bentos"]) == (shop.built["digest"], [shop.built["tag"]])
     assert told["source"]["uri"] == shop.optimized["source"]
     assert told["source"]["aliases"] == ["candidate"]
@@ -159,7 +159,7 @@ def test_why__served_digest__shows_its_chain(shop: Shop) -> None:
     assert told["optimized"]["run"] != told["source"]["run"]
     assert told["evidence"]["rows"] > 0
     assert (told["rollouts"], told["serves"]) == ([], ["shop"])
-    assert shop.built["digest"] in shop.mlctl.run("why", shop.built["digest"]).stdout
+    assert shop.built["digest"] in shop.mlctl.run("show", shop.built["digest"]).stdout
 
 
 def test_up__name_or_port_in_use__is_rejected(shop: Shop) -> None:

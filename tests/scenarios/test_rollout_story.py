@@ -186,7 +186,7 @@ def check_the_history(story: Story) -> None:
     then = datetime.fromtimestamp(rolled_back["created"] + 0.5, tz=UTC).isoformat()
     moment = story.mlctl.json("history", "shop", "--at", then)
     assert moment["live"]["digest"] == story.good["digest"]
-    chain = story.mlctl.json("why", story.good["digest"][:12])
+    chain = story.mlctl.json("show", story.good["digest"][:12])
     assert chain["source"]["uri"] == "models:/digits/1"
     assert chain["serves"] == ["shop"]
     assert [each["outcome"] for each in chain["rollouts"]] == ["promoted"]

@@ -1,4 +1,4 @@
-"""`mlctl why`: the whole chain behind a digest."""
+"""`mlctl show`: one page of facts about a model, a bundle, a Bento or a digest."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import click
 
 from cli.output import CommandOutput, reporting
 
+_NUMBERS = ("size_bytes", "score", "drop_high", "agreement")
+
 
 @click.command()
-@click.argument("digest")
+@click.argument("what", metavar="MODEL|BUNDLE|BENTO|DIGEST")
 @reporting
-def why(output: CommandOutput, digest: str) -> None:
-    """Show the chain behind DIGEST.
+def show(output: CommandOutput, what: str) -> None:
+    """Show what one digest is, where it came from, and where it serves.
 
-    From the run that trained the model, over the evidence of its optimization, to the verdict
-    of every rollout and the aliases. DIGEST may be the start of one, six digits or more.
+    MODEL is a registered model as `mlctl build` takes it: NAME is its newest optimized version.
+    BUNDLE is the folder of one, BENTO a NAME:VERSION, DIGEST at least the first six digits. The
+    page has the signature, the variants that were tried, the training run, every rollout with its
+    verdict, and what serves it now.
     """
-    from bento.provenance import full_digest, require_digest
-    from cli.provenance import chain, sources
+    from cli.provenance import chain, find_digest, sources
 
-    require_digest(digest)
     found = sources()
-    document = chain(full_digest(digest, found.digests()), found)
+    digest, facts = find_digest(what, found)
+    document = chain(digest, found, facts)
     if output.as_json:
         output.document(document)
     else:
@@ -56,8 +59,19 @@ def _show(output: CommandOutput, chain: dict[str, Any]) -> None:
 def _show_origin(output: CommandOutput, model: dict[str, Any]) -> None:
     for part in ("source", "optimized"):
         output.line(f"{part:<10} {_version(model[part])}")
+    for side in ("inputs", "outputs"):
+        tensors = model["signature"] and ", ".join(map(_tensor, model["signature"][side]))
+        output.line(f"{side:<10} {tensors or 'not on this machine'}")
     output.line(f"variant    {_pairs(model['variant'])}")
     output.line(f"evidence   {_pairs(model['evidence'])}")
+    for each in model["variants"] or ():
+        mark = ", chosen" if each["chosen"] else ""
+        numbers = {name: each[name] for name in _NUMBERS}
+        output.line(f"tried      {each['recipe']}{mark}: {each['failure'] or _pairs(numbers)}")
+
+
+def _tensor(spec: dict[str, Any]) -> str:
+    return f"{spec['name']} {spec['dtype']} {spec['shape']}"
 
 
 def _version(part: dict[str, Any] | None) -> str:

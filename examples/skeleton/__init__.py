@@ -1,0 +1,1 @@
+"""The project that `mlctl init` writes: train, evaluate, release and gate one model."""
