@@ -118,5 +118,5 @@ def runtime_hint(models: Sequence[PackedModel], flavor: RuntimeFlavor | None) ->
         return None
     return (
         f"{', '.join(affected)}: optimized for a GPU, but the Bento gets this machine's ONNX "
-        "Runtime, which is for CPUs. --flavor gpu packs the one for GPUs."
+        "Runtime, which is for CPUs. --runtime gpu packs the one for GPUs."
     )
