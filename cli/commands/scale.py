@@ -44,7 +44,9 @@ def scale(
     if found is None and replicas is None:
         raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
     least, most = found or (None, None)
-    deployment = resizing.scale(name, replicas, least=least, most=most, idle_seconds=idle_seconds)
+    deployment = resizing.scale(
+        name, replicas, min_replicas=least, max_replicas=most, idle_seconds=idle_seconds
+    )
     settings = deployment.settings
     if wait:
         deadline = time.monotonic() + settings.ready_seconds

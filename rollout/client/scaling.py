@@ -18,8 +18,8 @@ def scale(
     name: str,
     replicas: int | None = None,
     *,
-    least: int | None = None,
-    most: int | None = None,
+    min_replicas: int | None = None,
+    max_replicas: int | None = None,
     idle_seconds: float | None = None,
 ) -> Deployment:
     """Request `replicas` and no autoscaling, or autoscaling from `min_replicas` to `max_replicas`.
@@ -30,13 +30,13 @@ def scale(
 
     def changed(settings: DeploymentSettings) -> DeploymentSettings:
         count = settings.replicas if replicas is None else replicas
-        if least is not None and most is not None:
-            count = min(max(count, least), most)
+        if min_replicas is not None and max_replicas is not None:
+            count = min(max(count, min_replicas), max_replicas)
         return replace(
             settings,
             replicas=count,
-            min_replicas=least,
-            max_replicas=most,
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
             idle_seconds=settings.idle_seconds if idle_seconds is None else idle_seconds,
         )
 

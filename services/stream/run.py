@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature
 from services.runtime.scorable import Scorable, check_batched, open_scorable
 from services.stream.answer_headers import AnswerHeaders
 from services.stream.base import ConnectionRequest, Guarantee, Payload, StreamConnection, StreamUrl
@@ -66,13 +65,14 @@ def guarantee_text(connection: StreamConnection, source: StreamUrl) -> str:
     return f"{connection.guarantee.value.capitalize()}: {_SENTENCES[connection.guarantee]}"
 
 
-def _payload(config: StreamConfig, signature: Signature) -> Payload:
+def _payload(config: StreamConfig, model: Scorable) -> Payload:
     answers = config.connection.answers
+    request = replace(config.payload, optional=model.optional_inputs)
     if answers is None or answers.scheme != "precomputed":
-        return open_payload(config.payload, signature)
+        return open_payload(request, model.signature)
     from services.stream.payloads.precomputed import PrecomputedPayload
 
-    return PrecomputedPayload(config.payload, signature, answers.options.get("key"))
+    return PrecomputedPayload(request, model.signature, answers.options.get("key"))
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def run_stream(
     connection.
     """
     check_batched(model)
-    payload = _payload(config, model.signature)
+    payload = _payload(config, model)
     connection = connect(config.connection)
     scorer = MessageScorer(open_scorable(model), payload)
     headers = AnswerHeaders(config.connection.source, model.name, model.digest)

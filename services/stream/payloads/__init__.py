@@ -42,7 +42,7 @@ class PayloadRequest:
 
     `keep` are fields of a message that its answer has as well, or KEEP_ALL. A message of more than
     `max_bytes`, or of more than `max_rows` rows, is rejected. `map` says which columns feed
-    which input, as `mlctl batch run --map`.
+    which input, as `mlctl batch run --map`. Arrow columns of inputs in `optional` may have nulls.
     """
 
     name: str = "json"
@@ -50,6 +50,7 @@ class PayloadRequest:
     max_bytes: int = MAX_BYTES
     max_rows: int = MAX_ROWS
     map: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
     options: Mapping[str, str] = field(default_factory=dict)
 
 
