@@ -22,7 +22,7 @@ class Mlctl:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if name not in ("MLFLOW_TRACKING_URI", "BENTOML_HOME")
+            if not name.startswith("MLFLOW_") and name != "BENTOML_HOME"
         }
         return {**kept, "MLCTL_HOME": str(self.home)}
 
