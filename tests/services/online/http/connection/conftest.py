@@ -102,9 +102,8 @@ def module_bench(shared_bundle: VerifiedBundle, request: pytest.FixtureRequest) 
 
 
 @pytest.fixture
-def bench(module_bench: Bench) -> Iterator[Bench]:
-    yield module_bench
-    module_bench.host.settings = module_bench.settings
+def bench(module_bench: Bench) -> Bench:
+    return module_bench
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 
 from services.online.batching.executor import Answer
 from services.online.http.connection.protocol import InferCycle
-from services.online.settings import ServerSettings
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,
@@ -204,9 +203,12 @@ def test_the_rest_of_a_refused_body_has_a_time(bench: Bench) -> None:
     bench.run(use, drain_seconds=0.05)
 
 
-def test_a_body_that_does_not_come_meets_the_deadline(bench: Bench) -> None:
+def test_a_body_that_does_not_come_meets_the_deadline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.inference, "seconds", 0.05)
+
     async def use(server: Listening) -> None:
-        bench.host.settings = ServerSettings(deadline_ms=50)
         async with connected(server) as (reader, writer):
             writer.write(request()[:-1])
             reply = await read_reply(reader)
