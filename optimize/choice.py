@@ -86,8 +86,10 @@ def _judge(
         return Judged(variant, accurate, passed=True, chosen=True, reason=reason)
     if variant not in choice.tied:
         won_by = f"wins by {goals.prefer.value}"
-    elif _size(variant) >= _size(choice.winner):
+    elif _size(variant) > _size(choice.winner):
         won_by = f"wins by {Prefer.SIZE.value}"
+    elif _is_batched(variant):
+        won_by = "is as good and comes first"
     else:
         won_by = "wins: it answers requests in batches"
     reason = f"passes, but {choice.winner.recipe} {won_by}"

@@ -80,7 +80,7 @@ def test_choose__slower_by_the_width_of_a_tie__wins_by_size() -> None:
 def test_choose__tie_of_equal_size__takes_the_first() -> None:
     first, second = choose([variant("first"), variant("second")], Goals())
     assert first.chosen
-    assert second.reason == "passes, but first wins by size"
+    assert second.reason == "passes, but first is as good and comes first"
 
 
 LOWEST = "chosen: the lowest latency that passes"
