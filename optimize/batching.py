@@ -6,7 +6,6 @@ other is served row by row, regardless of the sizes in the file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -18,10 +17,7 @@ from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC, Datatype, Signature
 
 MAX_ROWS = 4096
-# Without sizes in the options, variants are judged in batches of `_ROWS`; larger ones of up to
-# `MEASURED_ROWS` are timed and served as long as they do more rows per second.
 _ROWS = 32
-MEASURED_ROWS = 256
 _Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 _Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
 
@@ -56,13 +52,9 @@ class BatchingOptions(BaseModel):
             raise ValueError("the last of the buckets must be max_rows")
         return self
 
-    def batching(self, *, row_independent: bool, timed: Sequence[int] = ()) -> Batching:
-        """Return the manifest's entry: single rows, unpadded, if rows depend on each other.
-
-        `timed` are the batch sizes that the model was timed at, taken unless the sizes are fixed.
-        """
-        sizes = self.sizes if self.fixed or not timed else tuple(timed)
-        buckets = sizes if row_independent else (1,)
+    def batching(self, *, row_independent: bool) -> Batching:
+        """Return the manifest's entry: single rows, unpadded, if rows depend on each other."""
+        buckets = self.sizes if row_independent else (1,)
         return Batching(
             max_rows=buckets[-1],
             buckets=buckets,
@@ -74,11 +66,6 @@ class BatchingOptions(BaseModel):
         )
 
     @property
-    def fixed(self) -> bool:
-        """Whether the options name the sizes."""
-        return self.max_rows is not None or self.buckets is not None
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes of a model with independent rows."""
         return _doubling(self.max_rows or _ROWS) if self.buckets is None else self.buckets
@@ -86,7 +73,7 @@ class BatchingOptions(BaseModel):
     @property
     def key(self) -> dict[str, str]:
         """The part of a cache key that numbers depend on; empty for the default sizes."""
-        return {} if not self.fixed else {"batches": ",".join(map(str, self.sizes))}
+        return {} if self.sizes == DEFAULT.sizes else {"batches": ",".join(map(str, self.sizes))}
 
     def check(self, signature: Signature) -> None:
         """Reject padding of an input that does not exist or has no length; INVALID_INPUT.

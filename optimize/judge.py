@@ -16,7 +16,7 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.manifest import MODEL_NAME, Batching
-from optimize.batching import DEFAULT, MEASURED_ROWS, BatchingOptions
+from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import Rows, Tensors
 from optimize.device import RunDevice
 from optimize.goals import Goals, accuracy_faults
@@ -24,7 +24,7 @@ from optimize.metrics.latency import measure_interleaved
 from optimize.metrics.parity import Parity, compare, finite
 from optimize.metrics.scores import Metric, MetricResult, compare_metric
 from optimize.proofs.batch_contamination import MAX_ROWS, measure_contamination
-from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality, Target
+from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality
 from optimize.variant import Measured, Timings, Variant
 from registry.quiet import first_line
 from services.runtime.scorer import join_rows, split_rows
@@ -115,12 +115,7 @@ def time_variants(
         sessions[variant.recipe] = session
         # The latency goal is for a single row, also if no batch has one.
         sizes[variant.recipe] = sorted({1, *batching.buckets})
-    # An engine of TensorRT is built for the sizes of the options.
-    fixed = device.target is Target.TENSORRT or baseline.batching_options.fixed
-    found = measure_interleaved(
-        sessions, sizes, baseline.rows, clock, max_batch=0 if fixed else MEASURED_ROWS
-    )
-    return Timings(found, failures)
+    return Timings(measure_interleaved(sessions, sizes, baseline.rows, clock), failures)
 
 
 def _with_room(batching: Batching) -> Batching:

@@ -85,8 +85,7 @@ def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest
             opset=variant.measured.opset,
         ),
         batching=exported.baseline.batching_options.batching(
-            row_independent=variant.measured.row_independent,
-            timed=[latency.batch for latency in variant.measured.latency],
+            row_independent=variant.measured.row_independent
         ),
         evidence=manifest_evidence(variant.measured, exported.baseline.metric),
     )

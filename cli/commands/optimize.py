@@ -150,8 +150,7 @@ _REST = (
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE.json",
         help="Batching policy of the server: max_rows or buckets, pad, max_wait_ms, "
-        "max_queue_rows, max_queue_ms.  [default: batches of up to 32 rows, or "
-        "up to 256 while larger ones do more rows per second]",
+        "max_queue_rows, max_queue_ms.  [default: up to 32 rows]",
     ),
     click.option(
         "--allow-pickle",

@@ -4,8 +4,6 @@ A machine's speed drifts with its load and temperature. In each round every vari
 rotating order, so drift affects all of them alike and two variants are compared by the ratio
 of their times within each round. Rounds are added until those ratios decide which variant is
 faster, or until the time limit.
-
-How large a batch may be is measured, too: its size is doubled while that does more rows a second.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 
 from bundle.clock import Clock
 from optimize.data import Rows, Tensors
@@ -34,10 +31,6 @@ _CACHE_SECONDS = 0.02
 # Per variant and batch size; a model too slow for that gets the smallest number of rounds.
 _MIN_ROUNDS, _MAX_ROUNDS, _SMALLEST_ROUNDS = 15, 300, 3
 _SECONDS, _MAX_SECONDS = 0.15, 2.0
-# A size beyond the given ones has this limit: it is for throughput, not for a tie of two variants.
-_GROWTH_SECONDS = 0.5
-# Doubling a batch may take this share of the free memory.
-_MEMORY_SHARE = 0.1
 
 # 99 % two-sided, for the order statistics around a median.
 _Z = 2.576
@@ -121,14 +114,8 @@ def measure_interleaved(
     batches: Mapping[str, Sequence[int]],
     rows: Rows,
     clock: Clock,
-    *,
-    max_batch: int = 0,
 ) -> dict[str, tuple[BatchLatency, ...]]:
-    """Time each session at its batch sizes `batches`, all that share a size in common rounds.
-
-    A session with several sizes is also timed at doubled sizes up to `max_batch` rows, as long as
-    each does more rows per second than the one before and memory allows it.
-    """
+    """Time each session at its batch sizes `batches`, all that share a size in common rounds."""
     found: dict[str, list[BatchLatency]] = {name: [] for name in sessions}
     # A collection inside a run would be charged to the model.
     collecting = gc.isenabled()
@@ -136,44 +123,18 @@ def measure_interleaved(
     try:
         for batch in sorted({size for sizes in batches.values() for size in sizes}):
             timed = {name: item for name, item in sessions.items() if batch in batches[name]}
-            for name, latency in _measure_batch(timed, batch, rows, clock, _MAX_SECONDS).items():
+            inputs = rows.take(np.arange(batch) % rows.count).inputs
+            for name, latency in _measure_batch(timed, batch, inputs, clock).items():
                 found[name].append(latency)
-        growing, batch, memory = dict(sessions), max(map(max, batches.values()), default=0), 0
-        while (
-            batch * 2 <= max_batch and memory <= _MEMORY_SHARE * psutil.virtual_memory().available
-        ):
-            growing = {name: item for name, item in growing.items() if _grows(found[name], batch)}
-            if not growing:
-                break
-            batch, before = batch * 2, _resident_bytes()
-            try:
-                larger = _measure_batch(growing, batch, rows, clock, _GROWTH_SECONDS)
-            except Exception:  # noqa: BLE001 - the device's memory ended; each runtime says so otherwise
-                break
-            for name, latency in larger.items():
-                found[name].append(latency)
-            memory = 2 * (_resident_bytes() - before)  # what the next doubling would take
     finally:
         if collecting:
             gc.enable()
     return {name: tuple(latencies) for name, latencies in found.items()}
 
 
-def _grows(latencies: Sequence[BatchLatency], batch: int) -> bool:
-    """Return whether `batch`, the largest size, does more rows per second than the one before."""
-    if len(latencies) < 2 or latencies[-1].batch != batch:
-        return False
-    return latencies[-1].rows_per_second > (1 + TIE) * latencies[-2].rows_per_second
-
-
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
 def _measure_batch(
-    sessions: Mapping[str, Session], batch: int, rows: Rows, clock: Clock, max_seconds: float
+    sessions: Mapping[str, Session], batch: int, inputs: Tensors, clock: Clock
 ) -> dict[str, BatchLatency]:
-    inputs = rows.take(np.arange(batch) % rows.count).inputs
     for session in sessions.values():
         _warm_up(session, inputs, clock)
     names = list(sessions)
@@ -187,7 +148,7 @@ def _measure_batch(
         latencies = {name: BatchLatency(batch, tuple(ms)) for name, ms in samples.items()}
         seconds = (clock.monotonic() - begin) / len(names)
         rounds = number + 1
-        if seconds >= max_seconds and rounds >= _SMALLEST_ROUNDS:
+        if seconds >= _MAX_SECONDS and rounds >= _SMALLEST_ROUNDS:
             break
         if seconds >= _SECONDS and rounds >= _MIN_ROUNDS and _decided(latencies.values()):
             break

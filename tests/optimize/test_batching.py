@@ -41,13 +41,6 @@ def test_batching__max_rows__has_doubling_buckets() -> None:
     assert BatchingOptions(buckets=(1, 3, 9)).batching(row_independent=True).max_rows == 9
 
 
-def test_batching__sizes_were_timed__are_taken_unless_the_options_name_some() -> None:
-    timed = (1, 2, 4, 8, 16, 32, 64)
-    assert DEFAULT.batching(row_independent=True, timed=timed).max_rows == 64
-    assert DEFAULT.batching(row_independent=False, timed=(1,)).max_rows == 1
-    assert BatchingOptions(max_rows=8).batching(row_independent=True, timed=timed).max_rows == 8
-
-
 def test_batching__dependent_rows__keep_only_the_queue_options() -> None:
     wanted = BatchingOptions(max_rows=64, pad={"x": 0}, max_queue_rows=7, max_queue_ms=2.5)
     batching = wanted.batching(row_independent=False)
@@ -56,7 +49,7 @@ def test_batching__dependent_rows__keep_only_the_queue_options() -> None:
 
 
 def test_key__other_sizes__is_another_key() -> None:
-    assert DEFAULT.key == BatchingOptions(max_wait_ms=3).key == {}
+    assert DEFAULT.key == BatchingOptions(max_rows=32, max_wait_ms=3).key == {}
     assert BatchingOptions(max_rows=4).key == {"batches": "1,2,4"}
 
 

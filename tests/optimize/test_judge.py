@@ -80,8 +80,7 @@ def test_measure__rows_affect_each_other__is_judged_and_timed_row_by_row(
 def test_measure__independent_rows__is_batched(source: Path) -> None:
     found = measured(source, source.parent)
     assert found.row_independent
-    # Larger ones as long as they do more rows per second, which a busy machine may hide.
-    assert [each.batch for each in found.latency][:6] == [1, 2, 4, 8, 16, 32]
+    assert [each.batch for each in found.latency] == [1, 2, 4, 8, 16, 32]
 
 
 def test_measure__no_batch_of_one_row__times_a_single_row_too(source: Path) -> None:

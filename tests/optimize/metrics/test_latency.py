@@ -41,27 +41,10 @@ BATCHES = (1, 8, 32)
 ROWS = Rows({"x": np.arange(500.0)[:, None]}, None)
 
 
-class Accelerator(Model):
-    """A model whose batches up to `width` rows take as long as one row."""
-
-    def __init__(self, width: int, clock: ManualClock) -> None:
-        super().__init__(1e-3, clock)
-        self._width = width
-
-    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        rows = len(inputs["x"])
-        self.batches.append(rows)
-        if rows > 128:
-            raise RuntimeError("out of memory")
-        self.clock.advance(1e-3 * max(1.0, rows / self._width))
-        return {"y": inputs["x"]}
-
-
-def measure(max_batch: int = 0, **models: Model) -> dict[str, tuple[BatchLatency, ...]]:
+def measure(**models: Model) -> dict[str, tuple[BatchLatency, ...]]:
     clock = next(iter(models.values())).clock
     sessions = {name: FunctionSession(model) for name, model in models.items()}
-    batches = dict.fromkeys(models, BATCHES)
-    return measure_interleaved(sessions, batches, ROWS, clock, max_batch=max_batch)
+    return measure_interleaved(sessions, dict.fromkeys(models, BATCHES), ROWS, clock)
 
 
 def test_measure__a_fast_model__runs_often_and_outliers_do_not_move_the_median() -> None:
@@ -96,18 +79,6 @@ def test_measure__equal_variants__end_before_the_time_limit() -> None:
     clock = ManualClock()
     measure(one=Model(1e-3, clock), other=Model(1e-3, clock))
     assert clock.monotonic() < 2 * len(BATCHES)
-
-
-@pytest.mark.parametrize(
-    ("width", "limit", "largest"), [(8, 256, 32), (64, 256, 128), (500, 64, 64), (500, 256, 128)]
-)
-def test_measure__larger_batches_do_more_rows_a_second__are_tried_until_they_do_not(
-    width: int, limit: int, largest: int
-) -> None:
-    clock = ManualClock()
-    found = measure(limit, wide=Accelerator(width, clock), narrow=Model(1e-3, clock))
-    assert found["wide"][-1].batch == largest
-    assert found["narrow"][-1].batch == 32
 
 
 def test_percentiles__are_those_of_the_samples() -> None:
