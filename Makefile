@@ -39,7 +39,7 @@ CORE_TESTS := tests/bundle/test_manifest.py tests/optimize/test_choice*.py $(add
 
 coverage-core: .venv/.dev ## Require 99 % of the branches of the five pure modules, by their own tests
 	$(BIN)/coverage erase
-	$(BIN)/coverage run --include=$(CORE) -m pytest --quiet -m "not slow" $(CORE_TESTS)
+	$(BIN)/coverage run --include=$(CORE) -m pytest --quiet $(CORE_TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include=$(CORE) --show-missing --fail-under=99
 

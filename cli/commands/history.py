@@ -1,4 +1,4 @@
-"""`mlctl history`: every rollout of a deployment, and what was in production when."""
+"""`mlctl history`: all rollouts of a deployment, and the live revision at any time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,19 @@ def _moment(_context: click.Context, _parameter: click.Parameter, text: str | No
 
 @click.command()
 @click.argument("name")
-@click.option("--at", "moment", metavar="TIME", callback=_moment, help="What was live then.")
+@click.option(
+    "--at",
+    "moment",
+    metavar="TIME",
+    callback=_moment,
+    help="Show the revision that was live at this time.",
+)
 @reporting
 def history(output: CommandOutput, name: str, moment: float | None) -> None:
-    """Show every rollout of deployment NAME, and what was live when.
+    """List the rollouts of deployment NAME, newest first, with their final verdicts.
 
-    The newest comes first, each with the verdict that ended it. With --at: what was in
-    production at that time, and the candidate's share if a rollout was under way.
+    With --at, show the revision that was live at that time, and the candidate's share if a rollout
+    was under way.
     """
     from rollout.client import deployments
     from rollout.journal.history import at

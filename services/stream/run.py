@@ -50,7 +50,7 @@ def default_dead(source: StreamUrl) -> StreamUrl:
 
 
 def shadow_of(request: ConnectionRequest) -> ConnectionRequest:
-    """Return the request with a group of its own, and dead letters beside its answers."""
+    """Return the shadow's request: its own consumer group, dead letters beside its answers."""
     answers = request.answers
     assert answers is not None
     is_default = request.dead == default_dead(request.source)

@@ -67,8 +67,8 @@ def test_batch_run__ctrl_c__commits_units_in_progress_and_resumes(mlctl: Mlctl) 
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == 130
-    told = rest[rest.index("{\n") :]
-    assert json.loads(told)["error"]["code"] == "interrupted"
+    document = rest[rest.index("{\n") :]
+    assert json.loads(document)["error"]["code"] == "interrupted"
     done = mlctl.run(*command)
     assert done.returncode == 0
     assert tables.answers(mlctl.home / "out")["id"].to_pylist() == list(range(9_000))
@@ -132,7 +132,7 @@ def test_batch_run__over_a_quarantine_with_a_fixed_model__answers_its_rows(mlctl
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (("nothing", "--in", "in.parquet"), 3, "no Bento 'nothing'"),
         (("tiny", "--in", "none.parquet"), 2, "none.parquet does not exist"),
@@ -142,12 +142,12 @@ def test_batch_run__over_a_quarantine_with_a_fixed_model__answers_its_rows(mlctl
     ],
 )
 def test_batch_run__invalid_request__fails_before_anything_is_written(
-    mlctl: Mlctl, arguments: tuple[str, ...], code: int, told: str
+    mlctl: Mlctl, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 10)
     done = mlctl.run("batch", "run", *arguments, "--out", "out")
     assert (done.returncode, done.stdout) == (code, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert not (mlctl.home / "out").exists()
 
 
@@ -161,7 +161,7 @@ def test_batch_estimate__sample__shows_time_and_cost(mlctl: Mlctl) -> None:
     assert found["total_rows"] == 3_000
     assert found["job_hours"] == pytest.approx(found["million_seconds"] * 0.003 / 3600)
     assert found["job_cost"] == pytest.approx(found["million_cost"] * 0.003)
-    told = mlctl.run(*command)
-    assert "All 3,000 rows: " in told.stdout
-    assert "Cost" not in told.stdout
+    done = mlctl.run(*command)
+    assert "All 3,000 rows: " in done.stdout
+    assert "Cost" not in done.stdout
     assert sorted(path.name for path in mlctl.home.glob("*.parquet")) == ["in.parquet"]

@@ -27,7 +27,7 @@ from tests.support.wait import PATIENCE_SECONDS
 ROWS = 2_500
 UNIT = 100
 POISONED = frozenset(np.random.default_rng(7).choice(ROWS, 37, replace=False).tolist())
-KILLS = 20
+KILLS = 30
 TABLE_KILLS = 10
 
 

@@ -134,8 +134,9 @@ class Stage:
         assert refused.value.code is ErrorCode.ROLLOUT_ACTIVE
 
 
+@pytest.mark.slow
 @given(spec=SPECS, can_mirror=st.booleans(), events=EVENTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_rollout__events_in_any_order__traffic_ends_as_recorded(
     spec: RolloutSpec, can_mirror: bool, events: list[str]
 ) -> None:

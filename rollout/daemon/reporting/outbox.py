@@ -35,7 +35,7 @@ class DeliveryError(Exception):
 
 
 class OutboxStopped(Exception):  # noqa: N818 - not a fault
-    """The daemon ends: what was being delivered is left to the next one."""
+    """The daemon stops; the next daemon repeats the delivery."""
 
 
 class Sink(Protocol):

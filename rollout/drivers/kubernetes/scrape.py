@@ -60,7 +60,7 @@ class PodTally:
         self._last: dict[str, Totals] = {}
 
     def add(self, totals: Mapping[str, Totals], present: Collection[str]) -> None:
-        """Add what was counted since the last time; forget the pods that are not `present`."""
+        """Add the counts since the last scrape, and drop pods that are not `present`."""
         for uid, now in totals.items():
             before = self._last.get(uid)
             self._last[uid] = now

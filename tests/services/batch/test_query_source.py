@@ -185,7 +185,7 @@ def test_query_source__sqlite_value_of_another_type__is_a_bad_row(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("location", "options", "told"),
+    ("location", "options", "message"),
     [
         ("sqlite://in.db?key=id", {}, "needs a table or a query"),
         ("sqlite://in.db?table=a", {}, "needs a key"),
@@ -193,9 +193,9 @@ def test_query_source__sqlite_value_of_another_type__is_a_bad_row(tmp_path: Path
     ],
 )
 def test_query_source__no_table_or_key__is_rejected(
-    location: str, options: dict[str, str], told: str
+    location: str, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(MlctlError, match=told):
+    with pytest.raises(MlctlError, match=message):
         open_source(location, 100, options)
 
 

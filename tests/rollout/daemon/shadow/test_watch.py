@@ -80,7 +80,7 @@ class Shop:
         return self.passed(both)
 
     def passed(self, requests: int = 5) -> ShadowWindow:
-        """The recorders write what is due, and a tick is taken, a second later."""
+        """Flush the recorders and take a tick, one second later."""
         self.clock.advance(1.1)
         for recorder in self.recorders.values():
             recorder.flush()

@@ -67,14 +67,14 @@ async def talk(server: Listening, content: bytes) -> list[Reply]:
 
 def never(host: Any, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Future[Answer]]:
     """The futures of a model that does not answer."""
-    asked: list[asyncio.Future[Answer]] = []
+    requests: list[asyncio.Future[Answer]] = []
 
     def infer(*_arguments: Any) -> asyncio.Future[Answer]:
-        asked.append(asyncio.get_running_loop().create_future())
-        return asked[-1]
+        requests.append(asyncio.get_running_loop().create_future())
+        return requests[-1]
 
     replace_infer(monkeypatch, host, infer)
-    return asked
+    return requests
 
 
 def test_an_answer_comes_from_the_infer_path(bench: Bench, cycles: Lean) -> None:
@@ -239,7 +239,7 @@ def test_the_deadline_of_a_refused_body_answers_nothing_more(bench: Bench, cycle
 def test_a_client_that_leaves_withdraws_its_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = never(bench.host, monkeypatch)
+    requests = never(bench.host, monkeypatch)
 
     async def use(server: Listening) -> None:
         for hard in (False, True):
@@ -247,10 +247,10 @@ def test_a_client_that_leaves_withdraws_its_request(
             if hard:  # a reset instead of an orderly end
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.sendall(request())
-            await until(lambda: asked)
+            await until(lambda: requests)
             client.close()
-            await until(asked[-1].cancelled)
-            asked.clear()
+            await until(requests[-1].cancelled)
+            requests.clear()
 
     before = bench.counted("gone")
     bench.run(use)
@@ -261,15 +261,15 @@ def test_a_client_that_leaves_withdraws_its_request(
 def test_one_that_leaves_withdraws_what_others_wait_behind(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    asked = never(bench.host, monkeypatch)
+    requests = never(bench.host, monkeypatch)
 
     async def use(server: Listening) -> None:
         async with connected(server) as (_, writer):
             writer.write(request(path) * 3)
-            await until(lambda: asked)
+            await until(lambda: requests)
             for connection in list(server.state.connections):
                 connection.transport.abort()
-            await until(asked[-1].cancelled)
+            await until(requests[-1].cancelled)
 
     bench.run(use)
 
@@ -277,14 +277,14 @@ def test_one_that_leaves_withdraws_what_others_wait_behind(
 def test_client__ends_its_sending_half__is_gone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = never(bench.host, monkeypatch)
+    requests = never(bench.host, monkeypatch)
 
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(request())
-            await until(lambda: asked)
+            await until(lambda: requests)
             writer.write_eof()
-            await until(asked[0].cancelled)
+            await until(requests[0].cancelled)
             assert await reader.read() == b""
 
     before = bench.counted("gone")
@@ -295,36 +295,36 @@ def test_client__ends_its_sending_half__is_gone(
 def test_an_unexpected_failure_shows_nothing_of_the_inside(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = never(bench.host, monkeypatch)
+    requests = never(bench.host, monkeypatch)
 
     async def use(server: Listening) -> None:
         for cancelled in (False, True):
             talking = asyncio.ensure_future(talk(server, request(headers=CLOSE)))
-            await until(lambda: asked)
+            await until(lambda: requests)
             if cancelled:
-                asked[0].cancel()
+                requests[0].cancel()
             else:
-                asked[0].set_exception(RuntimeError("/srv/secret"))
+                requests[0].set_exception(RuntimeError("/srv/secret"))
             (reply,) = await talking
             assert reply.status == 500
             assert b"secret" not in reply.body
-            asked.clear()
+            requests.clear()
 
     bench.run(use)
 
 
 def test_a_stop_lets_the_open_request_finish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     infer = bench.host.infer
-    asked = never(bench.host, monkeypatch)
+    requests = never(bench.host, monkeypatch)
 
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer), connected(server) as (idle, _):
             writer.write(request())
-            await until(lambda: asked and len(server.state.connections) == 2)
+            await until(lambda: requests and len(server.state.connections) == 2)
             for connection in list(server.state.connections):
                 connection.shutdown()
             assert await idle.read() == b""
-            asked[0].set_result(await infer(ROW, 10.0))
+            requests[0].set_result(await infer(ROW, 10.0))
             assert (await read_reply(reader)).headers[b"connection"] == b"close"
             assert await reader.read() == b""
 
