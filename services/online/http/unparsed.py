@@ -43,8 +43,9 @@ def whole_request_size(request: bytes, targets: Collection[bytes]) -> int | None
 
 def header_value(request: bytes, name: bytes) -> bytes | None:
     """Return the value of a header that `request` has in lower or usual case, or None."""
+    end = request.find(b"\r\n\r\n") + 2  # the body is no header
     for spelled in (name, b"-".join([part.capitalize() for part in name.split(b"-")])):
-        start = request.find(b"\r\n%b:" % spelled)
+        start = request.find(b"\r\n%b:" % spelled, 0, end)
         if start >= 0:
             start += len(name) + 3
             return request[start : request.find(b"\r\n", start)].strip(b" \t")

@@ -20,6 +20,10 @@ def test_whole_request__usual_form__has_its_size_and_headers() -> None:
     assert whole_request_size(last, {TARGET}) == 3
 
 
+def test_header_value__name_only_in_the_body__is_none() -> None:
+    assert header_value(HEAD + b"\r\n\r\nX-Request-Id: Ab1\r\n", b"x-request-id") is None
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [
