@@ -160,14 +160,18 @@ class Controller:
         )
 
     def _launch(self) -> None:
-        """Start the candidate once another revision has left its slot; a return takes what runs."""
+        """Start the candidate once its slot is empty; a return takes what is kept warm there.
+
+        What a killed daemon started for this rollout is started again, for it may lack replicas.
+        """
         self._apply()
         rollout = self._rollout
         reverts = rollout.reverts is not None
         found = self._fleet.replicas(rollout.slot).values()
-        if any(served.revision != rollout.candidate for served in found):
+        # Replicas of an earlier rollout are being stopped, those of the same revision too.
+        if not reverts and any(each.process.started < rollout.created for each in found):
             return
-        cold = self._fleet.probe(rollout.slot) is ProcessState.DEAD
+        cold = not self._kept_warm() or self._fleet.probe(rollout.slot) is ProcessState.DEAD
         try:
             if cold:
                 self._fleet.launch(rollout.slot, rollout.candidate, self._replicas())
@@ -179,6 +183,12 @@ class Controller:
         self._save(launched, "phase", {"cold": True} if reverts and cold else None)
         if reverts:
             self._warm()
+
+    def _kept_warm(self) -> bool:
+        """Whether the rollout returns to a revision whose replicas are not being stopped."""
+        previous = self._journal.deployment(self._rollout.deployment).previous
+        reverts = self._rollout.reverts is not None
+        return reverts and previous is not None and previous.warm_until > 0
 
     def _warm(self) -> None:
         self._apply()

@@ -1,11 +1,9 @@
 """Answers as part files in a folder or a bucket, each unit its own commit.
 
-`part-<unit>-<job>.parquet` and `_mlctl/quarantine/part-<unit>-<job>.parquet` are written first,
-the marker
-`_mlctl/<unit>-<job>.json` last. Names and contents are functions of the unit and the job's
-fingerprint, so
-runs that write the same unit write the same files. The job's id is in each name: a job replaces and
-deletes only files that it named itself.
+`part-<unit>-<job>.parquet` and `_mlctl/quarantine/part-<unit>-<job>.parquet` are written first, the
+marker `_mlctl/<unit>-<job>.json` last. Names and contents are functions of the unit and the job's
+fingerprint, so runs that write the same unit write the same files. The job's id is in each name: a
+job replaces and deletes only files that it named itself.
 """
 
 from __future__ import annotations
@@ -102,18 +100,17 @@ class FolderSink:
             )
             self._write(self._marker(unit), marker.as_json())
         except FileNotFoundError:
-            # Another run committed the unit, and removed our temporary files as those of a killed
-            # run.
+            # Another run completed the job, and removed our temporary files as those of a killed run.
             if (other := self.find(unit)) is None:
                 raise
             return other
-        for prefix in (f"part-{stem}.", f"{stem}."):
-            self._storage.clean(prefix)
         return marker
 
     def finish(self, summary: Mapping[str, object]) -> None:
         known = read_job(self._storage)
         require_same_job({} if known is None else known["fingerprint"], self._begun.fingerprint)
+        # Not at each commit: a run killed between a marker and the cleaning would leave them.
+        self._storage.clean(f"-{self._begun.id}.")
         self._write(_SUMMARY, json.dumps(summary, indent=2) + "\n")
         self._write(SUCCESS, "")
 

@@ -52,8 +52,8 @@ class Storage(Protocol):
         """Delete the files that exist."""
         ...
 
-    def clean(self, prefix: str) -> None:
-        """Delete temporary files of killed runs whose names begin with `prefix`."""
+    def clean(self, part: str) -> None:
+        """Delete temporary files of killed runs with `part` in their names."""
         ...
 
 
@@ -111,9 +111,9 @@ class LocalStorage:
         for folder in {path.parent for path in paths if path.parent.is_dir()}:
             fsync_directory(folder)
 
-    def clean(self, prefix: str) -> None:
+    def clean(self, part: str) -> None:
         for name in self.names(_TEMPORARY):
-            if name.startswith(prefix):
+            if part in name:
                 (self._root / _TEMPORARY / name).unlink(missing_ok=True)
 
     def _make_folder(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class BucketStorage:
                 with contextlib.suppress(FileNotFoundError):
                     self._system.rm_file(self._path(name))
 
-    def clean(self, prefix: str) -> None:
+    def clean(self, part: str) -> None:
         """Uploads leave no temporary objects."""
 
     def _content(self, name: str) -> bytes | None:

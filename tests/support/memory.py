@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollout.domain.counts import Reading, Totals
@@ -72,6 +73,7 @@ class MemoryLauncher:
     slots: dict[str, Slot] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     apart: dict[str, ProcessState] = field(default_factory=dict)
+    now: Callable[[], float] = lambda: 0.0
 
     def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
         self.started.append((slot, revision))
@@ -81,9 +83,8 @@ class MemoryLauncher:
         self.apart.pop(self.roles[token], None)
         self.probes.setdefault(slot, ProcessState.READY)
         number = len(self.started)
-        return RunningRevision(
-            revision, Endpoint(number, number + 1), ProcessRef(number, 0.0, token), "/dev/null"
-        )
+        process = ProcessRef(number, self.now(), token)
+        return RunningRevision(revision, Endpoint(number, number + 1), process, "/dev/null")
 
     def probe(self, served: RunningRevision) -> ProcessState:
         """What `apart` says of this replica ("blue/1"), or else `probes` of its slot."""

@@ -88,7 +88,7 @@ class Stage:
 
 @pytest.fixture
 def stage(journal: Journal, clock: ManualClock) -> Stage:
-    return Stage(journal, clock, MemoryDataPlane(EDGES), MemoryLauncher())
+    return Stage(journal, clock, MemoryDataPlane(EDGES), MemoryLauncher(now=clock.wall))
 
 
 def test_rollout__good_candidate__gets_all_traffic_step_by_step(stage: Stage) -> None:
@@ -477,13 +477,41 @@ def test_promote__after_a_promotion__the_one_before_cannot_be_taken_back(stage: 
     assert stage.journal.deployment("shop").previous is None
 
 
-def test_promote__replicas_left_in_the_slot__waits_until_they_are_stopped(stage: Stage) -> None:
+@pytest.mark.parametrize("tag", ["tiny:aa", "tiny:cc"])
+def test_promote__replicas_left_in_the_slot__waits_until_they_are_stopped(
+    stage: Stage, tag: str
+) -> None:
     promoted(stage)
-    stage.take_over(stage.journal.begin("shop", revision("tiny:cc"), SPEC))
+    stage.take_over(stage.journal.begin("shop", revision(tag), SPEC))
     started = len(stage.launcher.started)
     stage.tick(3)
     assert stage.controller.progress.phase is RolloutPhase.PENDING
     assert len(stage.launcher.started) == started
     stage.journal.drop_process("shop", "blue/0")
     stage.tick()
-    assert stage.launcher.started[-1] == (Slot.BLUE, revision("tiny:cc"))
+    assert stage.launcher.started[-1] == (Slot.BLUE, revision(tag))
+
+
+def test_promote__daemon_killed_while_it_starts_the_candidate__started_again_at_once(
+    stage: Stage,
+) -> None:
+    rollout = stage.record
+    served = stage.launcher.start(rollout.slot, rollout.candidate)
+    body = records.served_body(served)
+    stage.journal.put_process("shop", f"{rollout.slot}/0", served.process, body)
+    stage.take_over(rollout.id)
+    stage.tick()
+    assert stage.launcher.started == [(rollout.slot, rollout.candidate)] * 2
+    assert stage.controller.progress.phase is RolloutPhase.WARM
+
+
+def test_rollback__while_the_previous_version_is_stopped__started_again(stage: Stage) -> None:
+    promoted(stage)
+    started = len(stage.launcher.started)
+    stage.journal.release_previous(
+        "shop", "its time is over", stage.journal.deployment("shop").epoch
+    )
+    taken_back(stage)
+    stage.controller.tick()
+    assert len(stage.launcher.started) == started + 1
+    assert stage.record.outcome is Outcome.RESTORED
