@@ -100,7 +100,7 @@ class FolderSink:
             )
             self._write(self._marker(unit), marker.as_json())
         except FileNotFoundError:
-            # Another run completed the job, and removed our temporary files as those of a killed run.
+            # Another run completed the job and removed our files as those of a killed run.
             if (other := self.find(unit)) is None:
                 raise
             return other
