@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rollout.domain import gates
+from rollout.domain import e_values, gates
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 
@@ -375,3 +375,128 @@ def share_rolled_back(candidate: Traffic, live: Traffic, spec: RolloutSpec) -> f
     runs = 60
     hits = [rolled_back_at(candidate, live, 150, seed, spec) for seed in range(runs)]
     return sum(hit is not None for hit in hits) / runs
+
+
+def test_harm__evidence_reaches_one_over_alpha__rolls_back() -> None:
+    """Three errors in 70 requests of each block: more evidence than 1/alpha, less than 2/alpha."""
+    evidence = folded(3, same(70, errors=3), same(70, errors=3))
+    mean = e_values.log_mean(tuple(evidence.log_values(SPEC).values()))
+    assert math.log(1.0 / SPEC.alpha) < mean < math.log(2.0 / SPEC.alpha)
+    assert gates.harm(evidence, SPEC) is not None
+
+
+def test_unproved__evidence_reaches_one_over_alpha__is_proved() -> None:
+    spec = RolloutSpec(max_p99_ms=None, max_error_rate=0.01)
+    threshold = math.log(1.0 / spec.alpha)
+    enough = next(
+        n for n in range(1, 5000) if e_values.log_mean(e_values.below((0, n), 0.01)) >= threshold
+    )
+    assert gates.unproved(folded(1, same(enough - 1), same(), spec), spec) is not None
+    assert gates.unproved(folded(1, same(enough), same(), spec), spec) is None
+
+
+def test_unproved__too_few_requests__says_share_limit_and_number() -> None:
+    why = "0.00 % of 100 requests failed: too few to show that 0.01 is kept"
+    held = Verdict(Action.HOLD, HoldReason.PROOF, why, 0.0, 0.01, 100)
+    assert gates.unproved(folded(1, same(), same()), SPEC) == held
+
+
+def test_unproved__small_bursts__says_how_many_requests_count_as_one() -> None:
+    record = [(same(slow=3 if each % 20 == 0 else 0), 5.0) for each in range(200)]
+    evidence = gates.fold(gates.begin(record, SPEC), block(same(600), same()), SPEC)
+    assert 2.0 < evidence.of(Gate.LATENCY_VS_LIMIT).design_effect < 3.0
+    held = gates.unproved(evidence, SPEC)
+    assert held is not None
+    assert held.why == (
+        "0.00 % of 600 requests took longer than 50 ms: too few to show that 0.01 is kept; they "
+        "come in bursts, in which 3 requests count as one"
+    )
+
+
+def test_doubtful__share_beyond_its_limit__says_share_limit_and_number() -> None:
+    why = "2.00 % of 100 requests failed (limit 1 %); more requests will decide"
+    held = Verdict(Action.HOLD, Gate.ERRORS_VS_LIMIT, why, 0.02, 0.01, 100)
+    assert gates.doubtful(folded(1, same(errors=2), same(errors=2)), SPEC) == held
+
+
+def rejecting(share: int, n: int = 100) -> Counts:
+    return Counts(n, 0, n, client_errors=share)
+
+
+def test_bake__live_has_no_requests__is_compared_with_those_before() -> None:
+    record = [(rejecting(1), 5.0)] * 20
+    evidence = gates.fold(gates.begin(record, SPEC), block(rejecting(30), Counts()), SPEC)
+    held = gates.doubtful(evidence, SPEC)
+    assert held is not None
+    compared = "requests were rejected as the client's error (1.00 % of 2000 on the live revision)"
+    assert held.why == f"30.00 % of 100 {compared}; more requests will decide"
+    for _ in range(4):
+        evidence = gates.fold(evidence, block(rejecting(30), Counts()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert (verdict.gate, verdict.why) == (
+        Gate.CLIENT_ERRORS_VS_LIVE,
+        f"30.00 % of 500 {compared}",
+    )
+    assert verdict.limit == 0.01 + SPEC.margin * SPEC.max_error_rate
+
+
+def test_harm__live_has_requests__is_compared_with_these_alone() -> None:
+    evidence = gates.begin([(rejecting(1), 5.0)] * 20, SPEC)
+    for _ in range(5):
+        evidence = gates.fold(evidence, block(rejecting(30), same()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert "(0.00 % of 500 on the live revision)" in verdict.why
+
+
+def test_harm__sticky__is_compared_with_the_live_slot_before_the_rollout() -> None:
+    spec = RolloutSpec(sticky=True)
+    evidence = gates.begin([(rejecting(1), 5.0)] * 20, spec)
+    for _ in range(5):
+        evidence = gates.fold(evidence, block(rejecting(60), rejecting(20)), spec)
+    verdict = gates.harm(evidence, spec)
+    assert verdict is not None
+    assert "(1.00 % of 2000 on the live revision)" in verdict.why
+
+
+def test_harm__live_became_as_bad_within_the_margin__is_none() -> None:
+    """In the first blocks the candidate alone was bad; over all, the margin covers the rest."""
+    spec = RolloutSpec(max_error_rate=0.3, margin=0.5)
+    evidence = folded(4, same(errors=16), same(), spec)
+    assert gates.harm(evidence, spec) is not None
+    for _ in range(4):
+        evidence = gates.fold(evidence, block(same(errors=16), same(errors=4)), spec)
+    values = evidence.log_values(spec)
+    assert e_values.log_mean(tuple(values.values())) > math.log(1.0 / spec.alpha)
+    assert gates.harm(evidence, spec) is None
+
+
+def test_tick_breaks_limit__only_absolute_limits__count() -> None:
+    assert gates.tick_breaks_limit(same(errors=2), SPEC)
+    assert not gates.tick_breaks_limit(same(errors=1), SPEC)
+    assert not gates.tick_breaks_limit(rejecting(50), SPEC)
+
+
+def gross(ticks: list[tuple[int, int]], live: Counts) -> Verdict | None:
+    """Judge ticks of 0.5 s with (errors, requests) of the candidate."""
+    evidence = GateEvidence()
+    for errors, n in ticks:
+        evidence = gates.fold(evidence, Window(Counts(n, errors, n), live), SPEC)
+    return gates.harm(evidence, SPEC)
+
+
+def test_harm__five_failures_in_a_row_of_ticks__are_gross_and_four_are_not() -> None:
+    assert gross([(2, 5), (2, 5), (1, 5)], same()) is not None
+    assert gross([(2, 5), (1, 5), (1, 5)], same()) is None
+
+
+def test_harm__exactly_a_quarter_fails__is_gross() -> None:
+    assert gross([(2, 7), (2, 7), (1, 6)], same()) is not None
+
+
+def test_harm__twice_as_many_fail_as_on_live__is_gross() -> None:
+    why = "50.00 % of 300 requests failed in 1.5 s on end (25.00 % on the live revision)"
+    found = gross([(50, 100)] * 3, same(errors=25))
+    assert found == Verdict(Action.ROLLBACK, Gate.ERRORS_VS_LIMIT, why, 0.5, 0.25, 300)
+    assert gross([(49, 100)] * 3, same(errors=25)) is None

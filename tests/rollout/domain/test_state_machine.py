@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Window
 from rollout.domain.gates import Action, Gate, HoldReason, Verdict
@@ -342,3 +343,219 @@ def test_latency_is_not_proved_by_a_small_share() -> None:
             progress = machine.absorb(progress, TickObservation(window), limited, 200.0)
         verdict = machine.judge(progress, TickObservation(window), limited, 200.0)
         assert (verdict.action is Action.ADVANCE) is proved, verdict
+
+
+def test_move__next_step__begins_its_counts_and_evidence_anew() -> None:
+    progress = looked(SHIFTED, 5, 200.0)
+    assert (progress.step_requests, progress.step_ticks) == (500, 5)
+    after = machine.move(progress, Signal.NEXT_STEP, 207.0)
+    assert after == replace(
+        progress,
+        step=1,
+        since=207.0,
+        step_requests=0,
+        step_ticks=0,
+        evidence=gates.next_step(progress.evidence),
+    )
+    assert after.evidence != progress.evidence
+
+
+def test_move__settled__changes_the_phase_alone() -> None:
+    progress = replace(
+        looked(SHIFTED, 5, 200.0), phase=RolloutPhase.ROLLBACK, planned=Outcome.ROLLED_BACK
+    )
+    after = machine.move(progress, Signal.SETTLED, 9.0)
+    done = RolloutPhase.DONE
+    assert after == replace(progress, phase=done, since=9.0, step_requests=0, step_ticks=0)
+
+
+@pytest.mark.parametrize("command", [OperatorCommand.RESUME, OperatorCommand.ROLLBACK])
+def test_pause__ended_by_a_command__leaves_no_pause_behind(command: OperatorCommand) -> None:
+    after = applied(applied(SHIFTED, OperatorCommand.PAUSE, 105.0), command, 106.0)
+    assert (after.paused, after.interrupted) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "override", "phase"),
+    [
+        (SPEC, False, RolloutPhase.SHIFT),
+        (SHADOWED, False, RolloutPhase.SHADOW),
+        (SPEC, True, RolloutPhase.BAKE),
+    ],
+)
+def test_warmed__candidate_serves__begins_the_next_phase_now(
+    spec: RolloutSpec, override: bool, phase: RolloutPhase
+) -> None:
+    warm = RolloutProgress(phase=RolloutPhase.WARM, override=override)
+    after = machine.warmed(warm, spec, 42.0)
+    assert (after.phase, after.since) == (phase, 42.0)
+
+
+def test_restored__previous_version_serves__gets_all_traffic_without_a_gate() -> None:
+    after = machine.restored(RolloutProgress(phase=RolloutPhase.WARM), "too slow", 5.0)
+    assert (after.phase, after.since, after.planned) == (
+        RolloutPhase.FINALIZE,
+        5.0,
+        Outcome.RESTORED,
+    )
+    assert after.ruling == Verdict(Action.ADVANCE, HoldReason.OPERATOR, "too slow")
+    assert machine.candidate_weight(after, SPEC) == 100
+
+
+PAUSING = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
+BAKING = replace(SHIFTED, phase=RolloutPhase.BAKE, step=2)
+
+
+@pytest.mark.parametrize(
+    ("start", "action", "spec", "phase", "planned"),
+    [
+        (SHIFTED, Action.ROLLBACK, SPEC, RolloutPhase.ROLLBACK, Outcome.ROLLED_BACK),
+        (SHIFTED, Action.INCONCLUSIVE, SPEC, RolloutPhase.ROLLBACK, Outcome.INCONCLUSIVE),
+        (BAKING, Action.ADVANCE, SPEC, RolloutPhase.FINALIZE, Outcome.PROMOTED),
+        (SHIFTED, Action.INCONCLUSIVE, PAUSING, RolloutPhase.PAUSED, None),
+    ],
+)
+def test_apply_verdict__one_that_ends_a_phase__is_kept_with_its_moment(
+    start: RolloutProgress,
+    action: Action,
+    spec: RolloutSpec,
+    phase: RolloutPhase,
+    planned: Outcome | None,
+) -> None:
+    verdict = Verdict(action, HoldReason.PROOF, "why")
+    after = machine.apply_verdict(start, verdict, spec, 300.0)
+    assert (after.phase, after.planned, after.ruling) == (phase, planned, verdict)
+    assert (after.paused if phase is RolloutPhase.PAUSED else after.since) == 300.0
+
+
+def test_apply_verdict__advance__begins_the_next_step_now() -> None:
+    advance = Verdict(Action.ADVANCE, HoldReason.PROOF, "why")
+    after = machine.apply_verdict(SHIFTED, advance, SPEC, 300.0)
+    assert (after.phase, after.step, after.since) == (RolloutPhase.SHIFT, 1, 300.0)
+
+
+def test_rollback_command__reason__is_the_ruling() -> None:
+    after = applied(SHIFTED, OperatorCommand.ROLLBACK, 106.0)
+    assert after.ruling == Verdict(Action.ROLLBACK, HoldReason.OPERATOR, "by hand")
+    assert after.since == 106.0
+
+
+def test_absorb__tick_without_a_request__is_no_tick_of_the_step() -> None:
+    none, one = (Window(Counts(n, 0, n), Counts(900, 0, 900)) for n in (0, 1))
+    assert looked(SHIFTED, 1, 200.0, none).step_ticks == 0
+    assert looked(SHIFTED, 1, 200.0, one).step_ticks == 1
+
+
+def test_absorb__traffic_during_the_shadow__is_no_data_of_the_shadow() -> None:
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
+    progress = machine.absorb(progress, TickObservation(GOOD), SHADOWED, 200.0)
+    assert (progress.step_requests, progress.step_ticks) == (0, 0)
+
+
+def test_warming_up__second_step__is_over() -> None:
+    second = machine.move(SHIFTED, Signal.NEXT_STEP, 200.0)
+    assert not machine.warming_up(second, SPEC, 200.5)
+
+
+def judged(
+    progress: RolloutProgress,
+    now: float,
+    spec: RolloutSpec = SPEC,
+    *,
+    alive: bool = True,
+) -> Verdict:
+    return machine.judge(progress, TickObservation(GOOD, alive=alive), spec, now)
+
+
+def test_judge__candidate_died_or_is_unhealthy__says_so() -> None:
+    dead = judged(SHIFTED, 101.0, alive=False)
+    assert dead == Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
+    sick = judged(replace(SHIFTED, unhealthy_ticks=4), 101.0)
+    why = "the candidate failed its health check at 4 ticks in a row"
+    assert sick == Verdict(Action.ROLLBACK, Gate.HEALTH, why, 4, 3)
+
+
+def test_judge__few_answers__says_how_many_are_needed() -> None:
+    few = Window(Counts(10, 0, 10), Counts(90, 0, 90))
+    why = "30 answers in 3 ticks at this step, 50 are needed"
+    assert judged(looked(SHIFTED, 3, 200.0, few), 200.0) == Verdict(
+        Action.HOLD, HoldReason.DATA, why, 30, 50, 30
+    )
+    assert judged(looked(SHIFTED, 5, 200.0, few), 200.0).action is Action.ADVANCE
+
+
+def test_judge__short_time__says_how_long_a_step_is() -> None:
+    progress = looked(SHIFTED, 5, 105.0)
+    assert judged(progress, 105.0) == Verdict(
+        Action.HOLD, HoldReason.BAKE_TIME, "5.0 of 10 s at this step", 5.0, 10, 500
+    )
+    assert judged(progress, 110.0) == Verdict(
+        Action.ADVANCE, HoldReason.BAKE_TIME, "every gate is kept", n=500
+    )
+
+
+def test_judge__end_of_the_bake__says_what_it_does_not_exclude() -> None:
+    progress = looked(BAKING, 10, 119.0)
+    assert judged(progress, 119.0).limit == 20
+    why = "every gate is kept; a fault that comes less often than every 2 s is not excluded"
+    assert judged(progress, 120.0) == Verdict(Action.ADVANCE, HoldReason.PROOF, why, n=1000)
+
+
+def test_judge__shadow__has_a_number_and_a_time_of_its_own() -> None:
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
+    tick = TickObservation(None, shadow=ShadowWindow(requests=10, rows=10))
+    for _ in range(4):
+        progress = machine.absorb(progress, tick, SHADOWED, 104.0)
+    held = judged(progress, 104.0, SHADOWED)
+    assert (held.gate, held.value, held.limit, held.n) == (HoldReason.BAKE_TIME, 4.0, 5, 40)
+
+
+def test_judge__deadline__names_what_is_missing() -> None:
+    why = "the deadline came before the proof"
+    progress = replace(looked(replace(SHIFTED, step=1), 10, 150.0), started=100.0)
+    for each, missing in (
+        (progress, ""),
+        (replace(progress, step_requests=3), ": 3 answers in 10 ticks at this step, 50 are needed"),
+    ):
+        assert judged(each, 1150.0) == Verdict(
+            Action.INCONCLUSIVE, HoldReason.DEADLINE, why + missing, 1050.0, 1000, 1000
+        )
+
+
+def test_judge__paused__says_in_which_phase() -> None:
+    paused = applied(looked(SHIFTED, 3, 105.0), OperatorCommand.PAUSE, 105.0)
+    why = "paused in shift; harm would still take the traffic back"
+    assert judged(paused, 106.0) == Verdict(Action.HOLD, HoldReason.OPERATOR, why, n=300)
+
+
+def test_judge__operator_skips_the_gates__holds_until_the_bake_is_over() -> None:
+    full = replace(looked(BAKING, 3, 110.0), override=True)
+    why = "an operator skips the gates; the old revision stays warm"
+    assert judged(full, 110.0) == Verdict(Action.HOLD, HoldReason.OPERATOR, why, 10.0, 20, 300)
+    why = "an operator skipped the gates: no proof"
+    assert judged(full, 120.0) == Verdict(Action.ADVANCE, HoldReason.OPERATOR, why, n=300)
+
+
+def test_judge__share_beyond_a_limit_without_proof__holds_the_step() -> None:
+    bad = Window(Counts(100, 2, 100), Counts(900, 0, 900))
+    held = judged(looked(SHIFTED, 3, 150.0, bad), 150.0)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.ERRORS_VS_LIMIT)
+
+
+def test_judge__one_percent_is_mirrored_and_differs__holds_the_step() -> None:
+    spec = replace(SHADOWED, mirror_percent=1, max_disagreement=0.01)
+    wrong = ShadowWindow(requests=40, disagreed=1, rows=40, differed=1)
+    progress = SHIFTED
+    for _ in range(3):
+        progress = machine.absorb(progress, TickObservation(GOOD, shadow=wrong), spec, 150.0)
+    held = judged(progress, 150.0, spec)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.DISAGREEMENT)
+
+
+def test_judge__live_errors_come_in_bursts__proof_counts_them_so_in_the_bake_only() -> None:
+    bursty = [(Counts(100, 50 if each % 20 == 0 else 0, 100), 5.0) for each in range(200)]
+    start = replace(SHIFTED, step=1, evidence=gates.begin(bursty, SPEC))
+    assert judged(looked(start, 10, 150.0), 150.0).action is Action.ADVANCE
+    baking = looked(replace(start, phase=RolloutPhase.BAKE, step=2), 10, 150.0)
+    held = judged(baking, 150.0)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.PROOF)
