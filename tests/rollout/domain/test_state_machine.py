@@ -40,16 +40,16 @@ def looked(
     return progress
 
 
-def test_every_phase_but_done_has_a_way_out() -> None:
+def test_transitions__each_phase_but_done__has_a_next_one() -> None:
     assert {phase for phase, _ in TRANSITIONS} == set(RolloutPhase) - {RolloutPhase.DONE}
 
 
-def test_a_move_that_is_not_in_the_table_is_refused() -> None:
+def test_move__not_in_the_table__is_rejected() -> None:
     with pytest.raises(ValueError, match="takes no"):
         machine.move(RolloutProgress(phase=RolloutPhase.DONE), Signal.SETTLED, 0.0)
 
 
-def test_the_weight_follows_the_phase() -> None:
+def test_candidate_weight__each_phase__has_its_own() -> None:
     assert machine.candidate_weight(RolloutProgress(), SPEC) == 0
     assert machine.candidate_weight(SHIFTED, SPEC) == 10
     baked = machine.move(machine.move(SHIFTED, Signal.NEXT_STEP, 1.0), Signal.LAST_STEP, 2.0)
@@ -59,12 +59,12 @@ def test_the_weight_follows_the_phase() -> None:
         assert machine.candidate_weight(done, SPEC) == weight
 
 
-def test_a_single_step_goes_straight_to_bake() -> None:
+def test_next_signal__single_step__goes_to_bake() -> None:
     spec = RolloutSpec(steps=(100,))
     assert machine.next_signal(RolloutProgress(phase=RolloutPhase.WARM), spec) is Signal.LAST_STEP
 
 
-def test_no_data_holds() -> None:
+def test_judge__no_data__holds() -> None:
     progress = looked(SHIFTED, 5, 200.0, window=None)
     verdict = machine.judge(progress, TickObservation(None), SPEC, 200.0)
     assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
@@ -84,20 +84,20 @@ def test_hanging_candidate__every_request_given_up__is_rolled_back() -> None:
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIVE)
 
 
-def test_too_little_time_holds() -> None:
+def test_judge__too_little_time__holds() -> None:
     progress = looked(SHIFTED, 5, 105.0)
     verdict = machine.judge(progress, TickObservation(GOOD), SPEC, 105.0)
     assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.BAKE_TIME)
     assert (verdict.value, verdict.limit) == (5.0, 10)
 
 
-def test_time_and_requests_advance_an_early_step_without_proof() -> None:
+def test_judge__early_step_has_time_and_requests__advances_without_proof() -> None:
     few = Window(Counts(20, 0, 20), Counts(180, 0, 180))
     progress = looked(SHIFTED, 3, 111.0, few)
     assert machine.judge(progress, TickObservation(few), SPEC, 111.0).action is Action.ADVANCE
 
 
-def test_the_final_step_needs_proof() -> None:
+def test_judge__final_step__needs_proof() -> None:
     few = Window(Counts(20, 0, 20), Counts(20, 0, 20))
     half = replace(SHIFTED, step=1)
     held = machine.judge(looked(half, 3, 111.0, few), TickObservation(few), SPEC, 111.0)
@@ -107,7 +107,7 @@ def test_the_final_step_needs_proof() -> None:
     assert machine.apply_verdict(half, proved, SPEC, 112.0).phase is RolloutPhase.BAKE
 
 
-def test_the_bake_ends_in_finalize() -> None:
+def test_apply_verdict__end_of_the_bake__finalizes() -> None:
     baking = replace(SHIFTED, phase=RolloutPhase.BAKE, step=2)
     progress = looked(baking, 10, 121.0)
     verdict = machine.judge(progress, TickObservation(GOOD), SPEC, 121.0)
@@ -119,7 +119,7 @@ def test_the_bake_ends_in_finalize() -> None:
     )
 
 
-def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
+def test_judge__deadline__is_inconclusive_and_never_promotes() -> None:
     verdict = machine.judge(SHIFTED, TickObservation(None), SPEC, 1000.0)
     assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, HoldReason.DEADLINE)
     ended = machine.apply_verdict(SHIFTED, verdict, SPEC, 1000.0)
@@ -127,12 +127,12 @@ def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
     assert machine.candidate_weight(ended, SPEC) == 0
 
 
-def test_a_dead_candidate_is_rolled_back_at_once() -> None:
+def test_judge__dead_candidate__is_rolled_back_at_once() -> None:
     verdict = machine.judge(SHIFTED, TickObservation(None, alive=False), SPEC, 101.0)
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.HEALTH)
 
 
-def test_three_unhealthy_looks_in_a_row_roll_back() -> None:
+def test_judge__three_unhealthy_ticks_in_a_row__rolls_back() -> None:
     sick = TickObservation(GOOD, healthy=False)
     progress = machine.absorb(machine.absorb(SHIFTED, sick, SPEC, 101.0), sick, SPEC, 101.0)
     assert machine.judge(progress, sick, SPEC, 101.0).action is Action.HOLD
@@ -142,13 +142,13 @@ def test_three_unhealthy_looks_in_a_row_roll_back() -> None:
     assert machine.judge(third, sick, SPEC, 101.0).gate is Gate.HEALTH
 
 
-def test_the_first_requests_are_not_judged() -> None:
+def test_absorb__first_requests__are_not_judged() -> None:
     bad = Window(Counts(100, 100, 100), Counts(900, 0, 900))
     assert looked(SHIFTED, 5, 101.0, bad).evidence == SHIFTED.evidence
     assert looked(SHIFTED, 5, 102.0, bad).evidence.ticks == 5
 
 
-def test_the_first_look_beyond_a_limit_is_remembered() -> None:
+def test_first_bad__tick_beyond_a_limit__is_noted_once() -> None:
     bad = Window(Counts(100, 50, 100), Counts(900, 0, 900))
     progress = looked(looked(looked(SHIFTED, 1, 103.0), 1, 104.0, bad), 1, 105.0, bad)
     assert progress.first_bad == 104.0
@@ -166,7 +166,7 @@ def test_first_bad__median_beyond_its_limit__is_noted() -> None:
     assert machine.absorb(SHIFTED, TickObservation(slow), spec, 104.0).first_bad == 104.0
 
 
-def test_hold_changes_nothing() -> None:
+def test_apply_verdict__hold__changes_nothing() -> None:
     hold = Verdict(Action.HOLD, HoldReason.DATA, "no data")
     assert machine.apply_verdict(SHIFTED, hold, SPEC, 5.0) is SHIFTED
 
@@ -186,7 +186,7 @@ def applied(
     return after
 
 
-def test_the_shadow_comes_before_any_weight() -> None:
+def test_warmed__spec_with_a_shadow__copies_before_any_weight() -> None:
     warm = RolloutProgress(phase=RolloutPhase.WARM)
     shadow = machine.warmed(warm, SHADOWED, 100.0)
     assert shadow.phase is RolloutPhase.SHADOW
@@ -199,14 +199,14 @@ def test_the_shadow_comes_before_any_weight() -> None:
     assert machine.mirrored_share(first, replace(SHADOWED, mirror_percent=3)) == 3
 
 
-def test_without_a_share_to_copy_there_is_no_shadow() -> None:
+def test_warmed__no_share_to_copy__has_no_shadow() -> None:
     assert (
         machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SPEC, 1.0).phase
         is RolloutPhase.SHIFT
     )
 
 
-def test_only_compared_copies_are_data_in_the_shadow() -> None:
+def test_judge__shadow_with_traffic_only__has_no_data() -> None:
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
     for _ in range(5):
         progress = machine.absorb(progress, TickObservation(GOOD), SHADOWED, 200.0)
@@ -214,7 +214,7 @@ def test_only_compared_copies_are_data_in_the_shadow() -> None:
     assert (held.action, held.gate, held.n) == (Action.HOLD, HoldReason.DATA, 0)
 
 
-def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
+def test_absorb__first_copies_to_a_cold_candidate__are_not_judged() -> None:
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
     cold = TickObservation(Window(Counts(100, 50, 100), Counts(900, 0, 900)))
     for now in (100.5, 101.0, 101.5):
@@ -224,7 +224,7 @@ def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
     assert machine.absorb(progress, cold, SHADOWED, 102.0).evidence.ticks == 1
 
 
-def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_to_wait() -> None:
+def test_judge__shadow_compares_nothing__advances_after_its_wait() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60)
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
     assert machine.judge(progress, TickObservation(None), patient, 159.0).action is Action.HOLD
@@ -241,7 +241,7 @@ def test_absorb__copies_compared_beside_traffic__are_no_requests_of_the_step() -
     assert progress.evidence.shadow.total.requests == 40
 
 
-def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
+def test_judge__shadow_with_doubts__does_not_end_after_its_wait() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60, max_disagreement=0.01)
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
     wrong = TickObservation(
@@ -253,7 +253,7 @@ def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
     assert (held.action, held.gate) == (Action.HOLD, Gate.DISAGREEMENT)
 
 
-def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
+def test_pause__resumed_later__kept_the_weight_and_stopped_the_clocks() -> None:
     paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
     assert (paused.phase, paused.stage, paused.applied) == (
         RolloutPhase.PAUSED,
@@ -269,7 +269,7 @@ def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
     assert resumed.started == SHIFTED.started + 4900.0
 
 
-def test_harm_takes_a_paused_rollout_back() -> None:
+def test_judge__harm_while_paused__rolls_back() -> None:
     paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
     bad = Window(Counts(100, 60, 100), Counts(900, 0, 900))
     verdict = machine.judge(looked(paused, 20, 200.0, bad), TickObservation(bad), SPEC, 200.0)
@@ -279,14 +279,14 @@ def test_harm_takes_a_paused_rollout_back() -> None:
     assert (dead.action, dead.gate) == (Action.ROLLBACK, Gate.HEALTH)
 
 
-def test_a_pause_before_the_start_has_to_wait() -> None:
+def test_pause__before_the_start__has_to_wait() -> None:
     assert machine.apply_command(RolloutProgress(), asked(OperatorCommand.PAUSE), SPEC, 1.0) is None
     warm = applied(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.PAUSE, 2.0)
     assert machine.candidate_weight(warm, SPEC) == 0
     assert applied(warm, OperatorCommand.RESUME, 3.0).phase is RolloutPhase.WARM
 
 
-def test_a_request_that_changes_nothing_is_obeyed_all_the_same() -> None:
+def test_apply_command__nothing_to_change__is_noted_as_applied() -> None:
     resumed = applied(SHIFTED, OperatorCommand.RESUME, 101.0)
     assert resumed == replace(SHIFTED, applied=7)
     paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
@@ -301,7 +301,7 @@ def test_rollback_command__any_reversible_phase__returns_all_traffic() -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
+def test_full__steps_and_gates__are_skipped_but_not_hard_failures(paused: bool) -> None:
     progress = applied(SHIFTED, OperatorCommand.PAUSE, 105.0) if paused else SHIFTED
     full = applied(progress, OperatorCommand.FULL, 106.0)
     assert (full.phase, full.step) == (RolloutPhase.BAKE, 2)
@@ -316,13 +316,13 @@ def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
     assert machine.apply_verdict(worse, verdict, SPEC, 126.0).planned is Outcome.PROMOTED
 
 
-def test_full_before_the_candidate_serves_waits_for_it() -> None:
+def test_full__before_the_candidate_serves__waits_for_it() -> None:
     full = applied(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.FULL, 1.0)
     assert (full.phase, full.override) == (RolloutPhase.WARM, True)
     assert machine.warmed(full, SHADOWED, 2.0).phase is RolloutPhase.BAKE
 
 
-def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> None:
+def test_deadline__on_inconclusive_pause__pauses_and_restarts_the_time() -> None:
     spec = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
     verdict = machine.judge(SHIFTED, TickObservation(None), spec, 1000.0)
     paused = machine.apply_verdict(SHIFTED, verdict, spec, 1000.0)
@@ -333,7 +333,7 @@ def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> 
     assert machine.judge(resumed, TickObservation(None), spec, 9900.0).gate is HoldReason.DATA
 
 
-def test_latency_is_not_proved_by_a_small_share() -> None:
+def test_judge__small_share_of_the_traffic__proves_no_latency() -> None:
     limited = replace(SPEC, max_p99_ms=100.0)
     unfair = replace(GOOD, representative=False)
     half = replace(SHIFTED, step=1)
