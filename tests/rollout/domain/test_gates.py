@@ -489,6 +489,7 @@ def gross(ticks: list[tuple[int, int]], live: Counts) -> Verdict | None:
 def test_harm__five_failures_in_a_row_of_ticks__are_gross_and_four_are_not() -> None:
     assert gross([(2, 5), (2, 5), (1, 5)], same()) is not None
     assert gross([(2, 5), (1, 5), (1, 5)], same()) is None
+    assert gross([(2, 2), (1, 2), (1, 2)], same()) is None
 
 
 def test_harm__exactly_a_quarter_fails__is_gross() -> None:

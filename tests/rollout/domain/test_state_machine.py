@@ -478,9 +478,10 @@ def test_judge__candidate_died_or_is_unhealthy__says_so() -> None:
 def test_judge__few_answers__says_how_many_are_needed() -> None:
     few = Window(Counts(10, 0, 10), Counts(90, 0, 90))
     why = "30 answers in 3 ticks at this step, 50 are needed"
-    assert judged(looked(SHIFTED, 3, 200.0, few), 200.0) == Verdict(
-        Action.HOLD, HoldReason.DATA, why, 30, 50, 30
-    )
+    for spec in (SPEC, replace(SPEC, shadow_requests=10)):
+        assert judged(looked(SHIFTED, 3, 200.0, few), 200.0, spec) == Verdict(
+            Action.HOLD, HoldReason.DATA, why, 30, 50, 30
+        )
     assert judged(looked(SHIFTED, 5, 200.0, few), 200.0).action is Action.ADVANCE
 
 
