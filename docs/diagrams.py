@@ -119,17 +119,19 @@ def gates_svg() -> str:
         return _BOTTOM - share * (_BOTTOM - _TOP)
 
     threshold = 1.0 / SPEC.alpha
+    level = height(threshold)
     parts = [
         text(8, 20, "evidence that the candidate is worse (e-value)"),
         f'<path class="line" d="M{_LEFT} {_TOP} V{_BOTTOM} H{_RIGHT}"/>',
-        f'<path class="line" stroke-dasharray="6 4" d="M{_LEFT} {height(threshold):.1f} H{_RIGHT}"/>',
-        text(_RIGHT + 8, height(threshold) + 4, f"threshold 1/alpha = {threshold:.0f}"),
+        f'<path class="line" stroke-dasharray="6 4" d="M{_LEFT} {level:.1f} H{_RIGHT}"/>',
+        text(_RIGHT + 8, level + 4, f"threshold 1/alpha = {threshold:.0f}"),
         text(
             (_LEFT + _RIGHT) / 2, _BOTTOM + 36, "seconds; 40 of 400 requests/s go to it", "middle"
         ),
     ]
-    for value in (1e-2, 1.0, 1e2, 1e4):
-        parts.append(text(_LEFT - 8, height(value) + 4, f"{value:g}", "end"))
+    parts += [
+        text(_LEFT - 8, height(value) + 4, f"{value:g}", "end") for value in (1e-2, 1.0, 1e2, 1e4)
+    ]
     for second in range(0, int(seconds) + 1, 15):
         x = _LEFT + second / seconds * (_RIGHT - _LEFT)
         parts.append(text(x, _BOTTOM + 18, str(second), "middle"))
