@@ -1,7 +1,7 @@
 """Write the documentation's diagrams: `python -m docs.diagrams`, or `make pictures`.
 
-`batching.svg` explains a batch. `gates.svg` and `false-rollbacks.svg` show seeded simulations with
-the product's gates (`benchmarks.effects`). All follow the reader's light or dark colour scheme.
+`gates.svg` and `false-rollbacks.svg` show seeded simulations with the product's gates
+(`benchmarks.effects`). The pictures follow the reader's light or dark colour scheme.
 """
 
 from __future__ import annotations
@@ -49,6 +49,41 @@ def svg(width: int, height: int, title: str, parts: list[str]) -> str:
 def text(x: float, y: float, words: str, anchor: str = "start") -> str:
     """Return one line of text."""
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+CHAIN = (
+    ("registry version", "models:/digits/3"),
+    ("bundle, evidence", "digest 3f2a..."),
+    ("optimized version", "digits-optimized/2"),
+    ("Bento", "digits:3f2a..."),
+    ("traffic", "behind Envoy"),
+)
+STEPS = ("optimize", "publish", "build", "up, promote")
+
+
+def chain_svg() -> str:
+    """Return the picture of the chain from the registry to traffic and back."""
+    step, width, parts = 200, 132, []
+    for index, (name, example) in enumerate(CHAIN):
+        x = 8 + index * step
+        middle = x + width / 2
+        parts += [
+            f'<rect class="box" x="{x}" y="30" width="{width}" height="50" rx="5"/>',
+            text(middle, 51, name, "middle"),
+            text(middle, 69, example, "middle"),
+        ]
+        if index < len(STEPS):
+            parts += [
+                f'<path class="line" d="M{x + width + 2} 55 H{x + step - 4} l-7 -4 m7 4 l-7 4"/>',
+                text(x + (width + step) / 2, 20, STEPS[index], "middle"),
+            ]
+    first, middle, last = (8 + index * step + width / 2 for index in (0, 2, 4))
+    for x in (first, middle):
+        parts.append(f'<path class="line" d="M{last} 82 V112 H{x} V86 l-4 7 m4 -7 l4 7"/>')
+    parts.append(
+        text((middle + last) / 2, 130, "@champion after a promotion or rollback", "middle")
+    )
+    return svg(8 + 4 * step + width + 8, 144, "The chain", parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +202,7 @@ def false_rollbacks_svg() -> str:
 def main() -> None:
     """Write the diagrams to docs/images/."""
     folder = Path(__file__).parent / "images"
+    (folder / "chain.svg").write_text(chain_svg())
     (folder / "batching.svg").write_text(batching_svg())
     (folder / "gates.svg").write_text(gates_svg())
     (folder / "false-rollbacks.svg").write_text(false_rollbacks_svg())

@@ -11,7 +11,7 @@ import ast
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import yaml
 from bundle.variables import OTHER_VARIABLES
 from cli.main import cli
 from cli.runners.image import image
+from docs.diagrams import batching_svg, chain_svg
 from services.online.settings import ServerSettings
 from tests.test_architecture import PACKAGES, ROOT, sources
 
@@ -233,6 +234,15 @@ def test_words__of_every_page__are_the_fields_own() -> None:
         for match in _AVOIDED.finditer(_FENCE.sub("", path.read_text()))
     }
     assert not found
+
+
+@pytest.mark.parametrize(
+    ("name", "picture"), [("chain.svg", chain_svg), ("batching.svg", batching_svg)]
+)
+def test_pictures__committed__are_what_the_code_draws(
+    name: str, picture: Callable[[], str]
+) -> None:
+    assert (ROOT / "docs" / "images" / name).read_text() == picture()
 
 
 def test_curl__sends_json__names_its_type() -> None:
