@@ -3,6 +3,7 @@
 A model is accepted with its worst difference, or rejected with the sentence in the table.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from xgboost import XGBClassifier, XGBRegressor
 from bundle.errors import ErrorCode, MlctlError
 from optimize.estimators import EstimatorReference, load_estimator
 from registry.catalog import ModelFormat, SourceModel
+from services.online.http.predict import read_records
 from services.runtime.session import open_session
 from tests.support.estimators import (
     COLUMNS,
@@ -147,6 +149,28 @@ def test_pipeline__missing_values_and_unseen_categories__answers_like_the_source
     source = skops_source(model, tmp_path, COLUMNS)
     fresh = as_inputs(customers(FRESH, 2, unseen=True))
     assert worst_difference(source, fresh, tmp_path) <= limit
+
+
+def test_records__missing_values_and_unseen_categories__answer_like_the_source(
+    tmp_path: Path,
+) -> None:
+    rows, fresh = customers(TRAIN, 1), customers(FRESH, 2, unseen=True)
+    model = encoded(LogisticRegression()).fit(rows, spending(rows) > 70)
+    estimator = load_estimator(skops_source(model, tmp_path, COLUMNS))
+    EstimatorReference(estimator).export(tmp_path, as_inputs(fresh.head(3)))
+    # JSON has null; a row may also leave the column out.
+    table = fresh.astype(object).where(fresh.notna(), None)
+    records = json.loads(json.dumps(table.to_dict("records")))
+    for record in records[::2]:
+        for name in [name for name, value in record.items() if value is None]:
+            del record[name]
+    assert {len(record) for record in records} == {4, 5}
+    source = estimator.source
+    inputs = read_records(records, source.signature, source.optional)
+    found = open_session(tmp_path / "model.onnx").run(inputs)
+    np.testing.assert_allclose(
+        found["probabilities"], model.predict_proba(fresh), rtol=0, atol=DOUBLE
+    )
 
 
 @pytest.mark.parametrize("name", MATRIX)
