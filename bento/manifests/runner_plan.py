@@ -7,11 +7,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from bento.manifests.plan import (
+    NetworkAccess,
     ObjectsPlan,
     Scaling,
     invalid,
@@ -36,6 +37,7 @@ FINAL_EXIT_CODES = tuple(
 _EXIT_SECONDS = 10
 # A stream commits the batch that was begun; a broker that is away takes longer.
 _STREAM_GRACE_SECONDS = 60
+_METRICS_PORT = 9464
 
 
 class Runner(StrEnum):
@@ -60,7 +62,8 @@ class RunnerPlan(ObjectsPlan):
     `grace_seconds` is how long it may take to end. `secret` is a Secret whose keys are environment
     variables, `claim` a PersistentVolumeClaim for DATA_FOLDER, `account` a ServiceAccount. A
     `schedule` makes a CronJob; `lag` and `scaling` are for a stream, `trigger_auth` is a
-    TriggerAuthentication of KEDA.
+    TriggerAuthentication of KEDA. The namespaces and CIDRs of `access` may connect to a stream's
+    `metrics_port`.
     """
 
     # A CronJob's Job has 11 characters more, its pod 6 more, and the limit is 63.
@@ -77,6 +80,8 @@ class RunnerPlan(ObjectsPlan):
     scaling: Scaling = field(default_factory=Scaling)
     lag: LagTrigger | None = None
     trigger_auth: str | None = None
+    access: NetworkAccess = field(default_factory=NetworkAccess)
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         ObjectsPlan.__post_init__(self)
@@ -118,6 +123,13 @@ def batch_arguments(
     if options["threads"] is None and options["executor"] == "local":
         return (*arguments, "--threads", str(cpus))
     return arguments
+
+
+def with_metrics(plan: RunnerPlan, options: Mapping[str, Any]) -> RunnerPlan:
+    """Return the plan of a stream that serves its metrics to the cluster."""
+    port = options["metrics_port"] or _METRICS_PORT
+    address = ("--metrics-host", "0.0.0.0", "--metrics-port", str(port))  # noqa: S104 - a pod's
+    return replace(plan, arguments=(*plan.arguments, *address), metrics_port=port)
 
 
 def batch_grace(options: Mapping[str, Any]) -> int:

@@ -52,7 +52,7 @@ BELONGS = {
     "gateway": _KUBERNETES,
     "hosts": _KUBERNETES,
     "grpc_host": _KUBERNETES,
-    "allow_from": _KUBERNETES,
+    "allow_from": _KUBERNETES | _STREAM,
     "mode": _KSERVE,
     "canary": _KSERVE,
     "stable_image": _KSERVE,
@@ -310,7 +310,7 @@ def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
 
 def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
     from bento.manifests import runner_plan
-    from bento.manifests.plan import Scaling, name_of, settings_of
+    from bento.manifests.plan import NetworkAccess, Scaling, name_of, settings_of
     from bento.manifests.resources import runner_resources
     from bento.manifests.summary import summary_of
     from services.runtime.bento_store import find_bento
@@ -336,6 +336,7 @@ def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
         schedule=given["schedule"],
         scaling=Scaling(given["replicas"], given["max_replicas"]),
         trigger_auth=given["trigger_auth"],
+        access=NetworkAccess(allow=given["allow_from"]),
     )
     if kind is runner_plan.Runner.BATCH:
         return replace(
@@ -343,6 +344,7 @@ def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
             arguments=runner_plan.batch_arguments(arguments, options, cpus),
             grace_seconds=runner_plan.batch_grace(options),
         )
+    plan = runner_plan.with_metrics(plan, options)
     if given["max_replicas"] is not None:
         return replace(plan, lag=runner_plan.lag_trigger(options))
     return plan
