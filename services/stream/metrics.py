@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
     CollectorRegistry,
@@ -158,14 +158,15 @@ def serving(registry: CollectorRegistry, host: str, port: int, access: Access) -
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         shown = environ.get("HTTP_AUTHORIZATION")
         if access.allows(None if shown is None else shown.encode("latin-1")):
-            return metrics(environ, start)
+            found: Iterable[bytes] = metrics(environ, start)
+            return found
         start("401 Unauthorized", [("www-authenticate", "Bearer"), ("content-length", "0")])
         return ()
 
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         kind = type("MetricsServer", (ThreadingWSGIServer,), {"address_family": family})
-        server = make_server(host, port, app, kind, _SilentHandler)
+        server: WSGIServer = make_server(host, port, app, kind, _SilentHandler)
     except OSError as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
