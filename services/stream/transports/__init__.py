@@ -12,8 +12,6 @@ from services.stream.base import StreamUrl, Transport
 
 _TABLE = "services.stream.transports.table"
 _WEBHOOK = "services.stream.transports.webhook"
-# Extras that have another name than their transport.
-_EXTRAS = {_TABLE: "batch", _WEBHOOK: "serve"}
 # Each module has a `transport`, a services.stream.base.Transport.
 BY_SCHEME: Mapping[str, str] = MappingProxyType(
     {
@@ -46,7 +44,7 @@ def transport_of(url: StreamUrl) -> Transport:
     try:
         transport: Transport = importlib.import_module(name).transport
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(name) or name.rpartition(".")[2]
+        extra = name.rpartition(".")[2]
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,
             f"streams at {url.scheme}:// need the package {error.name}",
