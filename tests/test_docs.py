@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from bundle.variables import OTHER_VARIABLES
 from cli.main import cli
