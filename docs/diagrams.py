@@ -77,11 +77,11 @@ def chain_svg() -> str:
                 f'<path class="line" d="M{x + width + 2} 55 H{x + step - 4} l-7 -4 m7 4 l-7 4"/>',
                 text(x + (width + step) / 2, 20, STEPS[index], "middle"),
             ]
-    first, middle, last = (8 + index * step + width / 2 for index in (0, 2, 4))
-    for x in (first, middle):
-        parts.append(f'<path class="line" d="M{last} 82 V112 H{x} V86 l-4 7 m4 -7 l4 7"/>')
+    source, optimized, traffic = (8 + index * step + width / 2 for index in (0, 2, 4))
+    for end in (source, optimized):
+        parts.append(f'<path class="line" d="M{traffic} 82 V112 H{end} V86 l-4 7 m4 -7 l4 7"/>')
     parts.append(
-        text((middle + last) / 2, 130, "@champion after a promotion or rollback", "middle")
+        text((optimized + traffic) / 2, 130, "@champion after a promotion or rollback", "middle")
     )
     return svg(8 + 4 * step + width + 8, 144, "The chain", parts)
 
