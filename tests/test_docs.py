@@ -1,8 +1,9 @@
 """The documents name what exists: pages and anchors, files, commands, options, variables, metrics.
 
-docs/tutorial.md is run as a whole (`tests/examples/test_tutorial.py`), the code of recipes.md and
-transforms.md by the tests of these parts. In all other pages commands are parsed by the CLI's own
-options, Python is compiled and YAML is read: they need models, clusters or accounts to run.
+docs/tutorial.md is run as a whole, and commands of batch.md and stream.md (`tests/examples`); the
+code of recipes.md and transforms.md by the tests of these parts. In all other pages commands are
+parsed by the CLI's own options, Python is compiled and YAML is read: they need models, clusters or
+accounts to run.
 """
 
 from __future__ import annotations
