@@ -21,10 +21,6 @@ class Comparison(Protocol):
         """What was found since the tick before; `live_requests` came in that time."""
         ...
 
-    def end(self) -> None:
-        """Stop looking. Idempotent."""
-        ...
-
     def kept(self) -> str | None:
         """The path of the rows that were answered differently; None if there are none."""
         ...
@@ -55,11 +51,6 @@ class TrafficObserver:
         """Begin counting here, unless it has begun."""
         if self._before is None:
             self._before = self._meter.read()
-
-    def end_comparison(self) -> None:
-        """No copies are sent any more: what compares the answers may stop. Idempotent."""
-        if self._comparison is not None:
-            self._comparison.end()
 
     def kept(self) -> str | None:
         """Where the rows are that both slots answered differently; None if there are none."""
