@@ -87,7 +87,7 @@ def _csv_lines(stream: Iterator[str], name: str) -> Iterator[tuple[int, Mapping[
             given = {key: value for key, value in values.items() if key != "row" or value}
             yield reader.line_num, given
     except csv.Error as error:
-        raise _invalid(name, f"line {reader.line_num}: {error}") from error
+        raise _invalid(name, f"line {reader.line_num + 1}: {error}") from error
 
 
 def _json_lines(stream: Iterator[str], name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

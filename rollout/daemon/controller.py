@@ -83,12 +83,13 @@ class Controller:
         self._epoch = watch.epoch
         self._counting_since: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
+        self._comparison = _comparison(rollout, world)
         self._observer = TrafficObserver(
             world.meter,
             world.edges,
             rollout.slot,
             rollout.spec,
-            _comparison(rollout, world),
+            self._comparison,
             watch.record.total,
         )
         self._record = watch.record
@@ -333,7 +334,8 @@ class Controller:
             self._world.recording.stop()
         progress = machine.move(self.progress, Signal.SETTLED, self._now())
         body = records.ended_body(self._rollout, progress.planned, progress.ruling, self._now())
-        self._save(progress, records.ENDED, {**body, "disagreements": self._observer.kept()})
+        kept = None if self._comparison is None else self._comparison.kept()
+        self._save(progress, records.ENDED, {**body, "disagreements": kept})
 
     def _apply_verdict(self, verdict: Verdict) -> None:
         progress = machine.apply_verdict(self.progress, verdict, self._rollout.spec, self._now())

@@ -59,10 +59,6 @@ def test_a_restarted_proxy_gives_no_window() -> None:
     assert watching.observe(alive=True)[0].window is None
 
 
-def test_without_a_comparison_nothing_is_kept() -> None:
-    assert observer(MemoryDataPlane(EDGES)).kept() is None
-
-
 def test_health_and_life_are_passed_on() -> None:
     data_plane = MemoryDataPlane(EDGES)
     data_plane.healthy[Slot.GREEN] = False
@@ -79,9 +75,6 @@ class Pairs:
     def observe(self, live_requests: int) -> ShadowWindow:
         self.asked.append(live_requests)
         return ShadowWindow(requests=live_requests)
-
-    def kept(self) -> str | None:
-        return "1.parquet"
 
 
 def test_a_candidate_with_copies_only_is_judged_by_them() -> None:
@@ -120,7 +113,6 @@ def test_answers_are_compared_while_copies_are_sent() -> None:
     data_plane.serve(Slot.BLUE, 5)
     assert watching.observe(alive=True, mirrored=True)[0].shadow == ShadowWindow(requests=5)
     assert pairs.asked == [5]
-    assert watching.kept() == "1.parquet"
 
 
 def test_the_median_is_counted_at_its_own_limit() -> None:
