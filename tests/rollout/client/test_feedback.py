@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.main import cli
 from cli.rollouts import event_line
 from rollout.client.feedback import FeedbackReport, add_feedback
-from rollout.client.label_file import read_labels
+from rollout.client.label_file import read_label_stream, read_labels
 from rollout.domain.join import Recorded
 from rollout.domain.labels import Label
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
@@ -26,7 +29,6 @@ from rollout.journal.journal import Journal
 from rollout.journal.predictions import PredictionStore
 from tests.support.rollouts import revision
 
-pytestmark = pytest.mark.usefixtures("shop")
 LIVE, CANDIDATE = revision("tiny:aa"), revision("tiny:bb")
 
 
@@ -63,6 +65,7 @@ def feed(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["feedback", "shop", *arguments], input=stdin)
 
 
+@pytest.mark.usefixtures("shop")
 def test_feedback__labels_of_two_revisions__reports_each_and_records_an_event() -> None:
     two_answers()
     labels = [Label("a", 1.0, 2), Label("b", 1.0, 3), Label("c", 1.0, 4), Label("b", 2.0, 5)]
@@ -78,12 +81,14 @@ def test_feedback__labels_of_two_revisions__reports_each_and_records_an_event() 
     assert "tiny:bb: 0.0 % of 1 labelled requests answered right" in line
 
 
+@pytest.mark.usefixtures("shop")
 def test_feedback__label_of_an_earlier_call__is_replaced() -> None:
     two_answers()
     assert add_feedback("shop", [Label("b", 0.0, 1)]).revisions[0].accuracy == 0.0
     assert add_feedback("shop", [Label("b", 2.0, 1)]).revisions[0].accuracy == 1.0
 
 
+@pytest.mark.usefixtures("shop")
 def test_feedback__nothing_recorded__says_how_to_record() -> None:
     with pytest.raises(MlctlError) as caught:
         add_feedback("shop", [])
@@ -91,6 +96,7 @@ def test_feedback__nothing_recorded__says_how_to_record() -> None:
     assert "--record-share" in (caught.value.hint or "")
 
 
+@pytest.mark.usefixtures("shop")
 def test_feedback__one_label_does_not_fit__names_its_line_and_takes_none() -> None:
     two_answers()
     with pytest.raises(MlctlError, match="line 9: 'cat' is not a number"):
@@ -98,6 +104,7 @@ def test_feedback__one_label_does_not_fit__names_its_line_and_takes_none() -> No
     assert add_feedback("shop", []) == FeedbackReport(0, 0, 0, 0, ())
 
 
+@pytest.mark.usefixtures("shop")
 def test_feedback__request_of_several_rows__needs_the_row() -> None:
     predicted(*(("a", row, LIVE.digest, [0.1, 0.8, 0.1]) for row in range(3)))
     with pytest.raises(MlctlError, match="line 2: the request has 3 rows"):
@@ -110,6 +117,7 @@ CSV = "request_id,label,customer\na,1,x\nb,2,y\n"
 JSON_LINES = '{"request_id": "a", "label": 1}\n\n{"request_id": "b", "label": "2", "row": 0}\n'
 
 
+@pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize(("name", "text"), [("l.csv", CSV), ("l.jsonl", JSON_LINES)])
 def test_feedback_command__file_or_stdin__joins_its_labels(
     tmp_path: Path, name: str, text: str
@@ -125,6 +133,7 @@ def test_feedback_command__file_or_stdin__joins_its_labels(
     assert "tiny:aa: 100.0 % of 2 labelled requests answered right" in shown
 
 
+@pytest.mark.usefixtures("shop")
 def test_feedback_command__parquet__joins_its_labels(tmp_path: Path) -> None:
     two_answers()
     path = tmp_path / "labels.parquet"
@@ -132,6 +141,7 @@ def test_feedback_command__parquet__joins_its_labels(tmp_path: Path) -> None:
     assert json.loads(feed(str(path), "--json").stdout)["joined"] == 2
 
 
+@pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -175,3 +185,28 @@ def test_read_labels__json_values__keep_their_types(tmp_path: Path) -> None:
     assert [(type(each), each) for each in found] == [
         (float, 1.0), (float, 1.5), (bool, True), (str, "cat"), (list, [1.0, 2.0]),
     ]  # fmt: skip
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+_LINES = st.dictionaries(st.sampled_from(["request_id", "label", "row", "x"]), _VALUES)
+_TEXTS = (
+    st.text()
+    | st.lists(_LINES.map(json.dumps), max_size=3).map("\n".join)
+    | st.text(alphabet='a1,"\n\0').map(lambda rest: f"request_id,label,row\n{rest}")
+)
+
+
+@given(_TEXTS)
+def test_read_label_stream__any_text__is_labels_or_invalid(text: str) -> None:
+    try:
+        found = list(read_label_stream(io.StringIO(text)))
+    except MlctlError as error:
+        assert error.code is ErrorCode.INVALID_INPUT
+        return
+    for label in found:
+        assert 1 <= len(label.request_id.encode()) <= 4 * 128
+        assert label.row is None or label.row >= 0
