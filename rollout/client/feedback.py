@@ -138,5 +138,5 @@ def _nothing_recorded(name: str) -> MlctlError:
         ErrorCode.NOT_FOUND,
         f"no prediction of {name!r} is recorded",
         f"A rollout with `mlctl promote {name} BENTO --min-accuracy 0.9` records predictions, and "
-        f"so does `mlctl up {name} BENTO --record-share 0.1` between rollouts.",
+        f"so does `mlctl up {name} BENTO --record-share 0.1` at all times.",
     )

@@ -290,11 +290,16 @@ class Controller:
     def _labelled(self, observation: TickObservation, *, mirrored: bool) -> TickObservation:
         """Return the observation with the labelled answers, if any are new; keep recording."""
         recording, rollout = self._world.recording, self._rollout
-        if recording is None or rollout.spec.min_accuracy is None:
+        if recording is None or not recording.keep:
             return observation
+        judged = rollout.spec.min_accuracy is not None
         if not mirrored:  # else the comparison has done it
             window = observation.window or Window()
-            recording.observe(window.candidate.total + window.live.total, inputs=False)
+            requests = window.candidate.total + window.live.total
+            share = 1.0 if judged else self._settings.record_share
+            recording.observe(requests, inputs=False, max_share=share)
+        if not judged:
+            return observation
         digests = (rollout.candidate.recorded, rollout.live.recorded)
         return replace(observation, labelled=recording.labelled(*digests, rollout.spec))
 

@@ -183,7 +183,7 @@ class Daemon:
             self._record_predictions(totals.requests)
 
     def _record_predictions(self, answered: int) -> None:
-        """Record a share of the predictions between rollouts, if the settings say so."""
+        """Record a share of the predictions while no rollout does, if the settings say so."""
         recording, share = self._world.recording, self._watch.settings.record_share
         requests, self._answered = max(0, answered - self._answered), answered
         if recording is None:

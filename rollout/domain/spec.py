@@ -316,7 +316,7 @@ class DeploymentSettings(Checked):
         runs: the command that reports rollouts to MLflow; empty for none.
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
-        record_share: share of the requests whose predictions are recorded between rollouts, for
+        record_share: share of the requests whose predictions are recorded at all times, for
             labels that come later. keep_predictions_seconds: how long they are kept.
         token_file: the tokens that its callers show; None to take the environment's.
         signer: the public key that its bundles must be signed with; None to take the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,8 @@ class Shop:
     root: Path
     journal: Journal
     clock: ManualClock
+    spec: RolloutSpec = SPEC
+    settings: DeploymentSettings = field(default_factory=DeploymentSettings)
     requests: int = 0
     recorders: dict[Slot, Recorder] = field(default_factory=dict)
 
@@ -62,9 +64,9 @@ class Shop:
         self.data_plane = MemoryDataPlane(EDGES)
         self.folder = SampleFolder(self.root)
         self.live, self.candidate = revision("tiny:aa"), revision("tiny:bb")
-        self.journal.create("shop", Ports(1, 2), DeploymentSettings(), self.live)
-        self.id = self.journal.begin("shop", self.candidate, SPEC)
-        watch = Watch(self.journal.take_over("shop"), DeploymentSettings())
+        self.journal.create("shop", Ports(1, 2), self.settings, self.live)
+        self.id = self.journal.begin("shop", self.candidate, self.spec)
+        watch = Watch(self.journal.take_over("shop"), self.settings)
         self.recording = Recording(self.folder, self.clock, 3600.0)
         world = World(
             self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES, self.recording
@@ -179,7 +181,20 @@ def test_labels__store_is_unusable__the_other_gates_go_on(
     assert caplog.text.count("predictions are not kept") == 1
 
 
-def test_recording__between_rollouts__keeps_a_share_of_the_predictions(
+def test_recording__during_a_rollout_without_the_gate__goes_on_at_its_share(
+    tmp_path: Path, journal: Journal, clock: ManualClock
+) -> None:
+    spec, settings = replace(SPEC, min_accuracy=None), DeploymentSettings(record_share=0.5)
+    shop = Shop(tmp_path, journal, clock, spec, settings)
+    for _ in range(6):
+        shop.tick()
+    assert Sampling.from_json(shop.folder.control.read_text()).share == 0.5
+    assert 0 < shop.label(wrong_of_candidate=0.5) < shop.requests * 0.7
+    shop.until(RolloutPhase.DONE)
+    assert shop.journal.rollout(shop.id).outcome is Outcome.PROMOTED, "the labels do not judge it"
+
+
+def test_recording__while_no_rollout_runs__keeps_a_share_of_the_predictions(
     tmp_path: Path, journal: Journal, clock: ManualClock
 ) -> None:
     shop = Shop(tmp_path, journal, clock)
