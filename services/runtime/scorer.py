@@ -22,7 +22,7 @@ from bundle.verify import VerifiedBundle
 from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.golden import load_golden
 from services.runtime.input_checks import check_inputs, check_lengths, check_ranges
-from services.runtime.padding import RowPaddedSession
+from services.runtime.padding import RowPaddedSession, padded_sizes
 from services.runtime.run_errors import (
     InputRejectedError,
     ModelRunError,
@@ -102,7 +102,7 @@ class Scorer:
         fixed = provider in _FIXED_SHAPES
         wants_fixed = fixed if pad_rows is None else pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
-            session = RowPaddedSession(session, batching.buckets)
+            session = RowPaddedSession(session, padded_sizes(batching))
         transform, golden = load_transform(bundle), bundle.path(GOLDEN_NAME)
         return cls(bundle.manifest, bundle.digest, session, transform, golden)
 
@@ -132,6 +132,16 @@ class Scorer:
             # All rows at once, so that a row number in an error is the caller's.
             prepared = self._transform.preprocess(inputs)
             return self._transform.postprocess(self._infer(prepared))
+
+    @property
+    def measures_larger(self) -> bool:
+        """Whether batches larger than the bundle's may be timed and used.
+
+        Not for TensorRT, whose engine accepts only the rows it was built for, nor for rows whose
+        size varies: the time and memory of some say nothing about others.
+        """
+        allowed = self.joinable and self.manifest.batching.measure_larger
+        return bool(allowed) and self.signature.bounded and self.provider != "tensorrt"
 
     @property
     def thread_safe(self) -> bool:

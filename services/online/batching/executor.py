@@ -214,7 +214,7 @@ class BatchExecutor:
         priority: Priority,
     ) -> Cancellable:
         self._policy.check_rows(rows)
-        parts = list(split_evenly(inputs, rows, self._policy.batch_rows))
+        parts = list(split_evenly(inputs, rows, self._policy.limits.max_rows))
         request = SplitRequest(waiter, len(parts))
         return enqueue_parts(
             request,

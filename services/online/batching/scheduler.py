@@ -27,7 +27,6 @@ from services.online.batching.admission import (
     QueueFullError,
     deadline_exceeded,
 )
-from services.online.batching.batch_size import BatchSize
 from services.online.batching.linger import LingerHeuristic
 from services.online.batching.priority_queue import PriorityQueue, Ticket
 from services.online.batching.time_slices import TimeSlicedQueue
@@ -50,12 +49,10 @@ class BatchScheduler:
         self._long_is_next = False
         self._led_by_part = False
         self._step_seconds = 0.0
-        sizes = limits.sizes if limits.joinable else ()
-        self._size = BatchSize(self.costs, sizes or (limits.max_rows,))
-        self._forecast = Forecast(limits, self.costs, self._lanes, self._size)
+        self._forecast = Forecast(limits, self.costs, self._lanes)
         self._linger: LingerHeuristic | None = None
         if limits.linger and limits.joinable:
-            self._linger = LingerHeuristic(self.costs, self._size)
+            self._linger = LingerHeuristic(self.costs, limits.max_rows)
         self._running: dict[int, Ticket] = {}
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
@@ -75,12 +72,7 @@ class BatchScheduler:
     @property
     def full(self) -> bool:
         """Whether the queued rows fill a batch."""
-        return self._lanes.rows >= self._size.next
-
-    @property
-    def batch_rows(self) -> int:
-        """The rows of a full batch."""
-        return self._size.best
+        return self._lanes.rows >= self.limits.max_rows
 
     @property
     def idle(self) -> bool:
@@ -117,7 +109,7 @@ class BatchScheduler:
             self.rejection = CachedRejection(rows, priority, inf, full)
             raise full
         prompt = self.idle
-        if self._busy or self._lanes.rows >= self._size.next:
+        if self._busy or self.full:
             self._admit(rows, now, deadline, priority, part=part)
         elif self._linger is not None:
             prompt = prompt and not self._linger.may_linger(rows, now)
@@ -247,7 +239,6 @@ class BatchScheduler:
         self._forecast.ended(seconds)
         if self._linger is not None:
             self._linger.ended(self._forecast.running_rows, self._forecast.idle_since)
-        self._size.ended(self._forecast.running_rows, seconds, self._lanes.rows)
         self._free_slot()
 
     def stepped(
@@ -356,7 +347,7 @@ class BatchScheduler:
         rows, tightest = batch[0].rows, batch[0].deadline
         if not self.limits.joinable:
             return batch, True
-        size = self._size.next
+        size = self.limits.max_rows
         passed_over = False
         no_deadline_until = now + self.costs.seconds(size)
         for ticket in waiting:

@@ -11,6 +11,8 @@ import asyncio
 import gc
 import logging
 import math
+import time
+from collections.abc import Mapping
 from enum import Enum
 from typing import NoReturn
 
@@ -38,14 +40,13 @@ from services.online.observability.observer import Observer, open_observer
 from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, shown
 from services.runtime.batch_costs import BatchCosts
-from services.runtime.padding import LengthPadding
+from services.runtime.padding import MAX_MEASURED_ROWS, LengthPadding
 from services.runtime.scorer import Scorer
 from services.runtime.streaming import AnswerStream
-from services.runtime.warmup import check_golden, check_padding, warm_up
+from services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
 
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
-_INLINE_SECONDS = 0.0005
-_INLINE_HEADROOM = 2.0
+_INLINE_SECONDS = 0.00025
 _MAX_QUEUE_ROWS = 4096
 # A batch that has run for so many times what the slowest is expected to take is hung.
 _HANG_FACTOR = 20
@@ -168,13 +169,16 @@ class ServedModel:
 
     async def start(self) -> None:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
-        scorer, measured = await asyncio.to_thread(self._prepare)
+        scorer, seconds = await asyncio.to_thread(self._prepare)
         self._metrics = Metrics(self.name, self._registry, lambda: scorer.transform_seconds)
         self._observe()
-        quick = max(measured.values()) * _INLINE_HEADROOM < _INLINE_SECONDS
+        quick = {rows: time for rows, time in seconds.items() if time <= _INLINE_SECONDS}
+        theirs = self._bundle.manifest.batching.max_rows
+        slow = [rows for rows in seconds if rows not in quick and rows <= theirs]
         # A transform that yields is closed on the thread, while a batch might run here.
-        inline = quick and self.signature.bounded and not scorer.yields
-        self._costs = BatchCosts(measured)
+        inline = not slow and self.signature.bounded and not scorer.yields
+        scorer.max_rows = self._batch_rows(scorer, quick if inline else seconds)
+        self._costs = BatchCosts(seconds)
         self._batching = BatchExecutor(
             scorer,
             self._limits(scorer, inline=inline),
@@ -194,7 +198,11 @@ class ServedModel:
         # Requests make no reference cycles; a search among waiting ones took 6 % of the loop.
         gc.set_threshold(*_COLLECTED)
         self.phase = ModelPhase.READY
-        logger.info("model %s (%s) is ready, inline=%s", self.name, self.digest[:12], inline)
+        rows = scorer.max_rows
+        logger.info(
+            "model %s (%s) is ready: batches of up to %d rows, which take %.3g ms, inline=%s",
+            *(self.name, self.digest[:12], rows, self._costs.seconds(rows) * 1e3, inline),
+        )
 
     def infer(
         self,
@@ -321,7 +329,7 @@ class ServedModel:
         if self._batching is None:
             return 0.0
         # One request may have more rows than a batch, and runs in as many parts as it takes.
-        rows = max(self._bundle.manifest.batching.max_rows, self._batching.running_rows)
+        rows = max(self._batching.limits.max_rows, self._batching.running_rows)
         return _HANG_FACTOR * self._costs.seconds(rows)
 
     def _prepare(self) -> tuple[Scorer, dict[int, float]]:
@@ -331,26 +339,35 @@ class ServedModel:
         if pad and scorer.joinable and not scorer.yields:
             self._lengths = LengthPadding(self.signature, pad)
             check_padding(scorer, self._lengths, golden)
-        return scorer, warm_up(scorer, golden, self._clock)
+        max_rows = min(MAX_MEASURED_ROWS, self.settings.max_rows or MAX_MEASURED_ROWS)
+        # On a busy machine large batches lose the processor more often than small ones do, so time
+        # on it is the better measure where one thread does all of the work.
+        one_thread = scorer.thread_safe and self.settings.threads == 1
+        clock = time.thread_time if one_thread else self._clock.monotonic
+        return scorer, warm_up(scorer, golden, clock, max_rows)
+
+    def _batch_rows(self, scorer: Scorer, seconds: Mapping[int, float]) -> int:
+        """Return the rows of a full batch: where the model does most per second.
+
+        The bundle's `max_rows` where rows differ in size, because the time of some says nothing
+        about others. At most the setting `max_rows`.
+        """
+        choose = scorer.joinable and self.signature.bounded
+        rows = best_rows(seconds) if choose else scorer.max_rows
+        return min(rows, self.settings.max_rows or rows)
 
     def _limits(self, scorer: Scorer, *, inline: bool) -> Limits:
         """The environment's settings, else the bundle's, else the defaults."""
         ours, theirs = self.settings, self._bundle.manifest.batching
         max_queue_ms = _first(ours.max_queue_ms, theirs.max_queue_ms)
         max_wait_ms = _first(ours.max_wait_ms, theirs.max_wait_ms)
-        max_rows = min(scorer.max_rows, ours.max_rows or scorer.max_rows)
-        smaller: tuple[int, ...] = ()
-        # Where rows alone say what a batch takes, and what the loop adds to it is little.
-        if self.signature.bounded and not inline:
-            smaller = tuple(size for size in theirs.buckets if size < max_rows)
         return Limits(
-            max_rows=max_rows,
+            max_rows=scorer.max_rows,
             max_queue_rows=ours.max_queue_rows or theirs.max_queue_rows or _MAX_QUEUE_ROWS,
             max_wait=(max_wait_ms or 0.0) / 1000,
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
             linger=max_wait_ms is None and not inline,
-            sizes=(*smaller, max_rows),
         )
 
 
