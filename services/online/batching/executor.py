@@ -213,7 +213,8 @@ class BatchExecutor:
         timeout: float,
         priority: Priority,
     ) -> Cancellable:
-        self._policy.check_rows(rows)
+        self._schedule()
+        self._policy.check_room(rows, priority, self._now)
         parts = list(split_evenly(inputs, rows, self._policy.limits.max_rows))
         request = SplitRequest(waiter, len(parts))
         return enqueue_parts(
@@ -238,8 +239,10 @@ class BatchExecutor:
         if not self._pumping:
             self._schedule()
         now = self._now
-        if self._policy.rejection is not None and (
-            full := self._policy.quick_reject(rows, priority, now)
+        if (
+            not part
+            and self._policy.rejection is not None
+            and (full := self._policy.quick_reject(rows, priority, now))
         ):
             raise full
         ticket = self._policy.offer(rows, key, now, now + timeout, priority, part=part)
@@ -256,7 +259,7 @@ class BatchExecutor:
         return self._policy.rejection is not None
 
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
-        """Return the error that any request of up to `max_rows` rows gets now, else None."""
+        """Return the error that any request of up to LARGE_ROWS rows gets now, else None."""
         if self._stepwise is not None and self._stepwise.is_long(1):
             return None
         return self._policy.quick_reject(None, priority, self._clock.monotonic())

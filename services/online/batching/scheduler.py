@@ -8,7 +8,7 @@ Invariants
 - A batch mixes only requests with equal keys (shapes), and only if rows are independent.
 - The oldest request of a priority leads the next batch of it; no request starves. Later ones are
   served in arrival order, except that a small one may fill a batch that a larger one does not fit,
-  and that whole requests and parts of large ones lead batches alternately.
+  and that small requests and large ones lead batches alternately.
 - Long requests run in steps: after each step comes a batch if one waits, and the reverse.
 - An idle model accepts any request, so a wrong estimate corrects itself.
 """
@@ -33,9 +33,19 @@ from services.online.batching.time_slices import TimeSlicedQueue
 from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
-__all__ = ["BatchScheduler", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
+__all__ = [
+    "LARGE_ROWS",
+    "BatchScheduler",
+    "Limits",
+    "Priority",
+    "QueueFullError",
+    "Ticket",
+    "deadline_exceeded",
+]
 
 _SPARE_DEADLINES = 256
+# A request of more rows is large: a list to rank, and not what one user typed.
+LARGE_ROWS = 32
 
 
 class BatchScheduler:
@@ -47,7 +57,7 @@ class BatchScheduler:
         self._lanes = PriorityQueue()
         self._time_sliced = TimeSlicedQueue()
         self._long_is_next = False
-        self._led_by_part = False
+        self._led_by_large = False
         self._step_seconds = 0.0
         self._forecast = Forecast(limits, self.costs, self._lanes)
         self._linger: LingerHeuristic | None = None
@@ -91,30 +101,28 @@ class BatchScheduler:
     ) -> Ticket:
         """Accept a request of `rows` rows, or raise.
 
-        A `part` of a large request neither counts as offered load nor is rejected for its predicted
-        wait, except by its deadline: all parts arrive at once, and a few large requests of clients
-        that wait for their answers would look like overload.
+        A `part` is one of a request that `check_room` accepted. Neither it nor a large request
+        counts as offered load or is rejected for its predicted wait, except by its deadline: many
+        rows arrive at once, and a few clients that wait for their answers would look like overload.
         QUEUE_FULL with a computed retry time, by the rows or by the predicted wait;
         PAYLOAD_TOO_LARGE for more rows than could ever wait; DEADLINE_EXCEEDED if the
         deadline has passed already.
         """
-        limit = self.limits.max_queue_rows
         self.check_rows(rows)
         if deadline <= now:
             raise deadline_exceeded()
-        if not part:
+        large = part or (rows > LARGE_ROWS and self.limits.joinable)
+        if not large:
             self._forecast.offered(rows, now)
-        if self._lanes.rows + rows > limit:
-            full = QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
-            self.rejection = CachedRejection(rows, priority, inf, full)
-            raise full
+        if not part:
+            self.check_room(rows, priority, now)
         prompt = self.idle
         if self._busy or self.full:
-            self._admit(rows, now, deadline, priority, part=part)
+            self._admit(rows, now, deadline, priority, large=large)
         elif self._linger is not None:
             prompt = prompt and not self._linger.may_linger(rows, now)
             self._linger.arrived(rows, now)
-        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority, False, part)
+        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority, False, large)
         self._next += 1
         self._lanes.add(ticket)
         # Who cannot be answered any more leaves then, and not only at the deadline.
@@ -127,13 +135,28 @@ class BatchScheduler:
         if rows > self.limits.max_queue_rows:
             raise _too_many_rows(rows, self.limits.max_queue_rows)
 
+    def check_room(self, rows: int, priority: Priority, now: float) -> None:
+        """Raise QUEUE_FULL unless the queue has room for a request of `rows` rows.
+
+        Large requests may fill half of the queue: the rest is reserved for small ones (trunk
+        reservation, as in telephone networks). An empty queue has room for any request.
+        """
+        self.check_rows(rows)
+        waiting, limit = self._lanes.rows, self.limits.max_queue_rows
+        if rows > LARGE_ROWS:
+            limit //= 2
+        if waiting and waiting + rows > limit:
+            full = QueueFullError(waiting, limit, self._forecast.retry_after(now))
+            self.rejection = CachedRejection(rows, priority, inf, full)
+            raise full
+
     def quick_reject(
         self, rows: int | None, priority: Priority, now: float
     ) -> QueueFullError | None:
         """Return the error `offer` is certain to raise, without scanning the queue, else None.
 
         Valid for requests with the same rows and priority until the queue shrinks. With None for
-        `rows`, for any number that is not a long request. Counted as a rejection.
+        `rows`, for any number up to LARGE_ROWS. Counted as a rejection.
         """
         cached = self.rejection
         if cached is None or now >= cached.until or priority != cached.priority:
@@ -216,7 +239,7 @@ class BatchScheduler:
         else:
             return []
         self.rejection = None
-        self._led_by_part = batch[0].part
+        self._led_by_large = batch[0].large
         if self._linger is not None:
             self._linger.released(now)
         long = batch[0].long
@@ -282,10 +305,10 @@ class BatchScheduler:
         return self._forecast.running_rows
 
     def _admit(
-        self, rows: int, now: float, deadline: float, priority: Priority, *, part: bool
+        self, rows: int, now: float, deadline: float, priority: Priority, *, large: bool
     ) -> None:
         wait = self._forecast.wait(priority, now)
-        longest = inf if part else self._forecast.longest_wait()
+        longest = inf if large else self._forecast.longest_wait()
         in_time = deadline - now - self.costs.seconds(rows)
         if wait > min(longest, in_time):
             retry_after = self._forecast.retry_after(now)
@@ -337,12 +360,12 @@ class BatchScheduler:
 
         A request is not joined if the larger batch would end after a deadline in it. One that does
         not fit is passed over for later ones that do (backfilling, as in EASY for job queues): it
-        leads the next batch at the latest when it is the oldest. After a batch that a part of a
-        large request led, whole requests go first.
+        leads the next batch at the latest when it is the oldest. After a batch that a large request
+        led, small ones go first.
         """
         waiting = self._lanes.in_turn()
-        if self._led_by_part:
-            waiting = iter(sorted(waiting, key=lambda ticket: ticket.part))
+        if self._led_by_large:
+            waiting = iter(sorted(waiting, key=lambda ticket: ticket.large))
         batch = [next(waiting)]
         rows, tightest = batch[0].rows, batch[0].deadline
         if not self.limits.joinable:

@@ -31,7 +31,7 @@ from services.online.batching.executor import (
     Waiter,
     forward,
 )
-from services.online.batching.scheduler import Limits, Priority, QueueFullError
+from services.online.batching.scheduler import LARGE_ROWS, Limits, Priority, QueueFullError
 from services.online.metrics.counts import Metrics
 from services.online.metrics.tally import Tally
 from services.online.models.precomputed import PrecomputedLookup, open_precomputed
@@ -224,15 +224,15 @@ class ServedModel:
     def quick_reject(self, priority: Priority, size: int) -> QueueFullError | None:
         """Return the error that a request whose body has `size` bytes certainly gets, else None.
 
-        A value takes at least a byte, so the size bounds the rows: with more than `limits.max_rows`
-        the request could be accepted.
+        A value takes at least a byte, so the size bounds the rows: a large request could be
+        accepted.
         """
         batching = self._batching
         if batching is None or self._precomputed is not None:
             return None
         if self.phase is not ModelPhase.READY or self._hung:
             return None
-        if size > self._row_values * batching.limits.max_rows:
+        if size > self._row_values * LARGE_ROWS:
             return None
         return batching.quick_reject(priority)
 
