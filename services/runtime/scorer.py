@@ -166,11 +166,6 @@ class Scorer:
         """Whether the transform streams its answer."""
         return self._transform is not None and self._transform.yields
 
-    def is_long(self, rows: int) -> bool:
-        """Whether a request runs in steps, with other requests between them, whatever its rows."""
-        del rows
-        return self.yields
-
     def steps(
         self, inputs: Arrays, *, whole: bool
     ) -> Generator[dict[str, np.ndarray] | None, None, None]:

@@ -32,7 +32,6 @@ class Limits:
     instead as long as it pays to wait for clients that were just answered.
     `max_queue` is the longest predicted wait that is accepted; None is no limit below overload, and
     in overload as little as keeps the model busy.
-    `max_long` is how many requests that run in steps are open at once.
     """
 
     max_rows: int
@@ -40,27 +39,25 @@ class Limits:
     max_wait: float = 0.0
     joinable: bool = True
     max_queue: float | None = None
-    max_long: int = 64
     linger: bool = False
 
 
 class QueueFullError(MlctlError):
     """QUEUE_FULL with the seconds after which a retry is likely to be accepted.
 
-    `found` says how many there are of `what`, which is at its limit. `wait` is the
-    predicted one, in seconds, where that is too much.
+    `rows` wait, and the limit is `limit`. `wait` is the predicted one, in seconds, where that is
+    too much.
     """
 
     def __init__(
         self,
-        found: int,
+        rows: int,
         limit: int,
         retry_after: float,
         *,
-        what: str = "rows wait",
         wait: float | None = None,
     ) -> None:
-        reason = f"{found} {what} already, the limit is {limit}"
+        reason = f"{rows} rows wait already, the limit is {limit}"
         if wait is not None:
             reason = f"the answer would have to wait for about {wait:.3g} s, which is too long"
         super().__init__(ErrorCode.QUEUE_FULL, reason)
@@ -86,15 +83,18 @@ def deadline_exceeded() -> MlctlError:
     )
 
 
-class Forecast:
-    """Predicted waits of one model's queue.
+def too_many_rows(rows: int, limit: int) -> MlctlError:
+    """Return the error of a request that has more rows than could ever wait."""
+    return MlctlError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the request has {rows} rows, the limit is {limit}"
+    )
 
-    `between` is the seconds of a long request's step before each batch; 0 if no long request waits.
-    """
+
+class Forecast:
+    """Predicted waits of one model's queue."""
 
     def __init__(self, limits: Limits, costs: BatchCosts, lanes: PriorityQueue) -> None:
         self.running_rows = 0
-        self.between = 0.0
         self._limits = limits
         self._costs = costs
         self._lanes = lanes
@@ -103,16 +103,13 @@ class Forecast:
         self._started: float | None = None
         self._ended = 0.0
 
-    def offered(self, rows: int, now: float, *, long: bool = False) -> None:
-        """Record that a request of `rows` rows arrived, accepted or not.
-
-        Long requests are not counted, nor are their steps: they have their own limit.
-        """
+    def offered(self, rows: int, now: float) -> None:
+        """Record that a request of `rows` rows arrived, accepted or not."""
         if self._limits.max_wait > 0:  # else the gaps are not used
             self._load.arrived(now)
-        if self._started is not None and not long:
+        if self._started is not None:
             self._load.offered(rows if self._limits.joinable else 1)
-        elif self._started is None and not self._lanes.count and self._full_seconds > 0:
+        elif not self._lanes.count and self._full_seconds > 0:
             # A request of the tick in which the batch ended may have arrived before its end.
             idle = max(0.0, now - self._ended)
             self._load.idle(self._possible(idle) / self._full_units)
@@ -123,16 +120,11 @@ class Forecast:
         self.running_rows = rows
         self._started = now
 
-    def ended(self, seconds: float, *, step: bool = False) -> None:
-        """Record that the batch, or a `step` of a long request, has run for `seconds`.
-
-        The time of a step says nothing about the throughput of batches.
-        """
+    def ended(self, seconds: float) -> None:
+        """Record that the batch has run for `seconds`."""
         if self._started is not None:
             self._ended = self._started + seconds
         self._started = None
-        if step:
-            return
         units = self._possible(seconds)
         if units and self._limits.joinable:  # that many were done, whatever was predicted
             units = max(units, self.running_rows)
@@ -208,10 +200,10 @@ class Forecast:
 
     def _seconds_of(self, rows: int, requests: int, batches: int) -> float:
         if self._limits.joinable:
-            return batches * (self._full_seconds + self.between)
+            return batches * self._full_seconds
         if not requests:
             return 0.0
-        return requests * (self._costs.seconds(-(-rows // requests)) + self.between)
+        return requests * self._costs.seconds(-(-rows // requests))
 
     def _seconds_left(self, now: float) -> float:
         if self._started is None:

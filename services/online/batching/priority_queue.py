@@ -16,8 +16,8 @@ MAX_CONSECUTIVE_HIGH = 4
 class Ticket(NamedTuple):
     """One waiting or running request.
 
-    `prompt` if it arrived at an idle server and must not wait; `long` if it runs in steps; `large`
-    if it has many rows, or is a part of such a request.
+    `prompt` if it arrived at an idle server and must not wait; `large` if it has many rows, or is
+    a part of such a request.
     A tuple because one is created per request, and a frozen dataclass takes three times as long.
     """
 
@@ -28,7 +28,6 @@ class Ticket(NamedTuple):
     deadline: float
     prompt: bool
     priority: Priority = Priority.NORMAL
-    long: bool = False
     large: bool = False
 
 

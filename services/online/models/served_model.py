@@ -24,14 +24,10 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
-from services.online.batching.executor import (
-    Answer,
-    BatchExecutor,
-    Cancellable,
-    Waiter,
-    forward,
-)
+from services.online.batching.executor import Answer, BatchExecutor, Cancellable, Waiter
+from services.online.batching.model_executor import ModelExecutor, forward
 from services.online.batching.scheduler import LARGE_ROWS, Limits, Priority, QueueFullError
+from services.online.batching.stepwise import StepwiseExecutor
 from services.online.metrics.counts import Metrics
 from services.online.metrics.tally import Tally
 from services.online.models.precomputed import PrecomputedLookup, open_precomputed
@@ -91,7 +87,7 @@ class ServedModel:
         self._bundle = bundle
         self._clock = clock or SystemClock()
         self._registry = registry
-        self._batching: BatchExecutor | None = None
+        self._batching: ModelExecutor | None = None
         self._costs = BatchCosts()
         self._lengths: LengthPadding | None = None
         self._hung = False
@@ -179,16 +175,19 @@ class ServedModel:
         inline = not slow and self.signature.bounded and not scorer.yields
         scorer.max_rows = self._batch_rows(scorer, quick if inline else seconds)
         self._costs = BatchCosts(seconds)
-        self._batching = BatchExecutor(
-            scorer,
-            self._limits(scorer, inline=inline),
-            self._clock,
-            self._metrics,
-            inline=inline,
-            costs=self._costs,
-            lengths=self._lengths,
-            stepwise=scorer,
-        )
+        limits = self._limits(scorer, inline=inline)
+        if scorer.yields:
+            self._batching = StepwiseExecutor(scorer, limits, self._clock, self._metrics)
+        else:
+            self._batching = BatchExecutor(
+                scorer,
+                limits,
+                self._clock,
+                self._metrics,
+                inline=inline,
+                costs=self._costs,
+                lengths=self._lengths,
+            )
         self._precomputed = open_precomputed(
             self, self.settings, self._batching, self._clock, self._registry
         )
@@ -212,7 +211,7 @@ class ServedModel:
     ) -> asyncio.Future[Answer]:
         """Queue a request; cancel the future to withdraw it. `timeout` only shortens the deadline.
 
-        Raises UNAVAILABLE unless ready, and what `BatchExecutor.submit` raises.
+        Raises UNAVAILABLE unless ready, and what `ModelExecutor.submit` raises.
         """
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
@@ -242,7 +241,7 @@ class ServedModel:
         """Answer a request to `waiter`: from the precomputed answers to its keys, or by the model.
 
         `timeout` (seconds) can only shorten the deadline. Returns what withdraws the request.
-        Raises UNAVAILABLE unless ready, and what `BatchExecutor.enqueue` raises.
+        Raises UNAVAILABLE unless ready, and what `ModelExecutor.enqueue` raises.
         """
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
             limit = self._deadline
@@ -270,7 +269,7 @@ class ServedModel:
         """
         return self._serving().stream(inputs, self._seconds(timeout), priority)
 
-    def _serving(self) -> BatchExecutor:
+    def _serving(self) -> ModelExecutor:
         if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
             raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
         return self._batching
