@@ -171,19 +171,16 @@ class Scorer:
     ) -> Generator[dict[str, np.ndarray] | None, None, None]:
         """Do what `run` does, one step per resumption; yield None or the next piece of the answer.
 
-        With `whole` there is one piece at the end, which is the result of `run`. Closing the
+        Only for a transform that `yields`. With `whole` there is one piece at the end, which is the result of `run`. Closing the
         generator cancels the remaining steps. Raises what `run` raises.
         """
         if self._ranges:
             check_ranges(self._ranges, inputs)
+        assert self._transform is not None
         with self._translate_errors():
-            prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
-            outputs = self._infer(prepared)
-            if self._transform is None:
-                yield outputs
-                return
+            outputs = self._infer(self._transform.preprocess(inputs))
             with closing(self._transform.pieces(outputs)) as pieces:
-                if not (whole and self.yields):
+                if not whole:
                     yield from pieces
                     return
                 made = []
