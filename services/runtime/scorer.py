@@ -171,8 +171,8 @@ class Scorer:
     ) -> Generator[dict[str, np.ndarray] | None, None, None]:
         """Do what `run` does, one step per resumption; yield None or the next piece of the answer.
 
-        Only for a transform that `yields`. With `whole` there is one piece at the end, which is the result of `run`. Closing the
-        generator cancels the remaining steps. Raises what `run` raises.
+        Only for a transform that `yields`. With `whole` there is one piece at the end, which is the
+        result of `run`. Closing the generator cancels the remaining steps. Raises what `run` raises.
         """
         if self._ranges:
             check_ranges(self._ranges, inputs)

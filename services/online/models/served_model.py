@@ -77,6 +77,7 @@ class ServedModel:
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
+        self.optional_inputs = bundle.manifest.optional_inputs
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)
         self._deadline = settings.deadline_ms / 1000
@@ -332,7 +333,9 @@ class ServedModel:
         return _HANG_FACTOR * self._costs.seconds(rows)
 
     def _prepare(self) -> tuple[Scorer, dict[int, float]]:
+        began = self._clock.monotonic()
         scorer = Scorer.open(self._bundle, self.settings)
+        loaded = self._clock.monotonic()
         golden = check_golden(scorer, self._bundle)
         pad = self._bundle.manifest.batching.pad
         if pad and scorer.joinable and not scorer.yields:
@@ -343,7 +346,15 @@ class ServedModel:
         # on it is the better measure where one thread does all of the work.
         one_thread = scorer.thread_safe and self.settings.threads == 1
         clock = time.thread_time if one_thread else self._clock.monotonic
-        return scorer, warm_up(scorer, golden, clock, max_rows)
+        measured = warm_up(scorer, golden, clock, max_rows)
+        # `mlctl bench --cold` reads this line.
+        logger.info(
+            "model %s: loaded in %.3f s, proved and warmed up in %.3f s",
+            self.name,
+            loaded - began,
+            self._clock.monotonic() - loaded,
+        )
+        return scorer, measured
 
     def _batch_rows(self, scorer: Scorer, seconds: Mapping[int, float]) -> int:
         """Return the rows of a full batch: where the model does most per second.
