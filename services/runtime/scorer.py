@@ -172,7 +172,7 @@ class Scorer:
         """Do what `run` does, one step per resumption; yield None or the next piece of the answer.
 
         Only for a transform that `yields`. With `whole` there is one piece at the end, which is the
-        result of `run`. Closing the generator cancels the remaining steps. Raises what `run` raises.
+        result of `run`. Closing the generator cancels the remaining steps. Raises what `run` does.
         """
         if self._ranges:
             check_ranges(self._ranges, inputs)
