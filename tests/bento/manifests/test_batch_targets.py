@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-import botocore.session
+import botocore.session  # type: ignore[import-untyped]
 import pytest
-from botocore.validate import ParamValidator
+from botocore.validate import ParamValidator  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,17 +43,22 @@ def pod(plan: RunnerPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, An
     """Run a DAG file with recorders in place of Airflow; return what the DAG and its pod get."""
     (text,) = runner_manifests(plan, ManifestTarget.AIRFLOW).values()
     operator, dag = MagicMock(), MagicMock()
-    modules = {"airflow": {"DAG": dag}, "kubernetes": {}, "kubernetes.client": {"models": Models()}}
-    path = "airflow.providers.cncf.kubernetes.operators.pod"
-    for name in ("providers", "providers.cncf", "providers.cncf.kubernetes"):
-        modules[f"airflow.{name}"] = {}
-    modules |= {path.rpartition(".")[0]: {}, path: {"KubernetesPodOperator": operator}}
+    modules: dict[str, dict[str, Any]] = {
+        "airflow": {"DAG": dag},
+        "airflow.providers": {},
+        "airflow.providers.cncf": {},
+        "airflow.providers.cncf.kubernetes": {},
+        "airflow.providers.cncf.kubernetes.operators": {},
+        "airflow.providers.cncf.kubernetes.operators.pod": {"KubernetesPodOperator": operator},
+        "kubernetes": {},
+        "kubernetes.client": {"models": Models()},
+    }
     for name, content in modules.items():
         module = ModuleType(name)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
     exec(compile(text, "dag.py", "exec"), {})
-    return dag.call_args.kwargs, operator.call_args.kwargs
+    return dict(dag.call_args.kwargs), dict(operator.call_args.kwargs)
 
 
 class Models:
