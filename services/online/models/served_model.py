@@ -80,6 +80,7 @@ class ServedModel:
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
+        self.optional_inputs = bundle.manifest.optional_inputs
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)
         self._deadline = settings.deadline_ms / 1000
