@@ -63,8 +63,6 @@ class ManifestTarget(StrEnum):
     AIRFLOW = "airflow"
 
 
-# Targets that run a batch, and no server.
-BATCH_TARGETS = (ManifestTarget.AWS_BATCH, ManifestTarget.AIRFLOW)
 # AWS Batch takes 5 rules, so the codes that are worth another run are patterns: 9, 12, and 13 with
 # 130 (interrupted) and 137 (killed).
 _RETRIED_PATTERNS = ("9", "12", "13*")
