@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bento.manifests.runner_plan import FINAL_EXIT_CODES, INTERRUPTED, RunnerPlan
-from bento.manifests.targets import ManifestTarget, runner_manifests
+from bento.manifests.targets import RunnerTarget, runner_manifests
 from bundle.errors import MlctlError
 from tests.bento.manifests.example_plans import IMAGE
 from tests.bento.manifests.test_runners import CRON, JOB
@@ -35,13 +35,13 @@ POD_PARAMETERS = {
 
 
 def job_definition(plan: RunnerPlan) -> Any:
-    (text,) = runner_manifests(plan, ManifestTarget.AWS_BATCH).values()
+    (text,) = runner_manifests(plan, RunnerTarget.AWS_BATCH).values()
     return json.loads(text)
 
 
 def pod(plan: RunnerPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run a DAG file with recorders in place of Airflow; return what the DAG and its pod get."""
-    (text,) = runner_manifests(plan, ManifestTarget.AIRFLOW).values()
+    (text,) = runner_manifests(plan, RunnerTarget.AIRFLOW).values()
     operator, dag = MagicMock(), MagicMock()
     modules: dict[str, dict[str, Any]] = {
         "airflow": {"DAG": dag},
@@ -111,7 +111,7 @@ def test_job_definition__exit_codes__only_those_worth_it_are_retried() -> None:
 def test_batch_targets__hostile_argument__stays_a_value(text: str) -> None:
     hostile = replace(JOB, arguments=("--in", f"s3:{text}"))
     assert job_definition(hostile)["containerProperties"]["command"][-1] == f"s3:{text}"
-    (source,) = runner_manifests(hostile, ManifestTarget.AIRFLOW).values()
+    (source,) = runner_manifests(hostile, RunnerTarget.AIRFLOW).values()
     (arguments,) = [
         each.value
         for each in ast.walk(ast.parse(source))
