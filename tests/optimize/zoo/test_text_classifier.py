@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +43,8 @@ def pipeline() -> Any:
     """A tiny encoder with a tokenizer of its own."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-    from transformers import pipeline as make_pipeline
+
+    library: Any = importlib.import_module("transformers")
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
@@ -50,7 +53,7 @@ def pipeline() -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    fast = PreTrainedTokenizerFast(
+    fast = library.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
@@ -59,7 +62,7 @@ def pipeline() -> Any:
         model_max_length=LENGTH,
     )
     torch.manual_seed(3)
-    config = BertConfig(
+    config = library.BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=16,
         num_hidden_layers=2,
@@ -71,8 +74,10 @@ def pipeline() -> Any:
         id2label={0: "bad", 1: "fine", 2: "good"},
         label2id={"bad": 0, "fine": 1, "good": 2},
     )
-    return make_pipeline(
-        "text-classification", model=BertForSequenceClassification(config).eval(), tokenizer=fast
+    return library.pipeline(
+        "text-classification",
+        model=library.BertForSequenceClassification(config).eval(),
+        tokenizer=fast,
     )
 
 
@@ -136,9 +141,6 @@ def test_text_classifier__from_the_registry__answers_like_the_pipeline(
 def test_text_classifier__another_task__is_rejected(
     stored: SourceModel, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    import dataclasses
-    import shutil
-
     shutil.copytree(stored.artifacts, tmp_path / "copy")
     path = tmp_path / "copy" / stored.model_path.name / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
