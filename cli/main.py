@@ -39,6 +39,7 @@ from cli.commands.show import show
 from cli.commands.sign import sign
 from cli.commands.status import status
 from cli.commands.stream import stream
+from cli.commands.ui import ui
 from cli.commands.up import up
 from cli.commands.verify import verify
 from cli.output import ReportingGroup
@@ -48,7 +49,7 @@ SECTIONS = {
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, pause, resume, rollback, status, ps, logs, events, history, down,
+        up, scale, promote, pause, resume, rollback, status, ui, ps, logs, events, history, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip

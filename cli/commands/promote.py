@@ -44,7 +44,7 @@ def promote(
     would not be in time at today's traffic. Rejected if what callers of the live one send or read
     is gone or of another type or shape, or if its proved score is clearly worse on the same data.
     """
-    from cli.revisions import find_revision
+    from rollout.client.revisions import find_revision
 
     spec = _spec(spec_file, {**options, "force": force})
     if dry_run:
@@ -120,7 +120,7 @@ def _show_spec(output: CommandOutput, spec: RolloutSpec) -> None:
 
 def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: RolloutSpec) -> None:
     from cli.plans import plan_document, plan_rows
-    from cli.revisions import find_revision
+    from rollout.client.revisions import find_revision
     from rollout.client.traffic import broken_by, plan_for
 
     broken = None if bento is None else broken_by(name, find_revision(bento))
@@ -171,7 +171,7 @@ def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
 
 def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
     """One line for each event that matters; quiet ticks only move the status line."""
-    from cli.rollouts import event_line, is_quiet
+    from rollout.client.rendering import event_line, is_quiet
 
     with output.working() as say:
         for event in events:
@@ -185,8 +185,8 @@ def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
 
 
 def _follow(output: CommandOutput, name: str, rollout: int) -> None:
-    from cli.rollouts import rollout_document, verdict_text
     from rollout.client import deployments
+    from rollout.client.rendering import rollout_document, verdict_text
 
     _show_events(output, deployments.follow(name, rollout))
     ended = next(each for each in deployments.history(name) if each.id == rollout)

@@ -78,8 +78,8 @@ def up(
     that is down is started with what it served; with --all, every one that was up when the
     machine went down.
     """
-    from cli.revisions import find_revision
     from rollout.client import deployments
+    from rollout.client.revisions import find_revision
 
     if everything or name is None or bento is None:
         _show(output, *_brought_back(name, everything=everything))

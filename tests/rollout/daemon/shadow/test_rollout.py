@@ -12,7 +12,7 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from cli.rollouts import event_line
+from rollout.client.rendering import event_line
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Totals, Window

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rollout.journal.records import JournalEvent, Rollout
-
+from rollout.domain.verdict import first_line
+from rollout.journal.records import JournalEvent, Rollout
 
 # The counts of a tick that are shown when they are not zero, and their words.
 _BAD = {
@@ -26,8 +25,6 @@ def local_time(seconds: float) -> str:
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
     """Return gate, value, limit, n and reason of a verdict on one line, without any log."""
-    from rollout.domain.verdict import first_line
-
     parts = [str(verdict["gate"])]
     if verdict["value"] is not None:
         parts.append(f"value {verdict['value']:.4g}")
