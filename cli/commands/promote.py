@@ -59,6 +59,7 @@ def promote(
         rollout = _skip_gates(name)
     else:
         rollout = _begin(output, (name, find_revision(bento)), spec, full=full, force=force)
+    output.note(f"Live page: mlctl ui {name}")
     if detach:
         _say_detached(output, name, rollout)
         return

@@ -32,7 +32,7 @@ Point = tuple[float, float]
 def traffic_chart(weights: Sequence[Point], until: float, candidate: Slot) -> Chart:
     """Draw the percent of traffic per slot from the start to `until`, in seconds.
 
-    `weights` are the candidate's, in percent; each holds until the next one.
+    `weights` are the candidate's, at least one, in percent; each holds until the next one.
     """
     x, ticks, axis = _time(until)
     y = Scale(0.0, 100.0, _AREA.bottom, _AREA.top)
@@ -40,11 +40,9 @@ def traffic_chart(weights: Sequence[Point], until: float, candidate: Slot) -> Ch
     for (begin, weight), (end, _) in pairwise([*weights, (until, 0.0)]):
         steps += [(x(begin), y(weight)), (x(end), y(weight))]
     shapes: list[Shape] = []
-    if steps:
-        (left, _), (right, _) = steps[0], steps[-1]
-        for edge, slot in ((_AREA.bottom, candidate), (_AREA.top, candidate.other)):
-            corners = [*steps, (right, edge), (left, edge)]
-            shapes.append(shape("polygon", points=points(corners), class_=f"share {slot}"))
+    for edge, slot in ((_AREA.bottom, candidate), (_AREA.top, candidate.other)):
+        corners = [*steps, (steps[-1][0], edge), (steps[0][0], edge)]
+        shapes.append(shape("polygon", points=points(corners), class_=f"share {slot}"))
     shapes += [
         *rows(y, _AREA, 4),
         *columns(ticks, x, _AREA),
@@ -52,8 +50,7 @@ def traffic_chart(weights: Sequence[Point], until: float, candidate: Slot) -> Ch
         shape("text", "percent of the traffic", x=0, y=16, class_="axis"),
         note(axis, _AREA.right, _AREA.bottom + 36, "end"),
     ]
-    now = f"{weights[-1][1]:.0f} % on {candidate}" if weights else "nothing"
-    text = f"The candidate's share over time; at the end {now}."
+    text = f"The candidate's share over time; at the end {weights[-1][1]:.0f} % on {candidate}."
     return Chart("Traffic split", text, _WIDTH, _HEIGHT, tuple(shapes))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import uvicorn
 
 from rollout.domain.spec import LOOPBACK
@@ -28,4 +30,5 @@ def serve(access: Access) -> None:
             timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
     )
-    server.run()
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how the command ends
+        server.run()

@@ -106,7 +106,7 @@ class RolloutRecord:
         self.rollout = rollout.id
         self.seq = 0
         self.until = 0.0
-        self.weights: list[Point] = []
+        self.weights: list[Point] = [(0.0, 0.0)]
         self.points: list[SeriesPoint] = []
         self.lines: list[str] = []
         self.tick: JournalEvent | None = None
@@ -118,7 +118,7 @@ class RolloutRecord:
         for event in events:
             self.seq, self.until = event.seq, event.at - self._begun
             weight = event.body.get("weight")
-            if weight is not None and (not self.weights or self.weights[-1][1] != weight):
+            if weight is not None and weight != self.weights[-1][1]:
                 self.weights.append((self.until, float(weight)))
             self._keep(self._series.add(event))
             if event.kind == TICK:
@@ -228,18 +228,18 @@ def _counted(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> str:
         disagreed, compared = evidence.shadow.hits
         share = disagreed / compared if compared else 0.0
         return (
-            f"{share:.2%} of {compared:,} compared requests were answered differently "
-            f"(limit {spec.max_disagreement or 0.0:.2%})"
+            f"{_percent(share)} of {compared:,} compared requests were answered differently "
+            f"(limit {_percent(spec.max_disagreement or 0.0)})"
         )
     counted, limit = evidence.of(gate), rule.limit(spec) or 0.0
     sentence = rule.sentence((counted.ours.hits, counted.ours.n), spec)
     if not rule.versus_live:
-        return f"{sentence} (limit {limit:.2%})"
-    return f"{sentence} (live slot {counted.theirs.share:.2%})"
+        return f"{sentence} (limit {_percent(limit)})"
+    return f"{sentence} (live slot {_percent(counted.theirs.share)})"
 
 
 def _slots(rollout: Rollout, record: RolloutRecord) -> tuple[SlotRow, ...]:
-    weight = int(record.weights[-1][1]) if record.weights else 0
+    weight = int(record.weights[-1][1])
     name, counts = rollout.deployment, rollout.progress.evidence
     live = _cells(record, "live", counts.live.requests)
     candidate = _cells(record, "candidate", counts.candidate.requests)
@@ -278,8 +278,12 @@ def _cells(record: RolloutRecord, side: str, requests: int) -> tuple[str, ...]:
         f"{requests:,}",
         "-" if rate is None else f"{rate:.0f}",
         *("-" if edge is None else f"≤ {edge:g}" for edge in edges),
-        "-" if errors is None else f"{errors:.2%}",
+        "-" if errors is None else _percent(errors),
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.2f} %"
 
 
 def _state(rollout: Rollout) -> str:

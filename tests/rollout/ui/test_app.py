@@ -46,7 +46,7 @@ def test_ui__rollout_in_progress__shows_chain_split_latency_and_gates(
     text = browser.get(PAGE).text
     for part in (
         "models:/tiny-optimized/1", "tiny:aa", "tiny:bb", "shop, green", "rollout 1: shift",
-        "Traffic split", "limit 200", "errors vs limit", "0.00 % of", "(limit 5.00%)",
+        "Traffic split", "limit 200", "errors vs limit", "0.00 % of", "(limit 5.00 %)",
         'data-allowed="pause rollback"',
     ):  # fmt: skip
         assert part in text

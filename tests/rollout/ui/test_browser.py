@@ -20,6 +20,8 @@ from tests.support.browser import CHROMIUM, Browser, open_browser
 from tests.support.played import Played
 from tests.support.wait import wait_until
 
+STATE = "document.getElementById('state').innerText"
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
@@ -62,9 +64,9 @@ def test_ui_browser__address_with_the_token__opens_a_page_that_is_redrawn(
 ) -> None:
     shop.until(RolloutPhase.SHIFT)
     shop.tick(2)
-    wait_until(lambda: "shift" in browser.evaluate("document.body.innerText"), what="the redraw")
+    wait_until(lambda: "shift" in browser.evaluate(STATE), what="the redraw")
     shop.until(RolloutPhase.DONE, errors=10)
-    wait_until(lambda: "rolled back" in browser.evaluate("document.body.innerText"), what="the end")
+    wait_until(lambda: "rolled back" in browser.evaluate(STATE), what="the end")
     assert browser.evaluate("location.hash") == ""
     assert browser.errors == []
 
@@ -76,7 +78,7 @@ def test_ui_browser__any_width__needs_no_sideways_scrolling(
 ) -> None:
     shop.until(RolloutPhase.BAKE)
     browser.look(width, dark=dark)
-    wait_until(lambda: "bake" in browser.evaluate("document.body.innerText"), what="the redraw")
+    wait_until(lambda: "bake" in browser.evaluate(STATE), what="the redraw")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(17, 20, 24)" if dark else "rgb(251, 251, 250)")
@@ -95,6 +97,6 @@ def test_ui_browser__roll_back_button__sends_the_command(
     (request,) = shop.journal.requests(1)
     assert request.command is OperatorCommand.ROLLBACK
     shop.until(RolloutPhase.DONE)
-    wait_until(lambda: "rolled back" in browser.evaluate("document.body.innerText"), what="the end")
+    wait_until(lambda: "rolled back" in browser.evaluate(STATE), what="the end")
     assert browser.evaluate(f"{button}.disabled")
     assert browser.errors == []

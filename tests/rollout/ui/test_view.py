@@ -45,9 +45,9 @@ def test_page__gates__show_counts_and_both_kinds_of_evidence(played: Played) -> 
     errors = gates["errors vs limit"]
     assert errors.harm is not None
     assert errors.harm.filled == 1.0
-    assert "failed (limit 5.00%)" in errors.counted
+    assert "failed (limit 5.00 %)" in errors.counted
     assert gates["errors vs live"].proof is None
-    assert "(live slot 0.00%)" in gates["errors vs live"].counted
+    assert "(live slot 0.00 %)" in gates["errors vs live"].counted
     assert rollout.state == "rolled back"
     assert "failed" in rollout.verdict
 
@@ -97,7 +97,7 @@ def test_traffic_chart__weights__hold_until_the_next() -> None:
     ("until", "unit"), [(0.0, "seconds"), (90.0, "seconds"), (600.0, "minutes"), (9e4, "hours")]
 )
 def test_traffic_chart__any_length__has_round_ticks(until: float, unit: str) -> None:
-    texts = [each.text for each in traffic_chart([], until, Slot.BLUE).shapes]
+    texts = [each.text for each in traffic_chart([(0.0, 0.0)], until, Slot.BLUE).shapes]
     assert any(text.startswith(unit) for text in texts)
     assert "0" in texts
 
