@@ -153,7 +153,9 @@ def deployment_page(
     shown = next((each for each in rollouts if record and each.id == record.rollout), None)
     if shown is None or record is None:
         weight = 100 if deployment.up else 0
-        slots = (_slot_row(deployment.name, deployment.slot, "live", deployment.live, weight),)
+        slots: tuple[SlotRow, ...] = (
+            _slot_row(deployment.name, deployment.slot, "live", deployment.live, weight),
+        )
     else:
         slots = _slots(shown, record)
     return Page(

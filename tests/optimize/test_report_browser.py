@@ -30,7 +30,7 @@ def test_report_browser__one_variant__has_a_panel_of_the_usual_size(tmp_path: Pa
                 browser.look(width)
                 browser.open(page.as_uri())
                 loaded = f"document.querySelectorAll('.panels svg').length === {count}"
-                wait_until(lambda loaded=loaded: browser.evaluate(loaded), what="the report")
+                wait_until(lambda: browser.evaluate(loaded), what="the report")
                 widths[count, width] = browser.evaluate(f"{panel}.getBoundingClientRect().width")
         assert browser.errors == []
     for width in (360, 1100, 1600):
