@@ -1,6 +1,6 @@
-"""How soon a rollout goes back, what Envoy costs, and how often the gates are right.
+"""How soon a rollout goes back, what kills and Envoy cost, how often the gates are right.
 
-Real daemons, Envoy and small servers first (`benchmarks.reaction`, `benchmarks.proxies`), then
+Real daemons, Envoy and small servers first (`benchmarks.reaction`, `kills`, `proxies`), then
 simulations (`benchmarks.gates`, `benchmarks.effects`).
 """
 
@@ -10,18 +10,20 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks import effects, gates, proxies, reaction
+from benchmarks import effects, gates, kills, proxies, reaction
 from benchmarks.result import argument_parser, measuring
 from bundle.home import HOME_VARIABLE
 
-_PARTS = ("reaction", "proxies", "gates", "effects")
+_PARTS = ("reaction", "kills", "proxies", "gates", "effects")
 
 
 def main() -> None:
     """Run the chosen parts."""
     parser = argument_parser("rollout", __doc__)
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
-    parser.add_argument("--runs", type=int, default=1000, help="simulated rollouts per case")
+    parser.add_argument("--seeds", type=int, default=1000, help="simulated rollouts per case")
+    parser.add_argument("--kills", type=int, default=100, help="kills of random processes")
+    parser.add_argument("--seed", type=int, default=1, help="which processes die, and when")
     options = parser.parse_args()
     with (
         measuring("rollout", options.json) as result,
@@ -31,12 +33,14 @@ def main() -> None:
         for part in options.parts:
             if part == "reaction":
                 reaction.measure(Path(name), result)
+            elif part == "kills":
+                kills.measure(options.kills, options.seed, result)
             elif part == "proxies":
                 proxies.measure(Path(name), result)
             elif part == "gates":
-                gates.measure(options.runs, result)
+                gates.measure(options.seeds, result)
             else:
-                effects.measure(options.runs, result)
+                effects.measure(options.seeds, result)
 
 
 if __name__ == "__main__":

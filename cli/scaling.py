@@ -27,11 +27,23 @@ _BOUNDS = (
         type=Duration("1ms"),
         help="Time without a request before the last replica stops.  [default: 5m]",
     ),
+    click.option(
+        "--target-queue-rows",
+        type=click.IntRange(1),
+        metavar="ROWS",
+        help="Add replicas above this number of waiting rows per worker.  [default: 20]",
+    ),
+    click.option(
+        "--cooldown",
+        "cooldown_seconds",
+        type=Duration("1s"),
+        help="Time of low load before one replica stops.  [default: 1m]",
+    ),
 )
 
 
 def bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --min-replicas, --max-replicas and --idle-time."""
+    """Add the options of autoscaling."""
     for option in reversed(_BOUNDS):
         function = option(function)
     return function
@@ -56,10 +68,10 @@ def settings_of(
     workers: int,
     min_replicas: int | None,
     max_replicas: int | None,
-    idle_seconds: float | None,
+    **others: Any,
 ) -> DeploymentSettings:
-    """The settings of a new deployment."""
-    from rollout.domain.spec import IDLE_SECONDS, DeploymentSettings
+    """Return the settings of a new deployment; `others` are fields, None for their defaults."""
+    from rollout.domain.spec import DeploymentSettings
 
     least, most = bounds(min_replicas, max_replicas, replicas) or (None, None)
     return DeploymentSettings(
@@ -67,5 +79,5 @@ def settings_of(
         workers=workers,
         min_replicas=least,
         max_replicas=most,
-        idle_seconds=IDLE_SECONDS if idle_seconds is None else idle_seconds,
+        **{name: value for name, value in others.items() if value is not None},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import click
 
@@ -29,9 +30,9 @@ def scale(
     replicas: int | None,
     min_replicas: int | None,
     max_replicas: int | None,
-    idle_seconds: float | None,
     *,
     wait: bool,
+    **autoscaling: Any,
 ) -> None:
     """Change the number of replicas of NAME, or its autoscaling.
 
@@ -45,7 +46,7 @@ def scale(
         raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
     least, most = found or (None, None)
     deployment = resizing.scale(
-        name, replicas, min_replicas=least, max_replicas=most, idle_seconds=idle_seconds
+        name, replicas, min_replicas=least, max_replicas=most, **autoscaling
     )
     settings = deployment.settings
     if wait:

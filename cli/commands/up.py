@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from cli.kubernetes_options import kubernetes_options, kubernetes_settings
+from cli.options import Duration
 from cli.output import CommandOutput, reporting
 from cli.reporting_options import reporting_options, reporting_settings
 from cli.scaling import bound_options, settings_of
@@ -16,6 +18,18 @@ from cli.security_options import security_options, security_settings, warn_expos
 if TYPE_CHECKING:
     from rollout.domain.spec import DeploymentSettings
     from rollout.journal.records import Deployment
+
+# What is set in a cluster's own resources.
+_LOCAL = (
+    "min_replicas",
+    "max_replicas",
+    "idle_seconds",
+    "target_queue_rows",
+    "cooldown_seconds",
+    "request_seconds",
+    "stream_idle_seconds",
+    "drain_seconds",
+)
 
 
 @click.command()
@@ -41,6 +55,30 @@ if TYPE_CHECKING:
 )
 @bound_options
 @click.option(
+    "--ready-timeout",
+    "ready_seconds",
+    type=Duration("1s"),
+    help="Limit for a Bento to load its model and become ready.  [default: 2m]",
+)
+@click.option(
+    "--request-timeout",
+    "request_seconds",
+    type=Duration("1ms"),
+    help="The proxy ends a request with 504 after this time.  [default: 1m]",
+)
+@click.option(
+    "--stream-idle-timeout",
+    "stream_idle_seconds",
+    type=Duration("1ms"),
+    help="The proxy ends a streaming response that is silent for this time.  [default: 5m]",
+)
+@click.option(
+    "--drain-time",
+    "drain_seconds",
+    type=Duration(),
+    help="Time for requests in flight before a replica is stopped.  [default: 10s]",
+)
+@click.option(
     "--target",
     type=click.Choice(("local", "kubernetes")),
     default="local",
@@ -63,9 +101,6 @@ def up(
     port: int,
     replicas: int | None,
     workers: int,
-    min_replicas: int | None,
-    max_replicas: int | None,
-    idle_seconds: float | None,
     target: str,
     *,
     everything: bool,
@@ -86,15 +121,7 @@ def up(
     else:
         output.warn_unknown_variables()
         insecure, guarded = security_settings(others, target)
-        settings = _settings(
-            target,
-            others,
-            replicas=replicas,
-            workers=workers,
-            min_replicas=min_replicas,
-            max_replicas=max_replicas,
-            idle_seconds=idle_seconds,
-        )
+        settings = _settings(target, others, replicas=replicas, workers=workers)
         settings = guarded(settings)
         if target == "local":
             encrypted, mutual = bool(settings.tls), len(settings.tls) == 3
@@ -127,14 +154,23 @@ def _reject_settings() -> None:
             )
 
 
-def _settings(target: str, options: dict[str, Any], **local: Any) -> DeploymentSettings:
-    """Return the settings of a cluster or, from `local`, of this machine."""
+def _settings(
+    target: str, options: dict[str, Any], *, replicas: int | None, workers: int
+) -> DeploymentSettings:
+    """Return the settings of a cluster or of this machine; these take fields out of `options`."""
     reported = reporting_settings(options)
+    ready = options.pop("ready_seconds")
+    local = {name: options.pop(name) for name in _LOCAL}
     remote = kubernetes_settings(target, **options)
-    counts = [local[name] for name in ("replicas", "min_replicas", "max_replicas")]
-    if remote and counts != [None, None, None]:
+    if remote is None:
+        return reported(
+            settings_of(replicas=replicas, workers=workers, ready_seconds=ready, **local)
+        )
+    if (replicas, local["min_replicas"], local["max_replicas"]) != (None, None, None):
         raise click.UsageError("in a cluster the Deployments say how many pods there are")
-    return reported(remote or settings_of(**local))
+    if any(value is not None for value in local.values()):
+        raise click.UsageError("in a cluster the HTTPRoute and the Deployments have the timeouts")
+    return reported(remote if ready is None else replace(remote, ready_seconds=ready))
 
 
 def _show(output: CommandOutput, *found: Deployment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client.lifecycle import ensure_daemon
@@ -21,12 +22,22 @@ def scale(
     min_replicas: int | None = None,
     max_replicas: int | None = None,
     idle_seconds: float | None = None,
+    target_queue_rows: int | None = None,
+    cooldown_seconds: float | None = None,
 ) -> Deployment:
     """Request `replicas` and no autoscaling, or autoscaling from `min_replicas` to `max_replicas`.
 
+    The other settings stay where None is given.
     Returns at once; `settled` says when it is done. ROLLOUT_ACTIVE: both slots are compared
     at one size. INVALID_INPUT for numbers that do not fit.
     """
+
+    values = {
+        "idle_seconds": idle_seconds,
+        "target_queue_rows": target_queue_rows,
+        "cooldown_seconds": cooldown_seconds,
+    }
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
 
     def changed(settings: DeploymentSettings) -> DeploymentSettings:
         count = settings.replicas if replicas is None else replicas
@@ -37,7 +48,7 @@ def scale(
             replicas=count,
             min_replicas=min_replicas,
             max_replicas=max_replicas,
-            idle_seconds=settings.idle_seconds if idle_seconds is None else idle_seconds,
+            **given,
         )
 
     with Journal(paths.journal()) as journal:

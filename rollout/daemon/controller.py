@@ -28,7 +28,7 @@ from rollout.domain.ports import (
     ProcessState,
     TrafficSplit,
 )
-from rollout.domain.spec import DeploymentSettings
+from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.domain.state_machine import (
     WATCHED,
     RolloutPhase,
@@ -296,9 +296,18 @@ class Controller:
     def _roll_back(self) -> None:
         self._apply()
         self._mark_restored(self.progress.since)
+        healthy = self._world.meter.read().healthy
+        if self._is_unresponsive(healthy):
+            # It would hold the requests that it has until the drain is over.
+            self._fleet.kill(self._rollout.slot)
         # A candidate that still works covers for a live revision that does not.
-        if self._world.meter.read().healthy[self._rollout.slot.other]:
+        if healthy[self._rollout.slot.other]:
             self._end()
+
+    def _is_unresponsive(self, healthy: Mapping[Slot, bool]) -> bool:
+        """Whether the rollout ends because no replica of the candidate answers health checks."""
+        ruling, slot = self.progress.ruling, self._rollout.slot
+        return ruling is not None and ruling.gate is Gate.HEALTH and not healthy[slot]
 
     def _mark_restored(self, decided: float) -> None:
         """Record that the traffic is back, and how long after the decision."""

@@ -45,7 +45,7 @@ from rollout.domain.process_ref import DAEMON, ProcessRef
 from rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
 from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.traffic_record import TrafficRecord
-from rollout.drivers.local import logs
+from rollout.drivers.local import logs, processes
 from rollout.drivers.local.launcher import LocalLauncher
 from rollout.drivers.local.processes import TOKEN_VARIABLE
 from rollout.drivers.local.samples import sample_folder
@@ -55,6 +55,8 @@ from rollout.journal.journal import Journal, StaleEpochError
 from rollout.journal.records import Deployment, Rollout, dumps
 
 _POLL_SECONDS = 0.02
+# A replica that starts serves soon after it is ready.
+_STARTING_SECONDS = 0.2
 _MAX_ERRORS = 5
 
 
@@ -193,12 +195,16 @@ class Daemon:
         self._journal.append(self._name, None, "proxy_unavailable", body, self._epoch)
 
     def _wait(self) -> None:
-        """Sleep for a tick, or until a client writes a command for this deployment."""
-        deadline = time.monotonic() + self._watch.settings.tick_seconds
+        """Wait for a tick, a client's command, or the end of a process that is to be replaced."""
+        seconds = self._watch.settings.tick_seconds
+        if self._supervisor.live.starting:
+            seconds = min(seconds, _STARTING_SECONDS)
+        deadline = time.monotonic() + seconds
         while not self._stop and time.monotonic() < deadline:
             if self._journal.last_command(self._name) != self._applied:
                 return
-            time.sleep(_POLL_SECONDS)
+            if processes.wait_for_end(self._supervisor.running, _POLL_SECONDS):
+                return
 
 
 def _launcher(

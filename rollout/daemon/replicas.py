@@ -50,8 +50,10 @@ class Restarts:
     def failed(self, now: float) -> None:
         if self.works_since is not None and now - self.works_since > _STEADY_SECONDS:
             self.pause, self.failures = FIRST_PAUSE, 0
-        self.works_since = None
+        worked, self.works_since = self.works_since is not None, None
         self.failures += 1
+        if worked and self.failures == 1:  # it served, so this is no crash loop: at once
+            return
         self.not_before = now + self.pause
         self.pause = min(self.pause * 2, MAX_PAUSE)
 
@@ -89,6 +91,7 @@ class SlotReplicas:
         self._replicas: dict[str, _Replica] = {}
         self._joined: dict[Endpoint, float] = {}
         self.ready: dict[int, RunningRevision] = {}
+        self.starting = False
 
     def ensure(
         self,
@@ -100,7 +103,8 @@ class SlotReplicas:
     ) -> None:
         """Probe each replica once, start missing and stop surplus ones. Does not wait.
 
-        `stand_in` is the endpoint that the proxy gets while no replica is ready.
+        `ready` and `starting` are what it found. `stand_in` is the endpoint that the proxy gets
+        while no replica is ready.
         """
         found = self._fleet.replicas(slot)
         indices = {*range(count), *found}
@@ -118,9 +122,14 @@ class SlotReplicas:
             elif index >= count or replica.stopping:
                 if self._drain(role, replica, served, settings):
                     leaving.add(served.endpoint)
-            elif self._serves(role, replica, served, settings):
-                self.ready[index] = served
-                replica.removed_at = None
+            else:
+                state = self._check(role, replica, served, settings)
+                if state is ProcessState.READY:
+                    self.ready[index] = served
+                    replica.removed_at = None
+                elif state is ProcessState.DEAD:
+                    self._start(slot, revision, index, replica)
+        self.starting = len(self.ready) < count
         self._connect(slot, count, leaving, stand_in)
 
     def _connect(
@@ -141,15 +150,15 @@ class SlotReplicas:
         with suppress(DataPlaneUnavailable):  # being restarted; the next tick connects again
             self._world.data_plane.connect(slot, tuple(joined))
 
-    def _serves(
+    def _check(
         self, role: str, replica: _Replica, served: RunningRevision, settings: DeploymentSettings
-    ) -> bool:
-        """Whether the replica is ready; a failed, hanging or late one is ended, to be restarted."""
+    ) -> ProcessState:
+        """Return READY, STARTING, or DEAD for a failed, hanging or late replica, which is ended."""
         probe, now = self._world.launcher.probe(served), self._now()
         if probe is ProcessState.READY and not self._health.hung(served):
             replica.worked = True
             replica.restarts.works(now)
-            return True
+            return ProcessState.READY
         late = now - replica.started_at > settings.ready_seconds
         if probe is not ProcessState.STARTING or late:
             log = log_tail(Path(served.log))
@@ -157,7 +166,8 @@ class SlotReplicas:
             replica.restarts.failed(now)
             why = _HUNG if probe is ProcessState.READY else probe
             self._report(replica, {"role": role, "probe": why, "log": log})
-        return False
+            return ProcessState.DEAD
+        return ProcessState.STARTING
 
     def _start(self, slot: Slot, revision: Revision, index: int, replica: _Replica) -> None:
         now = self._now()

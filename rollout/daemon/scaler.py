@@ -48,7 +48,13 @@ class Scaler:
             requests=sum(totals.requests for totals in reading.totals.values()),
             active=sum(reading.active.values()),
         )
-        bounds = Bounds(settings.min_replicas, settings.max_replicas, settings.idle_seconds)
+        bounds = Bounds(
+            settings.min_replicas,
+            settings.max_replicas,
+            settings.idle_seconds,
+            settings.target_queue_rows,
+            settings.cooldown_seconds,
+        )
         self._state, wanted = decide(self._state, seen, bounds)
         self._write(settings.replicas, wanted, _why(seen))
 

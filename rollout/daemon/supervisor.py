@@ -16,7 +16,7 @@ import psutil
 from rollout.daemon.controller import World
 from rollout.daemon.replicas import LivenessCheck, Restarts, SlotReplicas
 from rollout.domain.ports import DataPlaneUnavailable, Proxy
-from rollout.domain.process_ref import ACTIVATOR, PROXY, ProcessRef
+from rollout.domain.process_ref import ACTIVATOR, NO_PROCESS, PROXY, ProcessRef
 from rollout.domain.spec import Endpoint, PreviousRevision
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import logs, processes
@@ -55,6 +55,7 @@ class Supervisor:
         self._started: set[str] = set()
         self.live = SlotReplicas(name, world, journal, health, epoch)
         self._other = SlotReplicas(name, world, journal, health, epoch)
+        self._running_proxy: ProcessRef | None = None
         self.serving = False
 
     def ensure(self, deployment: Deployment, active: Rollout | None = None) -> None:
@@ -71,7 +72,20 @@ class Supervisor:
             active.progress.phase is RolloutPhase.PENDING and active.reverts is None
         ):
             self._ensure_previous(deployment)
+        else:
+            self._other.ready = {}
         self._announce(deployment)
+
+    @property
+    def running(self) -> list[ProcessRef]:
+        """The processes found alive by the last `ensure` that are replaced at once when they end.
+
+        None in a cluster.
+        """
+        replicas = (*self.live.ready.values(), *self._other.ready.values())
+        proxy = [] if self._running_proxy is None else [self._running_proxy]
+        found = [*proxy, *(each.process for each in replicas)]
+        return [each for each in found if each.pid != NO_PROCESS]
 
     def _ensure_previous(self, deployment: Deployment) -> None:
         """Keep the previous revision warm for its time; stop everything else in its slot."""
@@ -96,7 +110,7 @@ class Supervisor:
             role = processes.process_role(self._directory, PROXY)
             return processes.spawn(role, self._proxy.command(), log), {}
 
-        self._ensure(deployment, PROXY, start)
+        self._running_proxy = self._ensure(deployment, PROXY, start)
 
     def _stand_in(self, deployment: Deployment) -> Endpoint | None:
         """Where the activator listens, if the deployment may sleep and it runs."""
@@ -118,15 +132,15 @@ class Supervisor:
         deployment: Deployment,
         role: str,
         start: Callable[[Path], tuple[ProcessRef, dict[str, Any]]],
-    ) -> None:
-        """Start the process again if it does not run and its pause is over."""
+    ) -> ProcessRef | None:
+        """Start the process unless it runs or its pause is not over; return it if it runs."""
         found = self._journal.processes(deployment.name).get(role)
         restarts, now = self._restarts[role], self._world.clock.wall()
         if found is not None and processes.alive(found[0]):
             restarts.works(now)
-            return
+            return found[0]
         if now < restarts.not_before:
-            return
+            return None
         log = logs.path(self._directory / "logs", role)
         if found is not None:
             # What another daemon had started was running, as before the machine's reboot.
@@ -136,8 +150,10 @@ class Supervisor:
         restarts.failed(now)
         processes.end_strays(processes.process_role(self._directory, role))
         processes.log_start(log, role)
-        self._journal.put_process(deployment.name, role, *start(log))
+        process, body = start(log)
+        self._journal.put_process(deployment.name, role, process, body)
         self._started.add(role)
+        return process
 
     def _announce(self, deployment: Deployment) -> None:
         settings, ready = deployment.settings, len(self.live.ready)

@@ -11,25 +11,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-# Rows that wait per worker, and the share of time it runs, above which more is wanted.
-_CROWDED_ROWS = 16.0
+# The share of time that a worker runs, above which more is wanted.
 _BUSY = 0.85
 # The share of time that a worker should run; down only where fewer would still be below `_CALM`.
 _TARGET = 0.6
 _CALM = 0.5
 _HOT_SECONDS = 3.0
-_COLD_SECONDS = 60.0
 # No step up so soon after another one: the last one's effect is not yet seen.
 _PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The least and the most replicas; 0 is reached only after `idle_seconds` without a request."""
+    """The least and the most replicas, and when to change their number.
+
+    0 is reached only after `idle_seconds` without a request. More are wanted above `queue_rows`
+    waiting rows per worker, one fewer after `cooldown_seconds` of low load.
+    """
 
     least: int
     most: int
     idle_seconds: float
+    queue_rows: float = 20.0
+    cooldown_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def decide(state: State, seen: ScalingObservation, bounds: Bounds) -> tuple[Stat
 
     Zero stays zero here: only a request wakes a deployment.
     """
-    state = _remember(state, seen)
+    state = _remember(state, seen, bounds)
     wanted = _wanted(state, seen, bounds)
     if wanted == seen.replicas:
         return state, wanted
@@ -88,16 +92,16 @@ def _wanted(state: State, seen: ScalingObservation, bounds: Bounds) -> int:
     if count != seen.replicas:
         return count
     if _lasts(state.hot_since, seen.at, _HOT_SECONDS) and _settled(state, seen.at):
-        return min(bounds.most, _more(seen))
-    if _lasts(state.cold_since, seen.at, _COLD_SECONDS):
+        return min(bounds.most, _more(seen, bounds))
+    if _lasts(state.cold_since, seen.at, bounds.cooldown_seconds):
         return max(bounds.least, 1, count - 1)
     return count
 
 
-def _remember(state: State, seen: ScalingObservation) -> State:
+def _remember(state: State, seen: ScalingObservation, bounds: Bounds) -> State:
     moved = seen.requests != state.requests or seen.active > 0
     return State(
-        hot_since=_since(state.hot_since, seen.at, _is_hot(seen)),
+        hot_since=_since(state.hot_since, seen.at, _is_hot(seen, bounds)),
         cold_since=_since(state.cold_since, seen.at, _is_cold(seen)),
         idle_since=_since(None if moved else state.idle_since, seen.at, seen.active == 0),
         requests=seen.requests,
@@ -105,11 +109,11 @@ def _remember(state: State, seen: ScalingObservation) -> State:
     )
 
 
-def _is_hot(seen: ScalingObservation) -> bool:
+def _is_hot(seen: ScalingObservation, bounds: Bounds) -> bool:
     """Whether the serving replicas are overloaded and no further one is starting."""
     if not seen.loads or len(seen.loads) < seen.replicas:
         return False
-    return _rows(seen) > _CROWDED_ROWS or _busy(seen) > _BUSY
+    return _rows(seen) > bounds.queue_rows or _busy(seen) > _BUSY
 
 
 def _is_cold(seen: ScalingObservation) -> bool:
@@ -121,10 +125,10 @@ def _is_cold(seen: ScalingObservation) -> bool:
     return _rows(seen) * share < 1.0 and _busy(seen) * share < _CALM
 
 
-def _more(seen: ScalingObservation) -> int:
+def _more(seen: ScalingObservation, bounds: Bounds) -> int:
     """One more, or as many as bring the load to the target; at most twice what there is."""
     by_time = math.ceil(seen.replicas * _busy(seen) / _TARGET)
-    by_rows = math.ceil(seen.replicas * _rows(seen) / _CROWDED_ROWS)
+    by_rows = math.ceil(seen.replicas * _rows(seen) / bounds.queue_rows)
     return max(seen.replicas + 1, min(max(by_time, by_rows), 2 * seen.replicas))
 
 

@@ -25,7 +25,6 @@ from rollout.domain.scores import ProvedScore
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 REPRESENTATIVE_WEIGHT = 50
 MAX_REPLICAS = 64
-IDLE_SECONDS = 300.0
 LOOPBACK = "127.0.0.1"
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -291,6 +290,8 @@ class DeploymentSettings(Checked):
         tick_seconds: time between two ticks. ready_seconds: limit for a Bento to become ready.
         max_unwatched_seconds: a rollout that no daemon watched for longer is rolled back.
         drain_seconds: limit for requests in flight before an idle slot is stopped.
+        request_seconds: the proxy ends a request with 504 after this time; stream_idle_seconds: it
+            ends a streaming response after this time without a byte.
         tls: the PEM files of the proxy's listener: chain, key, and the CA of callers that must show
             a certificate; empty for plain HTTP.
         replicas: Bento processes per slot; 0 only while scaled to zero. workers: servers
@@ -298,6 +299,8 @@ class DeploymentSettings(Checked):
         min_replicas, max_replicas: bounds of `replicas` under autoscaling; None for none.
         idle_seconds: time without a request before the last replica is stopped, where
             `min_replicas` is 0.
+        target_queue_rows: waiting rows per worker above which replicas are added.
+        cooldown_seconds: time of low load before one replica is stopped.
         hung_seconds: a Bento that gives no sign of life for so long is killed.
         serve, champion: command templates.
         kubernetes: the route and the Services of a deployment in a cluster; None on this machine.
@@ -315,12 +318,16 @@ class DeploymentSettings(Checked):
     ready_seconds: PositiveSeconds = 120.0
     max_unwatched_seconds: PositiveSeconds = 30.0
     drain_seconds: Seconds = 10.0
+    request_seconds: PositiveSeconds = 60.0
+    stream_idle_seconds: PositiveSeconds = 300.0
     tls: tuple[str, ...] = ()
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     workers: Replicas = 1
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
     max_replicas: Replicas | None = None
-    idle_seconds: PositiveSeconds = IDLE_SECONDS
+    idle_seconds: PositiveSeconds = 300.0
+    target_queue_rows: Annotated[int, Field(ge=1)] = 20
+    cooldown_seconds: PositiveSeconds = 60.0
     hung_seconds: PositiveSeconds = 30.0
     serve: tuple[str, ...] = field(default_factory=bento_command)
     champion: tuple[str, ...] = field(default_factory=champion_command)

@@ -9,6 +9,7 @@ from rollout.domain.counts import LATENCY_EDGES_MS
 from rollout.domain.ports import Proxy
 from rollout.domain.spec import DeploymentSettings, Ports
 from rollout.drivers.envoy.proxy import EnvoyFiles
+from rollout.drivers.envoy.routes import Timeouts
 from rollout.drivers.listener import tls_of
 
 
@@ -28,4 +29,5 @@ def proxy_of(
         from rollout.drivers.kubernetes.gateway import Gateway
 
         return Gateway(directory, settings.kubernetes, epoch)
-    return EnvoyFiles(directory, ports, tls_of(settings))
+    timeouts = Timeouts(settings.request_seconds, settings.stream_idle_seconds)
+    return EnvoyFiles(directory, ports, tls_of(settings), timeouts)

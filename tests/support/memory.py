@@ -73,6 +73,7 @@ class MemoryLauncher:
     slots: dict[str, Slot] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     apart: dict[str, ProcessState] = field(default_factory=dict)
+    killed: list[str] = field(default_factory=list)
     now: Callable[[], float] = lambda: 0.0
 
     def start(self, slot: Slot, revision: Revision, index: int = 0) -> RunningRevision:
@@ -93,8 +94,9 @@ class MemoryLauncher:
         return self.probes[self.slots[served.process.token]]
 
     def stop(self, served: RunningRevision, *, force: bool = False) -> None:
-        del force
         role = self.roles[served.process.token]
+        if force:
+            self.killed.append(role)
         if role.endswith("/0"):
             self.probes[self.slots[served.process.token]] = ProcessState.DEAD
         self.apart[role] = ProcessState.DEAD

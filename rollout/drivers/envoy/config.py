@@ -219,7 +219,7 @@ def _upstream_protocol(protocol: str) -> Document:
 
 def _health_check() -> Document:
     return {
-        "timeout": "2s",
+        "timeout": "1s",
         "interval": "0.5s",
         "no_traffic_interval": "0.5s",
         "unhealthy_threshold": 3,

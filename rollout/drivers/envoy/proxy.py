@@ -23,7 +23,7 @@ from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, Traffi
 from rollout.domain.spec import Endpoint, Ports, Slot
 from rollout.drivers.envoy import config
 from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
-from rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table
+from rollout.drivers.envoy.routes import ROUTES_FILE, Timeouts, parse_traffic, route_table
 from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
 from rollout.drivers.envoy.tls import SECRET_FILE, secret_table, transport_socket
 
@@ -53,7 +53,14 @@ def envoy_command(bootstrap: Path) -> list[str]:
 class EnvoyFiles:
     """The configuration files of one deployment under `directory`."""
 
-    def __init__(self, directory: Path, ports: Ports, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        ports: Ports,
+        tls: TlsFiles | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._timeouts = timeouts or Timeouts()
         self._tls = tls
         self._secret = directory / SECRET_FILE
         self._bootstrap = directory / "bootstrap.json"
@@ -91,7 +98,7 @@ class EnvoyFiles:
 
     def route(self, traffic: TrafficSplit) -> bool:
         """Write the route file; whether it was different before."""
-        return _replace(self._routes / ROUTES_FILE, route_table(traffic))
+        return _replace(self._routes / ROUTES_FILE, route_table(traffic, self._timeouts))
 
     def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         """Write the endpoint files of `slot`."""

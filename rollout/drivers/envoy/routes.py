@@ -7,6 +7,7 @@ in its metadata, where the driver reads back which file is in force.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rollout.domain.ports import TrafficSplit
@@ -37,21 +38,24 @@ _STREAMS = {
     "http": ".*/(infer_stream|generate_stream)",
     "grpc": ".*/(ModelStreamInfer|Watch|ServerReflectionInfo)",
 }
-_STREAM_IDLE = "300s"
 _OURS = "mlctl"
 
 
-def route_table(traffic: TrafficSplit, timeout_seconds: float = 60.0) -> Document:
-    """The route file: how gRPC and HTTP requests are shared out.
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a response may take, in seconds; a streaming one, how long it may be silent."""
 
-    An answer has `timeout_seconds` to be whole, unless it comes in pieces.
-    """
-    timeout = f"{timeout_seconds:g}s"
+    request: float = 60.0
+    stream_idle: float = 300.0
+
+
+def route_table(traffic: TrafficSplit, timeouts: Timeouts) -> Document:
+    """The route file: how gRPC and HTTP requests are shared out."""
     routes = [
-        *_tester_routes(traffic.testers, timeout),
-        _weighted_route(traffic, "grpc", timeout),
-        *([_newcomer_route(traffic, timeout)] if traffic.sticky else []),
-        _weighted_route(traffic, "http", timeout),
+        *_tester_routes(traffic.testers),
+        _weighted_route(traffic, "grpc"),
+        *([_newcomer_route(traffic)] if traffic.sticky else []),
+        _weighted_route(traffic, "http"),
     ]
     return {
         "resources": [
@@ -63,7 +67,7 @@ def route_table(traffic: TrafficSplit, timeout_seconds: float = 60.0) -> Documen
                         "name": "all",
                         "domains": ["*"],
                         "retry_policy": _retry_policy(),
-                        "routes": [one for route in routes for one in _with_streams(route)],
+                        "routes": [one for route in routes for one in _timed(route, timeouts)],
                     }
                 ],
             }
@@ -108,12 +112,12 @@ def _description(traffic: TrafficSplit) -> Document:
     }
 
 
-def _weighted_route(traffic: TrafficSplit, protocol: str, timeout: str) -> Document:
+def _weighted_route(traffic: TrafficSplit, protocol: str) -> Document:
     clusters = [
         {"name": first_cluster(slot, protocol), "weight": traffic.weights[slot]} for slot in Slot
     ]
     weighted: Document = {"clusters": clusters}
-    action: Document = {"weighted_clusters": weighted, "timeout": timeout}
+    action: Document = {"weighted_clusters": weighted}
     if traffic.sticky:
         # The hash replaces the random choice: a client stays on its slot while it grows.
         weighted["use_hash_policy"] = True
@@ -129,7 +133,7 @@ def _weighted_route(traffic: TrafficSplit, protocol: str, timeout: str) -> Docum
     }
 
 
-def _newcomer_route(traffic: TrafficSplit, timeout: str) -> Document:
+def _newcomer_route(traffic: TrafficSplit) -> Document:
     """The weighted route of a client without a cookie: its first request's id becomes one."""
     cookie = f"{CLIENT_COOKIE}=%REQ({REQUEST_ID_HEADER})%; Path=/; HttpOnly"
     tester = {
@@ -138,13 +142,13 @@ def _newcomer_route(traffic: TrafficSplit, timeout: str) -> Document:
         "treat_missing_header_as_empty": True,
     }
     return {
-        **_weighted_route(traffic, "http", timeout),
+        **_weighted_route(traffic, "http"),
         "match": {**_match("http"), "headers": [tester]},
         "response_headers_to_add": [{"header": {"key": "set-cookie", "value": cookie}}],
     }
 
 
-def _tester_routes(testers: Slot | None, timeout: str) -> list[Document]:
+def _tester_routes(testers: Slot | None) -> list[Document]:
     """Return the routes of testers, by header or cookie; they precede the weighted ones."""
     if testers is None:
         return []
@@ -155,7 +159,7 @@ def _tester_routes(testers: Slot | None, timeout: str) -> list[Document]:
     return [
         {
             "match": {**_match(protocol), "headers": [mark]},
-            "route": {"cluster": tester_cluster(testers, protocol), "timeout": timeout},
+            "route": {"cluster": tester_cluster(testers, protocol)},
         }
         for protocol in reversed(PROTOCOLS)
         for mark in marks
@@ -167,14 +171,14 @@ def _cookie_mark(name: str, value: str) -> Document:
     return {"name": "cookie", "string_match": {"safe_regex": {"regex": pattern}}}
 
 
-def _with_streams(route: Document) -> tuple[Document, Document]:
-    """`route`, and before it the same for answers in pieces, which are counted apart.
+def _timed(route: Document, timeouts: Timeouts) -> tuple[Document, Document]:
+    """`route` with its timeouts, and before it the same for streaming responses.
 
-    They are not copied: servers record no answers in pieces.
+    These are counted apart and not copied: servers do not record them.
     """
     protocol = "grpc" if "grpc" in route["match"] else "http"
     match = {name: value for name, value in route["match"].items() if name != "prefix"}
-    action = {**route["route"], "timeout": "0s", "idle_timeout": _STREAM_IDLE}
+    action = {**route["route"], "timeout": "0s", "idle_timeout": f"{timeouts.stream_idle:g}s"}
     action.pop("request_mirror_policies", None)
     if weighted := action.get("weighted_clusters"):
         shares = [
@@ -183,7 +187,10 @@ def _with_streams(route: Document) -> tuple[Document, Document]:
         ]
         action["weighted_clusters"] = {**weighted, "clusters": shares}
     streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}
-    return {**route, "match": streams, "route": action}, route
+    # Without an idle timeout of its own a route has Envoy's, of 5 minutes.
+    idle = max(timeouts.request, timeouts.stream_idle)
+    whole = {**route["route"], "timeout": f"{timeouts.request:g}s", "idle_timeout": f"{idle:g}s"}
+    return {**route, "match": streams, "route": action}, {**route, "route": whole}
 
 
 def _match(protocol: str) -> Document:

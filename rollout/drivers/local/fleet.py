@@ -56,6 +56,11 @@ class Fleet:
         body = records.served_body(served)
         self._journal.put_process(self._name, replica_role(slot, index), served.process, body)
 
+    def kill(self, slot: Slot) -> None:
+        """End the replicas of `slot` at once, with the requests that they have."""
+        for served in self.replicas(slot).values():
+            self._launcher.stop(served, force=True)
+
     def probe(self, slot: Slot) -> ProcessState:
         """The state of the worst replica: READY only if all are; DEAD if there is none."""
         found = {self._launcher.probe(served) for served in self.replicas(slot).values()}

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -60,6 +62,23 @@ def alive(ref: ProcessRef) -> bool:
     """Whether the process itself still runs; a zombie does not. Reaps it if it is our child."""
     _reap(ref.pid)
     return _leader(ref) is not None
+
+
+def wait_for_end(refs: Iterable[ProcessRef], seconds: float) -> bool:
+    """Wait until one of the processes, all alive a moment ago, ends; return whether one did.
+
+    They need not be children of this process.
+    """
+    with ExitStack() as stack:
+        poll = select.poll()
+        for ref in refs:
+            try:
+                descriptor = os.pidfd_open(ref.pid)
+            except ProcessLookupError:
+                return True
+            stack.callback(os.close, descriptor)
+            poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(1000.0 * seconds))
 
 
 def terminate(ref: ProcessRef) -> None:

@@ -234,6 +234,22 @@ def test_rollback_command__live_revision_unhealthy__candidate_stays(stage: Stage
     assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
+def test_rollback__candidate_stops_to_answer__is_killed_with_its_requests(stage: Stage) -> None:
+    stage.until(RolloutPhase.SHIFT)
+    stage.data_plane.healthy[Slot.GREEN] = False
+    stage.until(RolloutPhase.DONE)
+    assert stage.record.progress.ruling is not None
+    assert stage.record.progress.ruling.gate is Gate.HEALTH
+    assert stage.launcher.killed == ["green/0"]
+
+
+def test_rollback_command__candidate_answers__may_finish_its_requests(stage: Stage) -> None:
+    stage.until(RolloutPhase.SHIFT)
+    stage.journal.request("shop", OperatorCommand.ROLLBACK, "by hand")
+    stage.until(RolloutPhase.DONE)
+    assert stage.launcher.killed == []
+
+
 def test_resume__another_daemon__keeps_the_evidence(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.tick(3)

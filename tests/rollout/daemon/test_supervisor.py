@@ -140,9 +140,14 @@ def test_restart__bento_dies_later__started_again(stage: Stage) -> None:
     stage.observe(ProcessState.STARTING)
     stage.observe(ProcessState.READY)
     stage.observe(ProcessState.DEAD)
-    stage.observe(ProcessState.STARTING, seconds=2.0)
+    assert len(stage.launcher.started) == 2  # at once: it had served
+    stage.observe(ProcessState.STARTING, seconds=0.2)
     stage.observe(ProcessState.READY)
     assert stage.kinds == ["ready", "restarted", "ready"]
+    stage.observe(ProcessState.DEAD)
+    assert len(stage.launcher.started) == 2  # twice in a row: after a pause
+    stage.observe(ProcessState.STARTING, seconds=1.0)
+    assert len(stage.launcher.started) == 3
 
 
 def test_restart__keeps_failing__pauses_grow(stage: Stage) -> None:
@@ -190,7 +195,7 @@ class TestReplicas:
         stage.launcher.apart["blue/1"] = ProcessState.DEAD
         stage.observe(ProcessState.READY)
         assert stage.supervisor.serving
-        assert self.roles(stage) == {"blue/0", "blue/2"}
+        assert self.roles(stage) == {"blue/0", "blue/1", "blue/2"}
         assert len(stage.data_plane.endpoints[Slot.BLUE]) == 2
         stage.observe(ProcessState.READY, seconds=2.0)
         stage.observe(ProcessState.READY)

@@ -168,3 +168,19 @@ def test_whatever_is_seen_the_bounds_hold(
             assert replicas == bounds.least
         if replicas == 0 < before:
             assert active == 0
+
+
+def test_scale_up__queue_below_the_target__keeps_the_replicas() -> None:
+    story = Story(bounds=Bounds(least=1, most=8, idle_seconds=30.0, queue_rows=50.0))
+    story.run(60, lambda _serving: ReplicaLoad(40.0, 0.55))
+    assert story.replicas == 1
+    story.run(60, lambda serving: ReplicaLoad(120.0 / serving, 0.55))
+    assert story.replicas == 3
+
+
+def test_scale_down__cooldown__is_the_time_of_low_load() -> None:
+    story = Story(bounds=Bounds(1, 8, 30.0, cooldown_seconds=300.0), replicas=2, ready=[0.0, 0.0])
+    story.run(299, lambda _serving: IDLE)
+    assert story.replicas == 2
+    story.run(5, lambda _serving: IDLE)
+    assert story.replicas == 1

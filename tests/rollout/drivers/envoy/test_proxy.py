@@ -13,7 +13,7 @@ from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, Traffi
 from rollout.domain.spec import Ports, Slot
 from rollout.drivers.envoy import proxy as envoy
 from rollout.drivers.envoy.proxy import EnvoyFiles
-from rollout.drivers.envoy.routes import route_table
+from rollout.drivers.envoy.routes import Timeouts, route_table
 from rollout.drivers.local.ports import free_ports
 from tests.support.planes import Stage, stage
 
@@ -30,11 +30,11 @@ def running(tmp_path: Path) -> Iterator[Stage]:
 
 def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     running.staff(BLUE)
-    table = route_table(ALL_GREEN)
+    table = route_table(ALL_GREEN, Timeouts())
     hosts = table["resources"][0]["virtual_hosts"]
     hosts.append({**hosts[0], "name": "another for the same domain"})
 
-    monkeypatch.setattr(envoy, "route_table", lambda _traffic: table)
+    monkeypatch.setattr(envoy, "route_table", lambda _traffic, _timeouts: table)
     with pytest.raises(DataPlaneRejected):
         running.data_plane.apply(ALL_GREEN)
     assert running.data_plane.weights() == ALL_BLUE.weights
@@ -46,7 +46,9 @@ def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch)
 
 def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     running.staff(BLUE, 1, "?delay=1.5")
-    monkeypatch.setattr(envoy, "route_table", lambda traffic: route_table(traffic, 0.5))
+    monkeypatch.setattr(
+        envoy, "route_table", lambda traffic, _timeouts: route_table(traffic, Timeouts(0.5))
+    )
     running.data_plane.apply(
         TrafficSplit({BLUE: 100}, sticky=True)
     )  # a file that is not in force yet

@@ -7,13 +7,16 @@ import pytest
 
 from rollout.domain.ports import TrafficSplit
 from rollout.domain.spec import Slot
-from rollout.drivers.envoy.routes import parse_traffic, route_table
+from rollout.drivers.envoy.routes import Timeouts, parse_traffic, route_table
 
 BLUE, GREEN = Slot
+TIMEOUTS = Timeouts(600.0, 300.0)
 
 
 def all_routes(traffic: TrafficSplit) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = route_table(traffic)["resources"][0]["virtual_hosts"][0]["routes"]
+    found: list[dict[str, Any]] = route_table(traffic, TIMEOUTS)["resources"][0]["virtual_hosts"][
+        0
+    ]["routes"]
     return found
 
 
@@ -38,6 +41,13 @@ def test_each_protocol_is_routed_by_the_same_weights() -> None:
         }
 
 
+def test_timeouts__request_longer_than_the_idle_time__is_not_ended_by_it() -> None:
+    for route in routes(TrafficSplit({BLUE: 100}, testers=GREEN, sticky=True)):
+        assert (route["route"]["timeout"], route["route"]["idle_timeout"]) == ("600s", "600s")
+    for route in all_routes(TrafficSplit({BLUE: 100}, testers=GREEN, sticky=True))[::2]:
+        assert (route["route"]["timeout"], route["route"]["idle_timeout"]) == ("0s", "300s")
+
+
 def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
     found = routes(TrafficSplit({BLUE: 100}, testers=GREEN))
     assert [route["route"].get("cluster") for route in found] == [
@@ -51,7 +61,7 @@ def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
 def test_before_each_route_is_the_same_for_answers_in_pieces(sticky: bool) -> None:
     found = all_routes(TrafficSplit({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
     for pieces, whole in zip(found[::2], found[1::2], strict=True):
-        assert whole["route"]["timeout"] == "60s"
+        assert whole["route"]["timeout"] == "600s"
         again = {**whole["route"], "timeout": "0s", "idle_timeout": "300s"}
         assert pieces["route"].keys() == again.keys()
         assert pieces["route"]["timeout"] == "0s"

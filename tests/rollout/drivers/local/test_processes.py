@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +68,17 @@ def test_killing_reaches_the_children_of_a_dead_parent(log: Path) -> None:
     assert not gone(ref)
     processes.kill(ref)
     wait_until(lambda: gone(ref))
+
+
+def test_wait_for_end__one_process_of_several_killed__returns_at_once(log: Path) -> None:
+    stays, ends = start(log, SLEEP), start(log, SLEEP)
+    assert not processes.wait_for_end((stays, ends), 0.05)
+    os.kill(ends.pid, signal.SIGKILL)
+    begun = time.monotonic()
+    assert processes.wait_for_end((stays, ends), 30.0)
+    assert not processes.alive(ends)
+    assert processes.wait_for_end((stays, ends), 30.0)  # its PID is free
+    assert time.monotonic() - begun < 20.0
 
 
 def test_a_process_nobody_remembers_is_found_by_its_role(log: Path) -> None:

@@ -1,0 +1,260 @@
+"""Promotions of a good candidate while one process is killed (SIGKILL) at a random moment.
+
+A real daemon, Envoy and small servers, clients in closed loops. Each promotion has one victim: the
+client that started it, the daemon, its watcher, Envoy, a live or a candidate server. Only where the
+candidate died may the rollout go back.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from benchmarks.result import BenchmarkResult
+from rollout.client import deployments
+from rollout.domain.process_ref import DAEMON, PROXY
+from rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec, Slot
+from rollout.drivers.local import processes
+from rollout.drivers.local.ports import free_ports
+from rollout.journal import paths
+from rollout.journal.journal import Journal
+from rollout.journal.records import Rollout
+
+_NAME = "killed"
+_SERVER = str(Path(__file__).with_name("faulty_server.py"))
+_CLIENTS = 4
+_TIMEOUT_SECONDS = 60.0
+_END_SECONDS = 90.0
+# A promotion takes about as long, with the start of its candidate.
+_MOMENTS_SECONDS = 4.0
+_SPEC = RolloutSpec(
+    steps=(50, 100), step_seconds=1.0, bake_seconds=1.0, warmup_seconds=0.5, keep_previous_seconds=0
+)
+_PROMOTE = (
+    "from benchmarks.kills import promote; from rollout.client import deployments;"
+    "list(deployments.follow('{name}', promote({number})))"
+)
+
+
+@dataclass
+class Clients:
+    """Clients that send one request after the other; what they got since `begin`."""
+
+    port: int
+    sent: int = 0
+    failed: int = 0
+    outage: float = 0.0
+    _answered: float = 0.0
+    _stop: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self) -> None:
+        """Count from here on."""
+        with self._lock:
+            self.sent = self.failed = 0
+            self.outage, self._answered = 0.0, time.monotonic()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Send while the block runs."""
+        threads = [threading.Thread(target=self._send) for _ in range(_CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop = True
+            for thread in threads:
+                thread.join()
+
+    def _send(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_SECONDS)
+        while not self._stop:
+            try:
+                connection.request("POST", "/v2/models/tiny/infer", b"{}")
+                response = connection.getresponse()
+                response.read()
+                good = response.status == http.HTTPStatus.OK
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                good = False
+            self._count(good)
+            if not good:
+                time.sleep(0.01)  # a client that is rejected does not come back at once
+
+    def _count(self, good: bool) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self.sent += 1
+            if good:
+                self.outage = max(self.outage, now - self._answered)
+                self._answered = now
+            else:
+                self.failed += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill: how the rollout ended, and what the clients noticed; the outage in seconds."""
+
+    outcome: Outcome | None
+    sent: int
+    failed: int
+    outage: float
+
+
+def promote(number: int) -> int:
+    """Start the rollout to the revision with that number; return its id."""
+    return deployments.promote(_NAME, _revision(number), _SPEC)
+
+
+def _revision(number: int) -> Revision:
+    digest = f"{number:x}".rjust(4, "a")
+    return Revision(f"tiny:{digest}", digest.ljust(64, "0"), "tiny", "1", "models:/tiny/1")
+
+
+def _kill_role(role: str) -> None:
+    with Journal(paths.journal()) as journal:
+        found = journal.processes(_NAME).get(role)
+    if found is not None:  # else it does not run at this moment
+        _kill_process(found[0].pid)
+
+
+def _kill_watcher() -> None:
+    with Journal(paths.journal()) as journal:
+        daemon = journal.processes(_NAME)[DAEMON][0]
+    _kill_process(psutil.Process(daemon.pid).ppid())
+
+
+def _kill_process(pid: int) -> None:
+    try:
+        psutil.Process(pid).kill()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _kill_slot(*, live: bool) -> None:
+    with Journal(paths.journal()) as journal:
+        slot: Slot = journal.deployment(_NAME).slot
+    _kill_role(f"{slot if live else slot.other}/0")
+
+
+CLIENT = "the client of the promotion"
+CANDIDATE = "a candidate server"
+_VICTIMS: dict[str, Callable[[], None]] = {
+    "the daemon": lambda: _kill_role(DAEMON),
+    "the daemon's watcher": _kill_watcher,
+    "Envoy": lambda: _kill_role(PROXY),
+    "the live server": lambda: _kill_slot(live=True),
+    CANDIDATE: lambda: _kill_slot(live=False),
+}
+
+
+def _run(victim: str, number: int, moment: float, clients: Clients) -> Kill:
+    """Promote the revision `number`, kill after `moment` seconds, and wait for the end."""
+    clients.begin()
+    program = _PROMOTE.format(name=_NAME, number=number)
+    before = deployments.history(_NAME)
+    with subprocess.Popen([sys.executable, "-c", program]) as client:
+        _wait(lambda: len(deployments.history(_NAME)) > len(before), "the rollout is recorded")
+        time.sleep(moment)
+        if victim == CLIENT:
+            client.send_signal(signal.SIGKILL)
+        else:
+            _VICTIMS[victim]()
+        ended = _await_end()
+        client.kill()
+    _wait(_serves, "the live server is back")
+    return Kill(ended.outcome, clients.sent, clients.failed, clients.outage)
+
+
+def _await_end() -> Rollout:
+    """Return the newest rollout once it has ended, or after the longest wait."""
+    deadline = time.monotonic() + _END_SECONDS
+    while True:
+        (status,) = deployments.status(_NAME)  # replaces a daemon that died with its watcher
+        if status.rollout is None or time.monotonic() > deadline:
+            return deployments.history(_NAME)[0]
+        time.sleep(0.1)
+
+
+def _serves() -> bool:
+    (status,) = deployments.status(_NAME)
+    return bool(status.healthy and status.healthy[status.deployment.slot])
+
+
+def _wait(condition: Callable[[], bool], name: str) -> None:
+    deadline = time.monotonic() + _END_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name}: not within {_END_SECONDS:g} s")
+        time.sleep(0.05)
+
+
+def _orphans() -> int:
+    """Return how many processes of the deployment run, after it was taken down."""
+    prefix, found = str(paths.directory(_NAME)), 0
+    for process in psutil.process_iter():
+        try:
+            token = process.environ().get(processes.TOKEN_VARIABLE, "")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        found += token.startswith(f"{prefix}:")
+    return found
+
+
+def measure(kills: int, seed: int, result: BenchmarkResult) -> None:
+    """Add the table of `kills` kills, by victim in turn, at moments drawn from `seed`."""
+    rng = random.Random(seed)
+    victims = (CLIENT, *_VICTIMS)
+    found: dict[str, list[Kill]] = {victim: [] for victim in victims}
+    (port,) = free_ports(1)
+    settings = DeploymentSettings(
+        drain_seconds=2.0,
+        serve=(sys.executable, _SERVER, "{bento}", "--port", "{port}"),
+        champion=("/bin/true",),
+        runs=(),
+    )
+    deployments.up(_NAME, _revision(0), port, settings=settings)
+    try:
+        clients = Clients(port)
+        with clients.sending():
+            for number in range(kills):
+                victim = victims[number % len(victims)]
+                moment = rng.uniform(0.0, _MOMENTS_SECONDS)
+                found[victim].append(_run(victim, number + 1, moment, clients))
+    finally:
+        deployments.down(_NAME)
+    _tabulate(found, _orphans(), result)
+
+
+def _tabulate(found: dict[str, list[Kill]], orphans: int, result: BenchmarkResult) -> None:
+    total = sum(map(len, found.values()))
+    table = result.table(
+        f"{total} promotions of a good candidate, one process killed in each; {orphans} processes "
+        f"left afterwards; {_CLIENTS} clients, one request at a time",
+        *("killed", "kills", "promoted", "rolled back", "wrong ends", "requests", "failed"),
+        *("median outage ms", "longest outage ms"),
+    )
+    for victim, runs in found.items():
+        outcomes = [run.outcome for run in runs]
+        good = {Outcome.PROMOTED} | ({Outcome.ROLLED_BACK} if victim == CANDIDATE else set())
+        outages = [1000.0 * run.outage for run in runs] or [0.0]
+        table.add(
+            *(victim, len(runs), outcomes.count(Outcome.PROMOTED)),
+            *(outcomes.count(Outcome.ROLLED_BACK), sum(each not in good for each in outcomes)),
+            *(sum(run.sent for run in runs), sum(run.failed for run in runs)),
+            *(median(outages), max(outages)),
+        )
