@@ -187,20 +187,12 @@ def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
 
 def _follow(output: CommandOutput, name: str, rollout: int) -> None:
     from rollout.client import deployments
-    from rollout.client.rendering import rollout_document, verdict_text
+    from rollout.client.rendering import require_promoted, rollout_document
 
     _show_events(output, deployments.follow(name, rollout))
     ended = next(each for each in deployments.history(name) if each.id == rollout)
-    document = rollout_document(ended)
-    outcome = document["outcome"]
-    if outcome != "promoted":
-        code = ErrorCode.INCONCLUSIVE if outcome == "inconclusive" else ErrorCode.ROLLED_BACK
-        verdict = document["verdict"]
-        log = verdict["why"].partition("\n")[2]
-        ends = f"; its log ends:\n{log}" if log else ""
-        bento = ended.candidate.bento
-        raise MlctlError(code, f"{bento} was not promoted: {verdict_text(verdict)}{ends}")
+    require_promoted(ended)
     if output.as_json:
-        output.document({"name": name, **document})
+        output.document({"name": name, **rollout_document(ended)})
     else:
         output.line(f"{name} serves {ended.candidate.bento}")
