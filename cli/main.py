@@ -11,6 +11,7 @@ from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
 from cli.commands.cache import cache
+from cli.commands.choose import choose
 from cli.commands.client import client
 from cli.commands.containerize import containerize
 from cli.commands.demo import demo
@@ -45,7 +46,7 @@ from cli.commands.verify import verify
 from cli.output import ReportingGroup
 
 SECTIONS = {
-    "Start here": (doctor, demo, init, cache),
+    "Start here": (doctor, demo, init, choose, cache),
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
