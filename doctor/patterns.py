@@ -120,7 +120,7 @@ def _costs(workload: Workload) -> Iterator[tuple[Pattern, tuple[float, str]]]:
     runs = DAY_SECONDS / max(workload.max_age_seconds, MIN_BATCH_SECONDS)
     job, job_sum = _job((workload.keys or 0) * max(1.0, runs), model)
     lookups, lookup_sum = _servers(peak, LOOKUPS_PER_SECOND, MAX_UTILIZATION)
-    yield Pattern.PRECOMPUTED, (job + lookups, f"{job_sum}, and look-ups: {lookup_sum}")
+    yield Pattern.PRECOMPUTED, (job + lookups, f"{job_sum}, and lookups: {lookup_sum}")
 
 
 def _servers(peak: float, capacity: float, utilization: float) -> tuple[float, str]:
