@@ -38,7 +38,7 @@ def feedback(output: CommandOutput, name: str, file: str) -> None:
 
 
 def _show(output: CommandOutput, report: FeedbackReport) -> None:
-    from cli.rollouts import accuracy_text
+    from rollout.client.rendering import accuracy_text
 
     repeated = f", {report.repeated} were replaced by a later line" if report.repeated else ""
     output.line(

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.main import cli
-from cli.rollouts import event_line
 from rollout.client.feedback import FeedbackReport, add_feedback
 from rollout.client.label_file import read_label_stream, read_labels
+from rollout.client.rendering import event_line
 from rollout.domain.join import Recorded
 from rollout.domain.labels import Label
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec

@@ -12,7 +12,7 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from cli.rollouts import event_line
+from rollout.client.rendering import event_line
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.recording import Recording
 from rollout.domain import gates

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rollout.journal.records import JournalEvent, Rollout
-
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.spec import Outcome
+from rollout.domain.verdict import first_line
+from rollout.journal.records import JournalEvent, Rollout
 
 # The counts of a tick that are shown when they are not zero, and their words.
 _BAD = {
@@ -26,8 +27,6 @@ def local_time(seconds: float) -> str:
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
     """Return gate, value, limit, n and reason of a verdict on one line, without any log."""
-    from rollout.domain.verdict import first_line
-
     parts = [str(verdict["gate"])]
     if verdict["value"] is not None:
         parts.append(f"value {verdict['value']:.4g}")
@@ -35,6 +34,21 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
         parts.append(f"limit {verdict['limit']:.4g}")
     parts.append(f"n={verdict['n']}")
     return f"{', '.join(parts)}: {first_line(verdict['why'])}"
+
+
+def require_promoted(rollout: Rollout) -> None:
+    """Raise ROLLED_BACK or INCONCLUSIVE with the verdict, unless the ended rollout promoted."""
+    if rollout.outcome is Outcome.PROMOTED:
+        return
+    code = (
+        ErrorCode.INCONCLUSIVE if rollout.outcome is Outcome.INCONCLUSIVE else ErrorCode.ROLLED_BACK
+    )
+    verdict = _verdict_document(rollout)
+    assert verdict is not None, "a rollout that is not promoted ends with a verdict"
+    log = str(verdict["why"]).partition("\n")[2]
+    ends = f"; its log ends:\n{log}" if log else ""
+    message = f"{rollout.candidate.bento} was not promoted: {verdict_text(verdict)}{ends}"
+    raise MlctlError(code, message)
 
 
 def event_line(event: JournalEvent) -> str | None:
