@@ -18,6 +18,7 @@ from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
 from cli.commands.events import events
+from cli.commands.feedback import feedback
 from cli.commands.gate import gate
 from cli.commands.history import history
 from cli.commands.init import init
@@ -50,7 +51,8 @@ SECTIONS = {
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, pause, resume, rollback, status, ui, ps, logs, events, history, down,
+        up, scale, promote, feedback, pause, resume, rollback, status, ui, ps, logs, events,
+        history, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip

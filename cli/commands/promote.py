@@ -46,7 +46,7 @@ def promote(
     """
     from rollout.client.revisions import find_revision
 
-    spec = _spec(spec_file, {**options, "force": force})
+    spec = _spec(spec_file, {**options, "force": force, "full": full})
     if dry_run:
         _show_spec(output, spec)
         return
@@ -106,7 +106,9 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     if fields.pop("allow_breaking", False):
         fields["breaking"] = True
     if fields.pop("force", False):
-        fields["allow_low_weight_proof"] = True
+        fields |= {"allow_low_weight_proof": True, "worse": True}
+    if fields.pop("full", False):
+        fields["worse"] = True
     return fields
 
 
@@ -141,7 +143,7 @@ def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: Rollou
 def _begin(
     output: CommandOutput, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
 ) -> int:
-    """Start the rollout, unless its evidence or today's traffic speak against it."""
+    """Start the rollout, unless it cannot end at today's traffic."""
     from rollout.client import deployments
     from rollout.client.traffic import check_promotion
 

@@ -95,7 +95,7 @@ def _follow(output: CommandOutput, name: str) -> None:
 def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     from cli.reporting_options import show_links
     from rollout.client.links import links
-    from rollout.client.rendering import event_line
+    from rollout.client.rendering import accuracy_line, event_line
     from rollout.drivers.listener import url_of
 
     deployment, weights = status.deployment, status.weights
@@ -120,6 +120,8 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     output.line(f"  rollout  {rollout.id} to {rollout.candidate.bento}: {rollout.progress.phase}")
     if status.last is not None and (line := event_line(status.last)):
         output.line(f"           {line}")
+    if rollout.spec.min_accuracy is not None:
+        output.line(f"  labels   {accuracy_line(rollout)}")
     output.note(f"End it with `mlctl rollback {deployment.name}`.")
 
 

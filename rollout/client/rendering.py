@@ -86,6 +86,15 @@ def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
             kept = body.get("disagreements")
             rows = f"; rows with different answers are in {kept}" if kept else ""
             return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}{rows}"
+        case "feedback":
+            found = "; ".join(map(accuracy_text, body["revisions"]))
+            return f"{body['joined']} labels, {body['unknown']} of unknown requests  {found}"
+        case _:
+            return _rare_text(kind, body)
+
+
+def _rare_text(kind: str, body: Mapping[str, Any]) -> str:
+    match kind:
         case _ if kind.endswith("_requested"):
             return f"{kind.replace('_', ' ')}: {body['reason']}"
         case "previous_stopped":
@@ -94,6 +103,14 @@ def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
             return f"the registry was not updated: {body['message']}; retrying"
         case _:
             return f"{kind.replace('_', ' ')}"
+
+
+def accuracy_text(revision: Mapping[str, Any]) -> str:
+    """How a revision did on its labelled requests, in one line."""
+    off = revision["mean_error"]
+    distance = "" if off is None else f", off by {off:.4g} in the mean"
+    right = f"{100.0 * revision['accuracy']:.1f} % of {revision['requests']} labelled requests"
+    return f"{revision['bento']}: {right} answered right{distance}"
 
 
 def _window_text(window: Mapping[str, Any]) -> str:
@@ -154,7 +171,32 @@ def rollout_document(rollout: Rollout) -> dict[str, Any]:
         "exposed": progress.exposed,
         "first_bad": progress.first_bad,
         "restored": progress.restored,
+        "accuracy": _accuracy_document(rollout),
     }
+
+
+def _accuracy_document(rollout: Rollout) -> dict[str, Any] | None:
+    """The labelled requests of both revisions; None for a rollout that is not judged by labels."""
+    from rollout.domain.verdict import Gate
+
+    if rollout.spec.min_accuracy is None:
+        return None
+    counted = rollout.progress.evidence.of(Gate.ACCURACY_VS_LIMIT)
+    return {
+        side: {"labelled": trials.n, "accuracy": 1.0 - trials.share if trials.n else None}
+        for side, trials in (("candidate", counted.ours), ("live", counted.theirs))
+    }
+
+
+def accuracy_line(rollout: Rollout) -> str:
+    """The labelled requests of both revisions of a rollout that is judged by labels."""
+    sides = (_accuracy_document(rollout) or {}).items()
+    parts = [
+        f"{side} {100.0 * each['accuracy']:.1f} % right of {each['labelled']}"
+        for side, each in sides
+        if each["labelled"]
+    ]
+    return ", ".join(parts) or f"none yet: `mlctl feedback {rollout.deployment} FILE` adds them"
 
 
 def _verdict_document(rollout: Rollout) -> dict[str, Any] | None:
