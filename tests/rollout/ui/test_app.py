@@ -139,6 +139,19 @@ def test_ui__roll_back__is_the_operator_s_command(
     assert request.command is OperatorCommand.ROLLBACK
 
 
+def test_ui__pause__waits_for_the_daemon_s_confirmation(
+    shop: Played, browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, OperatorCommand]] = []
+    monkeypatch.setattr(
+        deployments, "send_command", lambda name, command, _why: sent.append((name, command))
+    )
+    shop.until(RolloutPhase.SHIFT)
+    answer = browser.post(f"{PAGE}/pause?rollout=1", headers={CSRF_HEADER: ACCESS.csrf})
+    assert answer.status_code == 200
+    assert sent == [("shop", OperatorCommand.PAUSE)]
+
+
 @pytest.mark.parametrize(
     "path", ["resume?rollout=1", "rollback?rollout=7", "rollback", "full?rollout=1"]
 )

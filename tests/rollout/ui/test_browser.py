@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -71,17 +72,17 @@ def test_ui_browser__address_with_the_token__opens_a_page_that_is_redrawn(
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("width", [360, 1100, 1600])
-@pytest.mark.parametrize("dark", [False, True])
-def test_ui_browser__any_width__needs_no_sideways_scrolling(
-    shop: Played, browser: Browser, width: int, dark: bool
+def test_ui_browser__any_width_and_colours__needs_no_sideways_scrolling(
+    shop: Played, browser: Browser
 ) -> None:
     shop.until(RolloutPhase.BAKE)
-    browser.look(width, dark=dark)
     wait_until(lambda: "bake" in browser.evaluate(STATE), what="the redraw")
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert background == ("rgb(17, 20, 24)" if dark else "rgb(251, 251, 250)")
+    for width, dark in product((360, 1100, 1600), (False, True)):
+        browser.look(width, dark=dark)
+        assert browser.evaluate("window.innerWidth") == width
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(17, 20, 24)" if dark else "rgb(251, 251, 250)")
     assert browser.errors == []
 
 
