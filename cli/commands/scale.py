@@ -26,6 +26,7 @@ from cli.scaling import bound_options, bounds
 @reporting
 def scale(
     output: CommandOutput,
+    /,
     name: str,
     replicas: int | None,
     min_replicas: int | None,

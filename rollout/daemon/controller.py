@@ -160,18 +160,19 @@ class Controller:
         )
 
     def _launch(self) -> None:
-        """Start the candidate once its slot is empty; a return takes what is kept warm there.
+        """Start the candidate once its slot is empty, or take over what is kept running there.
 
         What a killed daemon started for this rollout is started again, for it may lack replicas.
         """
         self._apply()
         rollout = self._rollout
         reverts = rollout.reverts is not None
+        warm = self._kept_warm()
         found = self._fleet.replicas(rollout.slot).values()
         # Replicas of an earlier rollout are being stopped, those of the same revision too.
-        if not reverts and any(each.process.started < rollout.created for each in found):
+        if not (reverts or warm) and any(each.process.started < rollout.created for each in found):
             return
-        cold = not self._kept_warm() or self._fleet.probe(rollout.slot) is ProcessState.DEAD
+        cold = not warm or self._fleet.probe(rollout.slot) is ProcessState.DEAD
         try:
             if cold:
                 self._fleet.launch(rollout.slot, rollout.candidate, self._replicas())
@@ -185,8 +186,11 @@ class Controller:
             self._warm()
 
     def _kept_warm(self) -> bool:
-        """Whether the rollout returns to a revision whose replicas are not being stopped."""
-        previous = self._journal.deployment(self._rollout.deployment).previous
+        """Whether the candidate runs: the previous revision, or the other one of a split."""
+        deployment = self._journal.deployment(self._rollout.deployment)
+        if deployment.split is not None:
+            return True
+        previous = deployment.previous
         reverts = self._rollout.reverts is not None
         return reverts and previous is not None and previous.warm_until > 0
 
