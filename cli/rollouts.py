@@ -17,6 +17,12 @@ _BAD = {
     "abandoned": "abandoned by their callers",
     "client_errors": "rejected as the caller's fault",
 }
+# Events of one sentence, filled from their body.
+_SENTENCES = {
+    "previous_stopped": "{bento} is kept warm no longer: {why}",
+    "champion_failed": "the registry was not updated: {message}; retrying",
+    "no_traffic": "{why}",
+}
 
 
 def local_time(seconds: float) -> str:
@@ -73,12 +79,8 @@ def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
             return f"{kind.replace('_', ' ')}: {body['reason']}"
         case "split" | "split_ended":
             return _split_text(body)
-        case "previous_stopped":
-            return f"{body['bento']} is kept warm no longer: {body['why']}"
-        case "champion_failed":
-            return f"the registry was not updated: {body['message']}; retrying"
         case _:
-            return f"{kind.replace('_', ' ')}"
+            return _SENTENCES.get(kind, kind.replace("_", " ")).format(**body)
 
 
 def _requested_text(body: Mapping[str, Any]) -> str:

@@ -81,6 +81,7 @@ class Controller:
         self._settings = watch.settings
         self._epoch = watch.epoch
         self._counting_since: float | None = None
+        self._idle_reported: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
         self._observer = TrafficObserver(
             world.meter,
@@ -266,7 +267,18 @@ class Controller:
             "latencies": self._observer.latencies(),
         }
         self._save(progress, records.TICK, body)
+        self._report_idle()
         self._apply_verdict(verdict)
+
+    def _report_idle(self) -> None:
+        """Record once that no requests come, also for those who do not read the ticks."""
+        since = self.progress.idle_since
+        if since != self._idle_reported and (why := machine.no_traffic(self.progress, self._now())):
+            self._idle_reported = since
+            rollout = self._rollout
+            self._journal.append(
+                rollout.deployment, rollout.id, "no_traffic", {"why": why}, self._epoch
+            )
 
     def _due(self) -> bool:
         """Whether a tick has passed since the last evaluation.
