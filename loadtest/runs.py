@@ -92,8 +92,7 @@ def bench(
     """
 
     async def main() -> tuple[RemoteModel, list[Figures]]:
-        describe = describe_grpc if shape.protocol is Protocols.GRPC else describe_http
-        model = await describe(served.address, shape.model)
+        model = await _describe(served.address, shape)
         found = []
         async with _target(served.address, shape, model) as target:
             for clients in load.clients if load.rate is None else (None,):
@@ -103,6 +102,31 @@ def bench(
         return model, found
 
     return uvloop.run(main())
+
+
+def first_answer(served: MeasuredServer, shape: RequestShape) -> float:
+    """Return the seconds from the first request on a new connection to its answer.
+
+    Runs an event loop of its own. UNAVAILABLE if the server rejects the request.
+    """
+
+    async def main() -> float:
+        model = await _describe(served.address, shape)
+        record = LatencyRecord()
+        async with _target(served.address, shape, model) as target, _closed(target, 1) as run:
+            seconds = await run(0.0, record)
+        if record.errors:
+            raise MlctlError(
+                ErrorCode.UNAVAILABLE, f"the first request failed: {next(iter(record.errors))}"
+            )
+        return seconds
+
+    return uvloop.run(main())
+
+
+async def _describe(address: Address, shape: RequestShape) -> RemoteModel:
+    describe = describe_grpc if shape.protocol is Protocols.GRPC else describe_http
+    return await describe(address, shape.model)
 
 
 async def _measure_one(

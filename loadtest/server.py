@@ -26,7 +26,7 @@ from loadtest.target import Address
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.02
 _LOG_TAIL = 600
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
 # A measured server listens on the loopback address, without TLS.

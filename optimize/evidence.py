@@ -22,11 +22,12 @@ from optimize.choice import Judged
 from optimize.device import RunDevice
 from optimize.goals import Goals
 from optimize.metrics.scores import Metric
+from optimize.proofs.splits import SplitCheck
 from optimize.source_graph import Exported
 from optimize.variant import Measured
 from registry.catalog import PublishReport
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"
 
@@ -73,6 +74,7 @@ class OptimizeReport:
     goals: Goals
     device: RunDevice
     row_independent: bool
+    splits: SplitCheck | None
     metric: Metric | None
     source_score: float | None
     judged: tuple[Judged, ...]
@@ -113,6 +115,7 @@ def make_report(
         goals=goals,
         device=device,
         row_independent=baseline.row_independent,
+        splits=exported.splits,
         metric=baseline.metric,
         source_score=baseline.score,
         judged=tuple(judged),
@@ -135,6 +138,7 @@ def evidence_document(report: OptimizeReport) -> dict[str, Any]:
         },
         "target": report.device.target.value,
         "row_independent": report.row_independent,
+        "splits": None if report.splits is None else report.splits.model_dump(),
         "metric": None if metric is None else metric.name,
         "metric_code": None if metric is None else metric.code,
         "higher_is_better": None if metric is None else metric.higher_is_better,

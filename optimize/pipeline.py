@@ -22,6 +22,7 @@ from optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStat
 from optimize.evidence import make_report, publish_report
 from optimize.goals import Goals, require_agreement, require_labels_for
 from optimize.prepare import Options, Prepared, prepare
+from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Recipe
 from optimize.recipes.discovery import select
 from optimize.report import report_html
@@ -40,6 +41,7 @@ class OptimizeResult:
     source: SourceModel
     judged: tuple[Judged, ...]
     source_score: float | None
+    splits: SplitCheck | None
     bundle: VerifiedBundle
     published: PublishedModel
     report: str
@@ -104,7 +106,9 @@ def optimize(
     source = exported.prepared.source
     published = catalog.publish(bundle, source, publish_report(report, chosen, page))
     progress.event(StepEvent(Stage.PUBLISH, StepStatus.FINISHED, detail=published.uri))
-    return OptimizeResult(source, judged, exported.baseline.score, bundle, published, page)
+    return OptimizeResult(
+        source, judged, exported.baseline.score, exported.splits, bundle, published, page
+    )
 
 
 def _prepare(

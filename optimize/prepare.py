@@ -8,7 +8,7 @@ from pathlib import Path
 from bundle.tensors import Signature
 from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import EvalData, RowLimits, Rows, load_data
-from optimize.data.source import NO_MISSING, Missing
+from optimize.data.source import NO_MISSING, ColumnMap, Missing
 from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Calibrator, Target
@@ -30,6 +30,7 @@ class Options:
     transform: Path | None = None
     batching_options: BatchingOptions = DEFAULT
     allow_pickle: bool = False
+    columns: ColumnMap = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.api_signature
     options.batching_options.check(signature)
-    raw = load_data(data, signature, options.sampling, _missing(source, transform))
+    missing = _missing(source, transform)
+    raw = load_data(data, signature, options.sampling, missing, options.columns)
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
         source,

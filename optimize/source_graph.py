@@ -24,11 +24,12 @@ from optimize.proofs.checks import check_finite, check_graph, check_parity, chec
 from optimize.proofs.export import OPSET
 from optimize.proofs.independence import is_row_independent
 from optimize.proofs.reference import load_reference
+from optimize.proofs.splits import SplitCheck, check_splits
 from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.session import open_session
 
-VERSION = 4
+VERSION = 5
 _LIBRARIES = (
     *("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
     *("scikit-learn", "skl2onnx", "onnxmltools", "xgboost", "xgboost-cpu", "lightgbm"),
@@ -47,6 +48,7 @@ class Exported:
     graph: Path
     opset: int
     baseline: Baseline
+    splits: SplitCheck | None
     key: str
     reused: bool
 
@@ -65,6 +67,7 @@ class _Facts(BaseModel):
 
     opset: int
     row_independent: bool
+    splits: SplitCheck | None
 
 
 def export_source(prepared: Prepared) -> Exported:
@@ -91,6 +94,7 @@ def export_source(prepared: Prepared) -> Exported:
         graph=entry.root / MODEL_NAME,
         opset=facts.opset,
         baseline=baseline,
+        splits=facts.splits,
         key=hash_key(key),
         reused=entry.reused,
     )
@@ -133,5 +137,6 @@ def _build(directory: Path, prepared: Prepared) -> None:
     )
     check_finite(outputs)
     save_golden(directory / _ANSWERS_NAME, held_out.head(1).inputs, outputs)
-    facts = _Facts(opset=opset, row_independent=independent)
+    splits = check_splits(graph, held_out.inputs, outputs) if source.format.is_estimator else None
+    facts = _Facts(opset=opset, row_independent=independent, splits=splits)
     write_atomic(directory / _FACTS_NAME, facts.model_dump_json().encode())

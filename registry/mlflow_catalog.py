@@ -27,6 +27,7 @@ from registry.catalog import (
 )
 from registry.mlmodel import read_mlmodel
 from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, parse_ref
+from registry.onnx_import import ImportedModel, OnnxImport, register
 from registry.publish import BUNDLE_ARTIFACT, publish_bundle
 from registry.quiet import quiet
 from registry.tracking import configure_tracking, registry_errors
@@ -94,6 +95,12 @@ class MlflowCatalog:
             columns=stored.columns,
             optional=stored.optional,
         )
+
+    def import_onnx(self, read: OnnxImport) -> ImportedModel:
+        """Register a graph that `read_import` read as the newest version of its name."""
+        with quiet(), registry_errors():
+            self._connected()
+            return register(read)
 
     def publish(
         self, bundle: VerifiedBundle, source: SourceModel, report: PublishReport

@@ -15,10 +15,10 @@ from typing import Any
 
 from bundle.files import write_atomic
 from bundle.home import state_dir
-from bundle.manifest import MODEL_NAME, Manifest
+from bundle.manifest import MODEL_NAME
 from bundle.packages import RUNTIMES, installed_version
 from bundle.paths import check_relative
-from bundle.tensors import TensorSpec
+from bundle.tensors import Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from registry.catalog import (
     DIGEST_TAG,
@@ -52,6 +52,7 @@ def publish_bundle(
     if existing is not None:
         return existing
     import mlflow
+    import onnx
 
     tags = _tags(bundle, source, report.verdict)
     with _run(source, {**tags, PUBLISHER_TAG: publisher}) as run:
@@ -59,7 +60,11 @@ def publish_bundle(
         mlflow.log_artifacts(str(bundle.root), BUNDLE_ARTIFACT)
         _log_table(report)
         _log_files(report)
-        model = _log_model(bundle)
+        model = log_onnx(
+            onnx.load(str(bundle.path(MODEL_NAME))),
+            bundle.manifest.model_signature,
+            metadata={DIGEST_TAG: bundle.digest},
+        )
         mlflow.log_metrics(dict(report.metrics), model_id=model.model_id)
     registered = mlflow.register_model(model.model_uri, name, tags=tags)
     found = client.get_model_version(name, str(registered.version))
@@ -136,17 +141,24 @@ def _log_files(report: PublishReport) -> None:
             mlflow.log_artifact(str(path))
 
 
-def _log_model(bundle: VerifiedBundle) -> Any:
+def log_onnx(
+    model: Any,
+    signature: Signature,
+    *,
+    registered_name: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Any:
+    """Log a graph in the run in progress; register it too if `registered_name` is given."""
     import mlflow.onnx
-    import onnx
 
     # Explicit requirements avoid MLflow's own search for them, which takes many seconds.
     return mlflow.onnx.log_model(
-        onnx.load(str(bundle.path(MODEL_NAME))),
+        model,
         name="model",
-        signature=_mlflow_signature(bundle.manifest),
+        signature=_mlflow_signature(signature),
         pip_requirements=_requirements(),
-        metadata={DIGEST_TAG: bundle.digest},
+        metadata=metadata,
+        registered_model_name=registered_name,
     )
 
 
@@ -155,11 +167,10 @@ def _requirements() -> list[str]:
     return [f"{name}=={version}" for name, version in installed.items() if version is not None]
 
 
-def _mlflow_signature(manifest: Manifest) -> Any:
+def _mlflow_signature(signature: Signature) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types import Schema
 
-    signature = manifest.model_signature
     return ModelSignature(
         Schema([_mlflow_spec(spec) for spec in signature.inputs]),
         Schema([_mlflow_spec(spec) for spec in signature.outputs]),

@@ -23,7 +23,7 @@ def find_source(reference: str, token: str | None = None) -> ApiModel:
     """
     if "://" not in reference:
         model = find_scorable(reference)
-        return describe(model.name, model.digest, model.signature)
+        return describe(model.name, model.digest, model.signature, model.optional_inputs)
     parts = urlsplit(reference)
     address = parse_url(urlunsplit(parts._replace(path="", query="", fragment="")), token)
     found = asyncio.run(describe_http(address, parts.path.strip("/") or None))

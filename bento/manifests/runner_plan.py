@@ -1,4 +1,4 @@
-"""The plan of a runner on Kubernetes: a batch Job or CronJob, or a stream's Deployment. Pure."""
+"""The plan of a runner: a batch job on a cluster, or a stream's Deployment. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from bento.manifests.plan import (
+    NetworkAccess,
     ObjectsPlan,
     Scaling,
     invalid,
@@ -25,6 +26,7 @@ from services.stream.base import StreamUrl
 # The folder of the PersistentVolumeClaim.
 DATA_FOLDER = "/data"
 _SCHEDULE = re.compile(r"@(yearly|monthly|weekly|daily|hourly)|\S+( \S+){4}")
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 # Another run may succeed: an unexpected failure, a service that is away, a full disk.
 _RETRIED = {1, 9, 12, 13}
 INTERRUPTED = ERROR_TABLE[ErrorCode.INTERRUPTED].exit_code
@@ -36,6 +38,7 @@ FINAL_EXIT_CODES = tuple(
 _EXIT_SECONDS = 10
 # A stream commits the batch that was begun; a broker that is away takes longer.
 _STREAM_GRACE_SECONDS = 60
+_METRICS_PORT = 9464
 
 
 class Runner(StrEnum):
@@ -58,9 +61,11 @@ class RunnerPlan(ObjectsPlan):
     """A runner: `arguments` are those of the image after `batch` or `stream`.
 
     `grace_seconds` is how long it may take to end. `secret` is a Secret whose keys are environment
-    variables, `claim` a PersistentVolumeClaim for DATA_FOLDER, `account` a ServiceAccount. A
+    variables, `claim` a PersistentVolumeClaim for DATA_FOLDER, `account` a ServiceAccount, and
+    `job_role` the ARN of an IAM role. A
     `schedule` makes a CronJob; `lag` and `scaling` are for a stream, `trigger_auth` is a
-    TriggerAuthentication of KEDA.
+    TriggerAuthentication of KEDA. The namespaces and CIDRs of `access` may connect to a stream's
+    `metrics_port`.
     """
 
     # A CronJob's Job has 11 characters more, its pod 6 more, and the limit is 63.
@@ -72,17 +77,25 @@ class RunnerPlan(ObjectsPlan):
     secret: str | None = None
     claim: str | None = None
     account: str | None = None
+    job_role: str | None = None
     spot: bool = False
     schedule: str | None = None
     scaling: Scaling = field(default_factory=Scaling)
     lag: LagTrigger | None = None
     trigger_auth: str | None = None
+    access: NetworkAccess = field(default_factory=NetworkAccess)
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         ObjectsPlan.__post_init__(self)
         for name in (self.secret, self.claim, self.account, self.trigger_auth):
             if name is not None:
                 require_label(name, "name of an object")
+        if self.job_role is not None and _ROLE.fullmatch(self.job_role) is None:
+            raise invalid(
+                f"{self.job_role!r} is not the ARN of a role",
+                "Write it as arn:aws:iam::ACCOUNT:role/NAME.",
+            )
         for argument in self.arguments:
             require_no_password(argument, "an option of the runner")
         if self.schedule is not None and _SCHEDULE.fullmatch(self.schedule) is None:
@@ -118,6 +131,13 @@ def batch_arguments(
     if options["threads"] is None and options["executor"] == "local":
         return (*arguments, "--threads", str(cpus))
     return arguments
+
+
+def with_metrics(plan: RunnerPlan, options: Mapping[str, Any]) -> RunnerPlan:
+    """Return the plan of a stream that serves its metrics to the cluster."""
+    port = options["metrics_port"] or _METRICS_PORT
+    address = ("--metrics-host", "0.0.0.0", "--metrics-port", str(port))  # noqa: S104 - a pod's
+    return replace(plan, arguments=(*plan.arguments, *address), metrics_port=port)
 
 
 def batch_grace(options: Mapping[str, Any]) -> int:

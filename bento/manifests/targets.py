@@ -19,6 +19,7 @@ from bento.manifests.plan import (
     ManifestPlan,
     ManifestSlot,
 )
+from bento.manifests.resources import SCRATCH_MIB
 from bento.manifests.runner_plan import (
     DATA_FOLDER,
     FINAL_EXIT_CODES,
@@ -30,7 +31,10 @@ from bento.templates import environment
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 
-_TEMPLATES = environment(Path(__file__).with_name("templates"), yaml_value)
+_FOLDER = Path(__file__).with_name("templates")
+_TEMPLATES = environment(_FOLDER, yaml_value)
+_JSON = environment(_FOLDER, json.dumps)
+_PYTHON = environment(_FOLDER, repr)
 _STARTUP_PERIOD_SECONDS = 2
 # From the removal of a pod until every Gateway and kube-proxy has noticed it.
 _PRE_STOP_SECONDS = 5
@@ -55,6 +59,15 @@ class ManifestTarget(StrEnum):
     KSERVE = "kserve"
     COMPOSE = "compose"
     BENTOCLOUD = "bentocloud"
+    AWS_BATCH = "aws-batch"
+    AIRFLOW = "airflow"
+
+
+# Targets that run a batch, and no server.
+BATCH_TARGETS = (ManifestTarget.AWS_BATCH, ManifestTarget.AIRFLOW)
+# AWS Batch takes 5 rules, so the codes that are worth another run are patterns: 9, 12, and 13 with
+# 130 (interrupted) and 137 (killed).
+_RETRIED_PATTERNS = ("9", "12", "13*")
 
 
 class KServeMode(StrEnum):
@@ -118,10 +131,22 @@ def manifests(
         case ManifestTarget.BENTOCLOUD:
             instance_type = options.instance_type
             return {"bentocloud.yaml": _render("bentocloud", plan, instance_type=instance_type)}
+        case ManifestTarget.AWS_BATCH | ManifestTarget.AIRFLOW:
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"--target {target} needs --runner batch")
 
 
-def runner_manifests(plan: RunnerPlan) -> dict[str, str]:
+def runner_manifests(
+    plan: RunnerPlan, target: ManifestTarget = ManifestTarget.KUBERNETES
+) -> dict[str, str]:
     """Return the text of a runner's file by its name; the same plan gives the same bytes."""
+    if target is ManifestTarget.AWS_BATCH:
+        text = _JSON.get_template("job-definition.json.j2").render(
+            plan=plan, user=USER, scratch_mib=SCRATCH_MIB, retried_exit_codes=_RETRIED_PATTERNS
+        )
+        return {"job-definition.json": text}
+    if target is ManifestTarget.AIRFLOW:
+        text = _PYTHON.get_template("dag.py.j2").render(plan=plan, user=USER)
+        return {f"{plan.name.replace('-', '_')}_dag.py": text}
     text = _TEMPLATES.get_template(f"{plan.runner}.yaml.j2").render(
         plan=plan,
         user=USER,

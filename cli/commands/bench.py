@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from loadtest.tuning import Tuned
 
 _NONE = "-"
+_STAGES = {
+    "process_s": "process, imports, verification",
+    "load_s": "load",
+    "warm_up_s": "golden rows, warm-up",
+    "ready_s": "ready",
+    "first_answer_s": "first answer",
+}
 
 
 def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -89,6 +96,12 @@ def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     help="Rows to send: a .npz file, or the Bento's golden rows.  [default: generated]",
 )
 @click.option(
+    "--cold",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Start the Bento N times; measure the time to ready and to the first answer.",
+)
+@click.option(
     "--tune",
     is_flag=True,
     help="Search the settings with the highest throughput within --max-p99-ms.",
@@ -125,6 +138,7 @@ def bench(
     length: int,
     seconds: float,
     data: str | None,
+    cold: int | None,
     tune: bool,
     max_p99_ms: float | None,
     budget: float,
@@ -135,7 +149,8 @@ def bench(
     Give the URL of a server that speaks the V2 protocol, or a BENTO (NAME:VERSION, or NAME for the
     newest), which is served on free ports while it is measured. URL/MODEL and BENTO/MODEL name one
     of several models; by default a Bento's first model, or its pipeline. --tune takes a Bento and
-    tries servers with different settings; an interrupted search continues where it stopped.
+    tries servers with different settings; an interrupted search continues where it stopped. --cold
+    measures starts instead of requests.
 
     \b
     Example:
@@ -145,7 +160,7 @@ def bench(
 
     output.warn_unknown_variables()
     target, model = _named(target, model)
-    _check(target, data, tune=tune, goal=max_p99_ms, write=write)
+    _check(target, data, cold=cold, tune=tune, goal=max_p99_ms, write=write)
     model = _known(target, model)
     shape = RequestShape(
         protocol=Protocols(protocol),
@@ -157,7 +172,9 @@ def bench(
     )
     load = LoadProfile(seconds=seconds, clients=clients, rate=rate)
     with interruptible():
-        if max_p99_ms is not None:
+        if cold is not None:
+            _cold(output, target, shape, cold)
+        elif max_p99_ms is not None:
             _tune(output, target, shape, load, (max_p99_ms, budget), write)
         else:
             _bench(output, target, shape, load)
@@ -182,9 +199,17 @@ def _known(target: str, model: str | None) -> str | None:
 
 
 def _check(
-    target: str, data: str | None, *, tune: bool, goal: float | None, write: Path | None
+    target: str,
+    data: str | None,
+    *,
+    cold: int | None,
+    tune: bool,
+    goal: float | None,
+    write: Path | None,
 ) -> None:
     is_url = "://" in target
+    if cold is not None and (is_url or tune):
+        raise click.UsageError("--cold takes a Bento, and no --tune: it starts servers of its own")
     if tune != (goal is not None):
         raise click.UsageError("--tune and --max-p99-ms need each other")
     if write is not None and not tune:
@@ -246,6 +271,34 @@ def _served(
     return stack.enter_context(
         serving(found.tag, (http, grpc), shape.protocol, Path(folder) / "log")
     )
+
+
+def _cold(output: CommandOutput, target: str, shape: RequestShape, count: int) -> None:
+    from loadtest.cold import ColdStart, as_document, cold_starts, summary
+    from loadtest.server import serving
+    from rollout.drivers.local.ports import free_ports
+    from services.runtime.bento_store import find_bento
+
+    tag = find_bento(target).tag
+
+    def serve(log: Path) -> AbstractContextManager[MeasuredServer]:
+        http, grpc = free_ports(2)
+        return serving(tag, (http, grpc), shape.protocol, log)
+
+    starts: list[ColdStart] = []
+    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder, output.working() as report:
+        report(f"Start 1 of {count} ...")
+        for start in cold_starts(serve, shape, count, Path(folder)):
+            starts.append(start)
+            report(f"Start {len(starts) + 1} of {count} ...")
+    if output.as_json:
+        output.document(as_document(tag, starts))
+        return
+    rows = [
+        (_STAGES[name], *(f"{value:.2f}" for value in found.values()))
+        for name, found in summary(starts).items()
+    ]
+    output.table(("Stage", "p50 s>", "p90 s>", "max s>"), rows, f"{tag}: {count} cold starts")
 
 
 def _tune(

@@ -26,24 +26,28 @@ _CLUSTERS = _KUBERNETES | _KSERVE
 _IMAGES = _CLUSTERS | {"compose"}
 _STREAM = frozenset({"stream"})
 _RUNNERS = _STREAM | {"batch"}
+_AIRFLOW = frozenset({"airflow"})
+_AWS = frozenset({"aws-batch"})
+_BATCHES = _AIRFLOW | _AWS
 _SCALED = _CLUSTERS | _STREAM | {"bentocloud"}
 
-# The targets, or runners, of each parameter; the others are for all.
+# The targets, or runners on Kubernetes, of each parameter; the others are for all.
 BELONGS = {
-    "image": _IMAGES | _RUNNERS,
+    "image": _IMAGES | _RUNNERS | _BATCHES,
     "bench": _IMAGES,
     "token_secret": _IMAGES,
-    "namespace": _CLUSTERS | _RUNNERS,
+    "namespace": _CLUSTERS | _RUNNERS | _AIRFLOW,
     "replicas": _SCALED,
     "max_replicas": _SCALED,
-    "runner_arguments": _RUNNERS,
-    "cpus": _RUNNERS,
-    "memory": _RUNNERS,
-    "secret": _RUNNERS,
+    "runner_arguments": _RUNNERS | _BATCHES,
+    "cpus": _RUNNERS | _BATCHES,
+    "memory": _RUNNERS | _BATCHES,
+    "secret": _RUNNERS | _AIRFLOW,
     "claim": _RUNNERS,
-    "account": _RUNNERS,
+    "account": _RUNNERS | _AIRFLOW,
+    "job_role": _AWS,
     "spot": _RUNNERS,
-    "schedule": frozenset({"batch"}),
+    "schedule": _AIRFLOW | {"batch"},
     "trigger_auth": _STREAM,
     "wake_query": _KUBERNETES,
     "prometheus": _KUBERNETES,
@@ -52,7 +56,7 @@ BELONGS = {
     "gateway": _KUBERNETES,
     "hosts": _KUBERNETES,
     "grpc_host": _KUBERNETES,
-    "allow_from": _KUBERNETES,
+    "allow_from": _KUBERNETES | _STREAM,
     "mode": _KSERVE,
     "canary": _KSERVE,
     "stable_image": _KSERVE,
@@ -63,7 +67,9 @@ _OPTIONS = (
     click.option(
         "--target",
         required=True,
-        type=click.Choice(("kubernetes", "kserve", "compose", "bentocloud")),
+        type=click.Choice(
+            ("kubernetes", "kserve", "compose", "bentocloud", "aws-batch", "airflow")
+        ),
         help="Platform that runs the Bento.",
     ),
     click.option(
@@ -180,6 +186,9 @@ _OPTIONS = (
         help="ServiceAccount of a runner, for the identity that a cloud gives it.",
     ),
     click.option(
+        "--job-role", metavar="ARN", help="IAM role of a job in AWS Batch, such as to read buckets."
+    ),
+    click.option(
         "--claim", metavar="NAME", help="PersistentVolumeClaim that a runner has at /data."
     ),
     click.option("--spot", is_flag=True, help="Tolerate and prefer spot nodes."),
@@ -224,6 +233,8 @@ def manifests(
       mlctl manifests digits --target kubernetes --runner batch --image REF \\
           --schedule "0 2 * * *" -- --in s3://data/rows/ --out 's3://data/scores/$(JOB_NAME)/'
 
+    --target aws-batch writes a job definition, --target airflow a DAG; both need --runner batch.
+
     Only writes files, or prints them without --out: nothing is deployed. The same Bento and options
     always give the same bytes.
     """
@@ -234,7 +245,7 @@ def manifests(
     plan: ManifestPlan | RunnerPlan
     if runner is not None:
         plan = _runner_plan(bento, runner, given)
-        texts = runner_manifests(plan)
+        texts = runner_manifests(plan, ManifestTarget(target))
     else:
         plan = _plan(bento, given)
         texts = make(plan, ManifestTarget(target), _target_options(given))
@@ -261,12 +272,15 @@ def manifests(
 def _check(target: str, runner: str | None) -> None:
     """Reject options of another target or runner, which would have no effect."""
     context = click.get_current_context()
-    if runner is not None and target != "kubernetes":
+    if target in _BATCHES and runner != "batch":
+        raise click.UsageError(f"--target {target} needs --runner batch")
+    if runner is not None and target not in _BATCHES | _KUBERNETES:
         raise click.UsageError(f"--runner is not for --target {target}")
-    chosen = f"--target {target}" if runner is None else f"--runner {runner}"
+    key = runner if runner is not None and target == "kubernetes" else target
+    chosen = f"--runner {runner}" if key == runner else f"--target {target}"
     for name, targets in BELONGS.items():
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and (runner or target) not in targets:
+        if is_given and key not in targets:
             option = next(each for each in context.command.params if each.name == name)
             shown = option.opts[0] if isinstance(option, click.Option) else "-- OPTIONS"
             raise click.UsageError(f"{shown} is not for {chosen}")
@@ -310,7 +324,7 @@ def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
 
 def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
     from bento.manifests import runner_plan
-    from bento.manifests.plan import Scaling, name_of, settings_of
+    from bento.manifests.plan import NetworkAccess, Scaling, name_of, settings_of
     from bento.manifests.resources import runner_resources
     from bento.manifests.summary import summary_of
     from services.runtime.bento_store import find_bento
@@ -332,10 +346,12 @@ def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
         secret=given["secret"],
         claim=given["claim"],
         account=given["account"],
+        job_role=given["job_role"],
         spot=given["spot"],
         schedule=given["schedule"],
         scaling=Scaling(given["replicas"], given["max_replicas"]),
         trigger_auth=given["trigger_auth"],
+        access=NetworkAccess(allow=given["allow_from"]),
     )
     if kind is runner_plan.Runner.BATCH:
         return replace(
@@ -343,6 +359,7 @@ def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
             arguments=runner_plan.batch_arguments(arguments, options, cpus),
             grace_seconds=runner_plan.batch_grace(options),
         )
+    plan = runner_plan.with_metrics(plan, options)
     if given["max_replicas"] is not None:
         return replace(plan, lag=runner_plan.lag_trigger(options))
     return plan
@@ -374,10 +391,11 @@ def _warn(output: CommandOutput, plan: ManifestPlan | RunnerPlan, target: str) -
     if not isinstance(plan, ManifestPlan):
         if not plan.resources.measured:
             output.note(f"Resources: {plan.resources.reason}.")
-        if plan.schedule is not None and not any("$(JOB_NAME)" in each for each in plan.arguments):
+        name = "{{ ds }}" if target == "airflow" else "$(JOB_NAME)"
+        if plan.schedule is not None and not any(name in each for each in plan.arguments):
             output.note(
                 "All runs have the same --out: one that finds other rows than the run before ends "
-                "with exit code 8. Put $(JOB_NAME) into --out."
+                f"with exit code 8. Put {name} into --out."
             )
         return
     if not plan.resources.measured and target != "bentocloud":

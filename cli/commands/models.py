@@ -1,18 +1,21 @@
-"""`mlctl models`: the models in the registry."""
+"""`mlctl models`: the models in the registry, and ONNX files into it."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from cli.output import CommandOutput, reporting
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @reporting
 def models(output: CommandOutput) -> None:
-    """List the registered models, their aliases and sources."""
+    """List the registered models, their aliases and sources, or import one."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return
     from registry.mlflow_catalog import MlflowCatalog
     from registry.tracking import TRACKING_VARIABLE, registry_address
 
@@ -38,3 +41,65 @@ def models(output: CommandOutput) -> None:
                 for row in rows
             ),
         )
+
+
+@models.command("import")
+@click.argument("path", metavar="FILE_OR_FOLDER", type=click.Path(path_type=Path))
+@click.option("--name", required=True, help="Name of the model in the registry.")
+@click.option(
+    "--signature",
+    "shapes",
+    multiple=True,
+    metavar="NAME=-1,SIZE,...",
+    help="Shape of an input or output, if it differs from the graph's; -1 is any size, the first "
+    "is the batch.",
+)
+@click.option(
+    "--constant",
+    "constants",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Fix an input to one value, such as a threshold or a sampling rate.",
+)
+@reporting
+def import_(
+    output: CommandOutput,
+    path: Path,
+    name: str,
+    shapes: tuple[str, ...],
+    constants: tuple[str, ...],
+) -> None:
+    """Register the ONNX file, or the folder with one, as the newest version of a model.
+
+    \b
+    Examples:
+      mlctl models import detector.onnx --name detector
+      mlctl models import vad.onnx --name vad --constant sr=16000
+      mlctl models import cnn.onnx --name cnn --signature image=-1,3,224,224
+    """
+    from registry.mlflow_catalog import MlflowCatalog
+    from registry.onnx_import import read_import
+
+    read = read_import(path, name, shapes, constants)
+    with output.working() as show:
+        show(f"registering {read.name}")
+        imported = MlflowCatalog().import_onnx(read)
+    if output.as_json:
+        signature = imported.signature.model_dump(mode="json")
+        output.document(
+            {"name": imported.name, "version": imported.version, "uri": imported.uri, **signature}
+        )
+        return
+    output.line(f"{imported.uri} is registered")
+    output.table(
+        ("Tensor", "Datatype", "Shape"),
+        (
+            (f"{side} {spec.name}", spec.dtype.value, str(list(spec.shape)))
+            for side, specs in (
+                ("input", imported.signature.inputs),
+                ("output", imported.signature.outputs),
+            )
+            for spec in specs
+        ),
+    )
+    output.note(f"Next: mlctl optimize {imported.uri} --data ROWS.npz")

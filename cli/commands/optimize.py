@@ -63,6 +63,14 @@ _DATA = (
         "`labels` if you have them.",
     ),
     click.option(
+        "--map",
+        "mapped",
+        multiple=True,
+        metavar="INPUT=COLUMN[,COLUMN...]",
+        help="Parquet columns that feed a model input; 'INPUT=GLOB*' takes all matching columns, "
+        "labels=COLUMN the labels. Columns that feed nothing are left out.",
+    ),
+    click.option(
         "--eval-rows",
         type=click.IntRange(1),
         default=1000,
@@ -225,6 +233,8 @@ def optimize(
     published = result.published
     output.line(f"{published.uri} is {result.chosen.variant.recipe} of {result.source.uri}")
     output.line(f"digest {result.digest}")
+    if result.splits is not None:
+        output.line(result.splits.sentence)
     output.note(f"Next: mlctl build {result.source.name} --version {published.version}")
 
 
@@ -255,6 +265,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.prepare import Options
     from optimize.recipes.base import Calibrator, Target
     from optimize.recipes.discovery import select
+    from services.runtime.tabular.input_columns import parse_map
 
     target = Target(given["device"])
     names = [name.strip() for each in given["recipes"] for name in each.split(",") if name.strip()]
@@ -276,6 +287,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         if given["batching"] is None
         else read_batching_options(given["batching"]),
         allow_pickle=given["allow_pickle"],
+        columns=parse_map(given["mapped"]),
     )
     return _Request(
         model, data, goals, options, select(names if given["recipes"] else None, target)
@@ -350,6 +362,7 @@ def _document(result: OptimizeResult) -> dict[str, Any]:
         "digest": result.digest,
         "source": result.source.uri,
         "source_score": result.source_score,
+        "splits": None if result.splits is None else result.splits.model_dump(),
         "chosen": result.chosen.variant.recipe,
         "variants": _records(result.judged),
     }

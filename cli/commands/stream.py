@@ -107,34 +107,6 @@ def tail(output: CommandOutput, /, url: str) -> None:
 
 @stream.command()
 @click.argument("url")
-@click.option("--group", default="mlctl", show_default=True, help="Consumer group.")
-@reporting
-def lag(output: CommandOutput, /, url: str, group: str) -> None:
-    """Show how many messages of URL a group has not answered, by partition."""
-    source, transport = _open(url)
-    found = transport.status(source, group)
-    total = None if found.lag is None else sum(found.lag.values())
-    if output.as_json:
-        output.document(
-            {
-                "url": source.redacted(),
-                "group": group,
-                "messages": found.messages,
-                "lag": None if found.lag is None else dict(found.lag),
-                "total": total,
-            }
-        )
-        return
-    if found.lag is None:
-        output.line(f"no consumer group {group!r}")
-        return
-    output.table(["partition", "lag>"], [(name, f"{n:,}") for name, n in found.lag.items()])
-    stored = "" if found.messages is None else f" of {found.messages:,} stored messages"
-    output.line(f"{total:,}{stored} not answered by group {group!r}")
-
-
-@stream.command()
-@click.argument("url")
 @reporting
 def groups(output: CommandOutput, /, url: str) -> None:
     """List the consumer groups of URL, for which retention keeps messages."""
@@ -206,10 +178,10 @@ def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
 @click.option("--group", default="mlctl", show_default=True, help="Show the lag of this group.")
 @reporting
 def doctor(output: CommandOutput, /, url: str, group: str) -> None:
-    """Connect to URL; show what its broker guarantees, and the group's lag."""
+    """Connect to URL; show what its broker guarantees, and the group's lag by partition."""
     stream_url, transport = _open(url)
     found = transport.status(stream_url, group)
-    behind = None if found.lag is None else sum(found.lag.values())
+    total = None if found.lag is None else sum(found.lag.values())
     if output.as_json:
         output.document(
             {
@@ -217,7 +189,9 @@ def doctor(output: CommandOutput, /, url: str, group: str) -> None:
                 "server": found.server,
                 "guarantee": found.guarantee.value,
                 "messages": found.messages,
+                "group": group,
                 "lag": found.lag,
+                "total": total,
                 "remarks": found.remarks,
             }
         )
@@ -226,8 +200,12 @@ def doctor(output: CommandOutput, /, url: str, group: str) -> None:
     output.marked("ok", "green", "guarantee", found.guarantee.value)
     if found.messages is not None:
         output.marked("ok", "green", "messages", f"{found.messages:,}")
-    if behind is not None:
-        output.marked("ok", "green", "lag", f"{behind:,} messages of group {group!r}")
+    if found.lag is None:
+        output.marked("-", "dim", "lag", f"there is no consumer group {group!r}")
+    else:
+        output.marked("ok", "green", "lag", f"{total:,} messages not answered by group {group!r}")
+        for name, count in found.lag.items():
+            output.marked("", "dim", f"  partition {name}", f"{count:,}")
     for remark in found.remarks:
         output.marked("-", "dim", "", remark)
 

@@ -35,11 +35,12 @@ def score_stream(
     output.warn_unknown_variables()
     config = stream_config(given, as_json=output.as_json)
     model = find()
-    name, port = model.name, given["metrics_port"]
+    address = (given["metrics_host"], given["metrics_port"])
+    on_port = partial(_metrics_line, output, address[0])
     with (
         stopping(output) as stop,
         event_display(output) as display,
-        counted_events(name, port, display, partial(_metrics_line, output)) as on_event,
+        counted_events(model.name, address, display, on_port) as on_event,
     ):
         report = run_stream(model, config, on_event, stop, partial(display.opened, config))
     _show_report(output, report)
@@ -50,8 +51,9 @@ def score_stream(
         )
 
 
-def _metrics_line(output: CommandOutput, port: int) -> None:
-    output.note(f"Metrics: http://127.0.0.1:{port}/metrics")
+def _metrics_line(output: CommandOutput, host: str, port: int) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    output.note(f"Metrics: http://{shown}:{port}/metrics")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,11 @@ _OPTIONS = (
         "--in", "source", required=True, metavar="URL", help="Stream of messages to score."
     ),
     click.option(
-        "--out", "target", required=True, metavar="URL", help="Stream that answers go to."
+        "--out",
+        "target",
+        required=True,
+        metavar="URL",
+        help="Stream, SQL table or HTTP URL that answers go to.",
     ),
     click.option(
         "--dead",
@@ -114,7 +118,13 @@ _OPTIONS = (
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65_535),
-        help="Serve Prometheus metrics on this port of 127.0.0.1; 0 takes a free one.",
+        help="Serve Prometheus metrics on this port; 0 takes a free one.",
+    ),
+    click.option(
+        "--metrics-host",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address of the metrics; MLCTL_TOKEN_FILE requires a token of callers.",
     ),
 )
 

@@ -17,9 +17,9 @@ from bundle.tensors import Signature
 from optimize.data.check import Pass
 from optimize.data.function import FunctionSource
 from optimize.data.npz import NpzSource
-from optimize.data.parquet import ParquetRows, open_folder
+from optimize.data.parquet import FolderSource, ParquetRows, open_folder
 from optimize.data.rows import MIN_ROWS, EvalData, RowLimits, Rows, choose_rows
-from optimize.data.source import NO_MISSING, Missing, RowSource, invalid
+from optimize.data.source import NO_MAP, NO_MISSING, ColumnMap, Missing, RowSource, invalid
 from optimize.user_functions import is_function_name
 
 _FORMS_HINT = (
@@ -33,32 +33,48 @@ def load_data(
     signature: Signature,
     sampling: RowLimits | None = None,
     missing: Missing = NO_MISSING,
+    columns: ColumnMap = NO_MAP,
 ) -> EvalData:
     """Read evaluation rows from an .npz, Parquet or `package.module:function`.
 
     Arrays or columns are named as the inputs (the only input may be `x` or `inputs`),
     with `labels`, `label` or `y` for the labels; a folder is read as the Parquet files in it,
     which may be a server's samples. INVALID_INPUT names the array and its expected form, and
-    values that `missing` does not allow to be absent.
+    values that `missing` does not allow to be absent. `columns` are for Parquet.
     """
-    found = open_source(source, signature, missing)
+    found = open_source(source, signature, missing, columns)
     return read_rows(found, signature, sampling or RowLimits(), missing)
 
 
 def open_source(
-    source: str | Path, signature: Signature, missing: Missing = NO_MISSING
+    source: str | Path,
+    signature: Signature,
+    missing: Missing = NO_MISSING,
+    columns: ColumnMap = NO_MAP,
 ) -> RowSource:
     """Return the source at `source` by its content; INVALID_INPUT if it is none."""
+    found = _open(source, signature, missing, columns)
+    if columns and not isinstance(found, ParquetRows | FolderSource):
+        raise invalid(
+            f"--map is for the columns of Parquet files; {found.name!r} gives arrays",
+            "Name the arrays as the model's inputs.",
+        )
+    return found
+
+
+def _open(
+    source: str | Path, signature: Signature, missing: Missing, columns: ColumnMap
+) -> RowSource:
     path = Path(source)
     if isinstance(source, str) and is_function_name(source) and not path.exists():
         return FunctionSource(source)
     if path.is_dir():
-        return open_folder(path, signature, missing)
+        return open_folder(path, signature, missing, columns)
     magic = _first_bytes(path)
     if magic.startswith(b"PK"):
         return NpzSource(path)
     if magic.startswith(b"PAR1"):
-        return ParquetRows(path, signature, missing=missing)
+        return ParquetRows(path, signature, missing=missing, columns=columns)
     if magic.startswith(b"\x93NUMPY"):
         raise invalid(f"{path.name} holds a single array; save it with numpy.savez")
     raise invalid(f"{path.name} is neither an .npz nor a Parquet file", _FORMS_HINT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,23 @@ from optimize.data.rows import Tensors
 from optimize.data.source import (
     CHUNK_BYTES,
     LABEL_NAMES,
+    LABELS,
+    NO_MAP,
     NO_MISSING,
+    ColumnMap,
     Missing,
     chunk_rows,
     find_columns,
     invalid,
 )
 from registry.quiet import first_line
+from services.runtime.tabular.input_columns import find_feeds
+from services.runtime.tabular.tensors import to_tensors
 
 # pandas stores a frame's index under these names.
 _INDEX_PREFIX = "__index_level_"
 _READ_BYTES = 1024 * 1024
+_MAP_HINT = "Drop or fill those rows, or map another column."
 _HINT = "Store one number, or one list of a fixed length, for each row in a column."
 
 
@@ -38,12 +44,15 @@ class ParquetRows:
     A column of numbers is an input [rows] or [rows, 1], as in the signature; a column of lists,
     nested or flat, has its values in row-major order. From a server's samples the inputs
     are read, and labels if they were added.
+
+    With `columns` they are mapped and converted as in a batch run, and the others are not read.
     """
 
     path: Path
     signature: Signature
     chunk_bytes: int = CHUNK_BYTES
     missing: Missing = NO_MISSING
+    columns: ColumnMap = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -53,6 +62,9 @@ class ParquetRows:
         pa, parquet = _libraries()
         try:
             with parquet.ParquetFile(self.path, buffer_size=_READ_BYTES) as file:
+                if self.columns:
+                    yield from self._mapped(file)
+                    return
                 columns = _columns(file.schema_arrow.names)
                 inputs = find_columns(columns, self.signature).inputs
                 step = self._rows_at_once(file, list(columns.values()))
@@ -63,6 +75,36 @@ class ParquetRows:
                     }
         except (pa.lib.ArrowException, OSError) as error:
             raise invalid(f"{self.name} cannot be read: {first_line(error)}") from error
+
+    def _mapped(self, file: Any) -> Iterator[Tensors]:
+        """Yield the rows of mapped columns, converted to the inputs' datatypes."""
+        import pyarrow as pa
+
+        schema = file.schema_arrow
+        columns, labels = dict(self.columns), [n for n in LABEL_NAMES if n in schema.names]
+        inputs = {spec.name for spec in self.signature.inputs}
+        if LABELS in columns.keys() - inputs:
+            labels = list(columns.pop(LABELS))
+            if len(labels) > 1 or labels[0] not in schema.names:
+                raise invalid(f"--map {LABELS}: there is no column {','.join(labels)!r}")
+        optional = {spec.name for spec in self.signature.inputs if self.missing.allows(spec)}
+        feeds = find_feeds(schema, self.signature, columns, optional)
+        fed = {name for feed in feeds for name in feed.columns}
+        labels = [name for name in labels if name not in fed][:1]
+        names = [*fed, *labels]
+        start = 0
+        for batch in file.iter_batches(self._rows_at_once(file, names), columns=names):
+            groups, reasons = to_tensors(pa.Table.from_batches([batch]), feeds)
+            if reasons:
+                row = min(reasons)
+                raise invalid(f"row {start + row}: {reasons[row]}", _MAP_HINT)
+            if len(groups) > 1:
+                raise invalid(f"rows of {self.name} have lists of different lengths", _HINT)
+            found = dict(groups[0].arrays)
+            for name in labels:
+                found[LABELS] = _array(name, batch.column(name), None, self.missing)
+            yield found
+            start += batch.num_rows
 
     def _rows_at_once(self, file: Any, names: list[str]) -> int:
         """Return how many rows make a chunk: all rows have the size of the first one."""
@@ -86,13 +128,16 @@ class FolderSource:
             yield from file.chunks()
 
 
-def open_folder(folder: Path, signature: Signature, missing: Missing = NO_MISSING) -> FolderSource:
+def open_folder(
+    folder: Path, signature: Signature, missing: Missing = NO_MISSING, columns: ColumnMap = NO_MAP
+) -> FolderSource:
     """Return the files in `folder` now: a server may still be writing. INVALID_INPUT if empty."""
     paths = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
     if not paths:
         raise invalid(f"{folder} is a folder without Parquet files")
     return FolderSource(
-        folder, tuple(ParquetRows(path, signature, missing=missing) for path in paths)
+        folder,
+        tuple(ParquetRows(path, signature, missing=missing, columns=columns) for path in paths),
     )
 
 

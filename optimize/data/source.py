@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from bundle.errors import ErrorCode, MlctlError
@@ -14,7 +15,11 @@ from registry.names import printable, suggestion
 # Large enough that a chunk's overhead does not matter, small beside any model.
 CHUNK_BYTES = 8 * 1024 * 1024
 
-LABEL_NAMES = ("labels", "label", "y")
+LABELS = "labels"
+LABEL_NAMES = (LABELS, "label", "y")
+# The columns that feed an input, or the labels, by its name.
+ColumnMap = Mapping[str, tuple[str, ...]]
+NO_MAP: ColumnMap = MappingProxyType({})
 _SINGLE_INPUT_NAMES = ("x", "inputs")
 
 

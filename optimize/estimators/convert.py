@@ -138,8 +138,10 @@ def _from_sklearn(estimator: Estimator, form: _Form) -> Any:
     from sklearn.pipeline import Pipeline
 
     from optimize.estimators.imputer import register_imputer
+    from optimize.estimators.isolation_forest import register_isolation_forest
 
     register_imputer()
+    register_isolation_forest()
     model, last = estimator.model, final_step(estimator.model)
     if form.last_in_float:
         steps = list(_steps(model))

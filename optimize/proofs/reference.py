@@ -7,6 +7,7 @@ ONNX. Nothing is loaded from a pickle unless the catalog allows it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +24,11 @@ from optimize.proofs.source_checks import check_onnx_source, check_torch_source
 from optimize.recipes.base import save_graph
 from registry.catalog import ModelFormat, SourceModel
 from registry.names import printable
+from registry.onnx_file import make_plain, zipmap_classes, zipmaps
 from registry.quiet import first_line, quiet
 from registry.tracking import pickle_loading
-from services.runtime.session import Session, open_session
+from services.runtime.onnx_graph import read_graph
+from services.runtime.session import Session, load_onnx, open_session
 
 _NOT_IN_TORCH = (Datatype.BYTES, Datatype.BF16)
 _UNKNOWN_OPERATOR = re.compile(r"failed to resolve torch\.ops\.(\S+) to an operator")
@@ -54,9 +57,10 @@ def load_reference(source: SourceModel) -> Reference:
     if source.format is ModelFormat.ONNX:
         import onnx
 
-        reference = OnnxReference(source.model_path)
-        check_onnx_source(source, onnx.load(str(source.model_path), load_external_data=False))
-        return reference
+        read_graph(source.model_path)  # rejects data files outside of the model's folder
+        model = onnx.load(str(source.model_path), load_external_data=False)
+        check_onnx_source(source, model)
+        return OnnxReference(source.model_path, model)
     specs = (*source.signature.inputs, *source.signature.outputs)
     if odd := [spec for spec in specs if spec.dtype in _NOT_IN_TORCH]:
         raise MlctlError(
@@ -99,22 +103,60 @@ class TorchReference:
 
 
 class OnnxReference:
-    """A model that was registered as ONNX: it runs as it is."""
+    """A model that was registered as ONNX: it runs as it is, and is exported in a plain form.
 
-    def __init__(self, path: Path) -> None:
+    See `registry.onnx_file.make_plain`. The scores of a ZipMap are read from its maps.
+    """
+
+    def __init__(self, path: Path, model: Any) -> None:
         self._path = path
-        self._session: Session = open_session(path)
+        self._classes = {name: zipmap_classes(node) for name, node in zipmaps(model).items()}
+        if self._classes:
+            self._inner = load_onnx(path, [("CPUExecutionProvider", {})], 1)
+        else:
+            self._session: Session = open_session(path)
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         try:
-            return self._session.run(inputs)
+            return self._run_maps(inputs) if self._classes else self._session.run(inputs)
         except Exception as error:  # onnxruntime has no public root for its exceptions
             raise _does_not_run(inputs, error) from error
 
     def export(self, directory: Path, example: Tensors) -> None:  # noqa: ARG002 - protocol
         import onnx
 
-        save_graph(onnx.load(str(self._path)), directory)
+        model = onnx.load(str(self._path))
+        make_plain(model)
+        save_graph(model, directory)
+
+    def _run_maps(self, inputs: Tensors) -> dict[str, np.ndarray]:
+        """Run a graph whose outputs are lists of maps, which `Session.run` does not return."""
+        names = [output.name for output in self._inner.get_outputs()]
+        found = self._inner.run(names, {name: _texts(array) for name, array in inputs.items()})
+        return {
+            name: _scores(value, self._classes[name])
+            if name in self._classes
+            else _bytes(np.asarray(value))
+            for name, value in zip(names, found, strict=True)
+        }
+
+
+def _scores(maps: list[dict[Any, float]], classes: Sequence[Any]) -> np.ndarray:
+    return np.array([[row[each] for each in classes] for row in maps], np.float32)
+
+
+def _texts(array: np.ndarray) -> np.ndarray:
+    """Return text as ONNX Runtime takes it; numbers unchanged."""
+    if array.dtype != object:
+        return array
+    return np.array([value.decode() for value in array.flat], object).reshape(array.shape)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """Return ONNX Runtime's text as bytes; numbers unchanged."""
+    if array.dtype.kind not in "OU":
+        return array
+    return np.array([str(text).encode() for text in array.flat], object).reshape(array.shape)
 
 
 def _array(name: str, tensor: Any) -> np.ndarray:

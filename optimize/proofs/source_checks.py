@@ -13,32 +13,26 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.graphs import graphs
 from registry.catalog import SourceModel
 from registry.names import printable
+from registry.onnx_file import graph_inputs, zipmaps
 
 _EVAL_HINT = (
     'Call `model.eval()` before you log it: with serialization_format="pt2" the mode is '
     "stored in the graph."
 )
 _ONNX_EVAL_HINT = "Call `model.eval()` before you export it to ONNX, then log it again."
-_ZIPMAP_HINT = (
-    'Convert it with `skl2onnx.to_onnx(model, X, options={"zipmap": False})` (onnxmltools: '
-    "`zipmap=False`) and log it with the signature of its tensors."
-)
 
 
 def check_onnx_source(source: SourceModel, model: Any) -> None:
     """Reject an ONNX model in training mode, or with other inputs and outputs than its signature.
 
-    UNSUPPORTED_MODEL also for an output that is not a tensor, such as the maps of ZipMap.
+    UNSUPPORTED_MODEL also for an output that is neither a tensor nor made by ZipMap.
     """
-    made_by = {name: node.op_type for node in model.graph.node for name in node.output}
+    maps = zipmaps(model)
     for value in model.graph.output:
-        if not value.type.HasField("tensor_type"):
+        if value.name not in maps and not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value").removesuffix("_type")
-            zipmap = made_by.get(value.name) == "ZipMap"
             raise _unsupported(
-                f"output {printable(value.name)!r} of {source.uri} is a {kind}"
-                f"{' of maps made by ZipMap' if zipmap else ''}, not a tensor",
-                _ZIPMAP_HINT if zipmap else None,
+                f"output {printable(value.name)!r} of {source.uri} is a {kind}, not a tensor", None
             )
     for graph in graphs(model.graph):
         for node in graph.node:
@@ -61,9 +55,8 @@ def check_torch_source(source: SourceModel, module: Any) -> None:
 
 
 def _check_names(source: SourceModel, model: Any) -> None:
-    weights = {tensor.name for tensor in model.graph.initializer}
     sides = (
-        ("inputs", [value.name for value in model.graph.input if value.name not in weights]),
+        ("inputs", [value.name for value in graph_inputs(model)]),
         ("outputs", [value.name for value in model.graph.output]),
     )
     for side, found in sides:

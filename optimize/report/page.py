@@ -138,6 +138,8 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
         yield "Accuracy was judged on a twin graph with the same arithmetic."
     if not report.row_independent:
         yield "The rows of a batch affect each other in this model, so requests are not batched."
+    if report.splits is not None:
+        yield report.splits.sentence
     elif not found.row_independent:
         error = significant(found.contaminated_relative_l2 or 0.0)
         yield (

@@ -37,32 +37,20 @@ class BlockSums:
 
     def add(self, hits: float, n: float, seconds: float, length: float) -> BlockSums:
         """Add one tick; the block closes once it is `length` seconds long."""
-        grown = BlockSums(
-            self.seconds + seconds,
-            self.n + n,
-            self.hits + hits,
-            self.closed,
-            self.nn,
-            self.hn,
-            self.hh,
-        )
-        return grown._close() if grown.seconds >= length else grown
-
-    def _close(self) -> BlockSums:
-        n, hits = self.n, self.hits
+        seconds, n, hits = self.seconds + seconds, self.n + n, self.hits + hits
+        if seconds < length:
+            return BlockSums(seconds, n, hits, self.closed, self.nn, self.hn, self.hh)
+        closed = self.closed + (n > 0)
         return BlockSums(
-            closed=self.closed + (n > 0),
-            nn=self.nn + n * n,
-            hn=self.hn + hits * n,
-            hh=self.hh + hits * hits,
+            0.0, 0.0, 0.0, closed, self.nn + n * n, self.hn + hits * n, self.hh + hits * hits
         )
 
     def variance(self, share: float) -> float | None:
         """Return the squared deviations of hits from `share`, summed; None with too few blocks."""
-        whole = self._close()
-        if whole.closed < _MIN_BLOCKS:
+        if self.closed + (self.n > 0) < _MIN_BLOCKS:
             return None
-        return whole.hh - 2.0 * share * whole.hn + share * share * whole.nn
+        deviations = self.hh - 2.0 * share * self.hn + share * share * self.nn
+        return deviations + (self.hits - share * self.n) ** 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +70,10 @@ class Trials:
         """Add one tick of `seconds`; `burst` is the shortest block's length in seconds."""
         first = self.blocks[0]
         blocks = tuple(
-            each.add(hits, n, seconds, length * burst)
-            for each, length in zip(self.blocks, _LENGTHS, strict=True)
+            [
+                each.add(hits, n, seconds, length * burst)
+                for each, length in zip(self.blocks, _LENGTHS, strict=True)
+            ]
         )
         closes = blocks[0].closed > first.closed
         bad = closes and first.hits + hits > limit * (first.n + n)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from rollout.domain.verdict import Hits
 
@@ -30,10 +31,17 @@ def _rate(limit: float, odds: float) -> float:
     return limit * odds / (1.0 - limit + limit * odds)
 
 
-def _ratio(hits: Hits, rate: float, limit: float) -> float:
-    """Return log (rate/limit)^hits ((1-rate)/(1-limit))^(n-hits)."""
+@lru_cache(maxsize=1024)
+def _factors(limit: float, odds: tuple[float, ...]) -> tuple[tuple[float, float], ...]:
+    """Return log (rate/limit) and log ((1-rate)/(1-limit)) of each alternative's rate."""
+    rates = [_rate(limit, each) for each in odds]
+    return tuple((math.log(rate / limit), math.log((1 - rate) / (1 - limit))) for rate in rates)
+
+
+def _ratios(hits: Hits, limit: float, odds: tuple[float, ...]) -> Logs:
+    """Return log (rate/limit)^hits ((1-rate)/(1-limit))^(n-hits) of each alternative's rate."""
     found, n = hits
-    return found * math.log(rate / limit) + (n - found) * math.log((1 - rate) / (1 - limit))
+    return tuple([found * hit + (n - found) * miss for hit, miss in _factors(limit, odds)])
 
 
 def above(hits: Hits, limit: float) -> Logs:
@@ -42,12 +50,12 @@ def above(hits: Hits, limit: float) -> Logs:
     A trial may be a share between 0 and 1: the ratio is then smaller than the mean of those of its
     parts, by concavity of the logarithm, and stays valid.
     """
-    return tuple(_ratio(hits, _rate(limit, odds), limit) for odds in _HIGHER_ODDS)
+    return _ratios(hits, limit, _HIGHER_ODDS)
 
 
 def below(hits: Hits, limit: float) -> Logs:
     """Return the evidence against "the rate is at least `limit`": the proof that it is kept."""
-    return tuple(_ratio(hits, _rate(limit, odds), limit) for odds in _LOWER_ODDS)
+    return _ratios(hits, limit, _LOWER_ODDS)
 
 
 def higher(ours: Hits, theirs: Hits) -> Logs:
@@ -71,11 +79,11 @@ def higher(ours: Hits, theirs: Hits) -> Logs:
 
 def add(logs: Logs, more: Logs) -> Logs:
     """Return the evidence of both together."""
-    return tuple(one + other for one, other in zip(logs, more, strict=True))
+    return tuple([one + other for one, other in zip(logs, more, strict=True)])
 
 
 def log_mean(logs: Logs, design_effect: float = 1.0) -> float:
     """Return the logarithm of the mixture, with `design_effect` requests counted as one."""
     scaled = [log / design_effect for log in logs]
     top = max(scaled)
-    return top + math.log(sum(math.exp(log - top) for log in scaled) / len(scaled))
+    return top + math.log(sum([math.exp(log - top) for log in scaled]) / len(scaled))

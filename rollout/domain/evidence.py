@@ -71,6 +71,9 @@ class GateTrials:
         return e_values.log_mean(tuple(e_values.log_mean(each, effect) for each in logs))
 
 
+_NOTHING = GateTrials()
+
+
 @dataclass(frozen=True, slots=True)
 class GateEvidence:
     """All ticks so far: sums over both slots, what each gate counted, the compared answers.
@@ -87,15 +90,13 @@ class GateEvidence:
 
     def of(self, gate: Gate) -> GateTrials:
         """What `gate` has counted; nothing before the first tick."""
-        return self.trials.get(gate, GateTrials())
+        return self.trials.get(gate, _NOTHING)
 
     def log_values(self, spec: RolloutSpec) -> dict[Gate, float]:
         """Return the logarithm of each rollback gate's e-value."""
         values = {}
-        for gate, rule in GATES.items():
-            limit = rule.limit(spec)
-            if limit is not None:
-                values[gate] = self.of(gate).log_harm(rule, limit)
+        for gate, rule, limit in _limited(spec):
+            values[gate] = self.of(gate).log_harm(rule, limit)
         if spec.shadows and spec.max_disagreement is not None:
             values[Gate.DISAGREEMENT] = agreement.log_harm(self.shadow, spec.max_disagreement)
         return values
@@ -104,8 +105,8 @@ class GateEvidence:
         """Return the logarithm of the e-value with which each limit is shown to be kept."""
         values = {
             gate: self.log_proof(gate, rule, limit)
-            for gate, rule in GATES.items()
-            if not rule.versus_live and (limit := rule.limit(spec)) is not None
+            for gate, rule, limit in _limited(spec)
+            if not rule.versus_live
         }
         if spec.shadows and spec.max_disagreement is not None:
             values[Gate.DISAGREEMENT] = agreement.log_proof(self.shadow, spec.max_disagreement)
@@ -134,9 +135,10 @@ def begin(record: Iterable[tuple[Counts, float]], spec: RolloutSpec) -> GateEvid
     Each entry has the length of its time in seconds. The record shows how the service's requests
     depend on each other, and what is usual in the bake, when the live slot has no requests.
     """
-    before = dict.fromkeys(GATES, NO_TRIALS)
+    gates = _limited(spec)
+    before = {gate: NO_TRIALS for gate, _, _ in gates}
     for counts, seconds in record:
-        for gate, rule in GATES.items():
+        for gate, rule, _ in gates:
             hits, n = rule.hits(counts)
             before[gate] = before[gate].add(
                 hits, n, seconds, burst=spec.burst_seconds, limit=HIGHEST_LIMIT
@@ -169,7 +171,8 @@ def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvide
         candidate=evidence.candidate.plus(window.candidate),
         live=evidence.live.plus(window.live),
         trials={
-            gate: _fold_gate(evidence.of(gate), rule, window, spec) for gate, rule in GATES.items()
+            gate: _fold_gate(evidence.of(gate), rule, limit, window, spec)
+            for gate, rule, limit in _limited(spec)
         },
         representative_seconds=evidence.representative_seconds
         + (window.seconds if window.representative else 0.0),
@@ -191,18 +194,23 @@ def usual(counted: GateTrials, requests: int, slack: float) -> float:
     return min(live.share + slack + noise, HIGHEST_LIMIT)
 
 
+def _limited(spec: RolloutSpec) -> list[tuple[Gate, GateRule, float]]:
+    """Return the gates that have a limit, with it; the others judge nothing, so nothing counts."""
+    limits = ((gate, rule, rule.limit(spec)) for gate, rule in GATES.items())
+    return [(gate, rule, limit) for gate, rule, limit in limits if limit is not None]
+
+
 def _fold_gate(
-    counted: GateTrials, rule: GateRule, window: Window, spec: RolloutSpec
+    counted: GateTrials, rule: GateRule, limit: float, window: Window, spec: RolloutSpec
 ) -> GateTrials:
     ours, theirs = rule.hits(window.candidate), rule.hits(window.live)
-    limit = rule.limit(spec)
     streak = _streak(counted.streak, rule, ours, theirs, window.seconds)
     if rule.versus_live and spec.sticky:
         # Each client keeps its slot, so the slots' clients differ. Compared is the whole traffic,
         # now and before the rollout.
         ours, theirs = (ours[0] + theirs[0], ours[1] + theirs[1]), (0, 0)
         counted = replace(counted, theirs=counted.before)
-    allowed, tick = HIGHEST_LIMIT if limit is None else limit, NO_EVIDENCE
+    allowed, tick = limit, NO_EVIDENCE
     if rule.versus_live:
         tick = _worse(ours, theirs, counted, usual(counted, counted.theirs.n, allowed))
         allowed = counted.theirs.share + spec.margin * allowed

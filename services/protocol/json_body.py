@@ -39,6 +39,14 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
     PAYLOAD_TOO_LARGE above `MAX_VALUES` values or `MAX_OBJECTS` objects and keys.
     """
+    document = parse_document(content)
+    if not isinstance(document, dict):
+        raise invalid("the body is not a JSON object")
+    return document
+
+
+def parse_document(content: bytes) -> dict[str, Any] | list[Any]:
+    """Parse a JSON object or array with the checks of `parse_object`."""
     check_values(content)
     if content.count(b"{") + content.count(b":") > MAX_OBJECTS:
         _check_objects(content)
@@ -46,7 +54,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
         document = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise invalid(f"the body is not valid JSON (at character {error.pos})") from None
-    if not isinstance(document, dict):
+    if not isinstance(document, dict | list):
         raise invalid("the body is not a JSON object")
     # Every key has a colon. If there are as many colons as keys, no key was a duplicate.
     if content.count(b":") != _count_keys(document):
@@ -84,8 +92,10 @@ def _check_objects(content: bytes) -> None:
         )
 
 
-def _count_keys(document: dict[str, Any]) -> int:
+def _count_keys(document: dict[str, Any] | list[Any]) -> int:
     """Count the keys of objects of the protocol; fewer than all keys if there are other objects."""
+    if isinstance(document, list):
+        return sum(len(row) for row in document if type(row) is dict)
     found = len(document)
     for value in document.values():
         if type(value) is dict:

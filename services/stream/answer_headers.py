@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Headers, Message, Outgoing, StreamUrl
 from services.stream.scoring import Answers, Fault
 
@@ -11,6 +12,14 @@ SOURCE, DIGEST, MODEL, STAGES = "mlctl-source", "mlctl-digest", "mlctl-model", "
 ERROR, REASON, ATTEMPTS = "mlctl-error", "mlctl-reason", "mlctl-attempts"
 OURS = "mlctl-"
 _REASON_BYTES = 2000
+
+
+def headers_of_answer(message: Outgoing, destination: str) -> Mapping[str, bytes]:
+    """Return the headers of an answer; INVALID_INPUT for a message that no run wrote."""
+    headers = dict(message.headers)
+    if DIGEST not in headers or SOURCE not in headers:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"only answers of a run can go to {destination}")
+    return headers
 
 
 class AnswerHeaders:

@@ -20,6 +20,8 @@ from bundle.errors import ErrorCode, MlctlError
 Headers = tuple[tuple[str, bytes], ...]
 # Schemes whose address is a path or a name, which never contains a password.
 _WITHOUT_USERS = frozenset({"file", "sqlite", "precomputed"})
+# Schemes whose path may be a secret, as that of a webhook.
+_SECRET_PATHS = frozenset({"http", "https"})
 
 
 class Guarantee(StrEnum):
@@ -76,7 +78,11 @@ class StreamUrl:
         user, colon, _ = secret.partition(":")
         # A user name without a password may be a token.
         user = user if colon and "@" not in user else ""
-        return f"{self.scheme}://{user}{at}{host}{'#' if self.topic else ''}{self.topic}"
+        if self.scheme in _SECRET_PATHS:
+            host = host.partition("/")[0]
+        table = f"?table={self.options['table']}" if "table" in self.options else ""
+        topic = f"#{self.topic}" if self.topic else ""
+        return f"{self.scheme}://{user}{at}{host}{table}{topic}"
 
     def number(self, name: str, default: float) -> float:
         """Return the option `name` as a number; INVALID_INPUT unless it is above 0."""
@@ -148,14 +154,14 @@ class LostPartitionsError(Exception):
 
 
 class RejectedAnswersError(MlctlError):
-    """The broker can never accept some answers, so nothing was committed.
+    """The destination can never accept some answers, so the batch was not committed.
 
     `rejected` has the reasons by index in Commit.answers. The batch may be committed without
     these answers, with dead letters of their messages instead.
     """
 
-    def __init__(self, rejected: Mapping[int, str]) -> None:
-        super().__init__(ErrorCode.PAYLOAD_TOO_LARGE, next(iter(rejected.values())))
+    def __init__(self, code: ErrorCode, rejected: Mapping[int, str]) -> None:
+        super().__init__(code, next(iter(rejected.values())))
         self.rejected = rejected
 
 
@@ -297,11 +303,16 @@ class StreamStatus:
 
 
 class Transport(ABC):
-    """One kind of broker."""
+    """One kind of broker, or with `answers_only` a destination for answers of a run alone."""
 
-    @abstractmethod
+    answers_only = False
+
     def open_connection(self, request: ConnectionRequest) -> StreamConnection:
         """Return a connection whose answers and dead letters are at the source's address."""
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{request.source.redacted()} is not a source of messages: it can only be written to",
+        )
 
     @abstractmethod
     def open_producer(self, url: StreamUrl) -> Producer:

@@ -109,12 +109,12 @@ class InFlightBatch:
         self.answers = headers.answers(self.messages, self.result)
         self.dead = headers.dead(self.messages, self.result.faults) if self.result.faults else ()
 
-    def reject(self, rejected: Mapping[int, str], headers: AnswerHeaders) -> None:
-        """Make dead letters of the messages whose answers the broker never accepts."""
+    def reject(self, error: RejectedAnswersError, headers: AnswerHeaders) -> None:
+        """Make dead letters of the messages whose answers the destination never accepts."""
         answered = [i for i, value in enumerate(self.result.values) if value is not None]
-        for index, reason in rejected.items():
+        for index, reason in error.rejected.items():
             self.result.values[answered[index]] = None
-            self.result.faults[answered[index]] = Fault(ErrorCode.PAYLOAD_TOO_LARGE, reason)
+            self.result.faults[answered[index]] = Fault(error.code, reason)
         self.write(headers)
 
     def too_many_dead(self) -> MlctlError:
@@ -342,7 +342,7 @@ class StreamEngine:
             self._retried(lambda: self.connection.commit(commit), patience_s)
         except RejectedAnswersError as error:
             crosses = len(error.rejected) > self._limit.room(0)
-            flight.reject(error.rejected, self.headers)
+            flight.reject(error, self.headers)
             if crosses:
                 raise flight.too_many_dead() from error
             self._limit.observe(0, len(error.rejected))

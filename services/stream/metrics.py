@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
     CollectorRegistry,
@@ -11,15 +17,20 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    start_http_server,
+    make_wsgi_app,
 )
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tokens import TOKEN, TOKEN_FILE
+from services.runtime.access import Access
 from services.stream.events import CommittedBatch, StreamEvent, StreamPhase
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
 OnEvent = Callable[[StreamEvent], None]
-_HOST = "127.0.0.1"
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -108,9 +119,16 @@ class StreamMetrics:
 
 @contextmanager
 def counted_events(
-    model: str, port: int | None, on_event: OnEvent, on_port: Callable[[int], None]
+    model: str,
+    address: tuple[str, int | None],
+    on_event: OnEvent,
+    on_port: Callable[[int], None],
 ) -> Iterator[OnEvent]:
-    """Yield an `on_event` that also updates metrics, if there is a `port`."""
+    """Yield an `on_event` that also updates metrics, if `address` has a port.
+
+    MLCTL_TOKEN and MLCTL_TOKEN_FILE protect the metrics as they protect those of a server.
+    """
+    host, port = address
     if port is None:
         yield on_event
         return
@@ -122,27 +140,50 @@ def counted_events(
         metrics.on_event(event)
         on_event(event)
 
-    with serving(registry, port) as actual:
+    file = os.environ.get(TOKEN_FILE)
+    access = Access(os.environ.get(TOKEN) or None, Path(file) if file else None)
+    with serving(registry, host, port, access) as actual:
         on_port(actual)
         yield both
 
 
 @contextmanager
-def serving(registry: CollectorRegistry, port: int) -> Iterator[int]:
-    """Serve the metrics on 127.0.0.1; yield the port, any free one for 0.
+def serving(registry: CollectorRegistry, host: str, port: int, access: Access) -> Iterator[int]:
+    """Serve the metrics to clients that `access` allows; yield the port, any free one for 0.
 
-    INVALID_INPUT if the port is in use.
+    INVALID_INPUT if the port is in use, or the host is not an address of this machine.
     """
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        shown = environ.get("HTTP_AUTHORIZATION")
+        if access.allows(None if shown is None else shown.encode("latin-1")):
+            found: Iterable[bytes] = metrics(environ, start)
+            return found
+        start("401 Unauthorized", [("www-authenticate", "Bearer"), ("content-length", "0")])
+        return ()
+
     try:
-        server, thread = start_http_server(port, _HOST, registry)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        kind = type("MetricsServer", (ThreadingWSGIServer,), {"address_family": family})
+        server: WSGIServer = make_server(host, port, app, kind, _SilentHandler)
     except OSError as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--metrics-port: port {port} is not available: {error.strerror}",
+            f"--metrics-port: port {port} of {host} is not available: {error.strerror}",
         ) from error
+    thread = threading.Thread(target=server.serve_forever, name="mlctl-metrics", daemon=True)
+    thread.start()
     try:
         yield int(server.server_port)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """Logs nothing: a scrape is no news."""
+
+    def log_message(self, *_args: object) -> None:
+        pass

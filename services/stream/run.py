@@ -16,6 +16,7 @@ from services.stream.engine import RunSettings, StreamEngine, StreamReport
 from services.stream.events import StreamEvent
 from services.stream.payloads import PayloadRequest, open_payload
 from services.stream.scoring import MessageScorer
+from services.stream.transports import transport_of
 from services.stream.transports.bridge import connect
 
 _SENTENCES = {
@@ -44,7 +45,7 @@ def default_dead(source: StreamUrl) -> StreamUrl:
         return StreamUrl("file", f"{source.address}.dead")
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
-        "there is no default stream for dead letters of a pipe",
+        f"there is no default stream of dead letters beside {source.redacted()}",
         "Name one: --dead dead.jsonl.",
     )
 
@@ -68,7 +69,14 @@ def guarantee_text(connection: StreamConnection, source: StreamUrl) -> str:
 def _payload(config: StreamConfig, model: Scorable) -> Payload:
     answers = config.connection.answers
     request = replace(config.payload, optional=model.optional_inputs)
-    if answers is None or answers.scheme != "precomputed":
+    if answers is None or not transport_of(answers).answers_only:
+        return open_payload(request, model.signature)
+    if answers.scheme != "precomputed":
+        if request.name != "json":
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"--payload {request.name}: only JSON answers can go to {answers.redacted()}",
+            )
         return open_payload(request, model.signature)
     from services.stream.payloads.precomputed import PrecomputedPayload
 

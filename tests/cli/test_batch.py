@@ -101,19 +101,17 @@ def test_batch_run__limit_of_a_files_size__exits_as_on_a_full_disk(
     mlctl: Mlctl, target: str
 ) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 20_000)
-    command = mlctl.command(
+    command = (
         "batch", "run", "tiny", "--in", "in.parquet", "--out", target, "--keep", "id,x",
         "--patience", "0s",
     )  # fmt: skip
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *mlctl.command(*command)]
     done = subprocess.run(
         limited, env=mlctl.environment, cwd=mlctl.home, capture_output=True, text=True, check=False
     )
     assert done.returncode == 13, done.stderr
     assert "there is no space left" in done.stderr
-    assert (
-        subprocess.run(command, env=mlctl.environment, cwd=mlctl.home, check=False).returncode == 0
-    )
+    assert mlctl.run(*command).returncode == 0
 
 
 def test_batch_run__over_a_quarantine_with_a_fixed_model__answers_its_rows(mlctl: Mlctl) -> None:

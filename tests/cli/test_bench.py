@@ -27,6 +27,8 @@ from tests.support.wait import PATIENCE_SECONDS, wait_until
         (("http://h:1", "--data", "golden"), "--data golden takes a Bento"),
         (("b", "--clients", "1,x"), "numbers from 1 to 4096"),
         (("b", "--clients", "0"), "numbers from 1 to 4096"),
+        (("http://h:1", "--cold", "3"), "--cold takes a Bento"),
+        (("b", "--cold", "3", "--tune", "--max-p99-ms", "5"), "--cold takes a Bento"),
         (("b/one", "--model", "two"), "/one name different models"),
     ],
 )
@@ -72,6 +74,24 @@ def test_a_bento_is_served_and_measured(mlctl: Mlctl) -> None:
         assert 20 << 20 < run["memory_bytes"] < 4 << 30
     assert 0 < found["ready_seconds"] < 120
     assert not done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_bench__cold__has_the_stages_of_each_start(mlctl: Mlctl, protocol: str) -> None:
+    done = mlctl.run("bench", "tiny", "--cold", "2", "--protocol", protocol, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["bento"].startswith("tiny:")
+    assert len(found["starts"]) == 2
+    for start in found["starts"]:
+        assert 0 < start["load_s"] < start["ready_s"] < start["first_answer_s"] < 120
+        assert 0 < start["warm_up_s"] < start["ready_s"]
+        stages = start["process_s"] + start["load_s"] + start["warm_up_s"]
+        assert start["ready_s"] == pytest.approx(stages, abs=0.01)
+    ready = sorted(start["ready_s"] for start in found["starts"])
+    assert found["summary"]["ready_s"]["max"] == ready[1]
+    assert ready[0] <= found["summary"]["ready_s"]["p50"] <= ready[1]
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_stream_doctor__topic__shows_guarantee_and_lag(home: Path) -> None:
     assert invoke(*arguments(home, "--max-messages", "20")).exit_code == 0
     found = json.loads(invoke("stream", "doctor", asked, "--json").stdout)
     assert (found["guarantee"], found["messages"], found["lag"]) == ("exactly once", 51, {"0": 31})
-    assert "31 messages of group 'mlctl'" in invoke("stream", "doctor", asked).stdout
+    assert "31 messages not answered by group 'mlctl'" in invoke("stream", "doctor", asked).stdout
     assert invoke("stream", "doctor", asked + "s").exit_code == 3
 
 

@@ -52,7 +52,7 @@ def test_a_minute_with_the_embedded_log(mlctl: Mlctl, monkeypatch: pytest.Monkey
     shown = _run("peek", "sqlite://e.db#in.dead").stdout
     assert "key=2" in shown
     assert "mlctl-reason: tensor 'x': 'a' is not of datatype FP32" in shown
-    lag = ("lag", "sqlite://e.db#in", "--json")
+    lag = ("doctor", "sqlite://e.db#in", "--json")
     found = json.loads(_run(*lag).stdout)
     assert (found["total"], found["messages"]) == (0, 2)
     for sent in (1, 0):

@@ -28,7 +28,7 @@ def test_churn__from_training_to_a_table__answers_every_customer(tmp_path: Path)
     )
     assert trained.returncode == 0, trained.stderr
     rows = str(data / "evaluation.parquet")
-    mlctl.json("optimize", "churn@candidate", "--data", rows, timeout=300)
+    mlctl.json("optimize", "churn@candidate", "--data", rows)
     mlctl.json("build", "churn")
     tonight = pd.read_parquet(data / "tonight.parquet")
     assert tonight["age"].isna().any()

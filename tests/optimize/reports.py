@@ -10,6 +10,7 @@ from optimize.device import RunDevice
 from optimize.evidence import Conditions, DataSummary, OptimizeReport, SourceSummary
 from optimize.goals import Goals
 from optimize.metrics.scores import load_metric
+from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import LayerCost, Target
 from optimize.variant import Variant
 
@@ -23,6 +24,7 @@ def make_report(
     missing: str | None = None,
     uri: str = "models:/digits/3",
     row_independent: bool = True,
+    splits: SplitCheck | None = None,
 ) -> OptimizeReport:
     """Return what `optimize.evidence.make_report` gives for these variants."""
     loaded = None if metric is None else load_metric(metric)
@@ -35,6 +37,7 @@ def make_report(
         goals=goals,
         device=RunDevice(target, "cpu", missing),
         row_independent=row_independent,
+        splits=splits,
         metric=loaded,
         source_score=source_score,
         judged=choose(variants, goals),

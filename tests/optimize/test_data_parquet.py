@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature
+from bundle.tensors import Datatype, Signature, TensorSpec
 from optimize.data import RowLimits, load_data, read_rows
 from optimize.data.parquet import ParquetRows
 from tests.support.eval_rows import TOKENS, Batches, flat_lists, save_parquet, signature
@@ -154,3 +154,60 @@ def test_parquet__a_large_row_group__is_read_in_bounded_memory(tmp_path: Path) -
         [sys.executable, "-c", _PEAK, str(path)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 12 * 1024 * 1024
+
+
+FRAME = {
+    "customer": np.arange(40),
+    "height": X[:, 0, 0].astype(np.float64),
+    "width": np.arange(40),
+    "target": LABELS,
+}
+WIDE = Signature(
+    inputs=(
+        TensorSpec(name="size", dtype=Datatype.FP32, shape=(-1, 2)),
+        TensorSpec(name="height", dtype=Datatype.FP32, shape=(-1,)),
+    ),
+    outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(-1,)),),
+)
+
+
+@pytest.mark.parametrize("mapped", [("height", "width"), ("*h*t", "width")])
+def test_parquet__mapped_columns__are_converted_and_others_left_out(
+    tmp_path: Path, mapped: tuple[str, ...]
+) -> None:
+    path = save_parquet(tmp_path / "d.parquet", FRAME, row_group_size=13)
+    columns = {"size": mapped, "labels": ("target",)}
+    data = load_data(path, WIDE, columns=columns)
+    taken = data.held_out
+    assert taken.inputs["size"].dtype == taken.inputs["height"].dtype == np.float32
+    np.testing.assert_array_equal(taken.inputs["size"][:, 0], taken.inputs["height"])
+    assert taken.labels is not None
+    np.testing.assert_array_equal(taken.labels, LABELS[taken.inputs["size"][:, 1].astype(int)])
+    folder = load_data(tmp_path, WIDE, columns=columns)
+    assert folder.sha256 == data.sha256
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"size": ("height", "depth")}, "no column is named 'depth'"),
+        ({"size": ("height",)}, "has one value of double in a row, expected 2 values"),
+        ({"sizes": ("height", "width")}, "the model has no input 'sizes'"),
+        ({"size": ("height", "width"), "labels": ("goal",)}, "there is no column 'goal'"),
+        ({"size": ("height", "text")}, "row 0: column 'text': 'big' is not a value of float32"),
+    ],
+)
+def test_parquet__a_wrong_map__is_rejected(
+    tmp_path: Path, columns: dict[str, tuple[str, ...]], message: str
+) -> None:
+    path = save_parquet(tmp_path / "d.parquet", {**FRAME, "text": ["big"] * 40})
+    with pytest.raises(MlctlError) as caught:
+        load_data(path, WIDE, columns=columns)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    assert message in caught.value.message
+
+
+def test_npz__a_map__is_rejected(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", image=X)
+    with pytest.raises(MlctlError, match="--map is for the columns of Parquet files"):
+        load_data(tmp_path / "d.npz", SIGNATURE, columns={"image": ("a",)})

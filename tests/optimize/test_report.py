@@ -11,6 +11,7 @@ import pytest
 
 from optimize.evidence import OptimizeReport, report_document
 from optimize.goals import Goals, Prefer
+from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Target
 from optimize.report import report_html
 from optimize.report.charts import SHOWN_LAYERS, Area, Tradeoff, place_labels, tradeoff
@@ -147,6 +148,13 @@ def test_report_html__no_latency_or_labels__says_so() -> None:
     assert "Latency by batch" not in text
     assert "size in MB" in text
     assert "The rows have no labels" in words(REPORTS["unlabelled"])
+
+
+def test_report_html__trees__has_the_rows_next_to_a_split() -> None:
+    splits = SplitCheck(rows=1000, near=12, differ=3)
+    report = make_report([variant("fp32")], splits=splits)
+    assert splits.sentence in report_html(report).replace("&#39;", "'")
+    assert report_document(report)["splits"] == {"rows": 1000, "near": 12, "differ": 3}
 
 
 def test_report_html__names_from_a_registry__are_escaped() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -28,7 +29,9 @@ def is_orphan(process: psutil.Process) -> bool:
 
 
 def test_demo__from_an_empty_folder__promotes_and_rolls_back(tmp_path: Path) -> None:
-    summary = Mlctl(tmp_path).json("demo", timeout=580)
+    done = Mlctl(tmp_path).run_process("demo", "--json", timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout)
 
     for variants in summary["variants"].values():
         assert [each["recipe"] for each in variants] == ["fp32", "fp16", "int8-cpu", "int4"]

@@ -30,10 +30,10 @@ from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.security.public import CALLERS
-from services.online.security.tokens import unauthenticated
 from services.online.server.seam import build_service
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
+from services.runtime.access import unauthenticated
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
 from tests.support.models import replace_infer

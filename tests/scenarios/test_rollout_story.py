@@ -19,7 +19,7 @@ from examples.digits.traffic import LoadThread, TrafficWindow, request_body
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
-from tests.scenarios.conftest import train_in_another_process
+from tests.scenarios.conftest import train_digits
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
 
@@ -73,7 +73,7 @@ class Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     mlctl = Mlctl(tmp_path_factory.mktemp("story"))
     data = mlctl.home / "eval.npz"
-    train_in_another_process(mlctl, data)
+    train_digits(mlctl, data)
     live, good = (_built(mlctl, data, recipe) for recipe in ("fp32", "fp16"))
     wrong = _build_wrong(mlctl, Path(good["bundle"]))
     port = free_ports(1)[0]

@@ -39,6 +39,7 @@ class DiskWorld:
     launcher: MemoryLauncher = field(default_factory=MemoryLauncher)
 
     def __post_init__(self) -> None:
+        self.launcher.now = self.wall
         if self.path.exists():
             self._load(json.loads(self.path.read_text()))
 

@@ -1,7 +1,8 @@
-"""Running mlctl as a user does: another process, its own state directory."""
+"""Running mlctl as a user does, with its own state directory."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,10 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from cli.main import cli
+from examples.digits.story import replaced_environment
+
 
 @dataclass(frozen=True, slots=True)
 class Mlctl:
-    """The command line with all state under `home`; `environment` on top of the process's."""
+    """The command line with all state under `home`, which is also the current directory."""
 
     home: Path
 
@@ -26,8 +32,32 @@ class Mlctl:
         }
         return {**kept, "MLCTL_HOME": str(self.home)}
 
-    def run(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        """The finished command, whatever its exit code."""
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in this process, which has loaded what a new one would have to.
+
+        Return it finished, whatever its exit code. A command that is killed or interrupted needs
+        a process of its own: `run_process`, `command`.
+        """
+        path = sys.path.copy()  # some commands add the current directory
+        with replaced_environment(self.environment), contextlib.chdir(self.home):
+            try:
+                result = CliRunner().invoke(cli, arguments, prog_name="mlctl")
+            finally:
+                sys.path[:] = path
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return subprocess.CompletedProcess(
+            arguments, result.exit_code, result.stdout, result.stderr
+        )
+
+    def json(self, *arguments: str) -> Any:
+        """Return the document of a command that succeeds."""
+        return _document(self.run(*arguments, "--json"))
+
+    def run_process(
+        self, *arguments: str, timeout: float = 180
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a process of its own; return it finished, whatever its exit code."""
         return subprocess.run(
             self.command(*arguments),
             env=self.environment,
@@ -39,11 +69,10 @@ class Mlctl:
         )
 
     def command(self, *arguments: str) -> list[str]:
-        """The argument list of a command."""
+        """Return the argument list of a command that runs in a process of its own."""
         return [sys.executable, "-m", "cli.main", *arguments]
 
-    def json(self, *arguments: str, timeout: float = 180) -> Any:
-        """The document of a command that succeeds."""
-        done = self.run(*arguments, "--json", timeout=timeout)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
-        return json.loads(done.stdout)
+
+def _document(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, f"{done.args}: {done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout)

@@ -57,7 +57,7 @@ class TableRef:
 
 
 class Database(Protocol):
-    """A database with a table that one job writes to. Use it from one thread at a time.
+    """A database with a table to write to. Use it from one thread at a time.
 
     Methods raise MlctlError: SINK_UNAVAILABLE if the database cannot be reached, INVALID_INPUT if
     it rejects a statement; or an OSError if its disk is full.
@@ -69,7 +69,7 @@ class Database(Protocol):
     forbids_nul: bool
 
     def open(self) -> None:
-        """Connect and lock the table; JOB_RUNNING if another process has the lock."""
+        """Connect, and lock the table for a job; JOB_RUNNING if another process has the lock."""
         ...
 
     def close(self) -> None: ...

@@ -37,7 +37,7 @@ _CONNECTION = {
     "keepalives_interval": "5",
     "keepalives_count": "4",
     "tcp_user_timeout": "30000",
-    "application_name": "mlctl batch",
+    "application_name": "mlctl",
 }
 # The session of a killed run ends once the server has noticed.
 _LOCK_SECONDS = 5.0
@@ -80,14 +80,15 @@ def _run(connection: Any, sql: str) -> list[tuple[Any, ...]]:
 
 
 class Postgres:
-    """A session with an advisory lock of the table; it reconnects after a lost connection."""
+    """A session that reconnects after a lost connection, `locked` with a lock of the table."""
 
     replaces = True
     forbids_nul = True
 
-    def __init__(self, table: TableRef) -> None:
+    def __init__(self, table: TableRef, *, locked: bool = True) -> None:
         self._driver = _load_driver()
         self._table = table
+        self._locked = locked
         self._connection: Any = None
         # The types of columns by the Arrow schemas that they can store.
         self._types: dict[pa.Schema, list[str]] = {}
@@ -191,7 +192,7 @@ class Postgres:
         deadline = time.monotonic() + _LOCK_SECONDS
         name = text_literal(f"mlctl {self._table.table}")
         lock = f"SELECT pg_try_advisory_lock(hashtextextended({name}, 0))"
-        while _run(connection, lock) != [(True,)]:
+        while self._locked and _run(connection, lock) != [(True,)]:
             if time.monotonic() > deadline:
                 connection.close()
                 raise MlctlError(

@@ -23,6 +23,7 @@ from services.batch.databases.base import (
     quoted,
     text_literal,
 )
+from services.batch.databases.upsert import upsert
 from services.batch.units import (
     FILE_COLUMN,
     REASON_COLUMN,
@@ -43,7 +44,6 @@ UNIT_COLUMN = "mlctl_unit"
 _FINGERPRINT, _MARK, _SUMMARY = "fingerprint", "mark", "summary"
 # Rows of a unit that are in memory at once.
 _GROUP_ROWS = 200_000
-_STAGE = "mlctl_stage"
 # Columns of the tables beside the answers; the first `PRIMARY KEY` of them.
 _LEDGER: Mapping[str, tuple[Mapping[str, str], int]] = MappingProxyType(
     {
@@ -171,42 +171,10 @@ class DatabaseSink:
 
     def _put(self, table: pa.Table) -> None:
         """Append the rows, or replace those with the same key."""
-        if not self._key:
-            self._db.load(self._ref.table, table)
-            return
-        columns, key = column_list(table.schema.names), column_list(self._key)
-        self._db.run(
-            f"CREATE TEMPORARY TABLE {_STAGE} AS SELECT {columns} FROM {self._table} WHERE 1 = 0"
-        )
-        self._db.load(_STAGE, table)
-        self._check_unique(key)
-        insert = f"INSERT INTO {self._table} ({columns}) SELECT {columns} FROM {_STAGE} WHERE 1 = 1"
-        if self._db.replaces:
-            values = ", ".join(
-                f"{column_list([name])} = excluded.{column_list([name])}"
-                for name in table.schema.names
-                if name not in self._key
-            )
-            self._db.run(f"{insert} ON CONFLICT ({key}) DO UPDATE SET {values}")
+        if self._key:
+            upsert(self._db, self._ref.table, self._key, table)
         else:
-            self._db.run(
-                f"DELETE FROM {self._table} WHERE ({key}) IN (SELECT ({key}) FROM {_STAGE})"
-            )
-            self._db.run(insert)
-        self._db.run(f"DROP TABLE {_STAGE}")
-
-    def _check_unique(self, key: str) -> None:
-        """Reject rows with the same key in one group."""
-        twice = self._db.run(
-            f"SELECT {key} FROM {_STAGE} GROUP BY {key} HAVING count(*) > 1 ORDER BY {key} LIMIT 1"
-        )
-        if twice:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"the key {', '.join(self._key)} is not unique in the input: "
-                f"{', '.join(map(str, twice[0]))} occurs twice",
-                "Take a unique key, or none: each row is then added once.",
-            )
+            self._db.load(self._ref.table, table)
 
     def _check_complete(self) -> None:
         """Reject the end of a job if a repeated key replaced an answer in a later commit."""

@@ -50,25 +50,27 @@ def open_sqlite(location: str, options: Mapping[str, str]) -> DatabaseSink:
 
 
 class Sqlite:
-    """An open file, locked by a second file beside it."""
+    """An open file, `locked` by a second file beside it."""
 
     replaces = True
     forbids_nul = False
 
-    def __init__(self, table: TableRef) -> None:
+    def __init__(self, table: TableRef, *, locked: bool = True) -> None:
         self._table = table
+        self._locked = locked
         self._path = table.url.partition("://")[2]
         self._stack = contextlib.ExitStack()
         self._db: Any = None
 
     def open(self) -> None:
-        try:
-            lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._table.shown)
-        except OSError as error:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._path} cannot be opened: {error.strerror}"
-            ) from error
-        self._stack.callback(os.close, lock)
+        if self._locked:
+            try:
+                lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._table.shown)
+            except OSError as error:
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT, f"{self._path} cannot be opened: {error.strerror}"
+                ) from error
+            self._stack.callback(os.close, lock)
         with self._translated():
             self._db = sqlite3.connect(
                 self._path, isolation_level=None, timeout=30, check_same_thread=False

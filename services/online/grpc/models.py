@@ -12,8 +12,8 @@ from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import RequestRecord
-from services.online.security.tokens import Access
 from services.online.settings import ServerSettings
+from services.runtime.access import Access
 
 
 class GrpcModel(NamedTuple):

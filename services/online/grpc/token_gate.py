@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.online.security.tokens import Access
 from services.protocol.messages import SERVICE
+from services.runtime.access import Access
 
 # As over HTTP, probes need no token. A watch of the health is a probe, too.
 _PROBES = frozenset(

@@ -23,7 +23,7 @@ from services.online.http.responses import MethodError, json_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.protocol.codec import V2Codec
-from services.protocol.json_body import parse_object
+from services.protocol.json_body import parse_document
 from services.protocol.wire import InferRequest
 
 PING, INVOCATIONS = "/ping", "/invocations"
@@ -63,7 +63,8 @@ class Invocations(ModelCalls):
         if media_type == _CSV:
             return self._read_csv(body), self._write_csv
         check_values(body)
-        found = parse_object(body).get("inputs")
+        document = parse_document(body)
+        found = document.get("inputs") if isinstance(document, dict) else None
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             return super().read(media_type, body)
         request = self._codec.decode(body, None)

@@ -32,7 +32,10 @@ class OpenApiPage:
             from services.online.openapi.model import describe
 
             host = self._host
-            models = [describe(each.name, each.digest, each.signature) for each in host.hosts]
+            models = [
+                describe(each.name, each.digest, each.signature, each.optional_inputs)
+                for each in host.hosts
+            ]
             made = document(models, version=host.digest, token=host.access.required)
             self._text = to_text(made).encode()
         return self._text

@@ -1,9 +1,10 @@
-"""The typed `/predict`: a JSON object with one argument for each input tensor.
+"""The typed `/predict`: a JSON object with one argument for each input tensor, or rows as records.
 
-Names that are no Python identifiers are spelled with underscores. A model with one output answers
-with its array, one with several with an object of arrays. Of several models the first is at
-`/predict`, and each at `/predict/NAME`. BentoML only declares these routes, for its pages and
-clients; `PredictApp` answers them.
+Names of arguments that are no Python identifiers are spelled with underscores. Records are a JSON
+array of objects, one per row, keyed by the names of the inputs (see `read_records`). A model with
+one output answers with its array, one with several with an object of arrays. Of several models the
+first is at `/predict`, and each at `/predict/NAME`. BentoML only declares these routes, for its
+pages and clients; `PredictApp` answers them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import inspect
 import keyword
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
@@ -40,10 +41,10 @@ from services.online.models.served_model import ServedModel
 from services.online.observability.calls import PREDICT, RequestRecord, Stages
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
-from services.protocol.json_body import parse_object
+from services.protocol.json_body import parse_document
 from services.protocol.json_data import decode_data, encode_data
 from services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
-from services.protocol.wire import declare, shown
+from services.protocol.wire import declare, invalid, shown
 
 ROUTE = "/predict"
 # The arguments are read on the event loop, at about a microsecond for each value.
@@ -170,7 +171,9 @@ class ModelCalls:
     def _decode(self, body: bytes) -> dict[str, np.ndarray]:
         """Return the inputs by the tensors' names; INVALID_INPUT, PAYLOAD_TOO_LARGE."""
         check_values(body)
-        arguments = parse_object(body)
+        arguments = parse_document(body)
+        if isinstance(arguments, list):
+            return read_records(arguments, self._model.signature, self._model.optional_inputs)
         missing = [f"{shown(name)} is missing" for name in self._inputs if name not in arguments]
         if missing:
             raise MlctlError(
@@ -299,6 +302,62 @@ def to_array(spec: TensorSpec, value: Any) -> np.ndarray:
         return value
     shape = np.shape(np.array(value, dtype=object))
     return decode_data(declare({spec.name: spec}, spec.name, spec.dtype.value, shape), value)
+
+
+def read_records(
+    rows: list[Any], signature: Signature, optional: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Return the inputs of rows that are objects with one value for each input.
+
+    A value that is null or not there is missing: an input in `optional` then gets NaN, or empty
+    text. INVALID_INPUT names the row, counted from 0, and the column.
+    """
+    if not signature.batched:
+        raise invalid("the model has no batch dimension, so its inputs are no rows")
+    if not rows:
+        raise invalid("the body has no rows")
+    names = {spec.name for spec in signature.inputs}
+    for number, row in enumerate(rows):
+        if type(row) is not dict:
+            raise invalid(f"row {number} is not an object")
+        if unknown := row.keys() - names:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"row {number}: the model has no column {shown(min(unknown))}",
+                f"Its columns are {', '.join(spec.name for spec in signature.inputs)}.",
+            )
+    return {
+        spec.name: _column(spec, rows, optional=spec.name in optional) for spec in signature.inputs
+    }
+
+
+def _column(spec: TensorSpec, rows: list[dict[str, Any]], *, optional: bool) -> np.ndarray:
+    values = [row.get(spec.name) for row in rows]
+    missing = [number for number, value in enumerate(values) if value is None]
+    if missing and not (optional and len(spec.shape) == 1):
+        problem = "is null" if spec.name in rows[missing[0]] else "is missing"
+        raise invalid(f"row {missing[0]}: column {spec.name!r} {problem}")
+    for number in missing:
+        values[number] = "" if spec.dtype is Datatype.BYTES else 0
+    try:
+        array = to_array(spec, values)
+    except MlctlError:
+        for number, value in enumerate(values):
+            _check_value(spec, number, value)
+        raise
+    if missing and spec.dtype is not Datatype.BYTES:
+        array = array.copy()
+        array[missing] = np.nan
+    return array
+
+
+def _check_value(spec: TensorSpec, number: int, value: Any) -> None:
+    """Raise the error of a value that the column of `spec` does not take, with its row."""
+    try:
+        to_array(spec, [value])
+    except MlctlError as error:
+        reason = error.message.removeprefix(f"tensor {spec.name!r}: ")
+        raise invalid(f"row {number}: column {spec.name!r}: {reason}") from None
 
 
 def to_json(spec: TensorSpec, array: np.ndarray) -> Any:

@@ -8,7 +8,7 @@ from bundle.errors import MlctlError
 from services.online.http.app import App, Message, Receive, Send, close_if_expecting
 from services.online.http.fields import fields_of
 from services.online.http.responses import Response
-from services.online.security.tokens import Access, unauthenticated
+from services.runtime.access import Access, unauthenticated
 
 # Probes have no token, and their answers reveal nothing else.
 PROBES = frozenset(

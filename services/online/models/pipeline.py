@@ -46,6 +46,7 @@ class ServedPipeline(ServedModel):
         self.name = packed.name
         self.digest = packed.digest
         signatures = {stage.name: stage.signature for stage in self._stages}
+        self.optional_inputs = frozenset()
         self.signature: Signature = pipeline_signature(self._pipeline, signatures)
         self._open: set[asyncio.Task[Answer]] = set()
 

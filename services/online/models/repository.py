@@ -18,9 +18,9 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import Inflight
 from services.online.models.pipeline import ServedPipeline
 from services.online.models.served_model import ServedModel
-from services.online.security.tokens import Access
 from services.online.settings import ServerSettings
 from services.protocol.wire import shown
+from services.runtime.access import Access
 from services.runtime.bento_layout import BentoContents
 
 

@@ -80,6 +80,7 @@ class ServedModel:
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
+        self.optional_inputs = bundle.manifest.optional_inputs
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)
         self._deadline = settings.deadline_ms / 1000
@@ -325,13 +326,23 @@ class ServedModel:
         return _HANG_FACTOR * self._costs.seconds(rows)
 
     def _prepare(self) -> tuple[Scorer, dict[int, float]]:
+        began = self._clock.monotonic()
         scorer = Scorer.open(self._bundle, self.settings)
+        loaded = self._clock.monotonic()
         golden = check_golden(scorer, self._bundle)
         pad = self._bundle.manifest.batching.pad
         if pad and scorer.joinable and not scorer.yields:
             self._lengths = LengthPadding(self.signature, pad)
             check_padding(scorer, self._lengths, golden)
-        return scorer, warm_up(scorer, golden, self._clock)
+        measured = warm_up(scorer, golden, self._clock)
+        # `mlctl bench --cold` reads this line.
+        logger.info(
+            "model %s: loaded in %.3f s, proved and warmed up in %.3f s",
+            self.name,
+            loaded - began,
+            self._clock.monotonic() - loaded,
+        )
+        return scorer, measured
 
     def _limits(self, scorer: Scorer, *, inline: bool) -> Limits:
         """The environment's settings, else the bundle's, else the defaults."""

@@ -15,6 +15,7 @@ from services.online.openapi.schemas import (
     error_codes,
     error_schema,
     example_request,
+    records_schema,
     request_schema,
     response_schema,
 )
@@ -25,7 +26,8 @@ Every error is `{"error": sentence, "code": stable name, "hint": what to do}`. A
 Inference-Header-Content-Length tells, and then the raw little-endian data of the inputs that have
 the parameter `binary_data_size`, in their order; each element of BYTES comes after its length in
 four bytes. A response has the same form where binary data was requested.
-The typed API `/predict` is described by `/docs.json`."""
+The typed API `/predict` takes an object with an array for each input, as `/docs.json` describes it,
+or rows as an array of objects."""
 _ANY = {"type": "string", "format": "binary"}
 _WORDS = {400: "The request is wrong.", 503: "Repeat it after the time that Retry-After names."}
 
@@ -50,6 +52,10 @@ def document(
         schemas[f"{kind}Request"] = request_schema(model.inputs, model.outputs)
         schemas[f"{kind}Response"] = response_schema(model.name, model.digest, model.outputs)
         paths.update(_model_paths(label, model))
+        if model.takes_columns:
+            schemas[f"{kind}Rows"] = records_schema(model.inputs, model.optional)
+            path = "/predict" if len(models) == 1 else f"/predict/{quote(model.name, safe='')}"
+            paths[path] = {"post": _predict(model, label, kind)}
     secured: Schema = {}
     if token is not False:
         schemes = {"token": {"type": "http", "scheme": "bearer"}}
@@ -137,6 +143,15 @@ def _infer(model: ApiModel, named: str, kind: str) -> Schema:
     made = _operation(f"{named}Infer", f"Ask model {model.name}", "Error", *_ASKING)
     made["responses"]["200"] = answer
     return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
+
+
+def _predict(model: ApiModel, label: str, kind: str) -> Schema:
+    made = _operation(
+        f"{label}Predict", f"Score rows of a table with model {model.name}", "Error", *_ASKING
+    )
+    what = "A list with a value for each row; an object of such lists if there are several outputs."
+    made["responses"]["200"] = {"description": what, "content": {"application/json": {}}}
+    return {**made, "requestBody": {"required": True, "content": _json(f"{kind}Rows")}}
 
 
 def _stream(model: ApiModel, named: str, kind: str) -> Schema:

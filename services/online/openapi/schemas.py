@@ -17,6 +17,7 @@ from services.protocol.wire import MAX_ELEMENTS
 Schema = dict[str, Any]
 _LONGEST_EXAMPLE = 64
 _LARGEST = {Datatype.FP16: 65504.0, Datatype.FP32: 3.4028234663852886e38}
+_NULL: Schema = {"type": "null"}
 _KEY: Schema = {
     "anyOf": [{"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}, {"type": "integer"}]
 }
@@ -48,6 +49,21 @@ def request_schema(inputs: tuple[ApiTensor, ...], outputs: tuple[ApiTensor, ...]
             },
         },
     }
+
+
+def records_schema(inputs: tuple[ApiTensor, ...], optional: frozenset[str]) -> Schema:
+    """The JSON of rows of a table: objects with one value for each column."""
+    columns: Schema = {}
+    for tensor in inputs:
+        value = _value(tensor.dtype)
+        columns[tensor.name] = {"anyOf": [value, _NULL]} if tensor.name in optional else value
+    row: Schema = {
+        "type": "object",
+        "required": [tensor.name for tensor in inputs if tensor.name not in optional],
+        "properties": columns,
+        "additionalProperties": False,
+    }
+    return {"type": "array", "minItems": 1, "items": row}
 
 
 def example_request(inputs: tuple[ApiTensor, ...]) -> Schema | None:

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from pydantic_settings import BaseSettings
 
 from services.online.security.tls import Tls, tls_of
-from services.online.security.tokens import Access
+from services.runtime.access import Access
 
 
 class SecureSettings(BaseSettings):

@@ -10,6 +10,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
 from services.stream.base import StreamUrl, Transport
 
+_TABLE = "services.stream.transports.table"
+_WEBHOOK = "services.stream.transports.webhook"
 # Each module has a `transport`, a services.stream.base.Transport.
 BY_SCHEME: Mapping[str, str] = MappingProxyType(
     {
@@ -20,6 +22,10 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
         "file": "services.stream.transports.lines",
         "-": "services.stream.transports.lines",
         "precomputed": "services.stream.transports.precomputed",
+        "postgresql": _TABLE,
+        "postgres": _TABLE,
+        "https": _WEBHOOK,
+        "http": _WEBHOOK,
     }
 )
 
@@ -27,6 +33,8 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
 def transport_of(url: StreamUrl) -> Transport:
     """Return the transport of `url`; INVALID_INPUT for an unknown scheme."""
     name = BY_SCHEME.get(url.scheme)
+    if url.scheme == "sqlite" and "table" in url.options:
+        name = _TABLE
     if name is None:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,

@@ -84,8 +84,8 @@ class Bridge(StreamConnection):
 def connect(request: ConnectionRequest) -> StreamConnection:
     """Return the connection of `request`, whose streams may be at different brokers.
 
-    INVALID_INPUT for `exactly_once` across two brokers, or if the source is also a destination:
-    the run would never end.
+    INVALID_INPUT for `exactly_once` across two brokers; if the source is also a destination: the
+    run would never end; or if dead letters could not be read again.
     """
     transport = transport_of(request.source)
     urls = [url for url in (request.answers, request.dead) if url is not None]
@@ -94,6 +94,12 @@ def connect(request: ConnectionRequest) -> StreamConnection:
             ErrorCode.INVALID_INPUT,
             f"{request.source.redacted()} cannot be both --in and a destination",
             "Use another stream for answers and dead letters.",
+        )
+    if request.dead is not None and transport_of(request.dead).answers_only:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"dead letters cannot go to {request.dead.redacted()}: nothing can read them again",
+            "Name a stream or a file: --dead dead.jsonl.",
         )
     if request.source.scheme not in _LINES and all(
         same_broker(request.source, url) for url in urls
@@ -114,7 +120,8 @@ def connect(request: ConnectionRequest) -> StreamConnection:
 
 def same_broker(one: StreamUrl, other: StreamUrl) -> bool:
     """Return whether one commit can cover both streams."""
-    return one.scheme == other.scheme and one.address == other.address
+    same_kind = transport_of(one) is transport_of(other) and one.scheme == other.scheme
+    return same_kind and one.address == other.address
 
 
 def _with_headers(dead: StreamUrl | None) -> StreamUrl | None:

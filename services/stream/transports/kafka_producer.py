@@ -123,7 +123,8 @@ class KafkaProducer:
         ]
         if large:
             raise RejectedAnswersError(
-                dict.fromkeys(large, f"the answer is larger than {self._max_bytes:,} bytes")
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                dict.fromkeys(large, f"the answer is larger than {self._max_bytes:,} bytes"),
             )
         self._put(answers, batch.answers)
         if batch.dead:

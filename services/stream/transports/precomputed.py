@@ -15,14 +15,8 @@ from services.precomputed.base import PrecomputedRow, PrecomputedStore, StoreErr
 from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import open_store
 from services.protocol.keys import is_key
-from services.stream.answer_headers import DIGEST, SOURCE
-from services.stream.base import (
-    ConnectionRequest,
-    Outgoing,
-    StreamConnection,
-    StreamUrl,
-    Transport,
-)
+from services.stream.answer_headers import DIGEST, SOURCE, headers_of_answer
+from services.stream.base import Outgoing, StreamUrl, Transport
 from services.stream.payloads.precomputed import split_value
 
 # The newest offsets of so many keys are remembered.
@@ -44,11 +38,7 @@ class PrecomputedProducer:
         rows: dict[str, dict[str, PrecomputedRow]] = {}
         newest: dict[str, Position] = {}
         for message in messages:
-            headers = dict(message.headers)
-            if DIGEST not in headers or SOURCE not in headers:
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT, "only answers of a run can go to precomputed://"
-                )
+            headers = headers_of_answer(message, "precomputed://")
             key, payload = _key_and_row(message)
             position = _position(headers[SOURCE].decode())
             if _is_older(position, newest.get(key) or self._newest.get(key)):
@@ -74,13 +64,9 @@ class PrecomputedProducer:
 
 
 class PrecomputedTransport(Transport):
-    """A destination only."""
+    """A destination of answers."""
 
-    def open_connection(self, request: ConnectionRequest) -> StreamConnection:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"{request.source.redacted()} is not a source of messages: it can only be written to",
-        )
+    answers_only = True
 
     def open_producer(self, url: StreamUrl) -> PrecomputedProducer:
         url.check_options({"key"})

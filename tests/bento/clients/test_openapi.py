@@ -91,6 +91,24 @@ def test_schema__each_datatype__has_its_range(
     assert (items.get("minimum"), items.get("maximum")) == (least, most)
 
 
+def test_document__model_of_columns__describes_records() -> None:
+    inputs = tuple(
+        TensorSpec(name=name, dtype=dtype, shape=(-1,))
+        for name, dtype in (("the age", Datatype.FP64), ("city", Datatype.BYTES))
+    )
+    signature = Signature(inputs=inputs, outputs=inputs[:1])
+    made = document([describe("churn", DIGEST, signature, frozenset({"city"}))])
+    validate(made)
+    assert "post" in made["paths"]["/predict"]
+    row = made["components"]["schemas"]["ChurnRows"]["items"]
+    assert row["required"] == ["the age"]
+    assert row["properties"] == {
+        "the age": {"type": "number"},
+        "city": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    }
+    assert "/predict" not in document([MODEL])["paths"]
+
+
 @pytest.mark.slow
 def test_server__requests_from_its_document__are_answered_as_documented(
     server: Server, tmp_path: Path

@@ -91,6 +91,12 @@ def test_manifests_command__without_an_image__hint_names_containerize(bento: Bui
         (("--target", "bentocloud", "--image", IMAGE), "--image is not for --target bentocloud"),
         (("--target", "kserve", "--stable-image", "x"), "give --canary"),
         (("--target", "kubernetes", "--canary", "5"), "--canary is not for --target kubernetes"),
+        (("--target", "airflow"), "--target airflow needs --runner batch"),
+        (("--target", "aws-batch", "--runner", "stream"), "aws-batch needs --runner batch"),
+        (
+            ("--target", "aws-batch", "--runner", "batch", "--schedule", "@daily"),
+            "--schedule is not for --target aws-batch",
+        ),
     ],
 )
 def test_manifests_command__options_of_another_target__are_rejected(
@@ -121,6 +127,30 @@ def test_manifests_command__batch_runner__writes_a_job_of_the_options_after_the_
     assert pod["containers"][0]["args"] == ["batch", *rows, "--threads", "4"]
     assert pod["terminationGracePeriodSeconds"] == 60
     assert "Put $(JOB_NAME) into --out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "option", "name"),
+    [
+        (
+            "aws-batch",
+            ("--job-role", "arn:aws:iam::123456789012:role/scorer"),
+            "job-definition.json",
+        ),
+        ("airflow", ("--schedule", "@daily"), "tiny_batch_dag.py"),
+    ],
+)
+def test_manifests_command__batch_elsewhere__writes_its_file(
+    bento: BuiltBento, tmp_path: Path, target: str, option: tuple[str, ...], name: str
+) -> None:
+    given = ("--target", target, "--runner", "batch", "--image", IMAGE, "--cpu", "4", *option)
+    rows = ("--in", "s3://data/rows/", "--out", "s3://data/scores/")
+    done = run(bento, *given, "--out", str(tmp_path), "--", *rows)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / name).read_text()
+    assert "--threads" in text
+    assert bento.digest in text
+    assert ("Put {{ ds }} into --out" in done.stderr) == (target == "airflow")
 
 
 def test_manifests_command__stream_runner__scales_with_the_lag(bento: BuiltBento) -> None:

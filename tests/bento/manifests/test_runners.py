@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bento.manifests.plan import Scaling
+from bento.manifests.plan import NetworkAccess, Scaling
 from bento.manifests.resources import runner_resources
 from bento.manifests.runner_plan import (
     FINAL_EXIT_CODES,
@@ -20,6 +20,7 @@ from bento.manifests.runner_plan import (
     batch_arguments,
     check_locations,
     lag_trigger,
+    with_metrics,
 )
 from bento.manifests.targets import runner_manifests
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
@@ -53,6 +54,7 @@ OPTIONS: dict[str, Any] = {
     "max_batch": 512,
     "max_messages": None,
     "until_empty": False,
+    "metrics_port": None,
 }
 STREAM = replace(
     JOB,
@@ -64,7 +66,12 @@ STREAM = replace(
 )
 PLANS = pytest.mark.parametrize(
     "plan",
-    [JOB, CRON, STREAM, replace(STREAM, lag=None, scaling=Scaling(3))],
+    [
+        JOB,
+        CRON,
+        STREAM,
+        with_metrics(replace(STREAM, lag=None, scaling=Scaling(3)), OPTIONS),
+    ],
     ids=["job", "cron", "stream", "fixed"],
 )
 
@@ -161,6 +168,26 @@ def test_stream__kafka__scales_with_the_lag_of_its_group() -> None:
         "activationLagThreshold": "0",
         "offsetResetPolicy": "earliest",
     }
+
+
+@pytest.mark.parametrize("port", [None, 9100])
+def test_stream__metrics__can_be_scraped_by_the_permitted_clients(port: int | None) -> None:
+    access = NetworkAccess(allow=("monitoring", "10.0.0.0/8"))
+    found = made(with_metrics(replace(STREAM, access=access), {**OPTIONS, "metrics_port": port}))
+    port = port or 9464
+    template = found["Deployment"]["spec"]["template"]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    (container,) = template["spec"]["containers"]
+    assert container["args"][-4:] == ["--metrics-host", "0.0.0.0", "--metrics-port", str(port)]
+    assert container["ports"] == [{"name": "metrics", "containerPort": port}]
+    (rule,) = found["NetworkPolicy"]["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": port}]
+    assert rule["from"] == [
+        {"podSelector": {}},
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+        {"ipBlock": {"cidr": "10.0.0.0/8"}},
+    ]
+    assert "ingress" not in made(JOB)["NetworkPolicy"]["spec"]
 
 
 def test_lag_trigger__redis_shadow__names_the_server_without_its_user() -> None:

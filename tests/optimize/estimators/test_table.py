@@ -3,6 +3,7 @@
 A model is accepted with its worst difference, or rejected with the sentence in the table.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from xgboost import XGBClassifier, XGBRegressor
 from bundle.errors import ErrorCode, MlctlError
 from optimize.estimators import EstimatorReference, load_estimator
 from registry.catalog import ModelFormat, SourceModel
+from services.online.http.predict import read_records
 from services.runtime.session import open_session
 from tests.support.estimators import (
     COLUMNS,
@@ -82,7 +84,7 @@ TABLE: dict[str, tuple[Any, float]] = {
     ),
     "hist boosting": (HistGradientBoostingClassifier(max_iter=20, random_state=0), SINGLE),
     "hist boosting regressor": (HistGradientBoostingRegressor(max_iter=20, random_state=0), SINGLE),
-    "isolation forest": (IsolationForest(n_estimators=8, random_state=0), SINGLE),
+    "isolation forest": (IsolationForest(random_state=0), SINGLE),
     "k-means": (KMeans(3, n_init=1, random_state=0), DOUBLE),
     "support vectors": (SVC(random_state=0), DOUBLE),
     "linear support vectors": (LinearSVC(random_state=0), DOUBLE),
@@ -97,6 +99,10 @@ MATRIX: dict[str, tuple[Any, float]] = {
         SINGLE,
     ),
     "components": (make_pipeline(StandardScaler(), PCA(2), LinearRegression()), DOUBLE),
+    "outliers in some features": (
+        IsolationForest(n_estimators=50, max_features=0.5, contamination=0.1, random_state=0),
+        SINGLE,
+    ),
     "naive Bayes": (GaussianNB(), SINGLE),
     "xgboost": (XGBClassifier(n_estimators=20, max_depth=3, n_jobs=1), SINGLE),
     "xgboost regressor": (XGBRegressor(n_estimators=20, max_depth=3, n_jobs=1), SINGLE),
@@ -147,6 +153,28 @@ def test_pipeline__missing_values_and_unseen_categories__answers_like_the_source
     source = skops_source(model, tmp_path, COLUMNS)
     fresh = as_inputs(customers(FRESH, 2, unseen=True))
     assert worst_difference(source, fresh, tmp_path) <= limit
+
+
+def test_records__missing_values_and_unseen_categories__answer_like_the_source(
+    tmp_path: Path,
+) -> None:
+    rows, fresh = customers(TRAIN, 1), customers(FRESH, 2, unseen=True)
+    model = encoded(LogisticRegression()).fit(rows, spending(rows) > 70)
+    estimator = load_estimator(skops_source(model, tmp_path, COLUMNS))
+    EstimatorReference(estimator).export(tmp_path, as_inputs(fresh.head(3)))
+    # JSON has null; a row may also leave the column out.
+    table = fresh.astype(object).where(fresh.notna(), None)
+    records = json.loads(json.dumps(table.to_dict("records")))
+    for record in records[::2]:
+        for name in [name for name, value in record.items() if value is None]:
+            del record[name]
+    assert {len(record) for record in records} == {4, 5}
+    source = estimator.source
+    inputs = read_records(records, source.signature, source.optional)
+    found = open_session(tmp_path / "model.onnx").run(inputs)
+    np.testing.assert_allclose(
+        found["probabilities"], model.predict_proba(fresh), rtol=0, atol=DOUBLE
+    )
 
 
 @pytest.mark.parametrize("name", MATRIX)

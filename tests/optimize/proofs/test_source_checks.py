@@ -96,17 +96,11 @@ def test_onnx_batch_norm_in_training_mode__is_rejected__names_the_mode(tmp_path:
     assert "model.eval()" in error.hint
 
 
-def test_zipmap__is_rejected__names_it_and_the_option_without_it(tmp_path: Path) -> None:
-    node = helper.make_node(
-        "ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2, 3]
-    )
-    share = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
-    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, share))
-    error = rejection(onnx_source(tmp_path, [node], [helper.make_value_info("y", maps)]))
-    assert error.message == (
-        "output 'y' of models:/zoo/1 is a sequence of maps made by ZipMap, not a tensor"
-    )
-    assert 'options={"zipmap": False}' in error.hint
+def test_sequence_output__is_rejected__names_its_kind(tmp_path: Path) -> None:
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    output = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    error = rejection(onnx_source(tmp_path, [node], [output]))
+    assert error.message == "output 'y' of models:/zoo/1 is a sequence, not a tensor"
 
 
 @pytest.mark.parametrize(

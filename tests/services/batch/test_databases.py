@@ -185,7 +185,7 @@ def test_postgres__server_lost__next_commit_loses_nothing(server: PostgresServer
         sink.begin(JOB)
         commit(sink, 0)
         sessions = query(location, "SELECT pid, application_name FROM pg_stat_activity")
-        for pid in [pid for pid, name in sessions if name == "mlctl batch"]:
+        for pid in [pid for pid, name in sessions if name == "mlctl"]:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(MlctlError, match="cannot be reached") as caught:
             commit(sink, 1)

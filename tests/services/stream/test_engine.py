@@ -284,7 +284,9 @@ def refusing(values: set[int]) -> Callable[[MemoryConnection], None]:
     def commit(batch: Commit) -> None:
         large = [i for i, each in enumerate(batch.answers) if int(each.value) in values]
         if large:
-            raise RejectedAnswersError(dict.fromkeys(large, "the answer is too large"))
+            raise RejectedAnswersError(
+                ErrorCode.PAYLOAD_TOO_LARGE, dict.fromkeys(large, "the answer is too large")
+            )
         MemoryConnection.commit(link, batch)
 
     link: MemoryConnection

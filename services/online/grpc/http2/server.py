@@ -22,7 +22,7 @@ from services.online.grpc.http2.outbox import Parking
 from services.online.grpc.token_gate import is_admitted, is_probe, message_limit
 from services.online.models.repository import Serving
 from services.online.ports import port_taken
-from services.online.security.tokens import unauthenticated
+from services.runtime.access import unauthenticated
 
 # As over HTTP. A client that finds it full retries a second later.
 _BACKLOG = 2048

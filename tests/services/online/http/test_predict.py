@@ -116,7 +116,8 @@ def test_predict__text_and_several_outputs__are_an_object_by_name(
     [
         ({"json": {"the_words": ["hi"], "n": [1.5]}}, 400, "invalid_input", "INT64"),
         ({"json": {"n": [1]}}, 400, "invalid_input", "'the_words' is missing"),
-        ({"json": [1]}, 400, "invalid_input", "not a JSON object"),
+        ({"json": [1]}, 400, "invalid_input", "row 0 is not an object"),
+        ({"json": 1}, 400, "invalid_input", "not a JSON object"),
         ({"content": b"{"}, 400, "invalid_input", "not valid JSON"),
         ({"json": {"the_words": ["hi"], "n": [1]}}, 503, "unavailable", "starting"),
         ({"url": "/predict/other"}, 404, "not_found", "no such path"),

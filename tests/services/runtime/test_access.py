@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.security import tokens
-from services.online.security.tokens import Access
+from services.runtime.access import Access
 
 ONE, TWO, THREE = (f"{name}-0123456789abcdef" for name in ("one", "two", "three"))
 
@@ -72,7 +71,7 @@ def test_every_token_is_compared_every_time(
         compared.append(known)
         return real(given, known)
 
-    monkeypatch.setattr(tokens, "compare_digest", counted)
+    monkeypatch.setattr("services.runtime.access.compare_digest", counted)
     access = Access(file=path)
     for token in (ONE, THREE, "wrong-token-0123456789"):
         compared.clear()
