@@ -130,7 +130,9 @@ class SlotReplicas:
                 elif state is ProcessState.DEAD:
                     self._start(slot, revision, index, replica)
         self.starting = len(self.ready) < count
-        self._connect(slot, count, leaving, stand_in)
+        # Another revision must not answer for this one until it is replaced.
+        same = all(_serves(served, revision) for served in found.values())
+        self._connect(slot, count if same else 0, leaving, stand_in)
 
     def _connect(
         self, slot: Slot, count: int, leaving: set[Endpoint], stand_in: Endpoint | None

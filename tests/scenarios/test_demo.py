@@ -75,4 +75,4 @@ def test_demo__sigterm_while_it_deploys__leaves_nothing(tmp_path: Path) -> None:
         demo.stderr.read()
     assert demo.returncode != 0
     wait_until(lambda: not any(map(is_orphan, psutil.process_iter())), what="all have ended")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("mlctl-demo-*")) == []
