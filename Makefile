@@ -55,10 +55,11 @@ check: .venv/.dev docs ## Check format, lint, types, layers and the site; change
 	$(BIN)/lint-imports
 
 docs: .venv/.dev ## Build the site into build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: .venv/.dev ## Run the demo and draw its terminal into docs/images
+pictures: .venv/.dev ## Run the demo and the simulations, and draw them into docs/images
 	$(BIN)/python -m docs.pictures
+	$(BIN)/python -m docs.diagrams
 
 fix: .venv/.dev ## Apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .

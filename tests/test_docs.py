@@ -1,19 +1,29 @@
-"""What the documents name is there: pages and their parts, files, commands, options, variables."""
+"""The documents name what exists: pages and anchors, files, commands, options, variables, metrics.
+
+docs/tutorial.md is run as a whole, and commands of batch.md and stream.md (`tests/examples`); the
+code of recipes.md and transforms.md by the tests of these parts. In all other pages commands are
+parsed by the CLI's own options, Python is compiled and YAML is read: they need models, clusters or
+accounts to run.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 import shlex
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import click
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from bundle.variables import OTHER_VARIABLES
 from cli.main import cli
 from cli.runners.image import image
+from docs.diagrams import batching_svg, chain_svg
 from services.online.settings import ServerSettings
 from tests.test_architecture import PACKAGES, ROOT, sources
 
@@ -21,6 +31,8 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
 )
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"(^|\s)#.*")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -60,8 +72,9 @@ def command_lines(text: str) -> Iterator[str]:
 def calls(line: str) -> Iterator[list[str]]:
     """The words behind each `mlctl` of a line, up to the end of that command."""
     try:
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer = shlex.shlex(_COMMENT.sub("", line), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
+        lexer.commenters = ""  # the `#` of a stream's URL is none
         words = list(lexer)
     except ValueError:  # a sentence with an apostrophe
         return
@@ -127,8 +140,114 @@ def test_every_command_and_option_is_known(path: Path) -> None:
     assert not wrong
 
 
-def test_whoever_sends_json_says_so() -> None:
-    """By itself curl calls what it sends a form, which the server refuses."""
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the command that `words` name, and the words after its name."""
+    command: click.Command = cli
+    rest = list(words)
+    while isinstance(command, click.Group) and rest and rest[0] in command.commands:
+        command = command.commands[rest.pop(0)]
+    return command, rest
+
+
+def usage_errors(words: list[str]) -> list[str]:
+    """Return the missing arguments and options and the wrong values of one call of the CLI."""
+    command, rest = command_of(words)
+    if isinstance(command, click.Group) or {"...", "--help"} & set(rest):
+        return []
+    rest = rest[: rest.index("--")] if "--" in rest else rest
+    context = click.Context(command)
+    values, _, _ = command.make_parser(context).parse_args(rest)
+    found = []
+    for each in command.params:
+        value = values.get(each.name or "")
+        if each.required and not (isinstance(value, str | tuple | list) and value):
+            found.append(f"no {each.human_readable_name}")
+        if isinstance(each.type, click.Choice) and isinstance(value, str):
+            found += [] if value in each.type.choices else [value]
+    return found
+
+
+@each_document
+def test_blocks__commands__have_all_arguments_and_valid_values(path: Path) -> None:
+    wrong = {
+        " ".join(words): found
+        for language, block in _BLOCK.findall(path.read_text())
+        if language in {"", "sh", "bash", "console"} and path.name != "commands.md"
+        for line in block.replace("\\\n", " ").splitlines()
+        for words in calls(line)
+        if re.search(r"(^|[\s/$(])mlctl ", line) and (found := usage_errors(words))
+    }
+    assert not wrong
+
+
+@each_document
+def test_blocks__python_and_yaml__can_be_read(path: Path) -> None:
+    for language, block in _BLOCK.findall(path.read_text()):
+        if language == "python":
+            ast.parse(textwrap.dedent(block))
+        elif language == "yaml":
+            yaml.safe_load(block)
+
+
+def test_settings__every_variable__is_listed_with_its_default() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    listed = {name: row[2] for row in rows if len(row) > 3 for name in _VARIABLE.findall(row[1])}
+    fields = {f"MLCTL_{name.upper()}": field for name, field in ServerSettings.model_fields.items()}
+    own = {"MLCTL_COUNTS_DIR", "MLCTL_IMAGE_BENTO", "MLCTL_PROCESS", "MLCTL_SUPERVISOR_PID"}
+    assert sorted((OTHER_VARIABLES | set(fields)) - own - set(listed)) == []
+    for name, field in fields.items():
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+            assert listed[name].startswith(f"{field.default:.12g}"), name
+
+
+def test_metrics__of_every_page__are_in_the_code() -> None:
+    code = "\n".join(path.read_text() for package in PACKAGES for path in sources(package))
+    named = {
+        (path.name, name)
+        for path in DOCUMENTS
+        if path.name != "CHANGELOG.md"
+        for name in re.findall(r"`(mlctl_[a-z_]+)`", path.read_text())
+    }
+    # The names of streams' metrics have their prefix from one place, counters their ending.
+    forms = {
+        (page, name): {name, name.removesuffix("_total"), name.removeprefix("mlctl_stream_")}
+        for page, name in named
+    }
+    for names in forms.values():
+        names |= {name.removesuffix("_total") for name in names}
+    assert not [key for key, names in forms.items() if not any(f'"{n}"' in code for n in names)]
+
+
+# Words with which this project once renamed things that the field has a word for.
+_AVOIDED = re.compile(
+    r"\b(whoever|nobody|told|tells|heed(s|ed)?|obey(s|ed)?|refus(e|es|ed|al)|turn(s|ed)? away|"
+    r"bears?|in its turn|all the same|lanes?|colour of|desk|no more than a look|who asks)\b",
+    re.IGNORECASE,
+)
+
+
+def test_words__of_every_page__are_the_fields_own() -> None:
+    found = {
+        (path.name, match[0])
+        for path in DOCUMENTS
+        if path.name != "SECURITY.md"
+        for match in _AVOIDED.finditer(_FENCE.sub("", path.read_text()))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("name", "picture"), [("chain.svg", chain_svg), ("batching.svg", batching_svg)]
+)
+def test_pictures__committed__are_what_the_code_draws(
+    name: str, picture: Callable[[], str]
+) -> None:
+    assert (ROOT / "docs" / "images" / name).read_text() == picture()
+
+
+def test_curl__sends_json__names_its_type() -> None:
+    """By itself curl calls what it sends a form, which the server rejects."""
     lines = [
         (path.name, line)
         for path in DOCUMENTS
@@ -172,7 +291,21 @@ def test_variables__of_every_page__are_read_by_the_code() -> None:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
+        ("mlctl optimize digits", ["no data"]),
+        ("mlctl bench", ["no URL|BENTO"]),
+        ("mlctl build digits --runtime tpu  # a comment", ["tpu"]),
+        ("mlctl stream run a --in sqlite://x#in --out sqlite://x#out", []),
+    ],
+)
+def test_usage_errors__wrong_command__are_found(line: str, found: list[str]) -> None:
+    assert [error for words in calls(line) for error in usage_errors(words)] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
         ("mlctl bench digits --rat 5", ["--rat"]),
+        ("mlctl stream run a --in kafka://b:9092#in --ot kafka://b:9092#out", ["--ot"]),
         ("A=b mlctl stream peak x | mlctl nothing", ["peak"]),
         ("mlctl up shop digits --port 8000  # --porta", []),
         ("cat x && mlctl precomputed flip scores 7 --json", []),

@@ -101,17 +101,19 @@ class RolloutCollector(Collector):
         """Yield what both slots did since the split began."""
         slots = ((live.value, record.live), (live.other.value, record.other))
         for name, words, values in (
-            ("requests", "Requests", [(slot, each.requests) for slot, each in slots]),
-            ("errors", "Failed requests", [(slot, each.errors) for slot, each in slots]),
+            ("mlctl_split_requests", "Requests", [(slot, each.requests) for slot, each in slots]),
+            (
+                "mlctl_split_errors",
+                "Failed requests",
+                [(slot, each.errors) for slot, each in slots],
+            ),
         ):
-            yield self._counter(
-                f"mlctl_split_{name}", f"{words} since the split began.", "slot", values
-            )
-        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            yield self._counter(name, f"{words} since the split began.", "slot", values)
+        for name, share in (("mlctl_split_p50_ms", 0.5), ("mlctl_split_p99_ms", 0.99)):
             found = [(slot, each.quantile(share)) for slot, each in slots]
             times = [(slot, value) for slot, value in found if value is not None]
-            help_text = f"{name} latency since the split began, at most."
-            yield self._gauge(f"mlctl_split_{name}_ms", help_text, "slot", times)
+            help_text = "Latency since the split began, at most."
+            yield self._gauge(name, help_text, "slot", times)
 
     def _count(self, journal: Journal, rollouts: dict[int, Rollout]) -> None:
         until = journal.last_seq()
