@@ -52,7 +52,9 @@ def gain(curve: Curve) -> float:
 
 def runs_of(workload: NetBundle, provider: str) -> dict[str, Run]:
     """Return the engines for `workload` on `provider`."""
-    batching = workload.bundle.manifest.batching.model_copy(update={"buckets": BATCHES})
+    batching = workload.bundle.manifest.batching.model_copy(
+        update={"buckets": BATCHES, "max_rows": MAX_ROWS}
+    )
     session = open_session(workload.model, provider, batching=batching)
     runs: dict[str, Run] = {provider: lambda rows: session.run({"x": rows})["y"]}
     if provider == "cuda":

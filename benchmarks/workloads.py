@@ -20,7 +20,6 @@ from bundle.manifest import (
     EVIDENCE_NAME,
     GOLDEN_NAME,
     MODEL_NAME,
-    Batching,
     Evidence,
     Manifest,
     SourceVersion,
@@ -28,6 +27,7 @@ from bundle.manifest import (
 )
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
+from optimize.batching import DEFAULT
 from services.runtime.golden import save_golden
 from services.runtime.session import open_session
 
@@ -35,7 +35,6 @@ NAME = "bench"
 TOKENS = 32
 OPSET = 20
 MAX_ROWS = 64
-BUCKETS = (1, 8, 32, MAX_ROWS)
 _VOCABULARY = 30_522
 
 
@@ -167,7 +166,7 @@ def make_workload(name: str, root: Path) -> NetBundle:
         source=SourceVersion(uri=f"models:/{NAME}/1", version="1", run_id="run", sha256="0" * 64),
         signature=_signature(kind.dtype, kind.width, kind.width_out),
         variant=VariantInfo(recipe="fp32", precision="fp32", target="cpu", opset=OPSET),
-        batching=Batching(max_rows=MAX_ROWS, buckets=BUCKETS, row_independent=True),
+        batching=DEFAULT.batching(row_independent=True),
         evidence=Evidence(rows=len(rows), max_abs_error=1e-5, relative_l2=1e-6),
     )
     return NetBundle(name, seal(root, manifest), rows[:1], answers["y"][:1])

@@ -33,7 +33,7 @@ TRANSFORM_FOLDER = "transform"
 TRANSFORM_NAME = f"{TRANSFORM_FOLDER}/transform.py"
 TRANSFORM_REQUIREMENTS = f"{TRANSFORM_FOLDER}/requirements.txt"
 MAX_MANIFEST_BYTES = 4 << 20
-_OPTIONAL_BATCHING = ("pad", "max_wait_ms", "max_queue_rows", "max_queue_ms")
+_OPTIONAL_BATCHING = ("measure_larger", "pad", "max_wait_ms", "max_queue_rows", "max_queue_ms")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")]
@@ -74,7 +74,8 @@ class VariantInfo(_Value):
 class Batching(_Value):
     """Batching policy of the model. A model with dependent rows is never batched.
 
-    `pad` maps inputs to the value that pads their second, dynamic dimension, so that
+    With `measure_larger` a server may time larger batches than `max_rows` at its start and use
+    them. `pad` maps inputs to the value that pads their second, dynamic dimension, so that
     variable-length sequences share a batch. The other three are the model's defaults of the
     server's settings with these names.
     """
@@ -82,6 +83,7 @@ class Batching(_Value):
     max_rows: PositiveInt
     buckets: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     row_independent: bool
+    measure_larger: Literal[True] | None = None
     pad: dict[str, int | FiniteFloat] | None = None
     max_wait_ms: NonNegative | None = None
     max_queue_rows: PositiveInt | None = None

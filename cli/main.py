@@ -11,12 +11,14 @@ from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
 from cli.commands.cache import cache
+from cli.commands.choose import choose
 from cli.commands.client import client
 from cli.commands.containerize import containerize
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.down import down
 from cli.commands.events import events
+from cli.commands.feedback import feedback
 from cli.commands.gate import gate
 from cli.commands.history import history
 from cli.commands.init import init
@@ -40,16 +42,18 @@ from cli.commands.sign import sign
 from cli.commands.split import split
 from cli.commands.status import status
 from cli.commands.stream import stream
+from cli.commands.ui import ui
 from cli.commands.up import up
 from cli.commands.verify import verify
 from cli.output import ReportingGroup
 
 SECTIONS = {
-    "Start here": (doctor, demo, init, cache),
+    "Start here": (doctor, demo, init, choose, cache),
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, split, promote, pause, resume, rollback, status, ps, logs, events, history, down,
+        up, scale, split, promote, feedback, pause, resume, rollback, status, ui, ps, logs, events,
+        history, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),
 }  # fmt: skip

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def send_command(output: CommandOutput, name: str, command: OperatorCommand, reason: str) -> None:
     """Send a command, wait until the daemon applied it, and show its event."""
-    from cli.rollouts import event_line
     from rollout.client import deployments
+    from rollout.client.rendering import event_line
 
     event = deployments.send_command(name, command, reason)
     if output.as_json:
@@ -25,8 +25,8 @@ def send_command(output: CommandOutput, name: str, command: OperatorCommand, rea
 
 def roll_back(output: CommandOutput, name: str, reason: str) -> None:
     """Request a rollback, and follow it until it ends."""
-    from cli.rollouts import event_line, rollout_document, verdict_text
     from rollout.client import deployments
+    from rollout.client.rendering import event_line, rollout_document, verdict_text
 
     rollout = deployments.rollback(name, reason)
     reverts = rollout.reverts is not None

@@ -221,7 +221,9 @@ _EXTRAS = {
     "prometheus_client": "serve",
     "pyarrow": "batch",
     "sklearn": "demo",
+    "starlette": "rollout",
     "torch": "optimize",
+    "uvicorn": "rollout",
     "uvloop": "serve",
     "yaml": "serve",
 }

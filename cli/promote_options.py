@@ -114,6 +114,19 @@ _SHADOW = (
     _option("--max-psi", type=float, default=0.2, help="Maximum drift of the answers (PSI)."),
 )
 
+_LABELS = (
+    click.option(
+        "--min-accuracy",
+        type=_SHARE,
+        help="Minimum share of right answers, by the labels of `mlctl feedback`.",
+    ),
+    click.option(
+        "--max-label-error",
+        type=float,
+        help="Numbers are right up to this distance from their label.  [default: 1 % of it]",
+    ),
+)
+
 _LIMITS = (
     click.option("--slo", metavar="NAME", help="Latency limits of a use case: see docs/gates.md."),
     click.option("--max-p50-ms", type=float, help="At most half of the requests may be slower."),
@@ -171,5 +184,5 @@ _CONDUCT = (
 
 def promote_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of `mlctl promote`."""
-    options = (*_STEPS, *_SHADOW, *_LIMITS, *_CONDUCT)
+    options = (*_STEPS, *_SHADOW, *_LABELS, *_LIMITS, *_CONDUCT)
     return reduce(lambda done, option: option(done), reversed(options), function)

@@ -82,7 +82,7 @@ def chain(
 ) -> dict[str, Any]:
     """Return the chain as --json shows it; null where nothing is left."""
     from bento.provenance import origin_of
-    from cli.rollouts import rollout_document
+    from rollout.client.rendering import rollout_document
 
     return {
         "digest": digest,

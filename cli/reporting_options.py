@@ -1,4 +1,4 @@
-"""The options of `up` for metrics, webhooks and MLflow runs of rollouts, and how they are shown."""
+"""The options of `up` for metrics, webhooks, runs and predictions, and how they are shown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.options import Duration
 from cli.output import CommandOutput
 
 if TYPE_CHECKING:
@@ -30,11 +31,26 @@ _OPTIONS = (
         help="Send each event to this URL; repeatable.",
     ),
     click.option("--no-runs", is_flag=True, help="Do not record rollouts as MLflow runs."),
+    click.option(
+        "--record-share",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        show_default=True,
+        help="Share of the requests whose predictions are recorded for `mlctl feedback`.",
+    ),
+    click.option(
+        "--keep-predictions",
+        "keep_predictions_seconds",
+        type=Duration("1s"),
+        default="7d",
+        show_default=True,
+        help="How long recorded predictions wait for their labels.",
+    ),
 )
 
 
 def reporting_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --metrics-port, --webhook and --no-runs."""
+    """Add the options above."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -46,9 +62,12 @@ def reporting_settings(
     """Remove these options from `options`; return a function that puts them into settings."""
     metrics_port, webhooks = options.pop("metrics_port"), options.pop("webhooks")
     no_runs = options.pop("no_runs")
+    recorded = {name: options.pop(name) for name in ("record_share", "keep_predictions_seconds")}
 
     def apply(settings: DeploymentSettings) -> DeploymentSettings:
-        settings = replace(settings, metrics_port=metrics_port, webhooks=webhooks)
+        if settings.kubernetes is not None and recorded["record_share"]:
+            raise click.UsageError("--record-share: predictions are not recorded in a cluster")
+        settings = replace(settings, metrics_port=metrics_port, webhooks=webhooks, **recorded)
         return replace(settings, runs=()) if no_runs else settings
 
     return apply

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.output import printable
-from cli.rollouts import event_line
+from rollout.client.rendering import event_line
 
 if TYPE_CHECKING:
     from rollout.client.live_state import LiveView

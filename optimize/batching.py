@@ -59,11 +59,17 @@ class BatchingOptions(BaseModel):
             max_rows=buckets[-1],
             buckets=buckets,
             row_independent=row_independent,
+            measure_larger=True if row_independent and not self.fixed else None,
             pad=self.pad if row_independent else None,
             max_wait_ms=self.max_wait_ms,
             max_queue_rows=self.max_queue_rows,
             max_queue_ms=self.max_queue_ms,
         )
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the options name the sizes."""
+        return self.max_rows is not None or self.buckets is not None
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from services.runtime.session import open_session
 
 VERSION = 5
 _LIBRARIES = (
-    *("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
+    *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
     *("scikit-learn", "skl2onnx", "onnxmltools", "xgboost", "xgboost-cpu", "lightgbm"),
 )
 EXAMPLE_ROWS = 3
@@ -124,7 +124,8 @@ def _build(directory: Path, prepared: Prepared) -> None:
     example = calibration.take(np.arange(EXAMPLE_ROWS) % calibration.count)
     reference.export(directory, example.inputs)
     graph = directory / MODEL_NAME
-    expected = OPSET if source.format is ModelFormat.PYTORCH else None
+    torch = source.format in (ModelFormat.PYTORCH, ModelFormat.TRANSFORMERS)
+    expected = OPSET if torch else None
     opset = check_graph(graph, source.signature, expected)
     check_parity(reference, open_session(graph), source.signature, held_out)
     independent = is_row_independent(reference, held_out)

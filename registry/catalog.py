@@ -33,6 +33,7 @@ class ModelFormat(StrEnum):
     SKLEARN = "sklearn"
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
+    TRANSFORMERS = "transformers"
 
     @property
     def is_estimator(self) -> bool:

@@ -44,6 +44,9 @@ _SAFE_FORMS = {
     ModelFormat.LIGHTGBM: (
         'Log it again with mlflow.lightgbm.log_model(..., serialization_format="skops")' + _OR_ALLOW
     ),
+    ModelFormat.TRANSFORMERS: (
+        "Save its weights as safetensors with model.save_pretrained(FOLDER), and log it again."
+    ),
 }
 
 

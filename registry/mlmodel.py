@@ -32,6 +32,11 @@ _SIGNATURE_HINT = "Log it with input_example=ROWS, or signature=infer_signature(
 # What optimize reads from the estimator itself; see `SourceModel`.
 _ESTIMATOR_OUTPUT = TensorSpec(name="prediction", dtype=Datatype.FP64, shape=(DYNAMIC,))
 
+_TEXT_SIGNATURE = Signature(
+    inputs=(TensorSpec(name="text", dtype=Datatype.BYTES, shape=(DYNAMIC,)),),
+    outputs=(TensorSpec(name="label", dtype=Datatype.BYTES, shape=(DYNAMIC,)),),
+)
+
 _COLUMN_TYPES = MappingProxyType(
     {
         "boolean": Datatype.BOOL,
@@ -70,6 +75,8 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
             label, f"its MLmodel file cannot be read ({printable(first_line(error))})"
         ) from error
     flavor, path, pickled = _flavor(root, model.flavors, label)
+    if flavor is ModelFormat.TRANSFORMERS:  # its inputs follow from the tokenizer
+        return StoredModel(flavor, path, _TEXT_SIGNATURE, pickled)
     signature = model.signature
     if signature is None or signature.inputs is None:
         raise _unsupported(label, "it has no signature with inputs", _SIGNATURE_HINT)
@@ -98,6 +105,9 @@ def _flavor(root: Path, flavors: Mapping[str, Any], label: str) -> tuple[ModelFo
         archive = resolve_inside(root, f"{config.get('model_data')}/{_PT2_FILE}")
         safe = archive.is_file()
         path = root
+    elif found is ModelFormat.TRANSFORMERS:
+        path = resolve_inside(root, str(config.get("model_binary")))
+        safe = any(path.glob("*.safetensors"))
     else:
         key = "pickled_model" if found is ModelFormat.SKLEARN else "data"
         path = resolve_inside(root, str(config.get(key)))

@@ -92,7 +92,7 @@ def make_plain(model: Any) -> None:
     for at, value in enumerate(model.graph.output):
         if value.name in nodes:
             node = nodes[value.name]
-            shape = ["rows", len(zipmap_classes(node))]
+            shape: list[str | int | None] = ["rows", len(zipmap_classes(node))]
             model.graph.output[at].CopyFrom(
                 helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape)
             )

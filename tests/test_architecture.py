@@ -17,7 +17,7 @@ from bento.packaging import bento_sources
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
     "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "doctor",
-    "examples", "cli",
+    "examples", "cli", "mlctl",
 )  # fmt: skip
 HEAVY = {"torch", "mlflow", "bentoml", "onnxruntime", "onnx", "pandas", "numpy", "pydantic"}
 

@@ -71,6 +71,8 @@ def command_lines(text: str) -> Iterator[str]:
 
 def calls(line: str) -> Iterator[list[str]]:
     """The words behind each `mlctl` of a line, up to the end of that command."""
+    if line.startswith(("from mlctl import ", "import mlctl")):  # the Python package
+        return
     try:
         lexer = shlex.shlex(_COMMENT.sub("", line), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True

@@ -53,18 +53,22 @@ _SPOT_LABELS = (
 
 
 class ManifestTarget(StrEnum):
-    """The platform that manifests are for."""
+    """The platform that the manifests of a server are for."""
 
     KUBERNETES = "kubernetes"
     KSERVE = "kserve"
     COMPOSE = "compose"
     BENTOCLOUD = "bentocloud"
+
+
+class RunnerTarget(StrEnum):
+    """The platform that the manifest of a runner is for; a stream runs on Kubernetes alone."""
+
+    KUBERNETES = "kubernetes"
     AWS_BATCH = "aws-batch"
     AIRFLOW = "airflow"
 
 
-# Targets that run a batch, and no server.
-BATCH_TARGETS = (ManifestTarget.AWS_BATCH, ManifestTarget.AIRFLOW)
 # AWS Batch takes 5 rules, so the codes that are worth another run are patterns: 9, 12, and 13 with
 # 130 (interrupted) and 137 (killed).
 _RETRIED_PATTERNS = ("9", "12", "13*")
@@ -131,20 +135,18 @@ def manifests(
         case ManifestTarget.BENTOCLOUD:
             instance_type = options.instance_type
             return {"bentocloud.yaml": _render("bentocloud", plan, instance_type=instance_type)}
-        case ManifestTarget.AWS_BATCH | ManifestTarget.AIRFLOW:
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"--target {target} needs --runner batch")
 
 
 def runner_manifests(
-    plan: RunnerPlan, target: ManifestTarget = ManifestTarget.KUBERNETES
+    plan: RunnerPlan, target: RunnerTarget = RunnerTarget.KUBERNETES
 ) -> dict[str, str]:
     """Return the text of a runner's file by its name; the same plan gives the same bytes."""
-    if target is ManifestTarget.AWS_BATCH:
+    if target is RunnerTarget.AWS_BATCH:
         text = _JSON.get_template("job-definition.json.j2").render(
             plan=plan, user=USER, scratch_mib=SCRATCH_MIB, retried_exit_codes=_RETRIED_PATTERNS
         )
         return {"job-definition.json": text}
-    if target is ManifestTarget.AIRFLOW:
+    if target is RunnerTarget.AIRFLOW:
         text = _PYTHON.get_template("dag.py.j2").render(plan=plan, user=USER)
         return {f"{plan.name.replace('-', '_')}_dag.py": text}
     text = _TEMPLATES.get_template(f"{plan.runner}.yaml.j2").render(

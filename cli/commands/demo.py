@@ -80,8 +80,8 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
 
 
 def _show(output: CommandOutput, summary: Summary) -> None:
-    from cli.rollouts import verdict_text
     from cli.variants import models_table
+    from rollout.client.rendering import verdict_text
 
     output.stderr.print()
     models_table(output, summary.variants)

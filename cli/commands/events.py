@@ -21,8 +21,8 @@ def events(output: CommandOutput, name: str, *, ticks: bool, follow: bool) -> No
     With --json each line is a document with `seq`, `at` (seconds since 1970), `rollout`, `kind` and
     `body`.
     """
-    from cli.rollouts import event_line
     from rollout.client import deployments
+    from rollout.client.rendering import event_line
 
     for event in deployments.record(name, ticks=ticks, follow=follow):
         if output.as_json:

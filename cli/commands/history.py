@@ -52,9 +52,9 @@ def history(output: CommandOutput, name: str, moment: float | None) -> None:
 
 def _show_all(output: CommandOutput, name: str) -> None:
     from cli.reporting_options import run_document
-    from cli.rollouts import local_time, rollout_document, verdict_text
     from rollout.client import deployments
     from rollout.client.links import links
+    from rollout.client.rendering import local_time, rollout_document, verdict_text
     from rollout.journal.history import intervals
 
     rollouts = deployments.history(name)
@@ -86,7 +86,7 @@ def _show_all(output: CommandOutput, name: str) -> None:
 
 
 def _show_moment(output: CommandOutput, name: str, moment: Moment) -> None:
-    from cli.rollouts import local_time
+    from rollout.client.rendering import local_time
 
     live, candidate = moment.live, moment.candidate
     if output.as_json:

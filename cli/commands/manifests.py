@@ -238,14 +238,14 @@ def manifests(
     Only writes files, or prints them without --out: nothing is deployed. The same Bento and options
     always give the same bytes.
     """
-    from bento.manifests.targets import ManifestTarget, runner_manifests, write
+    from bento.manifests.targets import ManifestTarget, RunnerTarget, runner_manifests, write
     from bento.manifests.targets import manifests as make
 
     _check(target, runner)
     plan: ManifestPlan | RunnerPlan
     if runner is not None:
         plan = _runner_plan(bento, runner, given)
-        texts = runner_manifests(plan, ManifestTarget(target))
+        texts = runner_manifests(plan, RunnerTarget(target))
     else:
         plan = _plan(bento, given)
         texts = make(plan, ManifestTarget(target), _target_options(given))

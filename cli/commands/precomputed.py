@@ -48,7 +48,7 @@ def list_(output: CommandOutput) -> None:
 @reporting
 def show(output: CommandOutput, name: str) -> None:
     """Show the generations of NAME: for each model's digest the live and the previous one."""
-    from cli.rollouts import local_time
+    from rollout.client.rendering import local_time
     from services.precomputed import manage
 
     found = manage.generations(name)

@@ -44,9 +44,9 @@ def promote(
     would not be in time at today's traffic. Rejected if what callers of the live one send or read
     is gone or of another type or shape, or if its proved score is clearly worse on the same data.
     """
-    from cli.revisions import find_revision
+    from rollout.client.revisions import find_revision
 
-    spec = _spec(spec_file, {**options, "force": force})
+    spec = _spec(spec_file, {**options, "force": force, "full": full})
     if dry_run:
         _show_spec(output, spec)
         return
@@ -59,6 +59,7 @@ def promote(
         rollout = _skip_gates(name)
     else:
         rollout = _begin(output, (name, find_revision(bento)), spec, full=full, force=force)
+    output.note(f"Live page: mlctl ui {name}")
     if detach:
         _say_detached(output, name, rollout)
         return
@@ -105,7 +106,9 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     if fields.pop("allow_breaking", False):
         fields["breaking"] = True
     if fields.pop("force", False):
-        fields["allow_low_weight_proof"] = True
+        fields |= {"allow_low_weight_proof": True, "worse": True}
+    if fields.pop("full", False):
+        fields["worse"] = True
     return fields
 
 
@@ -120,7 +123,7 @@ def _show_spec(output: CommandOutput, spec: RolloutSpec) -> None:
 
 def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: RolloutSpec) -> None:
     from cli.plans import plan_document, plan_rows
-    from cli.revisions import find_revision
+    from rollout.client.revisions import find_revision
     from rollout.client.traffic import broken_by, plan_for
 
     broken = None if bento is None else broken_by(name, find_revision(bento))
@@ -140,7 +143,7 @@ def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: Rollou
 def _begin(
     output: CommandOutput, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
 ) -> int:
-    """Start the rollout, unless its evidence or today's traffic speak against it."""
+    """Start the rollout, unless it cannot end at today's traffic."""
     from rollout.client import deployments
     from rollout.client.traffic import check_promotion
 
@@ -171,7 +174,7 @@ def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
 
 def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
     """One line for each event that matters; quiet ticks only move the status line."""
-    from cli.rollouts import event_line, is_quiet
+    from rollout.client.rendering import event_line, is_quiet
 
     with output.working() as say:
         for event in events:
@@ -185,21 +188,13 @@ def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
 
 
 def _follow(output: CommandOutput, name: str, rollout: int) -> None:
-    from cli.rollouts import rollout_document, verdict_text
     from rollout.client import deployments
+    from rollout.client.rendering import require_promoted, rollout_document
 
     _show_events(output, deployments.follow(name, rollout))
     ended = next(each for each in deployments.history(name) if each.id == rollout)
-    document = rollout_document(ended)
-    outcome = document["outcome"]
-    if outcome != "promoted":
-        code = ErrorCode.INCONCLUSIVE if outcome == "inconclusive" else ErrorCode.ROLLED_BACK
-        verdict = document["verdict"]
-        log = verdict["why"].partition("\n")[2]
-        ends = f"; its log ends:\n{log}" if log else ""
-        bento = ended.candidate.bento
-        raise MlctlError(code, f"{bento} was not promoted: {verdict_text(verdict)}{ends}")
+    require_promoted(ended)
     if output.as_json:
-        output.document({"name": name, **document})
+        output.document({"name": name, **rollout_document(ended)})
     else:
         output.line(f"{name} serves {ended.candidate.bento}")

@@ -34,7 +34,7 @@ def show(output: CommandOutput, what: str) -> None:
 
 
 def _show(output: CommandOutput, chain: dict[str, Any]) -> None:
-    from cli.rollouts import local_time, verdict_text
+    from rollout.client.rendering import local_time, verdict_text
 
     output.line(f"digest     {chain['digest']}")
     if not chain["models"]:

@@ -34,8 +34,8 @@ def split(
     versions and the difference of their latency and errors. The same command with other shares
     changes them. --end --keep BENTO gives all the traffic to one of the two.
     """
-    from cli.revisions import find_revision
     from rollout.client import split as splits
+    from rollout.client.revisions import find_revision
 
     if ending:
         if shares or sticky:

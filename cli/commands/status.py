@@ -78,8 +78,8 @@ def _draw(name: str) -> None:
 
 
 def _follow(output: CommandOutput, name: str) -> None:
-    from cli.rollouts import event_line
     from rollout.client import deployments
+    from rollout.client.rendering import event_line
 
     (found,) = deployments.status(name)
     if found.rollout is None:
@@ -95,8 +95,8 @@ def _follow(output: CommandOutput, name: str) -> None:
 
 def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     from cli.reporting_options import show_links
-    from cli.rollouts import event_line
     from rollout.client.links import links
+    from rollout.client.rendering import accuracy_line, event_line
     from rollout.drivers.listener import url_of
 
     deployment, weights = status.deployment, status.weights
@@ -125,11 +125,13 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     output.line(f"  rollout  {rollout.id} to {rollout.candidate.bento}: {rollout.progress.phase}")
     if status.last is not None and (line := event_line(status.last)):
         output.line(f"           {line}")
+    if rollout.spec.min_accuracy is not None:
+        output.line(f"  labels   {accuracy_line(rollout)}")
     output.note(f"End it with `mlctl rollback {deployment.name}`.")
 
 
 def _previous_text(previous: PreviousRevision) -> str:
-    from cli.rollouts import local_time
+    from rollout.client.rendering import local_time
 
     bento, until = previous.revision.bento, previous.warm_until
     if not until:
@@ -149,8 +151,8 @@ def _previous_document(previous: PreviousRevision | None) -> dict[str, Any] | No
 
 def _document(status: DeploymentStatus) -> dict[str, Any]:
     from cli.reporting_options import links_document, run_document
-    from cli.rollouts import rollout_document
     from rollout.client.links import links
+    from rollout.client.rendering import rollout_document
 
     deployment, rollout = status.deployment, None
     found = links(deployment.name)

@@ -35,7 +35,8 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     The first line of output is the guarantee. Several runs with the same --group share the work.
     Ctrl-C or SIGTERM commits the batch that was begun; uncommitted messages are delivered again.
     A URL is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders, a file of JSON lines, or -
-    for standard input and output.
+    for standard input and output. JSON answers can also go to a table, postgresql://HOST/DB?table=T
+    or sqlite://FILE?table=T, or to a webhook, https://HOST/PATH.
     """
     from services.runtime.scorable import find_scorable
 

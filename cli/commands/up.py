@@ -113,8 +113,8 @@ def up(
     that is down is started with what it served; with --all, every one that was up when the
     machine went down.
     """
-    from cli.revisions import find_revision
     from rollout.client import deployments
+    from rollout.client.revisions import find_revision
 
     if everything or name is None or bento is None:
         _show(output, *_brought_back(name, everything=everything))
@@ -184,11 +184,13 @@ def _show(output: CommandOutput, *found: Deployment) -> None:
         live, settings = deployment.live, deployment.settings
         if (cluster := settings.kubernetes) is not None:
             output.line(f"{deployment.name} serves {live.bento} through {cluster.where}")
+            output.note(f"Live page: mlctl ui {deployment.name}")
             continue
         url = url_of(deployment.ports, settings)
         output.line(f"{deployment.name} serves {live.bento} on {url} (HTTP and gRPC)")
         model = "NAME" if live.models else live.name
         output.note(f"V2: POST {url}/v2/models/{model}/infer    typed: POST {url}/predict")
+        output.note(f"Live page: mlctl ui {deployment.name}")
 
 
 def _document(deployment: Deployment) -> dict[str, Any]:

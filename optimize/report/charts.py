@@ -7,13 +7,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from optimize.charts.numbers import milliseconds, significant
+from optimize.charts.scale import Scale, Tick, fit
+from optimize.charts.shapes import (
+    Area,
+    Chart,
+    Shape,
+    columns,
+    horizontal,
+    log_scale,
+    note,
+    points,
+    polyline,
+    rows,
+    shape,
+)
 from optimize.choice import MEGABYTE, Judged, Verdict
 from optimize.evidence import OptimizeReport
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
 from optimize.metrics.latency import BatchLatency
 from optimize.recipes.base import LayerCost
-from optimize.report.numbers import milliseconds, significant
-from optimize.report.scale import Scale, Tick, fit
 from optimize.variant import Measured
 
 SHOWN_LAYERS = 40
@@ -23,53 +36,6 @@ SHOWN_LAYERS = 40
 _WINDOW = 5.0
 
 _CHARACTER, _TEXT_HEIGHT = 6.9, 16.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One SVG element; `text` is its content, `title` its tooltip."""
-
-    element: str
-    attributes: dict[str, str]
-    text: str = ""
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A picture of `width` x `height` pixels; `description` says the same in words."""
-
-    title: str
-    description: str
-    width: float
-    height: float
-    shapes: tuple[Shape, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Area:
-    """A rectangle in pixels: a plot area, or the space that a label takes."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def overlaps(self, other: Area) -> bool:
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-        )
-
-    def contains(self, other: Area) -> bool:
-        return (
-            self.left <= other.left
-            and self.top <= other.top
-            and other.right <= self.right
-            and other.bottom <= self.bottom
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +168,10 @@ def pareto_chart(view: Tradeoff) -> Chart:
         for point in view.points
     )
     shapes = [
-        *_rows(y, area),
-        *_columns(x.ticks(6), x, area),
-        _shape("text", f"{view.quality}, {better}", x=0, y=18, class_="axis"),
-        _shape(
+        *rows(y, area),
+        *columns(x.ticks(6), x, area),
+        shape("text", f"{view.quality}, {better}", x=0, y=18, class_="axis"),
+        shape(
             "text",
             f"{view.cost}, left is better",
             x=area.right,
@@ -215,8 +181,8 @@ def pareto_chart(view: Tradeoff) -> Chart:
         ),
         *_reference_lines(view, y, area),
         _front(view, x, y, area),
-        *(shape for point in view.points for shape in _interval_bars(point, x, y)),
-        *(shape for point in view.points for shape in _point(view, point, x, y)),
+        *(each for point in view.points for each in _interval_bars(point, x, y)),
+        *(each for point in view.points for each in _point(view, point, x, y)),
         *_labels(view, x, y, area),
         *_legend(view, area, height - 16),
     ]
@@ -244,20 +210,20 @@ def _panel(
 ) -> Chart:
     width, height = 280.0, 210.0
     area = Area(46, 30, width - 14, height - 46)
-    x = _log_scale(x_ends, area.left, area.right)
-    y = _log_scale(y_ends, area.bottom, area.top)
+    x = log_scale(x_ends, area.left, area.right)
+    y = log_scale(y_ends, area.bottom, area.top)
     recipe, verdict, latency = item.variant.recipe, item.verdict, found.latency
     band = [(x(each.batch), y(each.q3_ms)) for each in latency]
     band += [(x(each.batch), y(each.q1_ms)) for each in reversed(latency)]
     others = (other.latency for each, other in variants if each is not item)
     shapes = [
-        *_rows(y, area, 4),
-        *_columns([Tick(each.batch, str(each.batch)) for each in latency], x, area),
-        *(_polyline(_medians(other, x, y), "other") for other in others),
-        _shape("polygon", points=_points(band), class_="band"),
-        _polyline(_medians(latency, x, y), f"line {verdict}"),
+        *rows(y, area, 4),
+        *columns([Tick(each.batch, str(each.batch)) for each in latency], x, area),
+        *(polyline(_medians(other, x, y), "other") for other in others),
+        shape("polygon", points=points(band), class_="band"),
+        polyline(_medians(latency, x, y), f"line {verdict}"),
         *(
-            _shape(
+            shape(
                 "circle",
                 title=_latency_text(recipe, each),
                 cx=x(each.batch),
@@ -267,8 +233,8 @@ def _panel(
             )
             for each in latency
         ),
-        _shape("text", recipe, x=area.left, y=area.top - 12, class_=f"name {verdict}"),
-        _note("ms by batch size", area.right, area.bottom + 36, "end"),
+        shape("text", recipe, x=area.left, y=area.top - 12, class_=f"name {verdict}"),
+        note("ms by batch size", area.right, area.bottom + 36, "end"),
     ]
     text = "; ".join(_latency_text(recipe, each) for each in latency)
     return Chart(f"Latency by batch size, {recipe}", text, width, height, tuple(shapes))
@@ -279,9 +245,9 @@ def layer_chart(recipe: str, layers: Sequence[LayerCost]) -> Chart:
     shown = layers[:SHOWN_LAYERS]
     largest = max((each.distance for each in shown if math.isfinite(each.distance)), default=0.0)
     shapes = (
-        shape
+        each
         for number, layer in enumerate(shown)
-        for shape in _layer_bar(layer, 8.0 + 20.0 * number, largest or 1.0)
+        for each in _layer_bar(layer, 8.0 + 20.0 * number, largest or 1.0)
     )
     return Chart(
         f"What each layer costs, {recipe}",
@@ -300,65 +266,18 @@ def _layer_bar(layer: LayerCost, top: float, largest: float) -> Iterator[Shape]:
     value = significant(layer.distance) + (", kept in float" if layer.kept_in_float else "")
     name = _shortened(layer.layer, 46)
     title = f"{layer.layer} ({layer.operator}): {value}"
-    yield _shape(
+    yield shape(
         "text", name, title=title, x=left - 10, y=top + 14, text_anchor="end", class_="layer"
     )
     kind_class = f"cost {kind}"
-    yield _shape(
+    yield shape(
         "rect", title=title, x=left, y=top + 4, width=length, height=13, rx=2, class_=kind_class
     )
-    yield _shape("text", value, x=left + length + 8, y=top + 14, class_=f"note {kind}")
-
-
-def _shape(element: str, text: str = "", title: str = "", **attributes: str | float) -> Shape:
-    """Return an element; attribute names end in `_` where Python reserves them."""
-    values = {
-        name.rstrip("_").replace("_", "-"): value if isinstance(value, str) else f"{value:.2f}"
-        for name, value in attributes.items()
-    }
-    return Shape(element, values, text, title)
-
-
-def _note(text: str, x: float, y: float, anchor: str = "start", kind: str = "note") -> Shape:
-    return _shape("text", text, x=x, y=y, text_anchor=anchor, class_=kind)
-
-
-def _rows(scale: Scale, area: Area, count: int = 5) -> Iterator[Shape]:
-    """Horizontal grid lines with the ticks of a vertical axis."""
-    for tick in scale.ticks(count):
-        y = scale(tick.value)
-        yield _horizontal(y, area, "grid")
-        yield _note(tick.label, area.left - 8, y + 4, "end", "tick")
-
-
-def _columns(ticks: Sequence[Tick], scale: Scale, area: Area) -> Iterator[Shape]:
-    """Vertical grid lines with the ticks of a horizontal axis."""
-    for tick in ticks:
-        x = scale(tick.value)
-        yield _shape("line", x1=x, x2=x, y1=area.top, y2=area.bottom, class_="grid")
-        yield _note(tick.label, x, area.bottom + 18, "middle", "tick")
-
-
-def _horizontal(y: float, area: Area, kind: str) -> Shape:
-    return _shape("line", x1=area.left, x2=area.right, y1=y, y2=y, class_=kind)
-
-
-def _polyline(corners: Sequence[tuple[float, float]], kind: str) -> Shape:
-    return _shape("polyline", points=_points(corners), class_=kind)
-
-
-def _points(corners: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+    yield shape("text", value, x=left + length + 8, y=top + 14, class_=f"note {kind}")
 
 
 def _medians(latency: Sequence[BatchLatency], x: Scale, y: Scale) -> list[tuple[float, float]]:
     return [(x(each.batch), y(each.median_ms)) for each in latency]
-
-
-def _log_scale(ends: tuple[float, float], start: float, end: float) -> Scale:
-    low, high = ends
-    margin = max((high / low) ** 0.08, 1.1)
-    return Scale(low / margin, high * margin, start, end, log=True)
 
 
 def _latency_text(recipe: str, latency: BatchLatency) -> str:
@@ -376,13 +295,13 @@ def _reference_lines(view: Tradeoff, y: Scale, area: Area) -> Iterator[Shape]:
     texts = heights[0] + down, heights[1] - down
     values = {"source": view.source, "limit": view.limit}
     for (kind, value), height, text in zip(values.items(), heights, texts, strict=True):
-        yield _horizontal(height, area, kind)
-        yield _note(f"{kind} {value:.4g}", area.right + 8, text + 4)
+        yield horizontal(height, area, kind)
+        yield note(f"{kind} {value:.4g}", area.right + 8, text + 4)
 
 
 def _front(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Shape:
     """The Pareto front as a staircase."""
-    return _polyline(_corners(view, x, y, area), "front")
+    return polyline(_corners(view, x, y, area), "front")
 
 
 def _corners(view: Tradeoff, x: Scale, y: Scale, area: Area) -> list[tuple[float, float]]:
@@ -408,7 +327,7 @@ def _interval_bars(point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
         path += f"M{left:.1f} {level:.1f}H{right:.1f}"
         path += "".join(f"M{end:.1f} {level - cap:.1f}v{2 * cap:g}" for end in (left, right))
     if path:
-        yield _shape("path", d=path, class_=f"bar {point.verdict}")
+        yield shape("path", d=path, class_=f"bar {point.verdict}")
 
 
 def _point(view: Tradeoff, point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
@@ -423,13 +342,13 @@ def _mark(verdict: Verdict, x: float, y: float, title: str = "") -> Iterator[Sha
     """The mark of a verdict: its form says it as well as its colour."""
     kind = f"mark {verdict}"
     if verdict is Verdict.CHOSEN:
-        yield _shape("circle", cx=x, cy=y, r=9, class_="ring")
-        yield _shape("circle", title=title, cx=x, cy=y, r=5.5, class_=kind)
+        yield shape("circle", cx=x, cy=y, r=9, class_="ring")
+        yield shape("circle", title=title, cx=x, cy=y, r=5.5, class_=kind)
     elif verdict is Verdict.PASSES:
-        yield _shape("circle", title=title, cx=x, cy=y, r=5, class_=kind)
+        yield shape("circle", title=title, cx=x, cy=y, r=5, class_=kind)
     else:
         cross = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
-        yield _shape("path", title=title, d=cross, class_=kind)
+        yield shape("path", title=title, d=cross, class_=kind)
 
 
 def _labels(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Iterator[Shape]:
@@ -441,9 +360,9 @@ def _labels(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Iterator[Shape]:
     for point, (px, py), text, box in zip(view.points, places, texts, boxes, strict=True):
         near = min(max(px, box.left), box.right), min(max(py, box.top), box.bottom)
         if math.dist((px, py), near) > 16.0:
-            yield _shape("line", x1=px, y1=py, x2=near[0], y2=near[1], class_="leader")
+            yield shape("line", x1=px, y1=py, x2=near[0], y2=near[1], class_="leader")
         middle = (box.left + box.right) / 2, (box.top + box.bottom) / 2 + 4.5
-        yield _note(text, *middle, "middle", f"name {point.verdict}")
+        yield note(text, *middle, "middle", f"name {point.verdict}")
 
 
 def _label_text(point: Point, y: Scale) -> str:
@@ -503,12 +422,12 @@ def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
     for verdict in Verdict:
         if any(point.verdict is verdict for point in view.points):
             yield from _mark(verdict, x + 8, y - 4)
-            yield _note(verdict, x + 22, y)
+            yield note(verdict, x + 22, y)
             x += 48 + len(verdict) * _CHARACTER
     if view.bars:
-        yield _note(f"bars: {view.bars}", x, y)
-    yield _shape("path", d=f"M{area.right - 104:.1f} {y - 4:.1f}h24", class_="front")
-    yield _note("Pareto front", area.right - 74, y)
+        yield note(f"bars: {view.bars}", x, y)
+    yield shape("path", d=f"M{area.right - 104:.1f} {y - 4:.1f}h24", class_="front")
+    yield note("Pareto front", area.right - 74, y)
 
 
 def _shortened(name: str, length: int) -> str:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
+from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
+from optimize.charts.shapes import Chart
+from optimize.charts.templates import chart_environment
 from optimize.choice import BASELINE, Judged, Verdict
 from optimize.evidence import OptimizeReport
 from optimize.report.charts import (
     SHOWN_LAYERS,
-    Chart,
     latency_charts,
     layer_chart,
     pareto_chart,
     tradeoff,
 )
-from optimize.report.numbers import milliseconds, rate, score, signed, significant, size, times
 from optimize.variant import Measured
-from registry.names import printable
 
 _TEMPLATE = "report.html.j2"
 _NONE = "\N{EN DASH}"
@@ -65,7 +63,7 @@ def report_html(report: OptimizeReport) -> str:
     columns = list(_columns(report))
     batches = sorted({batch.batch for _, found in report.measured for batch in found.latency})
     page: str = (
-        _environment()
+        chart_environment(Path(__file__).parent)
         .get_template(_TEMPLATE)
         .render(
             report=report,
@@ -85,28 +83,6 @@ def report_html(report: OptimizeReport) -> str:
         )
     )
     return page
-
-
-@cache
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_visible,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-
-def _visible(value: Any) -> Any:
-    """Replace control characters in text, which neither XML nor a reader can take."""
-    if type(value) is str:
-        return printable(value)
-    return value
 
 
 def headline(report: OptimizeReport) -> str:

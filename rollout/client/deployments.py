@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from registry.tracking import tracking_uri
 from rollout.client.lifecycle import ensure_daemon, spawn_daemon, take_down
-from rollout.domain import agreement, slo
+from rollout.domain import agreement, labels, slo
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.process_ref import NO_PROCESS, PROXY
@@ -33,6 +33,7 @@ from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
 from rollout.drivers.local.ports import free_ports, require_free, resolve_host
+from rollout.drivers.local.samples import sample_folder
 from rollout.drivers.local.security_settings import with_signer, with_token, with_webhook_secret
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
@@ -144,17 +145,20 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
 
     A latency limit between two exact edges is rounded up to one; the first event says so.
     Without a limit of its own a candidate made from live's very source has to agree with it.
-    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INCOMPATIBLE_INTERFACE; INVALID_INPUT for an
-    agreement that nothing could show.
+    DEPLOYMENT_NOT_FOUND, ALREADY_LIVE, ROLLOUT_ACTIVE, INCOMPATIBLE_INTERFACE, WORSE_EVIDENCE;
+    INVALID_INPUT for an agreement or an accuracy that nothing could show.
     """
     with Journal(paths.journal()) as journal:
         deployment = journal.deployment(name)
         paths.require_writable(name)
-        if spec.sticky and deployment.settings.kubernetes is not None:
+        remote = deployment.settings.kubernetes is not None
+        if spec.sticky and remote:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, "the weights of an HTTPRoute are not sticky: no --sticky"
             )
-        agreement.require_copies(spec, can_copy=deployment.settings.kubernetes is None)
+        can_record = not remote and sample_folder(paths.directory(name)) is not None
+        labels.require_recording(spec, can_record=can_record)
+        agreement.require_copies(spec, can_copy=not remote)
         counted = slo.counted(spec, edges_of(deployment.settings))
         counted = agreement.by_default(counted, deployment.live, revision)
         rollout = journal.begin(name, revision, counted, requested=spec)

@@ -18,13 +18,9 @@ MEASURED_SECONDS = 3.0
 
 
 def check_promotion(name: str, revision: Revision, spec: RolloutSpec) -> None:
-    """Reject a promotion that contradicts the proved scores or cannot end at today's traffic.
-
-    Raises what `Journal.begin` would raise, then WORSE_EVIDENCE, then INSUFFICIENT_TRAFFIC.
-    """
+    """Raise what `Journal.begin` would, then INSUFFICIENT_TRAFFIC if it cannot end in time."""
     with Journal(paths.journal()) as journal:
         journal.check(name, revision, spec)
-        rejections.check_scores(journal.deployment(name), revision)
     plan_for(name, spec).require_end()
 
 

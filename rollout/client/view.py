@@ -126,7 +126,7 @@ def screen(seen: Snapshot) -> ScreenState:
         address=_address(deployment),
         answers=bool(seen.weights),
         slots=tuple(_slot(seen, slot) for slot in shown),
-        rollout=None if seen.rollout is None else _rollout(seen, seen.rollout),
+        rollout=None if seen.rollout is None else rollout_view(seen.now, seen.rollout, seen.tick),
     )
 
 
@@ -164,8 +164,9 @@ def _slot(seen: Snapshot, slot: Slot) -> SlotView:
     )
 
 
-def _rollout(seen: Snapshot, rollout: Rollout) -> RolloutView:
-    body = seen.tick.body if seen.tick else {}
+def rollout_view(now: float, rollout: Rollout, tick: JournalEvent | None) -> RolloutView:
+    """Return what is shown of `rollout` at `now` (wall clock); `tick` is its last one."""
+    body = tick.body if tick else {}
     threshold = 1.0 / rollout.spec.alpha
     verdict = rollout.progress.ruling
     why = verdict.why if verdict else body.get("verdict", {}).get("why", "")
@@ -174,8 +175,8 @@ def _rollout(seen: Snapshot, rollout: Rollout) -> RolloutView:
     return RolloutView(
         id=rollout.id,
         outcome=rollout.outcome,
-        step=_step(seen.now, rollout),
-        deadline_left=_deadline_left(seen.now, rollout),
+        step=_step(now, rollout),
+        deadline_left=_deadline_left(now, rollout),
         threshold=threshold,
         harm=_gates(body.get("e_values", {}), threshold),
         proof=_gates(body.get("proofs", {}), threshold),

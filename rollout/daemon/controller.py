@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bundle.clock import Clock
+from rollout.daemon.recording import Recording
 from rollout.daemon.shadow.watch import Parties, ShadowComparison
 from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, HoldReason, Verdict
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.join import AnswerSide
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.operator_commands import Request, next_request
@@ -37,8 +38,8 @@ from rollout.domain.state_machine import (
     TickObservation,
 )
 from rollout.domain.traffic_record import TrafficRecord
+from rollout.domain.verdict import Hits
 from rollout.drivers.local.fleet import Fleet
-from rollout.drivers.local.samples import SampleFolder
 from rollout.journal import records
 from rollout.journal.journal import Journal, RequestWaitsError
 from rollout.journal.records import Rollout
@@ -48,7 +49,7 @@ from rollout.journal.records import Rollout
 class World:
     """What a controller acts on. `edges` are the meter's latency edges in milliseconds.
 
-    `samples` is where the servers record what they answer; None where they cannot.
+    `recording` is what the servers record of their answers; None where they cannot.
     """
 
     data_plane: DataPlane
@@ -56,7 +57,7 @@ class World:
     launcher: Launcher
     clock: Clock
     edges: tuple[float, ...]
-    samples: SampleFolder | None = None
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +84,19 @@ class Controller:
         self._counting_since: float | None = None
         self._idle_reported: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
+        self._comparison = _comparison(rollout, world)
         self._observer = TrafficObserver(
             world.meter,
             world.edges,
             rollout.slot,
             rollout.spec,
-            _comparison(rollout, world),
+            self._comparison,
             watch.record.total,
         )
         self._record = watch.record
+        if world.recording is not None:
+            judged = rollout.spec.min_accuracy is not None
+            world.recording.keep = judged or watch.settings.record_share > 0
         self._handlers = {
             RolloutPhase.PENDING: self._launch,
             RolloutPhase.WARM: self._warm,
@@ -250,7 +255,7 @@ class Controller:
             alive=alive, mirrored=mirrored, weight=weight, seconds=seconds
         )
         self._counting_since = counted_until
-        observation = self._weighed(observation)
+        observation = self._labelled(self._weighed(observation), mirrored=mirrored)
         now, spec = self._now(), self._rollout.spec
         judged = observation.window is not None and not machine.warming_up(self.progress, spec, now)
         progress = machine.absorb(self.progress, observation, spec, now)
@@ -260,6 +265,7 @@ class Controller:
             "window": asdict(observation.window or Window()),
             "shadow": asdict(observation.shadow) if observation.shadow else None,
             "compared": progress.evidence.shadow.hits,
+            "labelled": _labelled_hits(progress.evidence) if spec.min_accuracy else None,
             "reference_ms": reference,
             "verdict": asdict(verdict),
             "e_values": _e_values(progress.evidence.log_values(spec)),
@@ -296,6 +302,22 @@ class Controller:
         spec = self._rollout.spec
         enough = spec.representative(machine.candidate_weight(self.progress, spec))
         return replace(observation, window=replace(observation.window, representative=enough))
+
+    def _labelled(self, observation: TickObservation, *, mirrored: bool) -> TickObservation:
+        """Return the observation with the labelled answers, if any are new; keep recording."""
+        recording, rollout = self._world.recording, self._rollout
+        if recording is None or not recording.keep:
+            return observation
+        judged = rollout.spec.min_accuracy is not None
+        if not mirrored:  # else the comparison has done it
+            window = observation.window or Window()
+            requests = window.candidate.total + window.live.total
+            share = 1.0 if judged else self._settings.record_share
+            recording.observe(requests, inputs=False, max_share=share)
+        if not judged:
+            return observation
+        digests = (rollout.candidate.recorded, rollout.live.recorded)
+        return replace(observation, labelled=recording.labelled(*digests, rollout.spec))
 
     def _pause(self) -> None:
         if self.progress.stage in WATCHED:
@@ -338,10 +360,12 @@ class Controller:
         self._save(replace(progress, restored=now), "traffic_restored", body)
 
     def _end(self) -> None:
-        self._observer.end_comparison()
+        if self._world.recording is not None:
+            self._world.recording.stop()
         progress = machine.move(self.progress, Signal.SETTLED, self._now())
         body = records.ended_body(self._rollout, progress.planned, progress.ruling, self._now())
-        self._save(progress, records.ENDED, {**body, "disagreements": self._observer.kept()})
+        kept = None if self._comparison is None else self._comparison.kept()
+        self._save(progress, records.ENDED, {**body, "disagreements": kept})
 
     def _apply_verdict(self, verdict: Verdict) -> None:
         progress = machine.apply_verdict(self.progress, verdict, self._rollout.spec, self._now())
@@ -362,8 +386,10 @@ class Controller:
                 self._finalize()
             case _:
                 self._apply()
-        if not machine.mirrored_share(progress, self._rollout.spec):
-            self._observer.end_comparison()
+        recording = self._world.recording
+        mirrored = machine.mirrored_share(progress, self._rollout.spec) > 0
+        if recording is not None and not (mirrored or recording.keep):
+            recording.stop()
 
     def _connect(self) -> None:
         slot = self._rollout.slot
@@ -422,19 +448,26 @@ def _why_no_shadow(rollout: Rollout, world: World) -> str:
         return ""
     if not world.data_plane.can_mirror:
         return "the proxy cannot copy requests"
-    if world.samples is None and rollout.spec.shadow_wait_seconds is not None:
+    if world.recording is None and rollout.spec.shadow_wait_seconds is not None:
         return "the servers cannot record answers for this rollout: MLCTL_SAMPLE_DIR is set"
     return ""
 
 
 def _comparison(rollout: Rollout, world: World) -> ShadowComparison | None:
     """Return what compares the two revisions' answers, None where servers cannot record."""
-    if world.samples is None or not rollout.spec.shadows:
+    if world.recording is None or not rollout.spec.shadows:
         return None
     sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}
     digests = {side: revision.recorded for side, revision in sides.items()}
     parties = Parties(rollout.slot, digests)
-    return ShadowComparison(world.samples, parties, rollout.spec, rollout.id, world.clock)
+    return ShadowComparison(world.recording, parties, rollout.spec, rollout.id, world.clock)
+
+
+def _labelled_hits(evidence: GateEvidence) -> dict[str, Hits]:
+    """Return (wrong, labelled) requests of both revisions."""
+    counted = evidence.of(Gate.ACCURACY_VS_LIMIT)
+    sides = {"candidate": counted.ours, "live": counted.theirs}
+    return {side: (trials.hits, trials.n) for side, trials in sides.items()}
 
 
 def _e_values(logs: Mapping[Gate, float]) -> dict[str, float]:

@@ -25,6 +25,7 @@ import psutil
 
 from bundle.clock import Clock, SystemClock
 from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
 from rollout.daemon.reporting.outbox import Outbox, Sink, run_command
 from rollout.daemon.reporting.runs import RunsSink
@@ -80,10 +81,9 @@ class Daemon:
         proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
         data_plane = stack.enter_context(proxy.data_plane())
         launcher = _launcher(directory / "logs", settings, data_plane, stack)
-        samples = None if settings.kubernetes else sample_folder(directory)
-        self._world = World(
-            data_plane, data_plane, launcher, SystemClock(), edges_of(settings), samples
-        )
+        clock = SystemClock()
+        recording = _recording(directory, settings, clock)
+        self._world = World(data_plane, data_plane, launcher, clock, edges_of(settings), recording)
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
         self._logs = directory / "logs"
         self._supervisor = Supervisor(
@@ -93,6 +93,7 @@ class Daemon:
         self._record = TrafficRecord()
         self._recorded = ""
         self._split_meter = SplitMeter(name, self._world, journal, self._epoch)
+        self._answered = 0
         self._watch = Watch(self._epoch, deployment.settings, self._record)
         self._show(settings, stack)
         self._controller: Controller | None = None
@@ -194,7 +195,21 @@ class Daemon:
             self._recorded = digest
         now = self._world.clock.monotonic()
         if self._record.due(now):
-            self._record.add(self._world.meter.read().totals[slot], now)
+            totals = self._world.meter.read().totals[slot]
+            self._record.add(totals, now)
+            self._record_predictions(totals.requests)
+
+    def _record_predictions(self, answered: int) -> None:
+        """Record a share of the predictions while no rollout does, if the settings say so."""
+        recording, share = self._world.recording, self._watch.settings.record_share
+        requests, self._answered = max(0, answered - self._answered), answered
+        if recording is None:
+            return
+        if not share:
+            recording.collect()
+            return
+        recording.keep = True
+        recording.observe(requests, inputs=False, max_share=share)
 
     def _take_up(self, active: Rollout) -> Controller:
         controller = Controller(active, self._world, self._journal, self._watch)
@@ -220,6 +235,11 @@ class Daemon:
                 return
             if processes.wait_for_end(self._supervisor.running, _POLL_SECONDS):
                 return
+
+
+def _recording(directory: Path, settings: DeploymentSettings, clock: Clock) -> Recording | None:
+    folder = None if settings.kubernetes else sample_folder(directory)
+    return None if folder is None else Recording(folder, clock, settings.keep_predictions_seconds)
 
 
 def _launcher(

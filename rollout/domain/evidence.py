@@ -14,6 +14,7 @@ from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.counts import Counts, Window
 from rollout.domain.e_values import NO_EVIDENCE, Logs
 from rollout.domain.gate_table import GATES, GateRule
+from rollout.domain.labels import LabelledTrials
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Gate, Hits, share
@@ -38,7 +39,7 @@ class GateTrials:
     Attributes:
         ours: the candidate's trials; under sticky routing those of both slots.
         step: the same since the last step began: a fault that comes with the load is not
-            outweighed by what was good before.
+            outweighed by what was good before; empty for labelled answers.
         theirs: the live slot's, those before the rollout included.
         before: the live slot's, those before the rollout alone.
         representative: the candidate's hits at a representative share of the traffic.
@@ -171,7 +172,9 @@ def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvide
         candidate=evidence.candidate.plus(window.candidate),
         live=evidence.live.plus(window.live),
         trials={
-            gate: _fold_gate(evidence.of(gate), rule, limit, window, spec)
+            gate: evidence.of(gate)
+            if rule.by_labels
+            else _fold_gate(evidence.of(gate), rule, limit, window, spec)
             for gate, rule, limit in _limited(spec)
         },
         representative_seconds=evidence.representative_seconds
@@ -182,6 +185,12 @@ def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvide
 def fold_shadow(evidence: GateEvidence, shadow: ShadowWindow, spec: RolloutSpec) -> GateEvidence:
     """Add one tick's pairs of answers."""
     return replace(evidence, shadow=agreement.fold(evidence.shadow, shadow, spec))
+
+
+def fold_labels(evidence: GateEvidence, labelled: LabelledTrials) -> GateEvidence:
+    """Replace what was labelled before: a label may have been corrected since."""
+    counted = GateTrials(ours=labelled.candidate, theirs=labelled.live)
+    return replace(evidence, trials={**evidence.trials, Gate.ACCURACY_VS_LIMIT: counted})
 
 
 def usual(counted: GateTrials, requests: int, slack: float) -> float:

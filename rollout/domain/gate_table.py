@@ -44,6 +44,7 @@ class GateRule:
         representative: the limit is proved only by requests at a representative share of the
             traffic; a smaller share has emptier batches and queues.
         gross: the rule for gross faults, if there is one.
+        by_labels: the hits are labelled answers, which are folded when their labels arrive.
     """
 
     hits: Callable[[Counts], Hits]
@@ -52,6 +53,7 @@ class GateRule:
     versus_live: bool = False
     representative: bool = False
     gross: GrossRule | None = None
+    by_labels: bool = False
 
     def sentence(self, hits: Hits, spec: RolloutSpec) -> str:
         """Return "0.40 % of 753 requests failed"."""
@@ -82,6 +84,10 @@ def _late(counts: Counts) -> Hits:
 
 def _tail(counts: Counts) -> Hits:
     return counts.tail, counts.timed
+
+
+def _no_hits(_counts: Counts) -> Hits:
+    return 0, 0
 
 
 def _max_error_rate(spec: RolloutSpec) -> float:
@@ -128,5 +134,11 @@ GATES: dict[Gate, GateRule] = {
         lambda _spec: SLOW_SHARE,
         versus_live=True,
         gross=_GROSS_LATENCY,
+    ),
+    Gate.ACCURACY_VS_LIMIT: GateRule(
+        _no_hits,
+        "with a label were answered wrong",
+        lambda spec: spec.max_wrong,
+        by_labels=True,
     ),
 }

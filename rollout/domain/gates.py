@@ -19,6 +19,7 @@ from rollout.domain.evidence import (
     GateEvidence,
     begin,
     fold,
+    fold_labels,
     fold_shadow,
     next_step,
     usual,
@@ -40,6 +41,7 @@ __all__ = [
     "doubtful",
     "excluded_period",
     "fold",
+    "fold_labels",
     "fold_shadow",
     "harm",
     "judge_shadow",
@@ -48,7 +50,6 @@ __all__ = [
     "unproved",
 ]
 
-MIN_BAD_BLOCKS = 3
 MIN_TICKS = 3
 MAX_UNHEALTHY_TICKS = 3
 # What comes at random every T seconds is seen in 3 T with a probability of 95 % (rule of three).
@@ -184,7 +185,7 @@ def _lasting(
         allowed = share(_live(rule, evidence, gate, spec)) + spec.margin * allowed
     for trials in (counted.ours, counted.step):
         hits = (trials.hits, trials.n)
-        if trials.bad_blocks >= MIN_BAD_BLOCKS and breaks(hits, allowed):
+        if trials.bad_blocks >= agreement.MIN_BAD_BLOCKS and breaks(hits, allowed):
             why = _compared(rule, hits, evidence, gate, spec)
             return Verdict(Action.ROLLBACK, gate, why, share(hits), allowed, int(hits[1]))
     return None

@@ -24,10 +24,11 @@ class AnswerSide(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recorded row: its answer, and where in which segment the rest of it stands."""
+    """One recorded row: its answer at Unix time `at`, and where its segment has the rest of it."""
 
     key: Key
     digest: str
+    at: float
     answer: Answer
     segment: Path
     index: int

@@ -21,14 +21,6 @@ class Comparison(Protocol):
         """What was found since the tick before; `live_requests` came in that time."""
         ...
 
-    def end(self) -> None:
-        """Stop looking. Idempotent."""
-        ...
-
-    def kept(self) -> str | None:
-        """The path of the rows that were answered differently; None if there are none."""
-        ...
-
 
 class TrafficObserver:
     """Watches one rollout. Holds only what may be lost: a restart begins counting anew."""
@@ -55,15 +47,6 @@ class TrafficObserver:
         """Begin counting here, unless it has begun."""
         if self._before is None:
             self._before = self._meter.read()
-
-    def end_comparison(self) -> None:
-        """No copies are sent any more: what compares the answers may stop. Idempotent."""
-        if self._comparison is not None:
-            self._comparison.end()
-
-    def kept(self) -> str | None:
-        """Where the rows are that both slots answered differently; None if there are none."""
-        return None if self._comparison is None else self._comparison.kept()
 
     def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
         """The last tick's latencies of both sides, for the record: see `seen.edges.sparse`."""

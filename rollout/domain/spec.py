@@ -172,10 +172,14 @@ class RolloutSpec(Checked):
         alias: write the `@champion` alias after a promotion.
         sticky: a client keeps its slot while the weights allow it.
         breaking: go on although callers of the live revision would miss something.
+        worse: go on although the candidate's proved score is clearly worse on the same data.
         max_p50_ms: P(latency > this) must be at most 50 %; None for no such limit.
         max_disagreement: P(answers differ from live's) must be at most this; None to report it
             only. max_psi: the outputs' population stability index beyond which nothing advances.
         tolerance: two answers that are no class scores agree within this share of their size.
+        min_accuracy: minimum share of the labelled requests (`mlctl feedback`) that are answered
+            right; None to report it only. max_label_error: distance up to which a number is right
+            by its label; None for `tolerance`.
     """
 
     steps: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 5, 25, 50, 100)
@@ -204,6 +208,9 @@ class RolloutSpec(Checked):
     max_psi: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.2
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.01
     breaking: bool = False
+    worse: bool = False
+    min_accuracy: Share | None = None
+    max_label_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @field_validator("steps")
     @classmethod
@@ -217,6 +224,11 @@ class RolloutSpec(Checked):
     def shadows(self) -> bool:
         """Whether the candidate's answers are compared with live's on copied requests."""
         return self.shadow_percent > 0 or self.mirror_percent > 0
+
+    @property
+    def max_wrong(self) -> float | None:
+        """The share of labelled requests that may be answered wrong; None for no such limit."""
+        return None if self.min_accuracy is None else round(1.0 - self.min_accuracy, 9)
 
     def without_shadow(self) -> Self:
         """The same for a proxy that cannot copy requests."""
@@ -307,6 +319,8 @@ class DeploymentSettings(Checked):
         runs: the command that reports rollouts to MLflow; empty for none.
         metrics_port: where the daemon's metrics are, on loopback; None for nowhere.
         webhooks: where notices are sent. webhook_secret: the file with which they are signed.
+        record_share: share of the requests whose predictions are recorded at all times, for
+            labels that come later. keep_predictions_seconds: how long they are kept.
         token_file: the tokens that its callers show; None to take the environment's.
         signer: the public key that its bundles must be signed with; None to take the
             environment's.
@@ -335,6 +349,8 @@ class DeploymentSettings(Checked):
     metrics_port: int | None = None
     webhooks: tuple[str, ...] = ()
     webhook_secret: str | None = None
+    record_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    keep_predictions_seconds: PositiveSeconds = 7 * 86_400.0
     token_file: str | None = None
     signer: str | None = None
     bento_home: str | None = None

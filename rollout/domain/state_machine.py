@@ -15,6 +15,7 @@ from enum import StrEnum
 from rollout.domain import agreement, gates
 from rollout.domain.counts import Window
 from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
+from rollout.domain.labels import LabelledTrials
 from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
@@ -120,13 +121,15 @@ class RolloutProgress:
 class TickObservation:
     """What one observation of a watched candidate found.
 
-    `window` is None when nothing was counted, `shadow` when nothing was copied.
+    `window` is None when nothing was counted, `shadow` when nothing was copied, `labelled` when no
+    label arrived.
     """
 
     window: Window | None
     healthy: bool = True
     alive: bool = True
     shadow: ShadowWindow | None = None
+    labelled: LabelledTrials | None = None
 
 
 def candidate_weight(progress: RolloutProgress, spec: RolloutSpec) -> int:
@@ -270,6 +273,9 @@ def absorb(
     unhealthy = 0 if observation.healthy else progress.unhealthy_ticks + 1
     progress = replace(progress, unhealthy_ticks=unhealthy)
     progress = _absorb_shadow(_absorb_idle(progress, observation, now), observation, spec)
+    if observation.labelled is not None:
+        evidence = gates.fold_labels(progress.evidence, observation.labelled)
+        progress = replace(progress, evidence=evidence)
     if observation.window is None or warming_up(progress, spec, now):
         return progress
     ours = observation.window.candidate

@@ -26,6 +26,7 @@ class Gate(StrEnum):
     LATENCY_VS_LIMIT = "latency_vs_limit"
     MEDIAN_VS_LIMIT = "median_vs_limit"
     LATENCY_VS_LIVE = "latency_vs_live"
+    ACCURACY_VS_LIMIT = "accuracy_vs_limit"
     DISAGREEMENT = "disagreement"
     NON_FINITE = "non_finite"
     DRIFT = "drift"

@@ -244,7 +244,8 @@ class Journal:
         The promotion before it can no longer be taken back. DEPLOYMENT_NOT_FOUND; INVALID_INPUT for
         another model than the live one or for steps that cannot prove a latency limit;
         ALREADY_LIVE (checked in the same transaction, so a late duplicate is rejected);
-        ROLLOUT_ACTIVE (by the unique index); INCOMPATIBLE_INTERFACE unless the spec allows it.
+        ROLLOUT_ACTIVE (by the unique index); INCOMPATIBLE_INTERFACE and WORSE_EVIDENCE unless the
+        spec allows them.
         """
         spec.require_provable()
         with transaction(self._db):
@@ -252,6 +253,8 @@ class Journal:
             # The unique index rejects a second active rollout.
             free = active is None
             broken = rejections.check_interface(deployment, candidate, spec) if free else ()
+            if free:
+                rejections.check_scores(deployment, candidate, spec)
             try:
                 rollout = self._insert(deployment, candidate, spec)
             except sqlite3.IntegrityError as error:
@@ -381,6 +384,7 @@ class Journal:
         if active is not None:
             raise rejections.under_way(name, active)
         rejections.check_interface(deployment, candidate, spec)
+        rejections.check_scores(deployment, candidate, spec)
 
     def _candidate_of(self, name: str, candidate: Revision) -> tuple[Deployment, Rollout | None]:
         deployment = self.deployment(name)
@@ -497,6 +501,12 @@ class Journal:
         with transaction(self._db):
             self._check(name, epoch)
             self._append(name, rollout, kind, body)
+
+    def add_feedback(self, name: str, body: dict[str, Any]) -> None:
+        """Record that a client added labels."""
+        with transaction(self._db):
+            active = self.active(name)
+            self._append(name, active.id if active else None, "feedback", body)
 
     def events(
         self,

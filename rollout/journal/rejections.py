@@ -59,10 +59,10 @@ def check_interface(
     return reasons
 
 
-def check_scores(deployment: Deployment, candidate: Revision) -> None:
-    """WORSE_EVIDENCE if optimize proved a clearly worse score of the candidate than of live."""
+def check_scores(deployment: Deployment, candidate: Revision, spec: RolloutSpec) -> None:
+    """WORSE_EVIDENCE if its proved score is clearly worse, unless the spec allows it."""
     worse = clearly_worse(deployment.live.scores, candidate.scores)
-    if worse:
+    if worse and not spec.worse:
         raise MlctlError(
             ErrorCode.WORSE_EVIDENCE,
             f"{candidate.bento} is worse than {deployment.live.bento}: {'; '.join(worse)}",

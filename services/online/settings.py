@@ -18,22 +18,23 @@ _Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, PrecomputedSettings):
-    """How to serve one bundle. `grpc_port` unset means no gRPC; times are in their name's unit.
+    """How to serve one bundle; times are in the unit of their name.
 
-    `max_wait_ms` is how long a
-    busy server may hold a request back to join it with others where that pays (unset: only
-    with those who were just answered); an idle server never waits. `max_queue_ms` is the
-    longest predicted wait that is accepted, and
-    `max_queue_rows` the most rows that wait. These three, unset, are what the bundle says,
-    or else that, no limit below overload, and 4096; `max_rows` joins fewer rows than
-    the bundle allows. A batch that runs for longer than `hang_s`
-    (and 20 times what is expected) counts as hung, and its worker
-    ends, so that the supervisor starts another. `deadline_ms` bounds every request,
-    reading included. `workers` processes share the ports. Each takes requests whose bodies,
-    answered or not, are at most `max_inflight_bytes` together, over at most
-    `max_connections` connections of each protocol; one of HTTP is closed after `keep_alive_s`
-    without a request: later than most clients and proxies close theirs, for who closes first
-    loses no request.
+    Attributes:
+        grpc_port: unset means no gRPC.
+        workers: processes that share the ports. The limits below are those of each.
+        max_inflight_bytes: the bodies of all requests that are not answered yet.
+        max_connections: of each protocol.
+        keep_alive_s: an HTTP connection without a request for so long is closed; later than most
+            clients and proxies close theirs, because the side that closes first loses no request.
+        max_rows: the largest batch; unset, the server measures it.
+        max_queue_rows, max_queue_ms: rows that may wait, and the longest predicted wait that is
+            accepted; unset, what the bundle says, else 4096 and no limit below overload.
+        max_wait_ms: how long a request may be held back to be joined with others; unset, what the
+            bundle says, else only for clients that were just answered, where that pays.
+        deadline_ms: the time of a request, reading included.
+        hang_s: a batch that runs for longer, and for 20 times what is expected, hangs, and its
+            worker ends.
     """
 
     model_config = SettingsConfigDict(

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
+from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC, Signature
 from services.runtime.session import Session
 
@@ -18,6 +19,8 @@ Arrays = dict[str, np.ndarray]
 # Sequences up to this length share one bucket; longer ones are sorted by powers of two, so at most
 # half of a batch is padding.
 _SHORTEST = 16
+# The largest batch that a server measures beyond the bundle's sizes.
+MAX_MEASURED_ROWS = 256
 
 
 def shape_key(inputs: Mapping[str, np.ndarray]) -> Hashable:
@@ -78,6 +81,14 @@ class LengthPadding:
             name: array[:, :own] if name in self._outputs and array.shape[1] == padded else array
             for name, array in outputs.items()
         }
+
+
+def padded_sizes(batching: Batching) -> tuple[int, ...]:
+    """Return the sizes that batches are padded to: the bundle's, and those a server may measure."""
+    sizes = [*batching.buckets]
+    while batching.measure_larger and sizes[-1] * 2 <= MAX_MEASURED_ROWS:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
 
 
 class RowPaddedSession:

@@ -135,11 +135,6 @@ def _reject_pipeline(source: Path) -> None:
         )
 
 
-def absolute_reference(reference: str) -> str:
-    """Return `reference` independent of the working directory: a folder as absolute path."""
-    return str(Path(reference).resolve()) if Path(reference).is_dir() else reference
-
-
 def check_batched(model: Scorable) -> None:
     """Raise UNSUPPORTED_MODEL for a model without a batch dimension."""
     if not model.signature.batched:

@@ -22,7 +22,7 @@ from bundle.verify import VerifiedBundle
 from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.golden import load_golden
 from services.runtime.input_checks import check_inputs, check_lengths, check_ranges
-from services.runtime.padding import RowPaddedSession
+from services.runtime.padding import RowPaddedSession, padded_sizes
 from services.runtime.run_errors import (
     InputRejectedError,
     ModelRunError,
@@ -102,7 +102,7 @@ class Scorer:
         fixed = provider in _FIXED_SHAPES
         wants_fixed = fixed if pad_rows is None else pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
-            session = RowPaddedSession(session, batching.buckets)
+            session = RowPaddedSession(session, padded_sizes(batching))
         transform, golden = load_transform(bundle), bundle.path(GOLDEN_NAME)
         return cls(bundle.manifest, bundle.digest, session, transform, golden)
 
@@ -134,6 +134,16 @@ class Scorer:
             return self._transform.postprocess(self._infer(prepared))
 
     @property
+    def measures_larger(self) -> bool:
+        """Whether batches larger than the bundle's may be timed and used.
+
+        Not for TensorRT, whose engine accepts only the rows it was built for, nor for rows whose
+        size varies: the time and memory of some say nothing about others.
+        """
+        allowed = self.joinable and self.manifest.batching.measure_larger
+        return bool(allowed) and self.signature.bounded and self.provider != "tensorrt"
+
+    @property
     def thread_safe(self) -> bool:
         """Whether several threads may call `run` at a time: on the CPU, without a transform.
 
@@ -156,29 +166,21 @@ class Scorer:
         """Whether the transform streams its answer."""
         return self._transform is not None and self._transform.yields
 
-    def is_long(self, rows: int) -> bool:
-        """Whether a request runs in steps, with other requests between them, whatever its rows."""
-        del rows
-        return self.yields
-
     def steps(
         self, inputs: Arrays, *, whole: bool
     ) -> Generator[dict[str, np.ndarray] | None, None, None]:
         """Do what `run` does, one step per resumption; yield None or the next piece of the answer.
 
-        With `whole` there is one piece at the end, which is the result of `run`. Closing the
-        generator cancels the remaining steps. Raises what `run` raises.
+        Only for a transform that `yields`. With `whole` there is one piece at the end, which is the
+        result of `run`. Closing the generator cancels the remaining steps. Raises what `run` does.
         """
         if self._ranges:
             check_ranges(self._ranges, inputs)
+        assert self._transform is not None
         with self._translate_errors():
-            prepared = inputs if self._transform is None else self._transform.preprocess(inputs)
-            outputs = self._infer(prepared)
-            if self._transform is None:
-                yield outputs
-                return
+            outputs = self._infer(self._transform.preprocess(inputs))
             with closing(self._transform.pieces(outputs)) as pieces:
-                if not (whole and self.yields):
+                if not whole:
                     yield from pieces
                     return
                 made = []

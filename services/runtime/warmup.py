@@ -1,13 +1,17 @@
-"""Checks before a model takes traffic: its golden answers, and one run of every batch size."""
+"""Checks before a model takes traffic: its golden answers, and how long batches of each size take.
+
+The time is measured here and not in the bundle: it depends on the machine, and a digest must not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from statistics import median_low
 
 import numpy as np
+import psutil
 
-from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Evidence
 from bundle.verify import VerifiedBundle
@@ -21,9 +25,16 @@ from services.runtime.scorer import Scorer, join_rows, split_rows
 _SLACK = 1.5
 _FLOAT_NOISE = 1e-4
 _GOLDEN = "of the golden rows"
-# A batch size is timed at least twice, and up to this often within this many seconds.
-_TIMED_RUNS = 5
-_TIMED_SECONDS = 0.05
+# Batch sizes are timed in so many rounds; in the fewest where they take longer than these seconds.
+_MIN_ROUNDS, _MAX_ROUNDS = 2, 7
+_ROUNDS_SECONDS = 0.2
+# A better size does at least so many times the rows per second: less may be chance.
+_GAIN = 1.05
+# A batch larger than the bundle's may take so many seconds, because a request that comes during it
+# waits for its end. It is tried only if the smaller ones took no more than these bytes.
+_MAX_BATCH_SECONDS = 0.025
+_MAX_BATCH_BYTES = 128 << 20
+logger = logging.getLogger("mlctl.warmup")
 
 
 def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndarray]:
@@ -72,27 +83,90 @@ def check_padding(scorer: Scorer, lengths: LengthPadding, inputs: Mapping[str, n
         _compare(name, want, padded[name], scorer.manifest.evidence, "padded, of the golden rows")
 
 
-def warm_up(scorer: Scorer, inputs: Mapping[str, np.ndarray], clock: Clock) -> dict[int, float]:
-    """Run every batch size with rows of `inputs`; return the seconds of a run by rows.
+def warm_up(
+    scorer: Scorer, inputs: Mapping[str, np.ndarray], clock: Callable[[], float], max_rows: int
+) -> dict[int, float]:
+    """Run every batch size with rows of `inputs`; return the median seconds of a run by rows.
 
-    The first run of a size is not timed. Quick runs are repeated for the median, so that one stall
-    of the machine does not decide the estimate.
+    The sizes are the bundle's. If it allows larger ones, they are doubled up to `max_rows` as long
+    as that raises the rows per second by 5 %, keeps the answers of the golden rows, and takes
+    little time and memory; `scorer.max_rows` becomes the largest. `clock` returns seconds.
     """
-    seconds = {}
-    for rows in scorer.manifest.batching.buckets if scorer.batched else (1,):
-        batch = _resize(inputs, rows) if scorer.batched else inputs
-        scorer.run(batch)
-        runs = [_timed(scorer, batch, clock) for _ in range(2)]
-        while sum(runs) < _TIMED_SECONDS and len(runs) < _TIMED_RUNS:
-            runs.append(_timed(scorer, batch, clock))
-        seconds[rows] = median_low(runs)
+    if not scorer.batched:
+        return _time_runs(scorer, {1: inputs}, clock)
+    memory = _resident_bytes()
+    sizes = [*scorer.manifest.batching.buckets]
+    seconds = _time_runs(scorer, {rows: _resize(inputs, rows) for rows in sizes}, clock)
+    if not scorer.measures_larger:
+        return seconds
+    answers = scorer.run(_resize(inputs, sizes[-1]))
+    while best_rows(seconds) == sizes[-1] and sizes[-1] * 2 <= max_rows:
+        rows = sizes[-1]
+        if 2 * seconds[rows] > _MAX_BATCH_SECONDS or _resident_bytes() - memory > _MAX_BATCH_BYTES:
+            break
+        larger = _resize(inputs, 2 * rows)
+        scorer.max_rows = 2 * rows
+        try:
+            _check_larger(scorer, answers, scorer.run(larger))
+            # The smaller size again, because the machine may have become faster or slower.
+            both = _time_runs(scorer, {rows: _resize(inputs, rows), 2 * rows: larger}, clock)
+        except MlctlError as error:
+            logger.warning("no batches of %d rows: %s", 2 * rows, error.message)
+            break
+        if 2 * both[rows] < _GAIN * both[2 * rows]:
+            break
+        sizes.append(2 * rows)
+        seconds[2 * rows] = both[2 * rows] * seconds[rows] / both[rows]
+    scorer.max_rows = sizes[-1]
     return seconds
 
 
-def _timed(scorer: Scorer, batch: Mapping[str, np.ndarray], clock: Clock) -> float:
-    start = clock.monotonic()
-    scorer.run(batch)
-    return clock.monotonic() - start
+def best_rows(seconds: Mapping[int, float]) -> int:
+    """Return the batch size with the most rows per second.
+
+    Where activations outgrow the processor's cache, several small batches beat one large one. A
+    smaller size is chosen only if it is better by 5 %.
+    """
+    best = max(seconds)
+    for rows in sorted(seconds, reverse=True):
+        if rows * seconds[best] > _GAIN * best * seconds[rows]:
+            best = rows
+    return best
+
+
+def _time_runs(
+    scorer: Scorer, batches: Mapping[int, Mapping[str, np.ndarray]], clock: Callable[[], float]
+) -> dict[int, float]:
+    """Return the median seconds of a run of each batch.
+
+    Each round runs every batch once, so that a machine that becomes slower, by its load or its
+    temperature, does so for all sizes alike. The first run of a size is not timed.
+    """
+    for batch in batches.values():
+        scorer.run(batch)
+    times: dict[int, list[float]] = {rows: [] for rows in batches}
+    start = clock()
+    for number in range(_MAX_ROUNDS):
+        if number >= _MIN_ROUNDS and clock() - start >= _ROUNDS_SECONDS:
+            break
+        for rows, batch in batches.items():
+            begin = clock()
+            scorer.run(batch)
+            times[rows].append(clock() - begin)
+    return {rows: median_low(runs) for rows, runs in times.items()}
+
+
+def _check_larger(
+    scorer: Scorer, smaller: Mapping[str, np.ndarray], larger: Mapping[str, np.ndarray]
+) -> None:
+    """Raise PARITY_FAILED if the first rows of a larger batch have other answers."""
+    for spec in scorer.signature.outputs:
+        answers = larger[spec.name][: len(smaller[spec.name])]
+        _compare(spec.name, smaller[spec.name], answers, scorer.manifest.evidence)
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def _resize(inputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:

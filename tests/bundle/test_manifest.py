@@ -19,19 +19,19 @@ def parse(document: dict[str, Any]) -> object:
     return parse_manifest(json.dumps(document).encode())
 
 
-def test_a_manifest_survives_the_round_trip() -> None:
+def test_manifest__written_and_read__is_the_same() -> None:
     manifest = small_manifest()
     assert parse_manifest(manifest.canonical()) == manifest
 
 
-def test_the_digest_ignores_layout_and_key_order() -> None:
+def test_digest__other_layout_and_key_order__is_the_same() -> None:
     document = manifest_document()
     shuffled = dict(reversed(document.items()))
     pretty = json.dumps(shuffled, indent=3).encode()
     assert parse_manifest(pretty).digest == small_manifest().digest
 
 
-def test_the_digest_is_the_one_that_schema_version_1_defines() -> None:
+def test_digest__schema_version_1__is_pinned() -> None:
     # A change of this value breaks every bundle ever published: it needs a new schema version.
     assert small_manifest().digest == (
         "be74554066ef3b43624bede66c94ac3da05172b0d609c4c25f086d0948148944"
@@ -86,7 +86,7 @@ def test_manifest__batching_unset__is_left_out() -> None:
     assert manifest.digest != small_manifest().digest
 
 
-def test_an_input_with_a_length_may_be_padded() -> None:
+def test_padding__input_with_a_length__is_allowed() -> None:
     manifest = parse_manifest(json.dumps(sequence_document({"ids": 1})).encode())
     assert manifest.batching.pad == {"ids": 1}
     assert parse_manifest(manifest.canonical()) == manifest
@@ -95,13 +95,13 @@ def test_an_input_with_a_length_may_be_padded() -> None:
 @pytest.mark.parametrize(
     "pad", [{"kind": 0}, {"flag": 0}, {"other": 0}, {"ids": "x"}, {"ids": None}]
 )
-def test_nothing_else_may_be_padded(pad: dict[str, Any]) -> None:
+def test_padding__other_input__is_rejected(pad: dict[str, Any]) -> None:
     with pytest.raises(MlctlError, match="pad") as caught:
         parse(sequence_document(pad))
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
-def test_a_manifest_without_a_transform_does_not_mention_it() -> None:
+def test_manifest__no_transform__does_not_mention_it() -> None:
     assert b"transform" not in small_manifest().canonical()
 
 
@@ -222,7 +222,7 @@ def test_canonical_json__value_without_json_form__is_rejected() -> None:
         canonical_json({"x": float("nan")})
 
 
-def test_the_published_schema_is_current() -> None:
+def test_manifest__published_schema__is_current() -> None:
     published = Path(__file__).parents[2] / "docs" / "manifest.schema.json"
     assert json.loads(published.read_text()) == manifest_json_schema(), (
         "run `python -m docs.generate`"

@@ -15,8 +15,8 @@ from bundle.verify import VerifiedBundle
 from cli.commands.promote import _follow
 from cli.main import cli
 from cli.output import CommandOutput
-from cli.revisions import find_revision
-from cli.rollouts import event_line, verdict_text
+from rollout.client.rendering import event_line, verdict_text
+from rollout.client.revisions import find_revision
 from rollout.client.traffic import broken_by
 from rollout.domain.planner import Today, plan
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec

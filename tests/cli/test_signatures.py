@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME
 from bundle.verify import VerifiedBundle
 from cli.main import cli
-from cli.revisions import find_revision
+from rollout.client.revisions import find_revision
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 

@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DeploymentSettings]:
         raise MlctlError(ErrorCode.NOT_READY, "not started")
 
     monkeypatch.setattr(deployments, "up", up)
-    monkeypatch.setattr("cli.revisions.find_revision", lambda _tag: revision("tiny:aa"))
+    monkeypatch.setattr("rollout.client.revisions.find_revision", lambda _tag: revision("tiny:aa"))
     return found
 
 

@@ -79,7 +79,7 @@ def run(home: Path, patch: pytest.MonkeyPatch) -> tuple[str, list[StepEvent]]:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_any_point_goes_on_and_gives_the_same_digest(
+def test_optimize__killed_at_any_point__resumes_with_the_same_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(tmp_path / "whole")

@@ -35,7 +35,7 @@ def shop(
     deployments.down("shop")
 
 
-def test_a_candidate_that_hangs_is_taken_back(shop: str, port: int) -> None:
+def test_rollout__candidate_hangs__is_rolled_back(shop: str, port: int) -> None:
     """Clients give up after 0.1 s, so not one of its requests is ever completed."""
     with Load(port, timeout=0.1) as load:
         spec = quick_spec(steps=(50, 100), step_seconds=60.0)
@@ -51,7 +51,7 @@ def test_a_candidate_that_hangs_is_taken_back(shop: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("shop", ["tiny:aa?delay=30&slow=0.1"], indirect=True)
-def test_clients_that_leave_both_alike_do_not_stop_a_rollout(shop: str, port: int) -> None:
+def test_rollout__clients_leave_both_slots__goes_on(shop: str, port: int) -> None:
     with Load(port, clients=8, timeout=0.2) as load:
         rollout = deployments.promote(shop, revision("tiny:bb?delay=30&slow=0.1"), quick_spec())
         events = list(deployments.follow(shop, rollout))
@@ -59,7 +59,7 @@ def test_clients_that_leave_both_alike_do_not_stop_a_rollout(shop: str, port: in
     assert load.answers["ReadTimeout"] >= 5
 
 
-def test_a_candidate_that_blames_its_callers_is_taken_back(shop: str, port: int) -> None:
+def test_rollout__candidate_blames_its_callers__is_rolled_back(shop: str, port: int) -> None:
     with Load(port) as load:
         spec = quick_spec(steps=(50, 100), step_seconds=60.0)
         rollout = deployments.promote(shop, revision("tiny:bb?refuse=1"), spec)
@@ -78,7 +78,9 @@ def test_a_candidate_that_blames_its_callers_is_taken_back(shop: str, port: int)
         ("tiny:bb?delay=30", {Gate.ERRORS_VS_LIVE, Gate.ERRORS_VS_LIMIT}),
     ],
 )
-def test_the_same_over_grpc(shop: str, port: int, tag: str, gates: set[Gate]) -> None:
+def test_rollout__faults_over_grpc__are_rolled_back(
+    shop: str, port: int, tag: str, gates: set[Gate]
+) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:  # type: ignore[no-untyped-call]
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         rollout = deployments.promote(shop, revision(tag), quick_spec(steps=(50, 100)))

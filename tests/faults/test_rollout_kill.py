@@ -51,7 +51,7 @@ def wait_for_phase(rollout: int, phase: RolloutPhase) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_daemon_killed_at_two_phases(shop: str, port: int) -> None:
+def test_rollout__daemon_killed_at_two_phases__goes_on(shop: str, port: int) -> None:
     with Load(port) as load:
         rollout = deployments.promote(shop, revision("tiny:bb"), quick_spec(step_seconds=0.3))
         for phase in (RolloutPhase.WARM, RolloutPhase.BAKE):
@@ -78,7 +78,7 @@ def test_rollout__unwatched_for_too_long__is_rolled_back(shop: str, port: int) -
 
 
 @pytest.mark.slow
-def test_a_stopped_daemon_is_killed_before_another_takes_over(shop: str) -> None:
+def test_daemon__stopped__is_killed_before_another_takes_over(shop: str) -> None:
     former = daemon_of(shop)
     os.kill(former.pid, signal.SIGSTOP)
     heartbeat = paths.heartbeat(shop)
@@ -91,7 +91,7 @@ def test_a_stopped_daemon_is_killed_before_another_takes_over(shop: str) -> None
 
 
 @pytest.mark.slow
-def test_a_stopped_daemon_that_goes_on_moves_no_traffic(shop: str, port: int) -> None:
+def test_daemon__stopped_and_continued__moves_no_traffic(shop: str, port: int) -> None:
     """It stands still while it could write; whoever takes over kills it before it can go on."""
     with Load(port) as load:
         rollout = deployments.promote(shop, revision("tiny:bb"), quick_spec(step_seconds=0.3))

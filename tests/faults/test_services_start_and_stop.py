@@ -86,7 +86,7 @@ def test_start__golden_answers_differ__ends_the_whole_server(
         httpx.get(f"{server.url}/readyz")
 
 
-def test_sigterm_lets_requests_in_flight_finish(
+def test_stop__sigterm__requests_in_flight_are_answered(
     project: Path, tmp_path: Path, bundle: VerifiedBundle
 ) -> None:
     """One on each way: the lean protocol reads a plain one, the application one that expects."""
@@ -137,7 +137,7 @@ def test_worker__terminated_and_then_supervisor_killed__is_replaced_and_then_end
     assert "Completed async cleanup hook" in log[2]
 
 
-def test_plain_bentoml_build_and_serve_from_the_repository(
+def test_bentoml__build_and_serve_from_the_repository__works(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = make_bundle(project / "model")
@@ -155,7 +155,7 @@ def test_plain_bentoml_build_and_serve_from_the_repository(
         assert found["versions"] == [bundle.digest]
 
 
-def test_a_taken_grpc_port_ends_the_server_and_is_named(
+def test_start__grpc_port_in_use__ends_the_server_and_names_it(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:
     with socket.socket() as other:

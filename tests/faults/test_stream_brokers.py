@@ -64,7 +64,7 @@ def harass(request: ConnectionRequest, install: Install, steps: tuple[str, ...])
     return kills
 
 
-def test_kills_on_redis_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_redis_stream__members_killed__each_message_is_answered_once(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
         request = request_of(lambda name: StreamUrl.parse(f"{server.url}?idle_s=0.1#{name}"))
         assert harass(request, install_redis, REDIS_STEPS) >= 30
@@ -121,7 +121,7 @@ class Patient:
                 assert error.code is ErrorCode.BROKER_UNAVAILABLE
 
 
-def test_a_broker_may_be_restarted_under_load(
+def test_stream__broker_restarted_under_load__continues(
     restarted: tuple[Restarted, ConnectionRequest],
 ) -> None:
     broker, request = restarted

@@ -131,7 +131,9 @@ def begin(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_every_statement_of_its_commits(tmp_path: Path) -> None:
+def test_stream__killed_at_each_statement_of_its_commits__each_message_is_answered_once(
+    tmp_path: Path,
+) -> None:
     assert SqliteConnection.guarantee is Guarantee.EXACTLY_ONCE
     begin(tmp_path / "begun")
     shutil.copytree(tmp_path / "begun", tmp_path / "unharmed")

@@ -9,13 +9,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from optimize.charts.scale import fit
+from optimize.charts.shapes import Area
 from optimize.evidence import OptimizeReport, report_document
 from optimize.goals import Goals, Prefer
 from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Target
 from optimize.report import report_html
-from optimize.report.charts import SHOWN_LAYERS, Area, Tradeoff, place_labels, tradeoff
-from optimize.report.scale import fit
+from optimize.report.charts import SHOWN_LAYERS, Tradeoff, place_labels, tradeoff
 from tests.optimize.builders import failed, variant
 from tests.optimize.reports import layers, make_report, with_layers
 

@@ -30,7 +30,6 @@ class Policy(RuleBasedStateMachine):
     joinable = True
     gather = False
     max_queue: float | None = None
-    sizes: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +40,6 @@ class Policy(RuleBasedStateMachine):
             self.joinable,
             self.max_queue,
             linger=self.gather,
-            sizes=self.sizes,
         )
         self.policy = BatchScheduler(limits, BatchCosts({1: 0.25, 8: 0.5}))
         self.now = 0.0
@@ -192,16 +190,6 @@ class Gathered(Policy):
     gather = True
 
 
-class Sized(Gathered):
-    """The same where smaller batches may be better, and are tried."""
-
-    sizes = (1, 4, MAX_ROWS)
-
-    @rule()
-    def save_up_for_a_trial(self) -> None:
-        self.policy._size._spare = 10.0
-
-
 class Brief(Policy):
     """The same where only a short wait is accepted."""
 
@@ -214,7 +202,5 @@ TestUnjoined: Any = Unjoined.TestCase
 TestUnjoined.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestGathered: Any = Gathered.TestCase
 TestGathered.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestSized: Any = Sized.TestCase
-TestSized.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestBrief: Any = Brief.TestCase
 TestBrief.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -83,10 +83,9 @@ class Bench:
                 await asyncio.gather(*asked, *called)
                 await until(lambda: not server.state.connections)
             await until(lambda: self.host.inflight.used == 0)
-            assert self.host._batching is not None
-            work = self.host._batching._long
-            assert work is not None
-            await until(lambda: len(work) == 0)
+            executor = self.host._batching
+            assert executor is not None
+            await until(executor._answered.is_set)
 
         self.runner.run(main())
 

@@ -14,7 +14,7 @@ ARRIVALS = st.lists(st.tuples(st.sampled_from(list(AnswerSide)), st.integers(0, 
 
 
 def row(name: int) -> Recorded:
-    return Recorded((str(name), 0), "d", {}, Path("segment"), 0)
+    return Recorded((str(name), 0), "d", 0.0, {}, Path("segment"), 0)
 
 
 @given(ARRIVALS)

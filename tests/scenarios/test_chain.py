@@ -50,7 +50,7 @@ def close(found: object, wanted: NDArray[np.float32], tolerance: float) -> bool:
     return float(np.abs(np.asarray(found) - wanted).max()) <= tolerance
 
 
-def test_tritonclient_over_http(
+def test_chain__tritonclient_over_http__gets_the_models_numbers(
     shop: Shop, images: NDArray[np.float32], torch_answers: NDArray[np.float32], tolerance: float
 ) -> None:
     import tritonclient.http as v2
@@ -67,7 +67,7 @@ def test_tritonclient_over_http(
             assert close(result.as_numpy("logits"), torch_answers, tolerance)
 
 
-def test_tritonclient_over_grpc_on_the_same_port(
+def test_chain__tritonclient_over_grpc_on_the_same_port__gets_the_models_numbers(
     shop: Shop, images: NDArray[np.float32], torch_answers: NDArray[np.float32], tolerance: float
 ) -> None:
     import tritonclient.grpc as v2
@@ -81,7 +81,7 @@ def test_tritonclient_over_grpc_on_the_same_port(
         assert close(result.as_numpy("logits"), torch_answers, tolerance)
 
 
-def test_bentomls_own_client(
+def test_chain__bentomls_client__gets_the_models_numbers(
     shop: Shop, images: NDArray[np.float32], torch_answers: NDArray[np.float32], tolerance: float
 ) -> None:
     import bentoml
@@ -92,7 +92,7 @@ def test_bentomls_own_client(
     assert close(found, torch_answers, tolerance)
 
 
-def test_plain_json_as_the_readme_shows_it(
+def test_chain__plain_json_of_the_readme__gets_the_models_numbers(
     shop: Shop, images: NDArray[np.float32], torch_answers: NDArray[np.float32], tolerance: float
 ) -> None:
     tensor = {"name": "image", "shape": [1, 1, 8, 8], "datatype": "FP32"}
@@ -104,7 +104,7 @@ def test_plain_json_as_the_readme_shows_it(
     assert close(answer["outputs"][0]["data"], torch_answers[0], tolerance)
 
 
-def test_the_registry_holds_the_lineage(shop: Shop) -> None:
+def test_chain__registry__holds_the_lineage(shop: Shop) -> None:
     rows = {row["name"]: row for row in shop.mlctl.json("models")["models"]}
     assert rows["digits-optimized"]["digest"] == shop.built["digest"]
     assert rows["digits-optimized"]["source_uri"] == shop.optimized["source"]
@@ -113,7 +113,7 @@ def test_the_registry_holds_the_lineage(shop: Shop) -> None:
     assert rows["digits-optimized"]["aliases"] == []
 
 
-def test_optimizing_and_building_again_change_nothing(shop: Shop, tmp_path: Path) -> None:
+def test_chain__optimized_and_built_again__changes_nothing(shop: Shop, tmp_path: Path) -> None:
     again = shop.mlctl.json("optimize", "models:/digits@candidate", "--data", str(shop.data))
     assert again["digest"] == shop.optimized["digest"]
     assert again["model"] == shop.optimized["model"]
@@ -127,7 +127,7 @@ def test_optimizing_and_building_again_change_nothing(shop: Shop, tmp_path: Path
     assert json.loads(listing)["digest"] == built["digest"]
 
 
-def test_a_pulled_bundle_verifies(shop: Shop, tmp_path: Path) -> None:
+def test_pull__bundle__verifies(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "model"
     pulled = shop.mlctl.json("pull", "digits", "--out", str(out))
     assert verify(out, shop.built["digest"]).digest == pulled["digest"]
@@ -144,7 +144,7 @@ def test_status__deployment_is_up__shows_the_live_bento(shop: Shop) -> None:
     assert shop.built["tag"] in text
 
 
-def test_the_same_model_is_not_promoted_again(shop: Shop) -> None:
+def test_promote__model_that_already_serves__is_rejected(shop: Shop) -> None:
     refused = shop.mlctl.run("promote", "shop", shop.built["tag"])
     assert refused.returncode == 8
     assert "already serves" in refused.stderr
@@ -177,14 +177,14 @@ def test_up__name_or_port_in_use__is_rejected(shop: Shop) -> None:
     assert port in served.stderr
 
 
-def test_near_names_are_offered(shop: Shop) -> None:
+def test_optimize__misspelled_name__offers_a_near_one(shop: Shop) -> None:
     for wrong, offered in (("models:/digit/1", "'digits'"), ("digits@canditate", "'candidate'")):
         refused = shop.mlctl.run("optimize", wrong, "--data", str(shop.data))
         assert refused.returncode == 3, refused.stderr
         assert offered in refused.stderr
 
 
-def test_a_goal_that_nothing_meets_shows_the_table(shop: Shop) -> None:
+def test_optimize__goal_that_nothing_meets__shows_the_table(shop: Shop) -> None:
     goals = ("--max-size-mb", "0.000001")
     refused = shop.mlctl.run("optimize", "digits", "--data", str(shop.data), *goals)
     assert refused.returncode == 5
@@ -192,7 +192,7 @@ def test_a_goal_that_nothing_meets_shows_the_table(shop: Shop) -> None:
     assert "no variant meets the goals" in refused.stderr
 
 
-def test_one_byte_changed_in_a_bento_and_the_deployment_does_not_start(shop: Shop) -> None:
+def test_up__one_byte_of_the_bento_changed__does_not_start(shop: Shop) -> None:
     path = Path(shop.built["bundle"]) / "model.onnx"
     content = path.read_bytes()
     try:

@@ -179,6 +179,6 @@ def expected(door: str, failure: BaseException) -> str:
     return spec.grpc if door == "grpc" else str(spec.http)
 
 
-def test_hints_for_callers_name_nothing_inside_either() -> None:
+def test_hints__for_callers__show_no_internals() -> None:
     for code in CALLERS:
         assert _LEAK.search(ERROR_TABLE[code].hint) is None, code

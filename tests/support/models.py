@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.online.batching.executor import Cancellable, Waiter, forward
+from services.online.batching.executor import Cancellable, Waiter
+from services.online.batching.model_executor import forward
 from services.online.models.served_model import ServedModel
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest

@@ -73,7 +73,7 @@ def fixed_batch() -> onnx.ModelProto:
 def recurrent() -> onnx.ModelProto:
     """An LSTM, and a GRU over its states, over rows [batch, time, 3] of any length."""
     hidden = 5
-    weights = {
+    weights: dict[str, np.ndarray] = {
         "lstm.w": RNG.standard_normal((1, 4 * hidden, 3), dtype=np.float32),
         "lstm.r": RNG.standard_normal((1, 4 * hidden, hidden), dtype=np.float32),
         "lstm.b": RNG.standard_normal((1, 8 * hidden), dtype=np.float32),

@@ -93,9 +93,12 @@ class Series:
         return values
 
     def _answers(self, ticks: list[JournalEvent]) -> dict[str, float]:
-        """Agreement over the whole rollout, and the outputs' drift."""
+        """Agreement over the whole rollout, accuracy by the labels, and the outputs' drift."""
         disagreed, requests = ticks[-1].body.get("compared", (0.0, 0))
         values = {"agreement": 1.0 - disagreed / requests} if requests else {}
+        for side, (wrong, labelled) in (ticks[-1].body.get("labelled") or {}).items():
+            if labelled:
+                values[f"{side}/accuracy"] = 1.0 - wrong / labelled
         psi = (ticks[-1].body.get("shadow") or {}).get("psi")
         return values if psi is None else {**values, "psi": psi}
 

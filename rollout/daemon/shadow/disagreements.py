@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bundle.sampling import AT, INPUT_PREFIX, OUTPUT_PREFIX, REQUEST_ID, ROW
-from rollout.daemon.shadow.segments import read
+from rollout.daemon.segments import read
 from rollout.domain.join import AnswerSide, Pair
 
 _LOG = logging.getLogger(__name__)

@@ -30,6 +30,11 @@ class SampleFolder:
         """Where all replicas of a slot write their segments."""
         return self.directory / "samples" / slot
 
+    @property
+    def predictions(self) -> Path:
+        """What both slots predicted, for labels that come later; it stays when they are stopped."""
+        return self.directory / "predictions.db"
+
     def disagreements(self, rollout: int) -> Path:
         """The rows that a rollout's two revisions answered differently; it stays."""
         return self.directory / "disagreements" / f"{rollout}.parquet"

@@ -10,7 +10,6 @@ from math import inf
 from typing import NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.batch_size import BatchSize
 from services.online.batching.offered_load import OfferedLoad
 from services.online.batching.priority_queue import PriorityQueue
 from services.protocol.priority import Priority
@@ -33,9 +32,6 @@ class Limits:
     instead as long as it pays to wait for clients that were just answered.
     `max_queue` is the longest predicted wait that is accepted; None is no limit below overload, and
     in overload as little as keeps the model busy.
-    `max_long` is how many requests that run in steps are open at once.
-    `sizes` are those that a full batch may have, rising to `max_rows`; none is that one only,
-    as it is where requests are not joined.
     """
 
     max_rows: int
@@ -43,28 +39,25 @@ class Limits:
     max_wait: float = 0.0
     joinable: bool = True
     max_queue: float | None = None
-    max_long: int = 64
     linger: bool = False
-    sizes: tuple[int, ...] = ()
 
 
 class QueueFullError(MlctlError):
     """QUEUE_FULL with the seconds after which a retry is likely to be accepted.
 
-    `found` says how many there are of `what`, which is at its limit. `wait` is the
-    predicted one, in seconds, where that is too much.
+    `rows` wait, and the limit is `limit`. `wait` is the predicted one, in seconds, where that is
+    too much.
     """
 
     def __init__(
         self,
-        found: int,
+        rows: int,
         limit: int,
         retry_after: float,
         *,
-        what: str = "rows wait",
         wait: float | None = None,
     ) -> None:
-        reason = f"{found} {what} already, the limit is {limit}"
+        reason = f"{rows} rows wait already, the limit is {limit}"
         if wait is not None:
             reason = f"the answer would have to wait for about {wait:.3g} s, which is too long"
         super().__init__(ErrorCode.QUEUE_FULL, reason)
@@ -90,41 +83,36 @@ def deadline_exceeded() -> MlctlError:
     )
 
 
+def too_many_rows(rows: int, limit: int) -> MlctlError:
+    """Return the error of a request that has more rows than could ever wait."""
+    return MlctlError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the request has {rows} rows, the limit is {limit}"
+    )
+
+
 class Forecast:
-    """Predicted waits of one model's queue.
+    """Predicted waits of one model's queue."""
 
-    `between` is the seconds of a long request's step before each batch; 0 if no long request waits.
-    """
-
-    def __init__(
-        self, limits: Limits, costs: BatchCosts, lanes: PriorityQueue, size: BatchSize
-    ) -> None:
+    def __init__(self, limits: Limits, costs: BatchCosts, lanes: PriorityQueue) -> None:
         self.running_rows = 0
-        self.between = 0.0
         self._limits = limits
         self._costs = costs
         self._lanes = lanes
-        self._batch = size
-        self._sized = size.best
-        self._units = 0.0
-        self._most_units = size.largest if limits.joinable else 1
+        self._full_units = limits.max_rows if limits.joinable else 1
         self._load = OfferedLoad(limits.max_wait)
         self._started: float | None = None
         self._ended = 0.0
 
-    def offered(self, rows: int, now: float, *, long: bool = False) -> None:
-        """Record that a request of `rows` rows arrived, accepted or not.
-
-        Long requests are not counted, nor are their steps: they have their own limit.
-        """
+    def offered(self, rows: int, now: float) -> None:
+        """Record that a request of `rows` rows arrived, accepted or not."""
         if self._limits.max_wait > 0:  # else the gaps are not used
             self._load.arrived(now)
-        if self._started is not None and not long:
+        if self._started is not None:
             self._load.offered(rows if self._limits.joinable else 1)
-        elif self._started is None and not self._lanes.count and self._full_seconds > 0:
+        elif not self._lanes.count and self._full_seconds > 0:
             # A request of the tick in which the batch ended may have arrived before its end.
             idle = max(0.0, now - self._ended)
-            self._load.idle(self._possible(idle) / self._most_units)
+            self._load.idle(self._possible(idle) / self._full_units)
             self._ended += idle
 
     def started(self, rows: int, now: float) -> None:
@@ -132,31 +120,15 @@ class Forecast:
         self.running_rows = rows
         self._started = now
 
-    def ended(self, seconds: float, *, step: bool = False) -> None:
-        """Record that the batch, or a `step` of a long request, has run for `seconds`.
-
-        The time of a step says nothing about the throughput of batches.
-        """
+    def ended(self, seconds: float) -> None:
+        """Record that the batch has run for `seconds`."""
         if self._started is not None:
             self._ended = self._started + seconds
         self._started = None
-        if step:
-            return
-        if self._batch.best != self._sized:
-            # Clients answered in a batch of the previous size arrive in one of this size.
-            self._sized, self._units = self._batch.best, 0.0
-            self._load.skip()
-            return
         units = self._possible(seconds)
         if units and self._limits.joinable:  # that many were done, whatever was predicted
             units = max(units, self.running_rows)
-        self._units += units
-        if self._batch.next != self._batch.best and self._units < self._most_units:
-            # A trial and the next batch are counted as one, because as many requests arrive in
-            # both. But many trials in a row must not hide an overload.
-            return
-        self._load.ended(self._units, self._units / self._most_units)
-        self._units = 0.0
+        self._load.ended(units, units / self._full_units)
 
     @property
     def idle_since(self) -> float:
@@ -171,13 +143,15 @@ class Forecast:
     def wait(self, priority: Priority, now: float) -> float:
         """Return the predicted seconds in the queue of a request that arrives now."""
         rows, requests = self._lanes.ahead_of(priority)
-        return self._seconds_left(now) + self._seconds_of(rows, requests, rows // self._batch.best)
+        return self._seconds_left(now) + self._seconds_of(
+            rows, requests, rows // self._limits.max_rows
+        )
 
     def retry_after(self, now: float) -> float:
         """Return the predicted seconds until the current queue is drained."""
         rows, requests = self._lanes.ahead_of(Priority.NORMAL)
         return self._seconds_left(now) + self._seconds_of(
-            rows, requests, -(-rows // self._batch.best)
+            rows, requests, -(-rows // self._limits.max_rows)
         )
 
     def longest_wait(self) -> float:
@@ -198,8 +172,7 @@ class Forecast:
             least = max(fills, _ADMIT_JOINED * self._costs.seconds(1))
         else:
             least = _ADMIT_ALONE * self._full_seconds
-        # What goes up and down does so over the time of the largest batches, as it is counted.
-        return least * (1 + (doubt - 1) * self._batch.largest / self._batch.best)
+        return least * doubt
 
     def linger_until(self, rows: int, requests: int) -> float | None:
         """Return until when it pays to wait for one more request; None if it does not.
@@ -217,21 +190,20 @@ class Forecast:
     @property
     def _full_seconds(self) -> float:
         """The seconds of a full batch; of one like the last, if requests are not joined."""
-        rows = self._batch.best if self._limits.joinable else max(1, self.running_rows)
+        rows = self._limits.max_rows if self._limits.joinable else max(1, self.running_rows)
         return self._costs.seconds(rows)
 
     def _possible(self, seconds: float) -> float:
         """Return the rows that full batches do in `seconds`; requests, if they are not joined."""
         full = self._full_seconds
-        units = self._batch.best if self._limits.joinable else 1
-        return units * seconds / full if full > 0 else 0.0
+        return self._full_units * seconds / full if full > 0 else 0.0
 
     def _seconds_of(self, rows: int, requests: int, batches: int) -> float:
         if self._limits.joinable:
-            return batches * (self._full_seconds + self.between)
+            return batches * self._full_seconds
         if not requests:
             return 0.0
-        return requests * (self._costs.seconds(-(-rows // requests)) + self.between)
+        return requests * self._costs.seconds(-(-rows // requests))
 
     def _seconds_left(self, now: float) -> float:
         if self._started is None:

@@ -1,13 +1,11 @@
 """Run a model's batches on one thread, or on the event loop, and answer their requests.
 
-The asyncio shell around the pure scheduler. Each submitted request is completed exactly once, with
-its answer or its error, unless it is cancelled. All state is touched only on the event loop's
-thread; only the model's run may be elsewhere. Streams of generators go to `LongRequests`.
+The asyncio shell around the pure scheduler. All state is touched only on the event loop's thread;
+only the model's run may be elsewhere.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Protocol
@@ -18,8 +16,13 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import QueueFullError
 from services.online.batching.joining import Outcome, cut, run_joined
-from services.online.batching.long_requests import LongMeter, LongRequests, Stepwise, log_failure
-from services.online.batching.model_thread import ModelThread
+from services.online.batching.model_executor import (
+    BatchMeter,
+    ModelExecutor,
+    log_failure,
+    one_piece,
+    stopping,
+)
 from services.online.batching.scheduler import (
     BatchScheduler,
     Limits,
@@ -51,12 +54,6 @@ class BatchRunner(Protocol):
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays: ...
 
 
-class BatchMeter(LongMeter, Protocol):
-    """Record batches, streams and the queue."""
-
-    def queue_rows(self, rows: int) -> None: ...
-
-
 class _Job:
     """A queued or running request."""
 
@@ -75,28 +72,11 @@ class _Job:
         self._executor.withdraw(self.ticket)
 
 
-def forward(future: asyncio.Future[Answer], waiter: Waiter) -> Cancellable:
-    """Complete `waiter` as `future` is completed; return the future, to cancel the request."""
-
-    def pass_on(done: asyncio.Future[Answer]) -> None:
-        error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        if waiter.done():
-            return
-        if error is None:
-            waiter.set_result(done.result())
-        else:
-            waiter.set_exception(error)
-
-    future.add_done_callback(pass_on)
-    return future
-
-
-class BatchExecutor:
-    """The one way to a model's thread. Belongs to the event loop that it was made on.
+class BatchExecutor(ModelExecutor):
+    """Runs requests of one model in batches.
 
     With `inline` a batch of at most `limits.max_rows` rows runs on the event loop's own
-    thread: right only for a model whose batches take less than a millisecond. A model that
-    is `stepwise` does in steps what it says is long; without, every request is one run.
+    thread: right only for a model whose batches take less than a millisecond.
     """
 
     def __init__(
@@ -109,70 +89,31 @@ class BatchExecutor:
         inline: bool = False,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
-        stepwise: Stepwise | None = None,
     ) -> None:
+        super().__init__(clock, meter)
         self._model = model
         self._policy = BatchScheduler(limits, costs)
-        self._clock = clock
-        self._meter = meter
         self._inline = inline
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
-        self._loop = asyncio.get_running_loop()
-        self._thread = ModelThread(self._loop)
-        self._stepwise = stepwise
-        self._long: LongRequests | None = None
-        if stepwise is not None:
-            self._long = LongRequests(
-                stepwise, self._policy, self._thread, clock, self._long_changed, meter
-            )
-        self._forms: dict[Hashable, tuple[int, Hashable, bool]] = {}
+        self._forms: dict[Hashable, tuple[int, Hashable]] = {}
         self._jobs: dict[int, _Job] = {}
-        self._pumping = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._now = 0.0
-        self._answered = asyncio.Event()
-        self._answered.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     @property
     def running_seconds(self) -> float:
-        """For how long the batch that runs now has been running; 0 if none does."""
         return self._policy.running_seconds(self._clock.monotonic())
 
     @property
     def limits(self) -> Limits:
-        """What the queue and its batches are held to."""
         return self._policy.limits
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that wait."""
         return self._policy.waiting_rows
 
     @property
     def running_rows(self) -> int:
-        """The rows of the batch that runs now, or of the last one."""
         return self._policy.running_rows
-
-    def submit(
-        self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
-    ) -> asyncio.Future[Answer]:
-        """Queue `inputs`; the future is answered, or fails with DEADLINE_EXCEEDED, in `timeout` s.
-
-        Cancel the future to withdraw the request. Raises what `enqueue` raises.
-        """
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        request = self.enqueue(inputs, future, timeout, priority)
-
-        def withdraw(done: asyncio.Future[Answer]) -> None:
-            if done.cancelled():
-                request.cancel()
-
-        future.add_done_callback(withdraw)
-        return future
 
     def enqueue(
         self,
@@ -181,10 +122,9 @@ class BatchExecutor:
         timeout: float,
         priority: Priority = Priority.NORMAL,
     ) -> Cancellable:
-        """Queue `inputs`; `waiter` is answered, or fails with DEADLINE_EXCEEDED, in `timeout` s.
+        """See `ModelExecutor.enqueue`.
 
         Independent rows that exceed a batch are split into parts, which wait and run like requests.
-        Raises at once what is known at once: INVALID_INPUT, QUEUE_FULL, PAYLOAD_TOO_LARGE.
         """
         form: Hashable
         if len(inputs) == 1:
@@ -192,13 +132,7 @@ class BatchExecutor:
             form = name, array.dtype, array.shape
         else:
             form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
-        rows, key, is_long = self._forms.get(form) or self._check(form, inputs)
-        if is_long:
-            stream = self._open(inputs, rows, timeout, priority, whole=True)
-            answer = self._loop.create_task(anext(stream))
-            # Here and not in the task, which may be cancelled before it begins.
-            answer.add_done_callback(lambda _: stream.close())
-            return forward(answer, waiter)
+        rows, key = self._forms.get(form) or self._check(form, inputs)
         limits = self._policy.limits
         if rows > limits.max_rows and limits.joinable:
             return self._enqueue_split(inputs, rows, key, waiter, timeout, priority)
@@ -213,8 +147,9 @@ class BatchExecutor:
         timeout: float,
         priority: Priority,
     ) -> Cancellable:
-        self._policy.check_rows(rows)
-        parts = list(split_evenly(inputs, rows, self._policy.batch_rows))
+        self._schedule()
+        self._policy.check_room(rows, priority, self._now)
+        parts = list(split_evenly(inputs, rows, self._policy.limits.max_rows))
         request = SplitRequest(waiter, len(parts))
         return enqueue_parts(
             request,
@@ -238,36 +173,32 @@ class BatchExecutor:
         if not self._pumping:
             self._schedule()
         now = self._now
-        if self._policy.rejection is not None and (
-            full := self._policy.quick_reject(rows, priority, now)
+        if (
+            not part
+            and self._policy.rejection is not None
+            and (full := self._policy.quick_reject(rows, priority, now))
         ):
             raise full
         ticket = self._policy.offer(rows, key, now, now + timeout, priority, part=part)
         job = _Job(self, ticket, inputs, waiter)
         if not self._jobs:  # else the events are cleared already
-            self._answered.clear()
-            self._empty.clear()
+            self._opened()
         self._jobs[ticket.number] = job
         return job
 
     @property
     def rejecting(self) -> bool:
-        """Whether a request was rejected since the queue last shrank."""
         return self._policy.rejection is not None
 
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
-        """Return the error that any request of up to `max_rows` rows gets now, else None."""
-        if self._stepwise is not None and self._stepwise.is_long(1):
-            return None
         return self._policy.quick_reject(None, priority, self._clock.monotonic())
 
-    def _check(self, form: Hashable, inputs: Arrays) -> tuple[int, Hashable, bool]:
+    def _check(self, form: Hashable, inputs: Arrays) -> tuple[int, Hashable]:
         """Check inputs, and cache the result: it depends on names, datatypes and shapes alone."""
         rows = self._model.check(inputs)
-        is_long = self._stepwise is not None and self._stepwise.is_long(rows)
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
-        found = self._forms[form] = rows, self._key(inputs), is_long
+        found = self._forms[form] = rows, self._key(inputs)
         return found
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -279,76 +210,14 @@ class BatchExecutor:
     def stream(
         self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
     ) -> AnswerStream:
-        """Queue `inputs` for a streamed answer; each piece has `timeout` s to come.
-
-        A model that does not run in steps has one piece. Raises at once what `submit` raises.
-        """
-        rows = self._model.check(inputs)
-        if self._stepwise is not None and self._stepwise.is_long(rows):
-            return self._open(inputs, rows, timeout, priority, whole=False)
-        future = self.submit(inputs, timeout, priority)
-
-        def withdraw() -> None:
-            future.cancel()
-
-        stream = AnswerStream(lambda: None, withdraw)
-
-        def complete(done: asyncio.Future[Answer]) -> None:
-            if done.cancelled():
-                return
-            try:
-                stream.put(done.result())
-            except Exception as error:  # noqa: BLE001 - the reader gets it
-                stream.end(error)
-            else:
-                stream.end()
-
-        future.add_done_callback(complete)
-        return stream
-
-    def _open(
-        self, inputs: Arrays, rows: int, timeout: float, priority: Priority, *, whole: bool
-    ) -> AnswerStream:
-        assert self._long is not None
-        stream = self._long.open(inputs, rows, timeout, priority, whole=whole)
-        self._answered.clear()
-        self._empty.clear()
-        return stream
-
-    async def drain(self, grace: float | None = None) -> bool:
-        """Wait until every submitted request has its answer and nothing runs; whether it is so.
-
-        A batch that still runs when all callers have had theirs is given `grace` seconds,
-        or as long as it takes.
-        """
-        if self._long is not None:
-            self._long.last_call()
-        await self._answered.wait()
-        try:
-            async with asyncio.timeout(grace):
-                await self._empty.wait()
-        except TimeoutError:
-            return False
-        return True
+        """See `ModelExecutor.stream`; the whole answer is one piece."""
+        return one_piece(self.submit(inputs, timeout, priority))
 
     def close(self) -> None:
-        """Open requests fail with UNAVAILABLE; the thread ends after the batch that runs."""
-        if self._timer is not None:
-            self._timer.cancel()
         for job in list(self._jobs.values()):
             self._policy.cancel(job.ticket)
-            self._fail(job.ticket, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
-        if self._long is not None:
-            self._long.close()
-        self._thread.stop()
-
-    def _schedule(self) -> None:
-        # Once per tick of the loop, so that requests which arrive together run together; all of
-        # them arrive at the same time, as far as their deadlines and times are concerned.
-        if not self._pumping:
-            self._pumping = True
-            self._now = self._clock.monotonic()
-            self._loop.call_soon(self._pump)
+            self._fail(job.ticket, stopping())
+        self._stop()
 
     def _pump(self) -> None:
         self._pumping = False
@@ -356,25 +225,16 @@ class BatchExecutor:
         self._expire(now)
         batch = self._policy.release(now)
         self._meter.queue_rows(self._policy.waiting_rows)
-        if batch and self._long is not None and batch[0].long:
-            self._long.step(batch[0], now)
-        elif batch:
+        if batch:
             jobs = self._jobs
             self._start([jobs[ticket.number] for ticket in batch], now)
         if not self._pumping:  # else the next tick arms it
-            self._arm(now)
+            self._arm(self._policy.next_event(now), now)
 
     def _expire(self, now: float) -> None:
         for ticket in self._policy.expire(now):
-            if self._long is not None and ticket.long:
-                self._long.expire(ticket)
-            else:
-                self._fail(ticket, deadline_exceeded())
+            self._fail(ticket, deadline_exceeded())
         self._note_empty()
-
-    def _long_changed(self) -> None:
-        self._note_empty()
-        self._schedule()
 
     def _start(self, jobs: list[_Job], now: float) -> None:
         rows = [job.ticket.rows for job in jobs]
@@ -445,23 +305,4 @@ class BatchExecutor:
             job.waiter.set_exception(error)
 
     def _note_empty(self) -> None:
-        if not self._jobs and not self._long:
-            self._answered.set()
-            if not self._policy.busy:
-                self._empty.set()
-
-    def _arm(self, now: float) -> None:
-        """Keep one timer, at the policy's next event; a timer that fires early does no harm."""
-        moment = self._policy.next_event(now)
-        if moment is None:
-            return
-        if self._timer is not None and self._timer_at <= moment:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = moment
-        self._timer = self._loop.call_later(max(0.0, moment - now), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._pump()
+        self._note(open_requests=bool(self._jobs), busy=self._policy.busy)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from math import inf
 
-from services.online.batching.batch_size import BatchSize
 from services.runtime.batch_costs import BatchCosts
 
 _WEIGHT = 1 / 8
@@ -27,9 +26,9 @@ _QUIET = 1 / 4
 class LingerHeuristic:
     """The wait after a batch, from the batches that ended and the requests that arrived."""
 
-    def __init__(self, costs: BatchCosts, size: BatchSize) -> None:
+    def __init__(self, costs: BatchCosts, max_rows: int) -> None:
         self._costs = costs
-        self._size = size
+        self._max_rows = max_rows
         self._worth = 0.0
         self._passed = _TRIED
         # The rows and the end of the last batch, and the rows that arrived since.
@@ -56,7 +55,7 @@ class LingerHeuristic:
         others = self._answered - rows
         if self._worth <= _WORTH or others <= 0:
             return False
-        return now < self._ended + self._saved(rows, min(others, self._size.best - rows))
+        return now < self._ended + self._saved(rows, min(others, self._max_rows - rows))
 
     def until(self, rows: int, now: float) -> float:
         """Return until when to hold back a batch of `rows` rows, all that can run now."""
@@ -77,7 +76,7 @@ class LingerHeuristic:
 
     def _begin(self, rows: int, now: float) -> None:
         """Decide at the first opportunity after a batch whether to wait."""
-        expected = min(self._answered, self._size.best - rows + self._back)
+        expected = min(self._answered, self._max_rows - rows + self._back)
         self._answered = 0
         more = expected - self._back
         patience = self._saved(rows, more) if more > 0 else 0.0

@@ -63,10 +63,6 @@ class OfferedLoad:
         """Record idle time as a number of full batches."""
         self._count(0.0, batches)
 
-    def skip(self) -> None:
-        """Discard the arrivals since the last `ended`."""
-        self._units = 0
-
     def ended(self, possible: float, batches: float) -> None:
         """Record the end of a batch, in whose time full batches process `possible` units.
 

@@ -16,8 +16,8 @@ MAX_CONSECUTIVE_HIGH = 4
 class Ticket(NamedTuple):
     """One waiting or running request.
 
-    `prompt` if it arrived at an idle server and must not wait; `long` if it runs in steps; `part`
-    if it is a part of a request of more rows than a batch.
+    `prompt` if it arrived at an idle server and must not wait; `large` if it has many rows, or is
+    a part of such a request.
     A tuple because one is created per request, and a frozen dataclass takes three times as long.
     """
 
@@ -28,8 +28,7 @@ class Ticket(NamedTuple):
     deadline: float
     prompt: bool
     priority: Priority = Priority.NORMAL
-    long: bool = False
-    part: bool = False
+    large: bool = False
 
 
 class PriorityQueue:

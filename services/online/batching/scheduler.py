@@ -8,8 +8,7 @@ Invariants
 - A batch mixes only requests with equal keys (shapes), and only if rows are independent.
 - The oldest request of a priority leads the next batch of it; no request starves. Later ones are
   served in arrival order, except that a small one may fill a batch that a larger one does not fit,
-  and that whole requests and parts of large ones lead batches alternately.
-- Long requests run in steps: after each step comes a batch if one waits, and the reverse.
+  and that small requests and large ones lead batches alternately.
 - An idle model accepts any request, so a wrong estimate corrects itself.
 """
 
@@ -19,24 +18,32 @@ import heapq
 from collections.abc import Hashable
 from math import inf
 
-from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import (
     CachedRejection,
     Forecast,
     Limits,
     QueueFullError,
     deadline_exceeded,
+    too_many_rows,
 )
-from services.online.batching.batch_size import BatchSize
 from services.online.batching.linger import LingerHeuristic
 from services.online.batching.priority_queue import PriorityQueue, Ticket
-from services.online.batching.time_slices import TimeSlicedQueue
 from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
-__all__ = ["BatchScheduler", "Limits", "Priority", "QueueFullError", "Ticket", "deadline_exceeded"]
+__all__ = [
+    "LARGE_ROWS",
+    "BatchScheduler",
+    "Limits",
+    "Priority",
+    "QueueFullError",
+    "Ticket",
+    "deadline_exceeded",
+]
 
 _SPARE_DEADLINES = 256
+# A request of more rows is large: a list to rank, and not what one user typed.
+LARGE_ROWS = 32
 
 
 class BatchScheduler:
@@ -46,16 +53,11 @@ class BatchScheduler:
         self.limits = limits
         self.costs = costs or BatchCosts()
         self._lanes = PriorityQueue()
-        self._time_sliced = TimeSlicedQueue()
-        self._long_is_next = False
-        self._led_by_part = False
-        self._step_seconds = 0.0
-        sizes = limits.sizes if limits.joinable else ()
-        self._size = BatchSize(self.costs, sizes or (limits.max_rows,))
-        self._forecast = Forecast(limits, self.costs, self._lanes, self._size)
+        self._led_by_large = False
+        self._forecast = Forecast(limits, self.costs, self._lanes)
         self._linger: LingerHeuristic | None = None
         if limits.linger and limits.joinable:
-            self._linger = LingerHeuristic(self.costs, self._size)
+            self._linger = LingerHeuristic(self.costs, limits.max_rows)
         self._running: dict[int, Ticket] = {}
         self._busy = False
         self._deadlines: list[tuple[float, int]] = []
@@ -64,8 +66,8 @@ class BatchScheduler:
 
     @property
     def waiting_rows(self) -> int:
-        """The queued rows of both priorities and of long requests."""
-        return self._lanes.rows + self._time_sliced.rows
+        """The queued rows of both priorities."""
+        return self._lanes.rows
 
     @property
     def busy(self) -> bool:
@@ -75,17 +77,12 @@ class BatchScheduler:
     @property
     def full(self) -> bool:
         """Whether the queued rows fill a batch."""
-        return self._lanes.rows >= self._size.next
-
-    @property
-    def batch_rows(self) -> int:
-        """The rows of a full batch."""
-        return self._size.best
+        return self._lanes.rows >= self.limits.max_rows
 
     @property
     def idle(self) -> bool:
         """Whether no batch runs and the queue is empty."""
-        return not self._busy and not self._lanes.count and not self._time_sliced.waiting
+        return not self._busy and not self._lanes.count
 
     def offer(
         self,
@@ -99,30 +96,28 @@ class BatchScheduler:
     ) -> Ticket:
         """Accept a request of `rows` rows, or raise.
 
-        A `part` of a large request neither counts as offered load nor is rejected for its predicted
-        wait, except by its deadline: all parts arrive at once, and a few large requests of clients
-        that wait for their answers would look like overload.
+        A `part` is one of a request that `check_room` accepted. Neither it nor a large request
+        counts as offered load or is rejected for its predicted wait, except by its deadline: many
+        rows arrive at once, and a few clients that wait for their answers would look like overload.
         QUEUE_FULL with a computed retry time, by the rows or by the predicted wait;
         PAYLOAD_TOO_LARGE for more rows than could ever wait; DEADLINE_EXCEEDED if the
         deadline has passed already.
         """
-        limit = self.limits.max_queue_rows
         self.check_rows(rows)
         if deadline <= now:
             raise deadline_exceeded()
-        if not part:
+        large = part or (rows > LARGE_ROWS and self.limits.joinable)
+        if not large:
             self._forecast.offered(rows, now)
-        if self._lanes.rows + rows > limit:
-            full = QueueFullError(self._lanes.rows, limit, self._forecast.retry_after(now))
-            self.rejection = CachedRejection(rows, priority, inf, full)
-            raise full
+        if not part:
+            self.check_room(rows, priority, now)
         prompt = self.idle
-        if self._busy or self._lanes.rows >= self._size.next:
-            self._admit(rows, now, deadline, priority, part=part)
+        if self._busy or self.full:
+            self._admit(rows, now, deadline, priority, large=large)
         elif self._linger is not None:
             prompt = prompt and not self._linger.may_linger(rows, now)
             self._linger.arrived(rows, now)
-        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority, False, part)
+        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority, large)
         self._next += 1
         self._lanes.add(ticket)
         # Who cannot be answered any more leaves then, and not only at the deadline.
@@ -133,7 +128,22 @@ class BatchScheduler:
     def check_rows(self, rows: int) -> None:
         """Raise PAYLOAD_TOO_LARGE for more rows than could ever wait."""
         if rows > self.limits.max_queue_rows:
-            raise _too_many_rows(rows, self.limits.max_queue_rows)
+            raise too_many_rows(rows, self.limits.max_queue_rows)
+
+    def check_room(self, rows: int, priority: Priority, now: float) -> None:
+        """Raise QUEUE_FULL unless the queue has room for a request of `rows` rows.
+
+        Large requests may fill half of the queue: the rest is reserved for small ones (trunk
+        reservation, as in telephone networks). An empty queue has room for any request.
+        """
+        self.check_rows(rows)
+        waiting, limit = self._lanes.rows, self.limits.max_queue_rows
+        if rows > LARGE_ROWS:
+            limit //= 2
+        if waiting and waiting + rows > limit:
+            full = QueueFullError(waiting, limit, self._forecast.retry_after(now))
+            self.rejection = CachedRejection(rows, priority, inf, full)
+            raise full
 
     def quick_reject(
         self, rows: int | None, priority: Priority, now: float
@@ -141,7 +151,7 @@ class BatchScheduler:
         """Return the error `offer` is certain to raise, without scanning the queue, else None.
 
         Valid for requests with the same rows and priority until the queue shrinks. With None for
-        `rows`, for any number that is not a long request. Counted as a rejection.
+        `rows`, for any number up to LARGE_ROWS. Counted as a rejection.
         """
         cached = self.rejection
         if cached is None or now >= cached.until or priority != cached.priority:
@@ -156,38 +166,11 @@ class BatchScheduler:
         # Without the traceback, which would keep the frames that it was raised through.
         return cached.error.with_traceback(None)
 
-    def offer_long(
-        self, rows: int, now: float, deadline: float, priority: Priority = Priority.NORMAL
-    ) -> Ticket:
-        """Accept a long request of `rows` rows, which runs in steps, or raise.
-
-        QUEUE_FULL at the limit of open long requests or of their rows; PAYLOAD_TOO_LARGE and
-        DEADLINE_EXCEEDED as `offer`.
-        """
-        limit = self.limits.max_queue_rows
-        self.check_rows(rows)
-        if deadline <= now:
-            raise deadline_exceeded()
-        self._forecast.offered(rows, now, long=True)
-        open_long = len(self._time_sliced) + any(ticket.long for ticket in self._running.values())
-        retry_after = self._forecast.retry_after(now)
-        if open_long >= self.limits.max_long:
-            what = "long requests are open"
-            raise QueueFullError(open_long, self.limits.max_long, retry_after, what=what)
-        if self._time_sliced.rows and self._time_sliced.rows + rows > limit:
-            raise QueueFullError(self._time_sliced.rows, limit, retry_after)
-        ticket = Ticket(self._next, rows, None, now, deadline, self.idle, priority, long=True)
-        self._next += 1
-        self._time_sliced.add(ticket)
-        heapq.heappush(self._deadlines, (deadline, ticket.number))
-        return ticket
-
     def cancel(self, ticket: Ticket) -> bool:
         """Drop a request whose client disconnected; return whether it was queued, not running."""
         self._running.pop(ticket.number, None)
         self.rejection = None
-        waiting = self._time_sliced if ticket.long else self._lanes
-        return waiting.remove(ticket.number) is not None
+        return self._lanes.remove(ticket.number) is not None
 
     def expire(self, now: float) -> list[Ticket]:
         """Remove and return requests that can no longer meet their deadline.
@@ -198,41 +181,30 @@ class BatchScheduler:
         overdue = []
         while self._deadlines and self._deadlines[0][0] <= now:
             number = heapq.heappop(self._deadlines)[1]
-            later = self._running.get(number) or self._time_sliced.get(number)
+            later = self._running.get(number)
             if later is not None and later.deadline > now:
                 heapq.heappush(self._deadlines, (later.deadline, number))
                 continue
             ticket = self._running.pop(number, None) or self._lanes.remove(number)
-            ticket = ticket or self._time_sliced.remove(number)
             if ticket is not None:
                 self.rejection = None
                 overdue.append(ticket)
         return overdue
 
     def release(self, now: float) -> list[Ticket]:
-        """Return the requests of the batch to start now, in order; empty to wait.
-
-        A long request is returned alone, for one step.
-        """
-        if self._busy:
+        """Return the requests of the batch to start now, in order; empty to wait."""
+        if self._busy or not self._lanes.count:
             return []
-        batch = [] if self._long_is_next and self._time_sliced.waiting else self._next_batch(now)
-        if batch:
-            self._lanes.release(batch)
-        elif self._time_sliced.waiting:
-            batch = [self._time_sliced.pop()]
-        else:
+        batch, full = self._compose(now)
+        if not full and self._release_time(batch, now) > now:
             return []
+        self._lanes.release(batch)
         self.rejection = None
-        self._led_by_part = batch[0].part
+        self._led_by_large = batch[0].large
         if self._linger is not None:
             self._linger.released(now)
-        long = batch[0].long
-        self._long_is_next = not long
-        self._forecast.between = self._step_seconds if long or self._time_sliced.waiting else 0.0
         self._running = {ticket.number: ticket for ticket in batch}
-        rows = sum([ticket.rows for ticket in batch])
-        self._forecast.started(min(rows, self.limits.max_rows) if long else rows, now)
+        self._forecast.started(sum([ticket.rows for ticket in batch]), now)
         self._busy = True
         return batch
 
@@ -247,31 +219,14 @@ class BatchScheduler:
         self._forecast.ended(seconds)
         if self._linger is not None:
             self._linger.ended(self._forecast.running_rows, self._forecast.idle_since)
-        self._size.ended(self._forecast.running_rows, seconds, self._lanes.rows)
-        self._free_slot()
-
-    def stepped(
-        self, seconds: float, deadline: float | None = None, *, parked: bool = False
-    ) -> None:
-        """Record that a step of the running long request ended after `seconds`; the slot is free.
-
-        `deadline` is that of the remaining steps; None after the last one. The request is queued
-        again, or `parked` until `resume`, unless it was cancelled or has expired.
-        """
-        for ticket in self._running.values():
-            if deadline is not None:
-                self._time_sliced.add(ticket._replace(deadline=deadline), parked=parked)
-        self._step_seconds = seconds
-        self._forecast.ended(seconds, step=True)
-        self._free_slot()
-
-    def resume(self, ticket: Ticket, deadline: float) -> bool:
-        """Queue a parked long request again with a new deadline; return whether it was parked."""
-        return self._time_sliced.resume(ticket.number, deadline)
+        self.rejection = None
+        self._running = {}
+        self._busy = False
+        self._compact()
 
     def next_event(self, now: float) -> float | None:
         """Return when to call `expire` and `release` again if nothing else happens, or None."""
-        if not (self._busy or self._lanes.count or len(self._time_sliced)):
+        if not (self._busy or self._lanes.count):
             self._deadlines.clear()  # one by one would cost each request as much as all of it
         while self._deadlines and not self._is_open(self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
@@ -291,10 +246,10 @@ class BatchScheduler:
         return self._forecast.running_rows
 
     def _admit(
-        self, rows: int, now: float, deadline: float, priority: Priority, *, part: bool
+        self, rows: int, now: float, deadline: float, priority: Priority, *, large: bool
     ) -> None:
         wait = self._forecast.wait(priority, now)
-        longest = inf if part else self._forecast.longest_wait()
+        longest = inf if large else self._forecast.longest_wait()
         in_time = deadline - now - self.costs.seconds(rows)
         if wait > min(longest, in_time):
             retry_after = self._forecast.retry_after(now)
@@ -304,19 +259,6 @@ class BatchScheduler:
             if wait > longest:  # the wait shrinks with time, until the queue changes
                 self.rejection = CachedRejection(rows, priority, now + wait - longest, error)
             raise error
-
-    def _free_slot(self) -> None:
-        self.rejection = None
-        self._running = {}
-        self._busy = False
-        self._compact()
-
-    def _next_batch(self, now: float) -> list[Ticket]:
-        """Return the requests of the batch to start now, without long ones; empty to wait."""
-        if not self._lanes.count:
-            return []
-        batch, full = self._compose(now)
-        return [] if not full and self._release_time(batch, now) > now else batch
 
     def _release_time(self, batch: list[Ticket], now: float) -> float:
         """Return when to release a batch that is not full: now, unless it pays to linger."""
@@ -346,17 +288,17 @@ class BatchScheduler:
 
         A request is not joined if the larger batch would end after a deadline in it. One that does
         not fit is passed over for later ones that do (backfilling, as in EASY for job queues): it
-        leads the next batch at the latest when it is the oldest. After a batch that a part of a
-        large request led, whole requests go first.
+        leads the next batch at the latest when it is the oldest. After a batch that a large request
+        led, small ones go first.
         """
         waiting = self._lanes.in_turn()
-        if self._led_by_part:
-            waiting = iter(sorted(waiting, key=lambda ticket: ticket.part))
+        if self._led_by_large:
+            waiting = iter(sorted(waiting, key=lambda ticket: ticket.large))
         batch = [next(waiting)]
         rows, tightest = batch[0].rows, batch[0].deadline
         if not self.limits.joinable:
             return batch, True
-        size = self._size.next
+        size = self.limits.max_rows
         passed_over = False
         no_deadline_until = now + self.costs.seconds(size)
         for ticket in waiting:
@@ -379,22 +321,13 @@ class BatchScheduler:
         return batch, passed_over or rows >= size
 
     def _is_open(self, number: int) -> bool:
-        return number in self._lanes or number in self._running or number in self._time_sliced
+        return number in self._lanes or number in self._running
 
     def _compact(self) -> None:
         """Drop deadlines of answered requests before they outnumber the open ones.
 
         Without this, every answered request would stay in memory until its deadline.
         """
-        if (
-            len(self._deadlines)
-            > 2 * (self._lanes.count + len(self._time_sliced)) + _SPARE_DEADLINES
-        ):
+        if len(self._deadlines) > 2 * self._lanes.count + _SPARE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if self._is_open(entry[1])]
             heapq.heapify(self._deadlines)
-
-
-def _too_many_rows(rows: int, limit: int) -> MlctlError:
-    return MlctlError(
-        ErrorCode.PAYLOAD_TOO_LARGE, f"the request has {rows} rows, the limit is {limit}"
-    )

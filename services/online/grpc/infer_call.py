@@ -40,7 +40,7 @@ class InferConnection(Protocol):
 
 
 class InferCall:
-    """One call in progress, as `BatchExecutor.enqueue` takes a request."""
+    """One call in progress, as `ModelExecutor.enqueue` takes a request."""
 
     __slots__ = (
         "_answered", "_connection", "_handler", "_hold", "_model", "_parse_seconds", "_queued",

@@ -19,7 +19,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.online.batching.admission import QueueFullError
 from services.online.batching.budget import Hold, Inflight
-from services.online.batching.executor import Answer, Cancellable, forward
+from services.online.batching.executor import Answer, Cancellable
+from services.online.batching.model_executor import forward
 from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.responses import Response, error_response, success_to_wire, to_wire
 from services.online.http.unparsed import header_value, whole_request_size
@@ -71,7 +72,7 @@ class RequestHead(NamedTuple):
 
 
 class PendingRequest(Hold):
-    """An infer request that waits for its answer, as `BatchExecutor.enqueue` takes one.
+    """An infer request that waits for its answer, as `ModelExecutor.enqueue` takes one.
 
     `head` is set when its headers were accepted, `request` when it was decoded, which took
     `parse_seconds`. It is its own share of the memory budget.

@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import MlctlError
 from bundle.tensors import Signature
-from services.online.batching.executor import Cancellable, Waiter, forward
+from services.online.batching.model_executor import forward, one_piece
 from services.online.batching.scheduler import Limits, Priority, deadline_exceeded
+from services.online.batching.split import Cancellable, Waiter
 from services.online.metrics.counts import Metrics
 from services.online.models.served_model import ModelPhase, ServedModel
 from services.online.settings import ServerSettings
@@ -111,24 +112,7 @@ class ServedPipeline(ServedModel):
         priority: Priority = Priority.NORMAL,
     ) -> AnswerStream:
         """The whole answer as one piece."""
-        task = self.infer(inputs, timeout, priority)
-
-        def leave() -> None:
-            task.cancel()
-
-        stream = AnswerStream(lambda: None, leave)
-
-        def pass_on(done: asyncio.Future[Answer]) -> None:
-            if done.cancelled():
-                stream.end()
-            elif (failure := done.exception()) is not None:
-                stream.end(failure if isinstance(failure, Exception) else None)
-            else:
-                stream.put(done.result())
-                stream.end()
-
-        task.add_done_callback(pass_on)
-        return stream
+        return one_piece(self.infer(inputs, timeout, priority))
 
     async def stop(self, grace: float = 0.0) -> None:
         """Accept no more, and answer what was accepted; the stages are stopped after it."""

@@ -33,7 +33,7 @@ from services.runtime.padding import Arrays
 from services.runtime.streaming import Answer
 
 if TYPE_CHECKING:
-    from services.online.batching.executor import BatchExecutor
+    from services.online.batching.model_executor import ModelExecutor
     from services.online.settings import ServerSettings
 
 Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
@@ -179,7 +179,7 @@ class PrecomputedLookup:
 def open_precomputed(
     model: Precomputable,
     settings: ServerSettings,
-    batching: BatchExecutor,
+    batching: ModelExecutor,
     clock: Clock,
     registry: CollectorRegistry,
 ) -> PrecomputedLookup | None:

@@ -11,6 +11,8 @@ import asyncio
 import gc
 import logging
 import math
+import time
+from collections.abc import Mapping
 from enum import Enum
 from typing import NoReturn
 
@@ -22,14 +24,10 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
-from services.online.batching.executor import (
-    Answer,
-    BatchExecutor,
-    Cancellable,
-    Waiter,
-    forward,
-)
-from services.online.batching.scheduler import Limits, Priority, QueueFullError
+from services.online.batching.executor import Answer, BatchExecutor, Cancellable, Waiter
+from services.online.batching.model_executor import ModelExecutor, forward
+from services.online.batching.scheduler import LARGE_ROWS, Limits, Priority, QueueFullError
+from services.online.batching.stepwise import StepwiseExecutor
 from services.online.metrics.counts import Metrics
 from services.online.metrics.tally import Tally
 from services.online.models.precomputed import PrecomputedLookup, open_precomputed
@@ -38,14 +36,13 @@ from services.online.observability.observer import Observer, open_observer
 from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, shown
 from services.runtime.batch_costs import BatchCosts
-from services.runtime.padding import LengthPadding
+from services.runtime.padding import MAX_MEASURED_ROWS, LengthPadding
 from services.runtime.scorer import Scorer
 from services.runtime.streaming import AnswerStream
-from services.runtime.warmup import check_golden, check_padding, warm_up
+from services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
 
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
-_INLINE_SECONDS = 0.0005
-_INLINE_HEADROOM = 2.0
+_INLINE_SECONDS = 0.00025
 _MAX_QUEUE_ROWS = 4096
 # A batch that has run for so many times what the slowest is expected to take is hung.
 _HANG_FACTOR = 20
@@ -91,7 +88,7 @@ class ServedModel:
         self._bundle = bundle
         self._clock = clock or SystemClock()
         self._registry = registry
-        self._batching: BatchExecutor | None = None
+        self._batching: ModelExecutor | None = None
         self._costs = BatchCosts()
         self._lengths: LengthPadding | None = None
         self._hung = False
@@ -169,23 +166,29 @@ class ServedModel:
 
     async def start(self) -> None:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
-        scorer, measured = await asyncio.to_thread(self._prepare)
+        scorer, seconds = await asyncio.to_thread(self._prepare)
         self._metrics = Metrics(self.name, self._registry, lambda: scorer.transform_seconds)
         self._observe()
-        quick = max(measured.values()) * _INLINE_HEADROOM < _INLINE_SECONDS
+        quick = {rows: time for rows, time in seconds.items() if time <= _INLINE_SECONDS}
+        theirs = self._bundle.manifest.batching.max_rows
+        slow = [rows for rows in seconds if rows not in quick and rows <= theirs]
         # A transform that yields is closed on the thread, while a batch might run here.
-        inline = quick and self.signature.bounded and not scorer.yields
-        self._costs = BatchCosts(measured)
-        self._batching = BatchExecutor(
-            scorer,
-            self._limits(scorer, inline=inline),
-            self._clock,
-            self._metrics,
-            inline=inline,
-            costs=self._costs,
-            lengths=self._lengths,
-            stepwise=scorer,
-        )
+        inline = not slow and self.signature.bounded and not scorer.yields
+        scorer.max_rows = self._batch_rows(scorer, quick if inline else seconds)
+        self._costs = BatchCosts(seconds)
+        limits = self._limits(scorer, inline=inline)
+        if scorer.yields:
+            self._batching = StepwiseExecutor(scorer, limits, self._clock, self._metrics)
+        else:
+            self._batching = BatchExecutor(
+                scorer,
+                limits,
+                self._clock,
+                self._metrics,
+                inline=inline,
+                costs=self._costs,
+                lengths=self._lengths,
+            )
         self._precomputed = open_precomputed(
             self, self.settings, self._batching, self._clock, self._registry
         )
@@ -195,7 +198,11 @@ class ServedModel:
         # Requests make no reference cycles; a search among waiting ones took 6 % of the loop.
         gc.set_threshold(*_COLLECTED)
         self.phase = ModelPhase.READY
-        logger.info("model %s (%s) is ready, inline=%s", self.name, self.digest[:12], inline)
+        rows = scorer.max_rows
+        logger.info(
+            "model %s (%s) is ready: batches of up to %d rows, which take %.3g ms, inline=%s",
+            *(self.name, self.digest[:12], rows, self._costs.seconds(rows) * 1e3, inline),
+        )
 
     def infer(
         self,
@@ -205,7 +212,7 @@ class ServedModel:
     ) -> asyncio.Future[Answer]:
         """Queue a request; cancel the future to withdraw it. `timeout` only shortens the deadline.
 
-        Raises UNAVAILABLE unless ready, and what `BatchExecutor.submit` raises.
+        Raises UNAVAILABLE unless ready, and what `ModelExecutor.submit` raises.
         """
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
@@ -217,15 +224,15 @@ class ServedModel:
     def quick_reject(self, priority: Priority, size: int) -> QueueFullError | None:
         """Return the error that a request whose body has `size` bytes certainly gets, else None.
 
-        A value takes at least a byte, so the size bounds the rows: with more than `limits.max_rows`
-        the request could be accepted.
+        A value takes at least a byte, so the size bounds the rows: a large request could be
+        accepted.
         """
         batching = self._batching
         if batching is None or self._precomputed is not None:
             return None
         if self.phase is not ModelPhase.READY or self._hung:
             return None
-        if size > self._row_values * batching.limits.max_rows:
+        if size > self._row_values * LARGE_ROWS:
             return None
         return batching.quick_reject(priority)
 
@@ -235,7 +242,7 @@ class ServedModel:
         """Answer a request to `waiter`: from the precomputed answers to its keys, or by the model.
 
         `timeout` (seconds) can only shorten the deadline. Returns what withdraws the request.
-        Raises UNAVAILABLE unless ready, and what `BatchExecutor.enqueue` raises.
+        Raises UNAVAILABLE unless ready, and what `ModelExecutor.enqueue` raises.
         """
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
             limit = self._deadline
@@ -263,7 +270,7 @@ class ServedModel:
         """
         return self._serving().stream(inputs, self._seconds(timeout), priority)
 
-    def _serving(self) -> BatchExecutor:
+    def _serving(self) -> ModelExecutor:
         if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
             raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
         return self._batching
@@ -322,7 +329,7 @@ class ServedModel:
         if self._batching is None:
             return 0.0
         # One request may have more rows than a batch, and runs in as many parts as it takes.
-        rows = max(self._bundle.manifest.batching.max_rows, self._batching.running_rows)
+        rows = max(self._batching.limits.max_rows, self._batching.running_rows)
         return _HANG_FACTOR * self._costs.seconds(rows)
 
     def _prepare(self) -> tuple[Scorer, dict[int, float]]:
@@ -334,7 +341,12 @@ class ServedModel:
         if pad and scorer.joinable and not scorer.yields:
             self._lengths = LengthPadding(self.signature, pad)
             check_padding(scorer, self._lengths, golden)
-        measured = warm_up(scorer, golden, self._clock)
+        max_rows = min(MAX_MEASURED_ROWS, self.settings.max_rows or MAX_MEASURED_ROWS)
+        # On a busy machine large batches lose the processor more often than small ones do, so time
+        # on it is the better measure where one thread does all of the work.
+        one_thread = scorer.thread_safe and self.settings.threads == 1
+        clock = time.thread_time if one_thread else self._clock.monotonic
+        measured = warm_up(scorer, golden, clock, max_rows)
         # `mlctl bench --cold` reads this line.
         logger.info(
             "model %s: loaded in %.3f s, proved and warmed up in %.3f s",
@@ -344,24 +356,28 @@ class ServedModel:
         )
         return scorer, measured
 
+    def _batch_rows(self, scorer: Scorer, seconds: Mapping[int, float]) -> int:
+        """Return the rows of a full batch: where the model does most per second.
+
+        The bundle's `max_rows` where rows differ in size, because the time of some says nothing
+        about others. At most the setting `max_rows`.
+        """
+        choose = scorer.joinable and self.signature.bounded
+        rows = best_rows(seconds) if choose else scorer.max_rows
+        return min(rows, self.settings.max_rows or rows)
+
     def _limits(self, scorer: Scorer, *, inline: bool) -> Limits:
         """The environment's settings, else the bundle's, else the defaults."""
         ours, theirs = self.settings, self._bundle.manifest.batching
         max_queue_ms = _first(ours.max_queue_ms, theirs.max_queue_ms)
         max_wait_ms = _first(ours.max_wait_ms, theirs.max_wait_ms)
-        max_rows = min(scorer.max_rows, ours.max_rows or scorer.max_rows)
-        smaller: tuple[int, ...] = ()
-        # Where rows alone say what a batch takes, and what the loop adds to it is little.
-        if self.signature.bounded and not inline:
-            smaller = tuple(size for size in theirs.buckets if size < max_rows)
         return Limits(
-            max_rows=max_rows,
+            max_rows=scorer.max_rows,
             max_queue_rows=ours.max_queue_rows or theirs.max_queue_rows or _MAX_QUEUE_ROWS,
             max_wait=(max_wait_ms or 0.0) / 1000,
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
             linger=max_wait_ms is None and not inline,
-            sizes=(*smaller, max_rows),
         )
 
 

@@ -68,6 +68,10 @@ class WebhookProducer:
 
         def send(group: Iterable[tuple[int, Outgoing]]) -> None:
             for index, message in group:
+                # Neither wait for a receiver that is away once per message, nor send an answer
+                # before an earlier one with its key.
+                if errors:
+                    return
                 headers = headers_of_answer(message, self._shown)
                 source = headers[SOURCE]
                 try:
@@ -75,7 +79,7 @@ class WebhookProducer:
                         self._settled[source] = self._send(message, headers)
                 except MlctlError as error:
                     errors.append(error)
-                    return  # later answers with this key wait for this one
+                    return
                 if (reason := self._settled[source]) is not None:
                     rejected[index] = reason
 

@@ -10,14 +10,14 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-import botocore.session
+import botocore.session  # type: ignore[import-untyped]
 import pytest
-from botocore.validate import ParamValidator
+from botocore.validate import ParamValidator  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bento.manifests.runner_plan import FINAL_EXIT_CODES, INTERRUPTED, RunnerPlan
-from bento.manifests.targets import ManifestTarget, runner_manifests
+from bento.manifests.targets import RunnerTarget, runner_manifests
 from bundle.errors import MlctlError
 from tests.bento.manifests.example_plans import IMAGE
 from tests.bento.manifests.test_runners import CRON, JOB
@@ -35,25 +35,30 @@ POD_PARAMETERS = {
 
 
 def job_definition(plan: RunnerPlan) -> Any:
-    (text,) = runner_manifests(plan, ManifestTarget.AWS_BATCH).values()
+    (text,) = runner_manifests(plan, RunnerTarget.AWS_BATCH).values()
     return json.loads(text)
 
 
 def pod(plan: RunnerPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run a DAG file with recorders in place of Airflow; return what the DAG and its pod get."""
-    (text,) = runner_manifests(plan, ManifestTarget.AIRFLOW).values()
+    (text,) = runner_manifests(plan, RunnerTarget.AIRFLOW).values()
     operator, dag = MagicMock(), MagicMock()
-    modules = {"airflow": {"DAG": dag}, "kubernetes": {}, "kubernetes.client": {"models": Models()}}
-    path = "airflow.providers.cncf.kubernetes.operators.pod"
-    for name in ("providers", "providers.cncf", "providers.cncf.kubernetes"):
-        modules[f"airflow.{name}"] = {}
-    modules |= {path.rpartition(".")[0]: {}, path: {"KubernetesPodOperator": operator}}
+    modules: dict[str, dict[str, Any]] = {
+        "airflow": {"DAG": dag},
+        "airflow.providers": {},
+        "airflow.providers.cncf": {},
+        "airflow.providers.cncf.kubernetes": {},
+        "airflow.providers.cncf.kubernetes.operators": {},
+        "airflow.providers.cncf.kubernetes.operators.pod": {"KubernetesPodOperator": operator},
+        "kubernetes": {},
+        "kubernetes.client": {"models": Models()},
+    }
     for name, content in modules.items():
         module = ModuleType(name)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
     exec(compile(text, "dag.py", "exec"), {})
-    return dag.call_args.kwargs, operator.call_args.kwargs
+    return dict(dag.call_args.kwargs), dict(operator.call_args.kwargs)
 
 
 class Models:
@@ -106,7 +111,7 @@ def test_job_definition__exit_codes__only_those_worth_it_are_retried() -> None:
 def test_batch_targets__hostile_argument__stays_a_value(text: str) -> None:
     hostile = replace(JOB, arguments=("--in", f"s3:{text}"))
     assert job_definition(hostile)["containerProperties"]["command"][-1] == f"s3:{text}"
-    (source,) = runner_manifests(hostile, ManifestTarget.AIRFLOW).values()
+    (source,) = runner_manifests(hostile, RunnerTarget.AIRFLOW).values()
     (arguments,) = [
         each.value
         for each in ast.walk(ast.parse(source))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from skl2onnx import to_onnx
+from skl2onnx.convert import to_onnx
 from sklearn.linear_model import LogisticRegression
 
 from bundle.manifest import MODEL_NAME

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rollout.domain import gates
+from rollout.domain import e_values, gates
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason
+from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 
@@ -32,19 +32,19 @@ def folded(ticks: int, candidate: Counts, live: Counts, spec: RolloutSpec = SPEC
     return evidence
 
 
-def test_nothing_seen_is_neither_harm_nor_proof() -> None:
+def test_gates__no_evidence__is_neither_harm_nor_proof() -> None:
     assert gates.harm(GateEvidence(), SPEC) is None
     held = gates.unproved(GateEvidence(), SPEC)
     assert held is not None
     assert (held.action, held.gate) == (Action.HOLD, HoldReason.PROOF)
 
 
-def test_a_tick_without_candidate_requests_changes_nothing() -> None:
+def test_fold__tick_without_candidate_requests__changes_nothing() -> None:
     evidence = folded(3, same(), same())
     assert gates.fold(evidence, block(Counts(), same()), SPEC) == evidence
 
 
-def test_errors_beyond_the_limit_name_value_limit_and_n() -> None:
+def test_harm__errors_beyond_the_limit__says_share_limit_and_number() -> None:
     verdict = gates.harm(folded(3, same(errors=20), same(errors=20)), SPEC)
     assert verdict is not None
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIMIT)
@@ -52,7 +52,7 @@ def test_errors_beyond_the_limit_name_value_limit_and_n() -> None:
     assert verdict.why == "20.00 % of 300 requests failed (limit 1 %)"
 
 
-def test_slow_requests_beyond_one_percent() -> None:
+def test_harm__more_than_one_percent_slow__breaks_the_latency_limit() -> None:
     verdict = gates.harm(folded(3, same(slow=20), same()), SPEC)
     assert verdict is not None
     assert verdict.gate is Gate.LATENCY_VS_LIMIT
@@ -157,7 +157,7 @@ def test_excluded_period__is_a_third_of_the_representative_time() -> None:
     assert gates.excluded_period(folded(60, same(), same())) == 100.0
 
 
-def test_more_than_half_beyond_the_median_limit() -> None:
+def test_harm__more_than_half_beyond_the_median_limit__breaks_it() -> None:
     spec = RolloutSpec(max_p50_ms=20.0)
     late = Counts(100, 0, 100, late=80)
     verdict = gates.harm(folded(15, late, late, spec), spec)
@@ -175,7 +175,7 @@ def test_more_than_half_beyond_the_median_limit() -> None:
     assert "took longer than 20 ms" in near.why
 
 
-def test_a_small_share_of_the_traffic_proves_no_latency() -> None:
+def test_unproved__small_share_of_the_traffic__proves_no_latency() -> None:
     """Batches at 5 % are emptier than they will be; what was slow there counts all the same."""
     evidence, small = GateEvidence(), block(same(), same(), representative=False)
     for _ in range(20):
@@ -201,13 +201,13 @@ def compared(ticks: int, window: ShadowWindow, spec: RolloutSpec = SHADOWED) -> 
     return evidence
 
 
-def test_one_answer_that_is_no_number_is_harm_at_once() -> None:
+def test_harm__one_answer_is_nan__is_harm_at_once() -> None:
     verdict = gates.harm(compared(1, ShadowWindow(10, rows=10, non_finite=1)), SHADOWED)
     assert verdict is not None
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.NON_FINITE)
 
 
-def test_disagreement_beyond_the_limit_is_harm_and_below_it_is_proof() -> None:
+def test_disagreement__beyond_or_below_the_limit__is_harm_or_proof() -> None:
     bad = ShadowWindow(100, disagreed=10, rows=100, differed=10, psi=0.0, seconds=5.0)
     verdict = gates.harm(compared(10, bad), SHADOWED)
     assert verdict is not None
@@ -220,7 +220,7 @@ def test_disagreement_beyond_the_limit_is_harm_and_below_it_is_proof() -> None:
     assert held.gate is HoldReason.PROOF
 
 
-def test_disagreement_without_a_limit_is_only_told() -> None:
+def test_disagreement__no_limit__is_only_reported() -> None:
     spec = RolloutSpec(shadow_percent=10)
     evidence = compared(10, ShadowWindow(100, 50.0, 100, 50, psi=0.01), spec)
     assert gates.harm(evidence, spec) is None
@@ -228,7 +228,7 @@ def test_disagreement_without_a_limit_is_only_told() -> None:
     assert Gate.DISAGREEMENT not in evidence.log_values(spec)
 
 
-def test_the_shadow_holds_for_too_few_pairs_for_drift_and_for_failed_copies() -> None:
+def test_judge_shadow__few_pairs_drift_or_failed_copies__holds() -> None:
     few = gates.judge_shadow(compared(1, ShadowWindow(10, rows=10)), SHADOWED)
     assert few is not None
     assert (few.gate, few.limit) == (HoldReason.DATA, 50)
@@ -245,7 +245,7 @@ def test_the_shadow_holds_for_too_few_pairs_for_drift_and_for_failed_copies() ->
     assert held.gate is Gate.ERRORS_VS_LIMIT
 
 
-def test_worse_than_live_within_the_limit_is_found() -> None:
+def test_harm__worse_than_live_within_the_limit__is_found() -> None:
     spec = RolloutSpec(max_error_rate=0.3)
     verdict = gates.harm(folded(15, same(errors=20), same(errors=1), spec), spec)
     assert verdict is not None
@@ -253,12 +253,12 @@ def test_worse_than_live_within_the_limit_is_found() -> None:
     assert verdict.n == 1500
 
 
-def test_a_difference_below_the_practical_margin_is_not_harm() -> None:
+def test_harm__difference_below_the_margin__is_none() -> None:
     spec = RolloutSpec(max_error_rate=0.3, margin=0.5)
     assert gates.harm(folded(40, same(errors=5), same(errors=0), spec), spec) is None
 
 
-def test_a_candidate_that_hangs_is_found_without_a_single_answer() -> None:
+def test_harm__candidate_hangs_without_an_answer__is_found() -> None:
     evidence = folded(15, Counts(abandoned=5), same())
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
@@ -266,7 +266,7 @@ def test_a_candidate_that_hangs_is_found_without_a_single_answer() -> None:
     assert "given up" in verdict.why
 
 
-def test_clients_that_are_impatient_with_both_do_not_count_against_the_candidate() -> None:
+def test_harm__clients_give_up_on_both_slots__is_rare() -> None:
     def impatient(n: int) -> Traffic:
         def draw(generator: np.random.Generator) -> Counts:
             lost = int(generator.binomial(n, 0.3))
@@ -277,7 +277,7 @@ def test_clients_that_are_impatient_with_both_do_not_count_against_the_candidate
     assert share_rolled_back(impatient(10), impatient(190), SPEC) <= SPEC.alpha
 
 
-def test_client_errors_count_only_against_live() -> None:
+def test_harm__client_errors__count_only_against_live() -> None:
     refusing, fine = Counts(100, 0, 100, client_errors=100), same()
     verdict = gates.harm(folded(15, refusing, fine), SPEC)
     assert verdict is not None
@@ -285,7 +285,7 @@ def test_client_errors_count_only_against_live() -> None:
     assert gates.harm(folded(15, refusing, refusing), SPEC) is None
 
 
-def test_what_looks_worse_than_live_goes_no_further() -> None:
+def test_doubtful__worse_than_live_was_before__holds() -> None:
     """In the bake live has no requests: what it did before is what there is to compare with."""
     before = folded(3, same(), same())
     for bad, gate in (
@@ -298,7 +298,7 @@ def test_what_looks_worse_than_live_goes_no_further() -> None:
     assert gates.doubtful(folded(3, same(errors=0), Counts()), SPEC) is None
 
 
-def test_a_candidate_that_begins_to_hang_in_the_bake_is_found() -> None:
+def test_harm__candidate_hangs_in_the_bake__is_found() -> None:
     evidence = folded(20, same(), same())
     for _ in range(20):
         evidence = gates.fold(evidence, block(same(), Counts()), SPEC)
@@ -313,7 +313,7 @@ def test_a_candidate_that_begins_to_hang_in_the_bake_is_found() -> None:
     assert ticks <= 3
 
 
-def test_in_the_bake_impatient_clients_do_not_count_against_the_candidate() -> None:
+def test_harm__clients_give_up_as_before_in_the_bake__is_rare() -> None:
     rolled_back = 0
     for seed in range(60):
         generator = np.random.default_rng(seed)
@@ -330,27 +330,27 @@ def test_in_the_bake_impatient_clients_do_not_count_against_the_candidate() -> N
     assert rolled_back / 60 <= SPEC.alpha
 
 
-def test_noise_around_the_live_share_does_not_hold() -> None:
+def test_doubtful__noise_around_the_live_share__does_not_hold() -> None:
     live = Counts(900, 0, 900, abandoned=100)
     assert gates.doubtful(folded(1, Counts(84, 0, 84, abandoned=16), live), SPEC) is None
     assert gates.doubtful(folded(1, Counts(80, 0, 80, abandoned=20), live), SPEC) is not None
 
 
-def test_a_longer_tail_than_live_is_found() -> None:
+def test_harm__longer_tail_than_live__is_found() -> None:
     spec = RolloutSpec(max_p99_ms=None)
     verdict = gates.harm(folded(15, same(tail=15), same(tail=1), spec), spec)
     assert verdict is not None
     assert verdict.gate is Gate.LATENCY_VS_LIVE
 
 
-def test_proof_needs_both_limits_kept() -> None:
+def test_unproved__latency_limit_not_proved__holds() -> None:
     assert gates.unproved(folded(10, same(), same()), SPEC) is None
     held = gates.unproved(folded(10, same(slow=1), same()), SPEC)
     assert held is not None
     assert "took longer than 50 ms" in held.why
 
 
-def test_no_latency_limit_needs_no_latency_proof() -> None:
+def test_unproved__no_latency_limit__needs_no_latency_proof() -> None:
     spec = RolloutSpec(max_p99_ms=None)
     assert gates.unproved(folded(10, same(slow=100), same(), spec), spec) is None
 
@@ -375,3 +375,129 @@ def share_rolled_back(candidate: Traffic, live: Traffic, spec: RolloutSpec) -> f
     runs = 60
     hits = [rolled_back_at(candidate, live, 150, seed, spec) for seed in range(runs)]
     return sum(hit is not None for hit in hits) / runs
+
+
+def test_harm__evidence_reaches_one_over_alpha__rolls_back() -> None:
+    """Three errors in 70 requests of each block: more evidence than 1/alpha, less than 2/alpha."""
+    evidence = folded(3, same(70, errors=3), same(70, errors=3))
+    mean = e_values.log_mean(tuple(evidence.log_values(SPEC).values()))
+    assert math.log(1.0 / SPEC.alpha) < mean < math.log(2.0 / SPEC.alpha)
+    assert gates.harm(evidence, SPEC) is not None
+
+
+def test_unproved__evidence_reaches_one_over_alpha__is_proved() -> None:
+    spec = RolloutSpec(max_p99_ms=None, max_error_rate=0.01)
+    threshold = math.log(1.0 / spec.alpha)
+    enough = next(
+        n for n in range(1, 5000) if e_values.log_mean(e_values.below((0, n), 0.01)) >= threshold
+    )
+    assert gates.unproved(folded(1, same(enough - 1), same(), spec), spec) is not None
+    assert gates.unproved(folded(1, same(enough), same(), spec), spec) is None
+
+
+def test_unproved__too_few_requests__says_share_limit_and_number() -> None:
+    why = "0.00 % of 100 requests failed: too few to show that 0.01 is kept"
+    held = Verdict(Action.HOLD, HoldReason.PROOF, why, 0.0, 0.01, 100)
+    assert gates.unproved(folded(1, same(), same()), SPEC) == held
+
+
+def test_unproved__small_bursts__says_how_many_requests_count_as_one() -> None:
+    record = [(same(slow=3 if each % 20 == 0 else 0), 5.0) for each in range(200)]
+    evidence = gates.fold(gates.begin(record, SPEC), block(same(600), same()), SPEC)
+    assert 2.0 < evidence.of(Gate.LATENCY_VS_LIMIT).design_effect < 3.0
+    held = gates.unproved(evidence, SPEC)
+    assert held is not None
+    assert held.why == (
+        "0.00 % of 600 requests took longer than 50 ms: too few to show that 0.01 is kept; they "
+        "come in bursts, in which 3 requests count as one"
+    )
+
+
+def test_doubtful__share_beyond_its_limit__says_share_limit_and_number() -> None:
+    why = "2.00 % of 100 requests failed (limit 1 %); more requests will decide"
+    held = Verdict(Action.HOLD, Gate.ERRORS_VS_LIMIT, why, 0.02, 0.01, 100)
+    assert gates.doubtful(folded(1, same(errors=2), same(errors=2)), SPEC) == held
+
+
+def rejecting(share: int, n: int = 100) -> Counts:
+    return Counts(n, 0, n, client_errors=share)
+
+
+def test_bake__live_has_no_requests__is_compared_with_those_before() -> None:
+    record = [(rejecting(1), 5.0)] * 20
+    evidence = gates.fold(gates.begin(record, SPEC), block(rejecting(30), Counts()), SPEC)
+    held = gates.doubtful(evidence, SPEC)
+    assert held is not None
+    compared = "requests were rejected as the client's error (1.00 % of 2000 on the live revision)"
+    assert held.why == f"30.00 % of 100 {compared}; more requests will decide"
+    for _ in range(4):
+        evidence = gates.fold(evidence, block(rejecting(30), Counts()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert (verdict.gate, verdict.why) == (
+        Gate.CLIENT_ERRORS_VS_LIVE,
+        f"30.00 % of 500 {compared}",
+    )
+    assert verdict.limit == 0.01 + SPEC.margin * SPEC.max_error_rate
+
+
+def test_harm__live_has_requests__is_compared_with_these_alone() -> None:
+    evidence = gates.begin([(rejecting(1), 5.0)] * 20, SPEC)
+    for _ in range(5):
+        evidence = gates.fold(evidence, block(rejecting(30), same()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert "(0.00 % of 500 on the live revision)" in verdict.why
+
+
+def test_harm__sticky__is_compared_with_the_live_slot_before_the_rollout() -> None:
+    spec = RolloutSpec(sticky=True)
+    evidence = gates.begin([(rejecting(1), 5.0)] * 20, spec)
+    for _ in range(5):
+        evidence = gates.fold(evidence, block(rejecting(60), rejecting(20)), spec)
+    verdict = gates.harm(evidence, spec)
+    assert verdict is not None
+    assert "(1.00 % of 2000 on the live revision)" in verdict.why
+
+
+def test_harm__live_became_as_bad_within_the_margin__is_none() -> None:
+    """In the first blocks the candidate alone was bad; over all, the margin covers the rest."""
+    spec = RolloutSpec(max_error_rate=0.3, margin=0.5)
+    evidence = folded(4, same(errors=16), same(), spec)
+    assert gates.harm(evidence, spec) is not None
+    for _ in range(4):
+        evidence = gates.fold(evidence, block(same(errors=16), same(errors=4)), spec)
+    values = evidence.log_values(spec)
+    assert e_values.log_mean(tuple(values.values())) > math.log(1.0 / spec.alpha)
+    assert gates.harm(evidence, spec) is None
+
+
+def test_tick_breaks_limit__only_absolute_limits__count() -> None:
+    assert gates.tick_breaks_limit(same(errors=2), SPEC)
+    assert not gates.tick_breaks_limit(same(errors=1), SPEC)
+    assert not gates.tick_breaks_limit(rejecting(50), SPEC)
+
+
+def gross(ticks: list[tuple[int, int]], live: Counts) -> Verdict | None:
+    """Judge ticks of 0.5 s with (errors, requests) of the candidate."""
+    evidence = GateEvidence()
+    for errors, n in ticks:
+        evidence = gates.fold(evidence, Window(Counts(n, errors, n), live), SPEC)
+    return gates.harm(evidence, SPEC)
+
+
+def test_harm__five_failures_in_a_row_of_ticks__are_gross_and_four_are_not() -> None:
+    assert gross([(2, 5), (2, 5), (1, 5)], same()) is not None
+    assert gross([(2, 5), (1, 5), (1, 5)], same()) is None
+    assert gross([(2, 2), (1, 2), (1, 2)], same()) is None
+
+
+def test_harm__exactly_a_quarter_fails__is_gross() -> None:
+    assert gross([(2, 7), (2, 7), (1, 6)], same()) is not None
+
+
+def test_harm__twice_as_many_fail_as_on_live__is_gross() -> None:
+    why = "50.00 % of 300 requests failed in 1.5 s on end (25.00 % on the live revision)"
+    found = gross([(50, 100)] * 3, same(errors=25))
+    assert found == Verdict(Action.ROLLBACK, Gate.ERRORS_VS_LIMIT, why, 0.5, 0.25, 300)
+    assert gross([(49, 100)] * 3, same(errors=25)) is None

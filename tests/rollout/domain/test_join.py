@@ -6,7 +6,7 @@ from rollout.domain.join import AnswerSide, Joiner, Recorded
 
 
 def row(name: str, number: int = 0) -> Recorded:
-    return Recorded((name, number), "d", {}, Path("segment"), number)
+    return Recorded((name, number), "d", 0.0, {}, Path("segment"), number)
 
 
 def joiner(grace: float = 10.0, capacity: int = 100) -> Joiner:

@@ -59,12 +59,6 @@ def test_a_restarted_proxy_gives_no_window() -> None:
     assert watching.observe(alive=True)[0].window is None
 
 
-def test_without_a_comparison_nothing_is_kept() -> None:
-    watching = observer(MemoryDataPlane(EDGES))
-    watching.end_comparison()
-    assert watching.kept() is None
-
-
 def test_health_and_life_are_passed_on() -> None:
     data_plane = MemoryDataPlane(EDGES)
     data_plane.healthy[Slot.GREEN] = False
@@ -77,17 +71,10 @@ class Pairs:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
-        self.ended = 0
 
     def observe(self, live_requests: int) -> ShadowWindow:
         self.asked.append(live_requests)
         return ShadowWindow(requests=live_requests)
-
-    def end(self) -> None:
-        self.ended += 1
-
-    def kept(self) -> str | None:
-        return "1.parquet"
 
 
 def test_a_candidate_with_copies_only_is_judged_by_them() -> None:
@@ -126,9 +113,6 @@ def test_answers_are_compared_while_copies_are_sent() -> None:
     data_plane.serve(Slot.BLUE, 5)
     assert watching.observe(alive=True, mirrored=True)[0].shadow == ShadowWindow(requests=5)
     assert pairs.asked == [5]
-    watching.end_comparison()
-    assert pairs.ended == 1
-    assert watching.kept() == "1.parquet"
 
 
 def test_the_median_is_counted_at_its_own_limit() -> None:

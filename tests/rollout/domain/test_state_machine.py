@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Window
 from rollout.domain.gates import Action, Gate, HoldReason, Verdict
@@ -39,16 +40,16 @@ def looked(
     return progress
 
 
-def test_every_phase_but_done_has_a_way_out() -> None:
+def test_transitions__each_phase_but_done__has_a_next_one() -> None:
     assert {phase for phase, _ in TRANSITIONS} == set(RolloutPhase) - {RolloutPhase.DONE}
 
 
-def test_a_move_that_is_not_in_the_table_is_refused() -> None:
+def test_move__not_in_the_table__is_rejected() -> None:
     with pytest.raises(ValueError, match="takes no"):
         machine.move(RolloutProgress(phase=RolloutPhase.DONE), Signal.SETTLED, 0.0)
 
 
-def test_the_weight_follows_the_phase() -> None:
+def test_candidate_weight__each_phase__has_its_own() -> None:
     assert machine.candidate_weight(RolloutProgress(), SPEC) == 0
     assert machine.candidate_weight(SHIFTED, SPEC) == 10
     baked = machine.move(machine.move(SHIFTED, Signal.NEXT_STEP, 1.0), Signal.LAST_STEP, 2.0)
@@ -58,12 +59,12 @@ def test_the_weight_follows_the_phase() -> None:
         assert machine.candidate_weight(done, SPEC) == weight
 
 
-def test_a_single_step_goes_straight_to_bake() -> None:
+def test_next_signal__single_step__goes_to_bake() -> None:
     spec = RolloutSpec(steps=(100,))
     assert machine.next_signal(RolloutProgress(phase=RolloutPhase.WARM), spec) is Signal.LAST_STEP
 
 
-def test_no_data_holds() -> None:
+def test_judge__no_data__holds() -> None:
     progress = looked(SHIFTED, 5, 200.0, window=None)
     verdict = machine.judge(progress, TickObservation(None), SPEC, 200.0)
     assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.DATA)
@@ -83,20 +84,20 @@ def test_hanging_candidate__every_request_given_up__is_rolled_back() -> None:
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIVE)
 
 
-def test_too_little_time_holds() -> None:
+def test_judge__too_little_time__holds() -> None:
     progress = looked(SHIFTED, 5, 105.0)
     verdict = machine.judge(progress, TickObservation(GOOD), SPEC, 105.0)
     assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.BAKE_TIME)
     assert (verdict.value, verdict.limit) == (5.0, 10)
 
 
-def test_time_and_requests_advance_an_early_step_without_proof() -> None:
+def test_judge__early_step_has_time_and_requests__advances_without_proof() -> None:
     few = Window(Counts(20, 0, 20), Counts(180, 0, 180))
     progress = looked(SHIFTED, 3, 111.0, few)
     assert machine.judge(progress, TickObservation(few), SPEC, 111.0).action is Action.ADVANCE
 
 
-def test_the_final_step_needs_proof() -> None:
+def test_judge__final_step__needs_proof() -> None:
     few = Window(Counts(20, 0, 20), Counts(20, 0, 20))
     half = replace(SHIFTED, step=1)
     held = machine.judge(looked(half, 3, 111.0, few), TickObservation(few), SPEC, 111.0)
@@ -106,7 +107,7 @@ def test_the_final_step_needs_proof() -> None:
     assert machine.apply_verdict(half, proved, SPEC, 112.0).phase is RolloutPhase.BAKE
 
 
-def test_the_bake_ends_in_finalize() -> None:
+def test_apply_verdict__end_of_the_bake__finalizes() -> None:
     baking = replace(SHIFTED, phase=RolloutPhase.BAKE, step=2)
     progress = looked(baking, 10, 121.0)
     verdict = machine.judge(progress, TickObservation(GOOD), SPEC, 121.0)
@@ -118,7 +119,7 @@ def test_the_bake_ends_in_finalize() -> None:
     )
 
 
-def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
+def test_judge__deadline__is_inconclusive_and_never_promotes() -> None:
     verdict = machine.judge(SHIFTED, TickObservation(None), SPEC, 1000.0)
     assert (verdict.action, verdict.gate) == (Action.INCONCLUSIVE, HoldReason.DEADLINE)
     ended = machine.apply_verdict(SHIFTED, verdict, SPEC, 1000.0)
@@ -126,12 +127,12 @@ def test_the_deadline_is_inconclusive_and_never_promotes() -> None:
     assert machine.candidate_weight(ended, SPEC) == 0
 
 
-def test_a_dead_candidate_is_rolled_back_at_once() -> None:
+def test_judge__dead_candidate__is_rolled_back_at_once() -> None:
     verdict = machine.judge(SHIFTED, TickObservation(None, alive=False), SPEC, 101.0)
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.HEALTH)
 
 
-def test_three_unhealthy_looks_in_a_row_roll_back() -> None:
+def test_judge__three_unhealthy_ticks_in_a_row__rolls_back() -> None:
     sick = TickObservation(GOOD, healthy=False)
     progress = machine.absorb(machine.absorb(SHIFTED, sick, SPEC, 101.0), sick, SPEC, 101.0)
     assert machine.judge(progress, sick, SPEC, 101.0).action is Action.HOLD
@@ -141,13 +142,13 @@ def test_three_unhealthy_looks_in_a_row_roll_back() -> None:
     assert machine.judge(third, sick, SPEC, 101.0).gate is Gate.HEALTH
 
 
-def test_the_first_requests_are_not_judged() -> None:
+def test_absorb__first_requests__are_not_judged() -> None:
     bad = Window(Counts(100, 100, 100), Counts(900, 0, 900))
     assert looked(SHIFTED, 5, 101.0, bad).evidence == SHIFTED.evidence
     assert looked(SHIFTED, 5, 102.0, bad).evidence.ticks == 5
 
 
-def test_the_first_look_beyond_a_limit_is_remembered() -> None:
+def test_first_bad__tick_beyond_a_limit__is_noted_once() -> None:
     bad = Window(Counts(100, 50, 100), Counts(900, 0, 900))
     progress = looked(looked(looked(SHIFTED, 1, 103.0), 1, 104.0, bad), 1, 105.0, bad)
     assert progress.first_bad == 104.0
@@ -165,7 +166,7 @@ def test_first_bad__median_beyond_its_limit__is_noted() -> None:
     assert machine.absorb(SHIFTED, TickObservation(slow), spec, 104.0).first_bad == 104.0
 
 
-def test_hold_changes_nothing() -> None:
+def test_apply_verdict__hold__changes_nothing() -> None:
     hold = Verdict(Action.HOLD, HoldReason.DATA, "no data")
     assert machine.apply_verdict(SHIFTED, hold, SPEC, 5.0) is SHIFTED
 
@@ -185,7 +186,7 @@ def applied(
     return after
 
 
-def test_the_shadow_comes_before_any_weight() -> None:
+def test_warmed__spec_with_a_shadow__copies_before_any_weight() -> None:
     warm = RolloutProgress(phase=RolloutPhase.WARM)
     shadow = machine.warmed(warm, SHADOWED, 100.0)
     assert shadow.phase is RolloutPhase.SHADOW
@@ -198,14 +199,14 @@ def test_the_shadow_comes_before_any_weight() -> None:
     assert machine.mirrored_share(first, replace(SHADOWED, mirror_percent=3)) == 3
 
 
-def test_without_a_share_to_copy_there_is_no_shadow() -> None:
+def test_warmed__no_share_to_copy__has_no_shadow() -> None:
     assert (
         machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SPEC, 1.0).phase
         is RolloutPhase.SHIFT
     )
 
 
-def test_only_compared_copies_are_data_in_the_shadow() -> None:
+def test_judge__shadow_with_traffic_only__has_no_data() -> None:
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
     for _ in range(5):
         progress = machine.absorb(progress, TickObservation(GOOD), SHADOWED, 200.0)
@@ -213,7 +214,7 @@ def test_only_compared_copies_are_data_in_the_shadow() -> None:
     assert (held.action, held.gate, held.n) == (Action.HOLD, HoldReason.DATA, 0)
 
 
-def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
+def test_absorb__first_copies_to_a_cold_candidate__are_not_judged() -> None:
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
     cold = TickObservation(Window(Counts(100, 50, 100), Counts(900, 0, 900)))
     for now in (100.5, 101.0, 101.5):
@@ -223,7 +224,7 @@ def test_the_first_copies_are_not_judged_by_how_cold_the_candidate_is() -> None:
     assert machine.absorb(progress, cold, SHADOWED, 102.0).evidence.ticks == 1
 
 
-def test_a_shadow_that_finds_nothing_to_compare_ends_after_a_while_unless_told_to_wait() -> None:
+def test_judge__shadow_compares_nothing__advances_after_its_wait() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60)
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
     assert machine.judge(progress, TickObservation(None), patient, 159.0).action is Action.HOLD
@@ -240,7 +241,7 @@ def test_absorb__copies_compared_beside_traffic__are_no_requests_of_the_step() -
     assert progress.evidence.shadow.total.requests == 40
 
 
-def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
+def test_judge__shadow_with_doubts__does_not_end_after_its_wait() -> None:
     patient = replace(SHADOWED, shadow_wait_seconds=60, max_disagreement=0.01)
     progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), patient, 100.0)
     wrong = TickObservation(
@@ -252,7 +253,7 @@ def test_a_shadow_with_doubts_does_not_end_for_lack_of_answers() -> None:
     assert (held.action, held.gate) == (Action.HOLD, Gate.DISAGREEMENT)
 
 
-def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
+def test_pause__resumed_later__kept_the_weight_and_stopped_the_clocks() -> None:
     paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
     assert (paused.phase, paused.stage, paused.applied) == (
         RolloutPhase.PAUSED,
@@ -268,7 +269,7 @@ def test_a_pause_keeps_the_weight_and_stops_the_clocks() -> None:
     assert resumed.started == SHIFTED.started + 4900.0
 
 
-def test_harm_takes_a_paused_rollout_back() -> None:
+def test_judge__harm_while_paused__rolls_back() -> None:
     paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
     bad = Window(Counts(100, 60, 100), Counts(900, 0, 900))
     verdict = machine.judge(looked(paused, 20, 200.0, bad), TickObservation(bad), SPEC, 200.0)
@@ -278,14 +279,14 @@ def test_harm_takes_a_paused_rollout_back() -> None:
     assert (dead.action, dead.gate) == (Action.ROLLBACK, Gate.HEALTH)
 
 
-def test_a_pause_before_the_start_has_to_wait() -> None:
+def test_pause__before_the_start__has_to_wait() -> None:
     assert machine.apply_command(RolloutProgress(), asked(OperatorCommand.PAUSE), SPEC, 1.0) is None
     warm = applied(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.PAUSE, 2.0)
     assert machine.candidate_weight(warm, SPEC) == 0
     assert applied(warm, OperatorCommand.RESUME, 3.0).phase is RolloutPhase.WARM
 
 
-def test_a_request_that_changes_nothing_is_obeyed_all_the_same() -> None:
+def test_apply_command__nothing_to_change__is_noted_as_applied() -> None:
     resumed = applied(SHIFTED, OperatorCommand.RESUME, 101.0)
     assert resumed == replace(SHIFTED, applied=7)
     paused = applied(SHIFTED, OperatorCommand.PAUSE, 105.0)
@@ -300,7 +301,7 @@ def test_rollback_command__any_reversible_phase__returns_all_traffic() -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
+def test_full__steps_and_gates__are_skipped_but_not_hard_failures(paused: bool) -> None:
     progress = applied(SHIFTED, OperatorCommand.PAUSE, 105.0) if paused else SHIFTED
     full = applied(progress, OperatorCommand.FULL, 106.0)
     assert (full.phase, full.step) == (RolloutPhase.BAKE, 2)
@@ -315,13 +316,13 @@ def test_full_skips_steps_and_gates_but_not_hard_failures(paused: bool) -> None:
     assert machine.apply_verdict(worse, verdict, SPEC, 126.0).planned is Outcome.PROMOTED
 
 
-def test_full_before_the_candidate_serves_waits_for_it() -> None:
+def test_full__before_the_candidate_serves__waits_for_it() -> None:
     full = applied(RolloutProgress(phase=RolloutPhase.WARM), OperatorCommand.FULL, 1.0)
     assert (full.phase, full.override) == (RolloutPhase.WARM, True)
     assert machine.warmed(full, SHADOWED, 2.0).phase is RolloutPhase.BAKE
 
 
-def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> None:
+def test_deadline__on_inconclusive_pause__pauses_and_restarts_the_time() -> None:
     spec = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
     verdict = machine.judge(SHIFTED, TickObservation(None), spec, 1000.0)
     paused = machine.apply_verdict(SHIFTED, verdict, spec, 1000.0)
@@ -332,7 +333,7 @@ def test_at_the_deadline_it_pauses_if_asked_to_and_gets_the_time_once_more() -> 
     assert machine.judge(resumed, TickObservation(None), spec, 9900.0).gate is HoldReason.DATA
 
 
-def test_latency_is_not_proved_by_a_small_share() -> None:
+def test_judge__small_share_of_the_traffic__proves_no_latency() -> None:
     limited = replace(SPEC, max_p99_ms=100.0)
     unfair = replace(GOOD, representative=False)
     half = replace(SHIFTED, step=1)
@@ -342,3 +343,220 @@ def test_latency_is_not_proved_by_a_small_share() -> None:
             progress = machine.absorb(progress, TickObservation(window), limited, 200.0)
         verdict = machine.judge(progress, TickObservation(window), limited, 200.0)
         assert (verdict.action is Action.ADVANCE) is proved, verdict
+
+
+def test_move__next_step__begins_its_counts_and_evidence_anew() -> None:
+    progress = looked(SHIFTED, 5, 200.0)
+    assert (progress.step_requests, progress.step_ticks) == (500, 5)
+    after = machine.move(progress, Signal.NEXT_STEP, 207.0)
+    assert after == replace(
+        progress,
+        step=1,
+        since=207.0,
+        step_requests=0,
+        step_ticks=0,
+        evidence=gates.next_step(progress.evidence),
+    )
+    assert after.evidence != progress.evidence
+
+
+def test_move__settled__changes_the_phase_alone() -> None:
+    progress = replace(
+        looked(SHIFTED, 5, 200.0), phase=RolloutPhase.ROLLBACK, planned=Outcome.ROLLED_BACK
+    )
+    after = machine.move(progress, Signal.SETTLED, 9.0)
+    done = RolloutPhase.DONE
+    assert after == replace(progress, phase=done, since=9.0, step_requests=0, step_ticks=0)
+
+
+@pytest.mark.parametrize("command", [OperatorCommand.RESUME, OperatorCommand.ROLLBACK])
+def test_pause__ended_by_a_command__leaves_no_pause_behind(command: OperatorCommand) -> None:
+    after = applied(applied(SHIFTED, OperatorCommand.PAUSE, 105.0), command, 106.0)
+    assert (after.paused, after.interrupted) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "override", "phase"),
+    [
+        (SPEC, False, RolloutPhase.SHIFT),
+        (SHADOWED, False, RolloutPhase.SHADOW),
+        (SPEC, True, RolloutPhase.BAKE),
+    ],
+)
+def test_warmed__candidate_serves__begins_the_next_phase_now(
+    spec: RolloutSpec, override: bool, phase: RolloutPhase
+) -> None:
+    warm = RolloutProgress(phase=RolloutPhase.WARM, override=override)
+    after = machine.warmed(warm, spec, 42.0)
+    assert (after.phase, after.since) == (phase, 42.0)
+
+
+def test_restored__previous_version_serves__gets_all_traffic_without_a_gate() -> None:
+    after = machine.restored(RolloutProgress(phase=RolloutPhase.WARM), "too slow", 5.0)
+    assert (after.phase, after.since, after.planned) == (
+        RolloutPhase.FINALIZE,
+        5.0,
+        Outcome.RESTORED,
+    )
+    assert after.ruling == Verdict(Action.ADVANCE, HoldReason.OPERATOR, "too slow")
+    assert machine.candidate_weight(after, SPEC) == 100
+
+
+PAUSING = replace(SPEC, on_inconclusive=OnInconclusive.PAUSE)
+BAKING = replace(SHIFTED, phase=RolloutPhase.BAKE, step=2)
+
+
+@pytest.mark.parametrize(
+    ("start", "action", "spec", "phase", "planned"),
+    [
+        (SHIFTED, Action.ROLLBACK, SPEC, RolloutPhase.ROLLBACK, Outcome.ROLLED_BACK),
+        (SHIFTED, Action.INCONCLUSIVE, SPEC, RolloutPhase.ROLLBACK, Outcome.INCONCLUSIVE),
+        (BAKING, Action.ADVANCE, SPEC, RolloutPhase.FINALIZE, Outcome.PROMOTED),
+        (SHIFTED, Action.INCONCLUSIVE, PAUSING, RolloutPhase.PAUSED, None),
+    ],
+)
+def test_apply_verdict__one_that_ends_a_phase__is_kept_with_its_moment(
+    start: RolloutProgress,
+    action: Action,
+    spec: RolloutSpec,
+    phase: RolloutPhase,
+    planned: Outcome | None,
+) -> None:
+    verdict = Verdict(action, HoldReason.PROOF, "why")
+    after = machine.apply_verdict(start, verdict, spec, 300.0)
+    assert (after.phase, after.planned, after.ruling) == (phase, planned, verdict)
+    assert (after.paused if phase is RolloutPhase.PAUSED else after.since) == 300.0
+
+
+def test_apply_verdict__advance__begins_the_next_step_now() -> None:
+    advance = Verdict(Action.ADVANCE, HoldReason.PROOF, "why")
+    after = machine.apply_verdict(SHIFTED, advance, SPEC, 300.0)
+    assert (after.phase, after.step, after.since) == (RolloutPhase.SHIFT, 1, 300.0)
+
+
+def test_rollback_command__reason__is_the_ruling() -> None:
+    after = applied(SHIFTED, OperatorCommand.ROLLBACK, 106.0)
+    assert after.ruling == Verdict(Action.ROLLBACK, HoldReason.OPERATOR, "by hand")
+    assert after.since == 106.0
+
+
+def test_absorb__tick_without_a_request__is_no_tick_of_the_step() -> None:
+    none, one = (Window(Counts(n, 0, n), Counts(900, 0, 900)) for n in (0, 1))
+    assert looked(SHIFTED, 1, 200.0, none).step_ticks == 0
+    assert looked(SHIFTED, 1, 200.0, one).step_ticks == 1
+
+
+def test_absorb__traffic_during_the_shadow__is_no_data_of_the_shadow() -> None:
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
+    progress = machine.absorb(progress, TickObservation(GOOD), SHADOWED, 200.0)
+    assert (progress.step_requests, progress.step_ticks) == (0, 0)
+
+
+def test_warming_up__second_step__is_over() -> None:
+    second = machine.move(SHIFTED, Signal.NEXT_STEP, 200.0)
+    assert not machine.warming_up(second, SPEC, 200.5)
+
+
+def judged(
+    progress: RolloutProgress,
+    now: float,
+    spec: RolloutSpec = SPEC,
+    *,
+    alive: bool = True,
+) -> Verdict:
+    return machine.judge(progress, TickObservation(GOOD, alive=alive), spec, now)
+
+
+def test_judge__candidate_died_or_is_unhealthy__says_so() -> None:
+    dead = judged(SHIFTED, 101.0, alive=False)
+    assert dead == Verdict(Action.ROLLBACK, Gate.HEALTH, "the candidate's process died")
+    sick = judged(replace(SHIFTED, unhealthy_ticks=4), 101.0)
+    why = "the candidate failed its health check at 4 ticks in a row"
+    assert sick == Verdict(Action.ROLLBACK, Gate.HEALTH, why, 4, 3)
+
+
+def test_judge__few_answers__says_how_many_are_needed() -> None:
+    few = Window(Counts(10, 0, 10), Counts(90, 0, 90))
+    why = "30 answers in 3 ticks at this step, 50 are needed"
+    for spec in (SPEC, replace(SPEC, shadow_requests=10)):
+        assert judged(looked(SHIFTED, 3, 200.0, few), 200.0, spec) == Verdict(
+            Action.HOLD, HoldReason.DATA, why, 30, 50, 30
+        )
+    assert judged(looked(SHIFTED, 5, 200.0, few), 200.0).action is Action.ADVANCE
+
+
+def test_judge__short_time__says_how_long_a_step_is() -> None:
+    progress = looked(SHIFTED, 5, 105.0)
+    assert judged(progress, 105.0) == Verdict(
+        Action.HOLD, HoldReason.BAKE_TIME, "5.0 of 10 s at this step", 5.0, 10, 500
+    )
+    assert judged(progress, 110.0) == Verdict(
+        Action.ADVANCE, HoldReason.BAKE_TIME, "every gate is kept", n=500
+    )
+
+
+def test_judge__end_of_the_bake__says_what_it_does_not_exclude() -> None:
+    progress = looked(BAKING, 10, 119.0)
+    assert judged(progress, 119.0).limit == 20
+    why = "every gate is kept; a fault that comes less often than every 2 s is not excluded"
+    assert judged(progress, 120.0) == Verdict(Action.ADVANCE, HoldReason.PROOF, why, n=1000)
+
+
+def test_judge__shadow__has_a_number_and_a_time_of_its_own() -> None:
+    progress = machine.warmed(RolloutProgress(phase=RolloutPhase.WARM), SHADOWED, 100.0)
+    tick = TickObservation(None, shadow=ShadowWindow(requests=10, rows=10))
+    for _ in range(4):
+        progress = machine.absorb(progress, tick, SHADOWED, 104.0)
+    held = judged(progress, 104.0, SHADOWED)
+    assert (held.gate, held.value, held.limit, held.n) == (HoldReason.BAKE_TIME, 4.0, 5, 40)
+
+
+def test_judge__deadline__names_what_is_missing() -> None:
+    why = "the deadline came before the proof"
+    progress = replace(looked(replace(SHIFTED, step=1), 10, 150.0), started=100.0)
+    for each, missing in (
+        (progress, ""),
+        (replace(progress, step_requests=3), ": 3 answers in 10 ticks at this step, 50 are needed"),
+    ):
+        assert judged(each, 1150.0) == Verdict(
+            Action.INCONCLUSIVE, HoldReason.DEADLINE, why + missing, 1050.0, 1000, 1000
+        )
+
+
+def test_judge__paused__says_in_which_phase() -> None:
+    paused = applied(looked(SHIFTED, 3, 105.0), OperatorCommand.PAUSE, 105.0)
+    why = "paused in shift; harm would still take the traffic back"
+    assert judged(paused, 106.0) == Verdict(Action.HOLD, HoldReason.OPERATOR, why, n=300)
+
+
+def test_judge__operator_skips_the_gates__holds_until_the_bake_is_over() -> None:
+    full = replace(looked(BAKING, 3, 110.0), override=True)
+    why = "an operator skips the gates; the old revision stays warm"
+    assert judged(full, 110.0) == Verdict(Action.HOLD, HoldReason.OPERATOR, why, 10.0, 20, 300)
+    why = "an operator skipped the gates: no proof"
+    assert judged(full, 120.0) == Verdict(Action.ADVANCE, HoldReason.OPERATOR, why, n=300)
+
+
+def test_judge__share_beyond_a_limit_without_proof__holds_the_step() -> None:
+    bad = Window(Counts(100, 2, 100), Counts(900, 0, 900))
+    held = judged(looked(SHIFTED, 3, 150.0, bad), 150.0)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.ERRORS_VS_LIMIT)
+
+
+def test_judge__one_percent_is_mirrored_and_differs__holds_the_step() -> None:
+    spec = replace(SHADOWED, mirror_percent=1, max_disagreement=0.01)
+    wrong = ShadowWindow(requests=40, disagreed=1, rows=40, differed=1)
+    progress = SHIFTED
+    for _ in range(3):
+        progress = machine.absorb(progress, TickObservation(GOOD, shadow=wrong), spec, 150.0)
+    held = judged(progress, 150.0, spec)
+    assert (held.action, held.gate) == (Action.HOLD, Gate.DISAGREEMENT)
+
+
+def test_judge__live_errors_come_in_bursts__proof_counts_them_so_in_the_bake_only() -> None:
+    bursty = [(Counts(100, 50 if each % 20 == 0 else 0, 100), 5.0) for each in range(200)]
+    start = replace(SHIFTED, step=1, evidence=gates.begin(bursty, SPEC))
+    assert judged(looked(start, 10, 150.0), 150.0).action is Action.ADVANCE
+    baking = looked(replace(start, phase=RolloutPhase.BAKE, step=2), 10, 150.0)
+    held = judged(baking, 150.0)
+    assert (held.action, held.gate) == (Action.HOLD, HoldReason.PROOF)

@@ -16,7 +16,8 @@ from rollout.domain import state_machine as machine
 from rollout.domain.gates import GateEvidence
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from rollout.domain.scores import ProvedScore
+from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress, Signal
 from rollout.journal.journal import (
     KEEP_TICKS_SECONDS,
@@ -410,3 +411,19 @@ def test_prune__old_ticks_of_an_ended_rollout__deleted_and_all_else_stays(
     assert "tick" not in {event.kind for event in journal.events("shop", rollout=ended)}
     assert "tick" in {event.kind for event in journal.events("shop", rollout=unreported)}
     assert [event.kind for event in journal.events("shop", ticks=False)] == kinds
+
+
+def test_begin__proved_score_is_clearly_worse__rejected_unless_the_spec_allows_it(
+    journal: Journal,
+) -> None:
+    def scored(revision: Revision, value: float) -> Revision:
+        score = ProvedScore("tiny", "accuracy", value, higher_is_better=True, rows=1000, data="d")
+        return replace(revision, scores=(score,))
+
+    journal.create("shop", Ports(8000, 8001), DeploymentSettings(), scored(BLUE, 0.89))
+    with pytest.raises(MlctlError) as caught:
+        journal.begin("shop", scored(GREEN, 0.30), SPEC)
+    assert caught.value.code is ErrorCode.WORSE_EVIDENCE
+    assert journal.active("shop") is None
+    journal.begin("shop", scored(GREEN, 0.30), replace(SPEC, worse=True))
+    assert journal.active("shop") is not None

@@ -149,7 +149,7 @@ def test_duckdb__full_disk__file_is_opened_again(
     assert query(location, "SELECT count(*) FROM $T") == [(10,)]
 
 
-def test_all_kinds_of_values_arrive(place: Place) -> None:
+def test_sink__values_of_each_type__arrive_as_they_are(place: Place) -> None:
     at = dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC)
     table = pa.table(
         {

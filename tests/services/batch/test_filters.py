@@ -29,12 +29,12 @@ TABLE = pa.table(
         ("land != 'DE'", [1]),
     ],
 )
-def test_rows_for_which_it_is_true(text: str, rows: list[int]) -> None:
+def test_filter__expression__keeps_rows_for_which_it_is_true(text: str, rows: list[int]) -> None:
     table = TABLE.append_column("row", pa.array(range(4)))
     assert Filter(text).apply(table)["row"].to_pylist() == rows
 
 
-def test_it_knows_its_columns() -> None:
+def test_filter__expression__names_its_columns() -> None:
     assert Filter("age > 1 and (col('a b') < age or land == 'x')").columns == ("age", "a b", "land")
 
 

@@ -50,7 +50,9 @@ def test_job__rows_of_a_file__are_answered_once_with_kept_columns(
     assert [event.totals.seen for event in events] == sorted(e.totals.seen for e in events)
 
 
-def test_answers_do_not_depend_on_threads(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__any_number_of_threads__gives_the_same_answers(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
     tables.write_rows(tmp_path / "in.parquet", 3000)
     for threads in (1, 4):
         tables.score(
@@ -70,7 +72,7 @@ def test_job__finished__is_not_repeated(bundle: VerifiedBundle, tmp_path: Path) 
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
 
 
-def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__stopped_and_run_again__resumes(bundle: VerifiedBundle, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 20_000)
     stop = threading.Event()
 
@@ -210,7 +212,7 @@ def test_parquet__null_list_of_fixed_size__is_a_bad_row(
     np.testing.assert_allclose(tables.matrix(found["y"]), expected(x[good]), rtol=1e-4, atol=1e-5)
 
 
-def test_too_many_bad_rows_stop_the_job(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__too_many_bad_rows__stops(bundle: VerifiedBundle, tmp_path: Path) -> None:
     x = tables.inputs(4000)
     x[1000:1100] = np.nan
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
@@ -240,7 +242,7 @@ def test_job__finite_outputs__other_answers_are_bad_rows(
     assert not {3, 599} & set(tables.answers(tmp_path / "out")["id"].to_pylist())
 
 
-def test_a_missing_column_fails_before_any_row(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__missing_column__fails_before_any_row(bundle: VerifiedBundle, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"id": [1], "other": [2.0]}), tmp_path / "in.parquet")
     with pytest.raises(
         MlctlError, match=r"no column feeds input 'x'; the columns are: id"
@@ -250,7 +252,7 @@ def test_a_missing_column_fails_before_any_row(bundle: VerifiedBundle, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_differs_from_the_first_fails_before_any_row(
+def test_job__file_with_another_schema__fails_before_any_row(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     tables.write_rows(tmp_path / "in" / "a.parquet", 10)
@@ -260,7 +262,9 @@ def test_a_file_that_differs_from_the_first_fails_before_any_row(
     assert not list((tmp_path / "out").glob("part-*"))
 
 
-def test_parts_go_to_folders_of_their_keys(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_job__partitioned_output__has_a_folder_for_each_key(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
     rows = tables.table(tables.inputs(900))
     keys = pa.array([["DE", "A T", None][index % 3] for index in range(900)])
     parquet.write_table(rows.append_column("land", keys), tmp_path / "in.parquet")

@@ -29,20 +29,20 @@ def names(location: str, *endings: str) -> list[str]:
     return [file.name for file in list_files(location) if file.name.endswith(endings or ("",))]
 
 
-def test_a_folder_has_its_visible_files_in_order(folder: Path) -> None:
+def test_location__folder__lists_its_visible_files_in_order(folder: Path) -> None:
     expected = ["a.parquet", "b.parquet", "k=1/c.parquet"]
     assert names(str(folder), ".parquet") == expected
     assert names(f"file://{folder}", ".parquet") == expected
     assert names(str(folder)) == [*expected, "n.txt"]
 
 
-def test_a_glob_and_a_file(folder: Path) -> None:
+def test_location__glob_or_file__lists_what_matches(folder: Path) -> None:
     assert names(f"{folder}/?.parquet") == ["a.parquet", "b.parquet"]
     assert names(f"{folder}/*/c.*") == ["k=1/c.parquet"]
     assert names(f"{folder}/_SUCCESS") == ["_SUCCESS"]
 
 
-def test_urls_are_listed_by_fsspec(folder: Path) -> None:
+def test_location__url__is_listed_by_fsspec(folder: Path) -> None:
     system = fsspec.filesystem("memory")
     system.put(str(folder), "/place", recursive=True)
     try:
@@ -57,7 +57,7 @@ def test_urls_are_listed_by_fsspec(folder: Path) -> None:
         system.rm("/place", recursive=True)
 
 
-def test_rows_are_read_from_a_url(tmp_path: Path) -> None:
+def test_location__url__rows_are_read_from_it(tmp_path: Path) -> None:
     x = tables.write_rows(tmp_path / "in.parquet", 700)
     system = fsspec.filesystem("memory")
     system.put(str(tmp_path / "in.parquet"), "/rows/in.parquet")
@@ -99,7 +99,7 @@ def test_suffix_of__compressed_name__is_that_of_the_content(name: str, suffix: s
     assert suffix_of(name) == suffix
 
 
-def test_schemes() -> None:
+def test_location__scheme__is_recognized() -> None:
     assert [scheme_of(text) for text in ("S3://a", "/a://b", "a/b", "C:/x")] == [
         "s3",
         None,
@@ -108,7 +108,7 @@ def test_schemes() -> None:
     ]
 
 
-def test_folders_of_a_dataset_are_columns(tmp_path: Path) -> None:
+def test_location__partitioned_dataset__has_its_keys_as_columns(tmp_path: Path) -> None:
     for day, land in ((1, "DE"), (2, "__HIVE_DEFAULT_PARTITION__"), (10, "A%20T")):
         place = tmp_path / f"day={day}" / f"land={land}" / "p.parquet"
         place.parent.mkdir(parents=True)
@@ -141,5 +141,5 @@ def test_folders_of_a_dataset_are_columns(tmp_path: Path) -> None:
         ("s3://bucket/rows", "s3://bucket/rows"),
     ],
 )
-def test_a_location_is_shown_without_its_password(location: str, shown: str) -> None:
+def test_location__password__is_not_shown(location: str, shown: str) -> None:
     assert without_password(location) == shown

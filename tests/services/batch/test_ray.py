@@ -134,7 +134,7 @@ def test_ray__csv_through_a_pipeline__answers_equal_those_of_threads(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_killing_actors_that_read_themselves_loses_and_doubles_nothing(
+def test_ray__actors_killed__each_row_is_answered_once(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     write_wide(tmp_path / "in.parquet")
@@ -156,7 +156,7 @@ def test_killing_actors_that_read_themselves_loses_and_doubles_nothing(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_a_stopped_job_goes_on_where_it_was(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_ray__stopped_job__is_resumed_without_ray(bundle: VerifiedBundle, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 16 * UNIT, group=UNIT)
     stop = threading.Event()
 
@@ -191,7 +191,7 @@ class DeadlySource(FileSource):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("started")
-def test_a_unit_that_ends_its_actor_again_and_again_ends_the_job(
+def test_ray__unit_that_always_kills_its_actor__ends_the_job(
     bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "_RETRIES", 1)
@@ -243,7 +243,7 @@ def setup_of(model: Scorable, folder: Path, x: np.ndarray) -> tuple[WorkerSetup,
     return WorkerSetup(scoring, read_files(model)), unit
 
 
-def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
+def test_actor__altered_or_other_bundle__is_rejected(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     meant, unit = setup_of(bundle, tmp_path, tables.inputs(3))
     actor = ScoringActor(lambda given: given)
@@ -266,7 +266,7 @@ def test_an_actor_opens_only_the_bundle_that_was_meant(tmp_path: Path) -> None:
         actor.close()
 
 
-def test_an_actor_opens_all_stages_of_a_pipeline_or_none(tmp_path: Path) -> None:
+def test_actor__pipeline_with_another_stage__is_rejected(tmp_path: Path) -> None:
     whole = VerifiedPipeline.of(pipeline(tmp_path))
     assert whole is not None
     x = tables.inputs(3)

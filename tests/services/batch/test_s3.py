@@ -45,7 +45,7 @@ def refused(location: str) -> MlctlError:
 
 
 @pytest.mark.usefixtures("known")
-def test_rows_of_a_folder_come_in_the_order_of_its_files(tmp_path: Path) -> None:
+def test_s3__folder__is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
     system = fsspec.filesystem("s3")
     system.makedirs("rows", exist_ok=True)
     parts = []
@@ -81,7 +81,7 @@ def test_s3__no_credentials__are_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("known")
-def test_a_server_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3__unreachable_server__is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     forget()

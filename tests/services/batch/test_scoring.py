@@ -68,7 +68,7 @@ def bad_rows(result: ScoredPiece) -> list[tuple[int, str]]:
          [["a", "b"], ["c", "d"]]),
     ],
 )  # fmt: skip
-def test_an_output_is_a_column_of_its_type(
+def test_scoring__output__becomes_a_column_of_its_type(
     bundle: VerifiedBundle, output: TensorSpec, answer: Any, column: list[object]
 ) -> None:
     scorer = scorer_of(bundle.manifest, (output,), lambda feed: {"y": answer(feed["x"])})
@@ -77,7 +77,7 @@ def test_an_output_is_a_column_of_its_type(
     assert result.answers["id"].to_pylist() == [0, 1]
 
 
-def test_text_that_is_none_makes_its_row_bad(bundle: VerifiedBundle) -> None:
+def test_scoring__missing_text__makes_its_row_bad(bundle: VerifiedBundle) -> None:
     scorer = scorer_of(
         bundle.manifest,
         (spec("y", Datatype.BYTES),),
@@ -105,7 +105,7 @@ def test_scoring__failing_runtime__its_message_is_the_reason(bundle: VerifiedBun
     ]
 
 
-def test_a_defect_of_ours_is_no_rows_fault(bundle: VerifiedBundle) -> None:
+def test_scoring__defect_of_mlctl__blames_no_row(bundle: VerifiedBundle) -> None:
     scorer = scorer_of(bundle.manifest, (spec("y", Datatype.FP32),), lambda f: {"y": f["x"]})
 
     class Broken:
@@ -122,7 +122,7 @@ def test_a_defect_of_ours_is_no_rows_fault(bundle: VerifiedBundle) -> None:
     assert isinstance(caught.value.__cause__, NameError)
 
 
-def test_rows_keep_their_numbers_behind_a_filter(bundle: VerifiedBundle) -> None:
+def test_scoring__filtered_rows__keep_their_row_numbers(bundle: VerifiedBundle) -> None:
     outputs = (spec("y", Datatype.FP32),)
     scorer = scorer_of(bundle.manifest, outputs, lambda f: {"y": f["x"]}, "id >= 2")
     result = scorer.score(UNIT, piece([1.0, 2.0, None, 4.0], start=50))
@@ -131,7 +131,9 @@ def test_rows_keep_their_numbers_behind_a_filter(bundle: VerifiedBundle) -> None
 
 
 @pytest.mark.parametrize("keep", ["y", "mlctl_digest", "no"])
-def test_a_kept_column_must_be_there_and_of_its_own_name(bundle: VerifiedBundle, keep: str) -> None:
+def test_scoring__kept_column_missing_or_named_as_an_output__is_rejected(
+    bundle: VerifiedBundle, keep: str
+) -> None:
     source = pa.schema([("id", pa.int64()), ("y", pa.int64()), ("mlctl_digest", pa.string())])
     with pytest.raises(MlctlError, match=f"--keep {keep}") as caught:
         result_schema(bundle.manifest.signature, source, (keep,))

@@ -22,7 +22,7 @@ from tests.support.pairs import answer_of, make_pair_pipeline
 from tests.support.transforms import make_text_bundle
 
 
-def test_a_batch_is_answered_as_elsewhere(bundle: VerifiedBundle) -> None:
+def test_spark__batch__has_the_answers_of_the_scorer(bundle: VerifiedBundle) -> None:
     x = tables.inputs(300)
     predict = make_predict(bundle)()
     np.testing.assert_allclose(predict(x), expected(x), rtol=1e-4, atol=1e-5)
@@ -37,13 +37,13 @@ def test_scoring__rows_that_influence_each_other__are_scored_one_by_one(tmp_path
     np.testing.assert_allclose(predict(x), x * 2 + x, rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_of_the_wrong_width_ends_the_task(bundle: VerifiedBundle) -> None:
+def test_spark__batch_of_the_wrong_width__fails_the_task(bundle: VerifiedBundle) -> None:
     predict = make_predict(bundle)()
     with pytest.raises(ValueError, match="reshape"):
         predict(np.zeros((3, 5), np.float32))
 
 
-def test_texts_go_in_and_out_and_a_bad_one_is_named(tmp_path: Path) -> None:
+def test_spark__bad_text__is_named_in_the_error(tmp_path: Path) -> None:
     bundle = make_text_bundle(tmp_path / "bundle")
     predict = make_predict(bundle)()
     texts = np.array(["one two", "three three"], object)
@@ -64,7 +64,7 @@ def test_spark__pipeline__is_scored_as_a_whole(tmp_path: Path) -> None:
     np.testing.assert_allclose(answers, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_it_has_a_parameter_for_each_column_by_which_spark_counts_them(tmp_path: Path) -> None:
+def test_spark__function__has_a_parameter_for_each_column(tmp_path: Path) -> None:
     whole = VerifiedPipeline.of(make_pair_pipeline(tmp_path))
     assert whole is not None
     predict = make_predict(whole)()

@@ -38,7 +38,7 @@ def write(out: Path, form: str, by: tuple[str, ...] = ()) -> None:
     sink.finish({})
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_sink__answers__are_one_document_per_line(tmp_path: Path) -> None:
     write(tmp_path, "jsonl")
     (part,) = tmp_path.glob("part-0-*.jsonl")
     lines = part.read_text().splitlines()
@@ -54,7 +54,7 @@ def test_json_lines(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_csv_has_a_column_for_each_value(tmp_path: Path) -> None:
+def test_csv_sink__vector__has_a_column_for_each_value(tmp_path: Path) -> None:
     write(tmp_path, "csv")
     (part,) = tmp_path.glob("part-0-*.csv")
     found = arrow_csv.read_csv(part)
@@ -65,7 +65,9 @@ def test_csv_has_a_column_for_each_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_partitions(tmp_path: Path, form: str) -> None:
+def test_text_sink__partitioned_output__has_a_folder_for_each_key(
+    tmp_path: Path, form: str
+) -> None:
     write(tmp_path, form, by=("land",))
     parts = tmp_path.rglob(f"part-0-*.{form}")
     folders = sorted(part.parent.relative_to(tmp_path).as_posix() for part in parts)
@@ -73,7 +75,7 @@ def test_partitions(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_a_folder_without_answers_keeps_its_form(tmp_path: Path, form: str) -> None:
+def test_text_sink__no_answers__keeps_its_format(tmp_path: Path, form: str) -> None:
     bundle = make_bundle(tmp_path / "tiny")
     tables.write_rows(tmp_path / "in.parquet", 10)
     config = BatchConfig(keep=("id",), format=form, filter="id < 0")
@@ -85,7 +87,7 @@ def test_a_folder_without_answers_keeps_its_form(tmp_path: Path, form: str) -> N
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_the_same_rows_have_the_same_answers_in_each_form(tmp_path: Path, form: str) -> None:
+def test_text_sink__each_format__holds_the_same_answers(tmp_path: Path, form: str) -> None:
     make_bundle(tmp_path / "tiny")
     bundle = verify(tmp_path / "tiny")
     tables.write_rows(tmp_path / "in.parquet", 300)

@@ -71,7 +71,9 @@ def numbers(pieces: Sequence[Piece]) -> list[int]:
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_rows_come_in_units_with_their_types(tmp_path: Path, form: str, packing: str) -> None:
+def test_text_source__rows__come_in_units_with_their_types(
+    tmp_path: Path, form: str, packing: str
+) -> None:
     content = as_csv(rows()) if form == "csv" else as_jsonl(rows())
     source = source_at(packed(tmp_path / f"in.{form}{packing}", content))
     pieces = scan(source)
@@ -94,7 +96,7 @@ def test_text_source__compressed_and_plain_files__are_read_by_name(tmp_path: Pat
     assert source_at(tmp_path).identity() != before
 
 
-def test_csv_rows_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Path) -> None:
+def test_csv_source__rows_that_do_not_fit__are_bad_under_their_own_numbers(tmp_path: Path) -> None:
     lines = as_csv(rows()).decode().split("\n")
     lines[1 + 7] = "7,one,DE,true"
     lines[1 + 120] = "120,1.0,DE"
@@ -113,14 +115,16 @@ def test_csv_rows_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Path
     assert numbers(pieces) == [row for row in range(ROWS) if row not in (7, 120, 121, 249)]
 
 
-def test_text_beside_a_row_that_is_no_text_is_as_it_is(tmp_path: Path) -> None:
+def test_csv_source__row_that_is_no_text__leaves_the_others_unchanged(tmp_path: Path) -> None:
     path = packed(tmp_path / "in.csv", b"id,land\n0, DE \n1,\xff\n2,AT\t\n")
     (piece,) = scan(source_at(path))
     assert [bad.row for bad in piece.unreadable] == [1]
     assert piece.table["land"].to_pylist() == [" DE ", "AT\t"]
 
 
-def test_json_lines_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Path) -> None:
+def test_json_source__lines_that_do_not_fit__are_bad_under_their_own_numbers(
+    tmp_path: Path,
+) -> None:
     lines = as_jsonl(rows()).split(b"\n")[:-1]
     lines[7] = b'{"id": 7, "score": "one", "land": "DE"}'
     lines[120] = b'{"id": 120, "sco'
@@ -140,7 +144,7 @@ def test_json_lines_that_do_not_fit_are_bad_under_their_own_numbers(tmp_path: Pa
     assert numbers(pieces) == [row for row in range(ROWS) if row not in gone]
 
 
-def test_json_lists_nulls_and_times_keep_their_meaning(tmp_path: Path) -> None:
+def test_json_source__lists_nulls_and_times__keep_their_meaning(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"x": [1.5, 2], "at": "2026-01-02", "no": null}\n{"x": [3, 4.0]}\n')
     source = source_at(path)
@@ -162,7 +166,7 @@ def test_text_source__types_and_delimiter__are_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["arrow", "arrows", "arrows.gz"])
-def test_arrow_files_and_streams(tmp_path: Path, form: str) -> None:
+def test_arrow_source__file_or_stream__is_read(tmp_path: Path, form: str) -> None:
     table = pa.Table.from_pylist(rows())
     sink = pa.BufferOutputStream()
     make = pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream

@@ -119,7 +119,7 @@ def score(
     return dict(enumerate(tables.matrix(found["y"])))
 
 
-def test_a_server_that_fails_for_a_moment_is_read_on(
+def test_transient_error__server_fails_for_a_moment__is_retried(
     bundle: VerifiedBundle, files: Files, x: np.ndarray, tmp_path: Path
 ) -> None:
     events: list[BatchEvent] = []
@@ -154,7 +154,7 @@ def test_source__file_changed_while_unavailable__job_ends(
     assert caught.value.code is ErrorCode.JOB_CHANGED
 
 
-def test_an_address_without_a_server_is_transient_and_a_missing_file_is_not(files: Files) -> None:
+def test_transient_error__no_server_or_no_file__only_the_first_is_transient(files: Files) -> None:
     with pytest.raises(MlctlError, match="does not exist") as caught:
         open_source(f"{files.url}/missing.jsonl", 10)
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -168,7 +168,7 @@ def test_an_address_without_a_server_is_transient_and_a_missing_file_is_not(file
 
 
 @pytest.mark.slow
-def test_a_lost_session_of_postgresql_is_read_on(
+def test_transient_error__lost_postgresql_session__is_retried(
     bundle: VerifiedBundle, server: PostgresServer, x: np.ndarray, tmp_path: Path
 ) -> None:
     rows = [(row, values) for row, values in enumerate(x[:5000].tolist())]

@@ -11,7 +11,6 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.scorable import (
-    absolute_reference,
     check_batched,
     find_model,
     open_scorer,
@@ -33,13 +32,6 @@ def test_a_tag_and_a_bentos_folder_are_the_same_model(
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(store_home))
     assert find_model(built.tag).digest == find_model(str(built.path)).digest == built.digest
-
-
-def test_a_folders_name_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    assert absolute_reference("model") == str(tmp_path / "model")
-    assert absolute_reference("tiny:abc") == "tiny:abc"
 
 
 def _shaped(bundle: VerifiedBundle, *shape: int) -> VerifiedBundle:

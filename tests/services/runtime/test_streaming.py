@@ -260,7 +260,7 @@ def test_streams_are_limited_in_number(counting: VerifiedBundle) -> None:
         host = ServedModel(counting, ServerSettings(), registry=CollectorRegistry())
         await host.start()
         opened = [host.stream(rows(60)) for _ in range(64)]
-        with pytest.raises(MlctlError, match="64 long requests are open") as caught:
+        with pytest.raises(MlctlError, match="64 streams are open") as caught:
             host.stream(rows(60))
         assert caught.value.code is ErrorCode.QUEUE_FULL
         for stream in opened:

@@ -12,7 +12,7 @@ from services.online.settings import ServerSettings
 from services.runtime.padding import LengthPadding
 from services.runtime.run_errors import RunError
 from services.runtime.scorer import Scorer
-from services.runtime.warmup import check_golden, check_padding, warm_up
+from services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
 from tests.support.bundles import expected, make_bundle
 from tests.support.manifests import manifest_document
 from tests.support.sessions import FunctionSession
@@ -47,7 +47,11 @@ def test_the_noise_of_another_processor_is_not(bundle: VerifiedBundle) -> None:
     check_golden(scorer, bundle)
 
 
-def test_every_bucket_is_run_and_the_slowest_counts(bundle: VerifiedBundle) -> None:
+def zeros(rows: int = 3) -> dict[str, np.ndarray]:
+    return {"x": np.zeros((rows, 4), np.float32)}
+
+
+def test_warm_up__every_bucket__is_run_and_timed_in_rounds(bundle: VerifiedBundle) -> None:
     clock = ManualClock()
     seen: list[int] = []
 
@@ -56,15 +60,14 @@ def test_every_bucket_is_run_and_the_slowest_counts(bundle: VerifiedBundle) -> N
         clock.advance(inputs["x"].shape[0] / 100)
         return {"y": inputs["x"]}
 
-    rows = {"x": np.zeros((3, 4), np.float32)}
-    measured = warm_up(scorer_of(bundle, run), rows, clock)
+    measured = warm_up(scorer_of(bundle, run), zeros(), clock.monotonic, 256)
     assert measured == pytest.approx({1: 0.01, 8: 0.08, 32: 0.32})
-    assert seen == [1] * 6 + [8] * 3 + [32] * 3
+    assert seen == [1, 8, 32] * 3
 
 
-@pytest.mark.parametrize(("stall", "count"), [(0.02, 6), (0.2, 3)])
-def test_a_stall_while_a_quick_model_is_timed_is_not_what_it_takes(
-    bundle: VerifiedBundle, stall: float, count: int
+@pytest.mark.parametrize("stall", [0.02, 0.3])
+def test_warm_up__a_stall_of_the_machine__is_not_what_a_run_takes(
+    bundle: VerifiedBundle, stall: float
 ) -> None:
     clock = ManualClock()
     runs: list[int] = []
@@ -75,9 +78,104 @@ def test_a_stall_while_a_quick_model_is_timed_is_not_what_it_takes(
         clock.advance(stall if stalled else 0.0001)
         return {"y": inputs["x"]}
 
-    measured = warm_up(scorer_of(bundle, run), {"x": np.zeros((3, 4), np.float32)}, clock)
+    measured = warm_up(scorer_of(bundle, run), zeros(), clock.monotonic, 256)
     assert measured == pytest.approx({1: 0.0001, 8: 0.0001, 32: 0.0001})
-    assert runs == [1] * count + [8] * count + [32] * count
+
+
+def dense(rows: int) -> float:
+    """A network of 5 MFLOP a row on one core."""
+    return 0.0005 + 0.00005 * rows
+
+
+def cached(rows: int) -> float:
+    """A transformer on one core: beyond eight rows its activations leave the cache."""
+    return 0.003 + 0.0075 * rows + 0.0012 * max(0, rows - 8)
+
+
+def flat(_rows: int) -> float:
+    """An accelerator that is not full: a batch costs the same whatever its size."""
+    return 0.010
+
+
+def heavy(rows: int) -> float:
+    """An accelerator that is not full: its batches soon take 25 ms."""
+    return 0.008 + 0.0001 * rows
+
+
+def measure(
+    bundle: VerifiedBundle,
+    cost: Callable[[int], float],
+    *,
+    max_rows: int = 256,
+    larger: bool = True,
+    drift: float = 1.0,
+    run: Run = lambda inputs: {"y": inputs["x"]},
+) -> dict[int, float]:
+    """What the warm-up measures if each run takes `drift` times as long as the one before it."""
+    clock, slower = ManualClock(), 1.0
+
+    def timed(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        nonlocal slower
+        clock.advance(cost(inputs["x"].shape[0]) * slower)
+        slower *= drift
+        return run(inputs)
+
+    scorer = scorer_of(bundle, timed)
+    if larger:
+        batching = bundle.manifest.batching.model_copy(update={"measure_larger": True})
+        scorer.manifest = bundle.manifest.model_copy(update={"batching": batching})
+    return warm_up(scorer, zeros(), clock.monotonic, max_rows)
+
+
+@pytest.mark.parametrize("drift", [1.0, 1.002])
+@pytest.mark.parametrize(
+    ("cost", "largest", "best"),
+    [(dense, 128, 128), (flat, 256, 256), (cached, 32, 8), (heavy, 64, 64)],
+)
+def test_warm_up__larger_batches__are_timed_while_they_do_more_rows_a_second(
+    bundle: VerifiedBundle, cost: Callable[[int], float], largest: int, best: int, drift: float
+) -> None:
+    measured = measure(bundle, cost, drift=drift)
+    assert max(measured) == largest
+    assert best_rows(measured) == best
+
+
+def test_warm_up__sizes_set_by_hand__are_not_exceeded(bundle: VerifiedBundle) -> None:
+    assert max(measure(bundle, flat, larger=False)) == 32
+    assert max(measure(bundle, flat, max_rows=100)) == 64
+
+
+def test_warm_up__a_larger_batch_fails_or_answers_otherwise__is_not_used(
+    bundle: VerifiedBundle,
+) -> None:
+    def other_answers(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": inputs["x"] + np.float32(len(inputs["x"]) > 64)}
+
+    def out_of_memory(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if len(inputs["x"]) > 64:
+            raise RunError("out of memory")
+        return {"y": inputs["x"]}
+
+    for run in (other_answers, out_of_memory):
+        assert max(measure(bundle, flat, run=run)) == 64
+
+
+def test_warm_up__activations_take_much_memory__larger_batches_are_not_tried(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident = [0]
+    monkeypatch.setattr("services.runtime.warmup._resident_bytes", lambda: resident[0])
+
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        resident[0] = max(resident[0], len(inputs["x"]) * (3 << 20))
+        return {"y": inputs["x"]}
+
+    assert max(measure(bundle, flat, run=run)) == 64  # which took 192 MiB
+
+
+def test_best_rows__a_little_more__is_no_reason_for_smaller_batches() -> None:
+    assert best_rows({8: 0.08, 64: 0.64 * 1.02}) == 64
+    assert best_rows({8: 0.08, 64: 0.64 * 1.07}) == 8
 
 
 def sequence_scorer(run: Run) -> Scorer:

@@ -125,7 +125,9 @@ class TransportContract:
         name = f"t{next(_NUMBER)}"
         return Places(*(broker.place(f"{name}-{part}") for part in ("in", "out", "dead")))
 
-    def test_messages_come_as_they_were_sent(self, broker: Broker, places: Places) -> None:
+    def test_transport__messages__come_as_they_were_sent(
+        self, broker: Broker, places: Places
+    ) -> None:
         sent = [
             Outgoing(b"first", b"key", (("h", b"1"), ("h", b"2"), ("other", b"\x00\xff"))),
             Outgoing(b"\x00\xff\n\r", None),
@@ -140,7 +142,9 @@ class TransportContract:
             assert order[each.value].headers == each.headers
         assert len({(each.partition, each.offset) for each in found}) == 3
 
-    def test_messages_of_a_key_come_in_order(self, broker: Broker, places: Places) -> None:
+    def test_transport__messages_of_one_key__come_in_order(
+        self, broker: Broker, places: Places
+    ) -> None:
         send(places.source, numbered(0, 500))
         with open_link(places, broker) as link:
             found = take(link, 500, limit=64)
@@ -149,7 +153,7 @@ class TransportContract:
             of_key = [int(each.value) for each in found if each.key == key]
             assert of_key == sorted(of_key)
 
-    def test_a_commit_is_of_answers_dead_letters_and_position(
+    def test_transport__commit__covers_answers_dead_letters_and_position(
         self, broker: Broker, places: Places
     ) -> None:
         send(places.source, numbered(0, 20))
@@ -168,7 +172,9 @@ class TransportContract:
         with open_link(places, broker) as link:
             assert numbers(take(link, 5)) == [*range(20, 25)]
 
-    def test_what_was_not_committed_comes_again(self, broker: Broker, places: Places) -> None:
+    def test_transport__uncommitted_messages__come_again(
+        self, broker: Broker, places: Places
+    ) -> None:
         send(places.source, numbered(0, 30))
         with open_link(places, broker) as link:
             found = take(link, 30)
@@ -181,7 +187,9 @@ class TransportContract:
         assert numbers([*first, *rest]) == [*range(30)]
         assert numbers(read(places.answers)) == [*range(30)]
 
-    def test_a_poll_waits_for_the_first_message_only(self, broker: Broker, places: Places) -> None:
+    def test_transport__poll__waits_for_the_first_message_only(
+        self, broker: Broker, places: Places
+    ) -> None:
         send(places.source, numbered(0, 3))
         with open_link(places, broker) as link:
             take(link, 3)
@@ -195,7 +203,9 @@ class TransportContract:
             assert numbers(found) == [3]
             assert time.monotonic() - began < 15.0, "it waited for more"
 
-    def test_messages_sent_meanwhile_are_found(self, broker: Broker, places: Places) -> None:
+    def test_transport__messages_sent_later__are_found(
+        self, broker: Broker, places: Places
+    ) -> None:
         with open_link(places, broker) as link:
             link.poll(10, 0.1)
             for first in range(0, 60, 20):
@@ -203,7 +213,7 @@ class TransportContract:
                 answer(link, take(link, 20))
         assert numbers(read(places.answers)) == [*range(60)]
 
-    def test_the_lag_is_what_no_commit_covers(self, broker: Broker, places: Places) -> None:
+    def test_transport__lag__is_what_no_commit_covers(self, broker: Broker, places: Places) -> None:
         send(places.source, numbered(0, 40))
         with open_link(places, broker) as link:
             found = take(link, 40)
@@ -229,7 +239,9 @@ class TransportContract:
             send(places.source, numbered(40, 43))
             assert link.group_lag() == 13
 
-    def test_groups_read_apart(self, broker: Broker, places: Places) -> None:
+    def test_transport__two_groups__read_independently(
+        self, broker: Broker, places: Places
+    ) -> None:
         if not broker.groups:
             pytest.skip("it has no groups")
         send(places.source, numbered(0, 10))
@@ -239,7 +251,9 @@ class TransportContract:
                 assert sorted(numbers(found)) == [*range(10)]
                 answer(link, found)
 
-    def test_a_new_group_may_begin_at_the_end(self, broker: Broker, places: Places) -> None:
+    def test_transport__new_group_at_the_end__reads_only_new_messages(
+        self, broker: Broker, places: Places
+    ) -> None:
         send(places.source, numbered(0, 10))
         with open_link(places, broker, "late", "latest") as link:
             deadline = time.monotonic() + PATIENCE_SECONDS
@@ -251,7 +265,7 @@ class TransportContract:
             send(places.source, numbered(10, 13))
             assert numbers(take(link, 3)) == [10, 11, 12]
 
-    def test_members_share_the_work(self, broker: Broker, places: Places) -> None:
+    def test_transport__two_members__share_the_work(self, broker: Broker, places: Places) -> None:
         if not broker.shares:
             pytest.skip("its consumers share no work")
         send(places.source, numbered(0, 200))
@@ -273,7 +287,7 @@ class TransportContract:
         if broker.guarantee is Guarantee.EXACTLY_ONCE:
             assert numbers(read(places.answers)) == [*range(200)]
 
-    def test_a_silent_member_is_replaced(self, broker: Broker, places: Places) -> None:
+    def test_transport__silent_member__is_replaced(self, broker: Broker, places: Places) -> None:
         if not broker.takes_over:
             return
         send(places.source, numbered(0, 50))
@@ -289,7 +303,7 @@ class TransportContract:
         if broker.fences:
             assert numbers(read(places.answers)) == [*range(50)]
 
-    def test_halves_are_for_other_brokers(self, places: Places) -> None:
+    def test_transport__one_side_of_a_pair__works_with_another_broker(self, places: Places) -> None:
         send(places.source, numbered(0, 12))
         transport = transport_of(places.source)
         with transport.open_connection(ConnectionRequest(places.source, "g")) as consumer:
@@ -307,7 +321,7 @@ class TransportContract:
                 found += consumer.poll(12, 0.2)
         assert numbers(found) == [12, 13]
 
-    def test_what_is_there_can_be_looked_at(self, broker: Broker, places: Places) -> None:
+    def test_transport__peek__shows_what_is_there(self, broker: Broker, places: Places) -> None:
         transport = transport_of(places.source)
         send(places.source, numbered(0, 30))
         assert numbers(read(places.source)) == [*range(30)]
@@ -321,7 +335,7 @@ class TransportContract:
         assert examined.lag is None or sum(examined.lag.values()) == 5
         assert numbers(read(places.source)) == [*range(35)]
 
-    def test_new_messages_can_be_followed(self, places: Places) -> None:
+    def test_transport__follow__shows_new_messages(self, places: Places) -> None:
         transport = transport_of(places.source)
         send(places.source, numbered(0, 3))
         followed = transport.follow(places.source, 0.05)

@@ -22,7 +22,7 @@ def trained(goals: BatchGoals, fixed_s: float, each_s: float, batches: int = 40)
     return window
 
 
-def test_a_batch_is_as_large_as_the_goal_allows() -> None:
+def test_batch_size__latency_goal__is_as_large_as_it_allows() -> None:
     slow = trained(BatchGoals(latency_s=0.1), 0.002, 100e-6)
     assert slow.limit * 100e-6 + 0.002 <= 0.04
     assert slow.limit >= 128
@@ -31,7 +31,7 @@ def test_a_batch_is_as_large_as_the_goal_allows() -> None:
     assert trained(BatchGoals(latency_s=0.01), 0.5, 1.0).limit == 1
 
 
-def test_a_batch_waits_no_longer_than_it_takes_and_not_beyond_its_share_of_the_goal() -> None:
+def test_linger__batch_duration_and_goal__limit_the_wait() -> None:
     window = trained(BatchGoals(latency_s=0.1), 0.004, 1e-6)
     assert 0.0 < window.linger(1) <= 0.025
     assert window.linger(window.limit) == 0.0
@@ -39,7 +39,7 @@ def test_a_batch_waits_no_longer_than_it_takes_and_not_beyond_its_share_of_the_g
     assert BatchingWindow(BatchGoals()).linger(1) == 0.0, "nothing was measured yet"
 
 
-def test_a_model_that_becomes_slow_gets_smaller_batches() -> None:
+def test_batch_size__slower_model__shrinks() -> None:
     window = trained(BatchGoals(latency_s=0.1), 0.001, 1e-6)
     large = window.limit
     for _ in range(8):
@@ -47,7 +47,7 @@ def test_a_model_that_becomes_slow_gets_smaller_batches() -> None:
     assert window.limit < large
 
 
-def test_the_backlog_is_bounded_and_filled_again_below_its_half() -> None:
+def test_backlog__full__is_filled_again_below_its_half() -> None:
     window = BatchingWindow(BatchGoals())
     buffer = MessageBuffer(window)
     assert buffer.room() == window.high_water
@@ -59,7 +59,7 @@ def test_the_backlog_is_bounded_and_filled_again_below_its_half() -> None:
     assert buffer.room() == window.high_water - 2 * window.limit
 
 
-def test_large_messages_count_by_their_bytes() -> None:
+def test_backlog__large_messages__count_by_their_bytes() -> None:
     buffer = MessageBuffer(BatchingWindow(BatchGoals(size=1000)))
     buffer.add(messages(0, 100, size=100), 0.0)
     assert buffer.room() == 0
@@ -70,7 +70,7 @@ def test_large_messages_count_by_their_bytes() -> None:
     assert len(alone.take()[0]) == 1
 
 
-def test_a_batch_is_as_old_as_its_oldest_message() -> None:
+def test_linger__batch__is_as_old_as_its_oldest_message() -> None:
     buffer = MessageBuffer(BatchingWindow(BatchGoals(messages=4)))
     buffer.add(messages(0, 3), 1.0)
     buffer.add(messages(3, 6), 2.0)
@@ -81,7 +81,7 @@ def test_a_batch_is_as_old_as_its_oldest_message() -> None:
     assert len(buffer) == 0
 
 
-def test_only_messages_of_other_partitions_stay() -> None:
+def test_backlog__revoked_partition__loses_its_messages_only() -> None:
     buffer = MessageBuffer(BatchingWindow(BatchGoals()))
     buffer.add(messages(0, 3, partition="a") + messages(0, 2, partition="b"), 1.0)
     buffer.drop(["a"])
@@ -89,7 +89,7 @@ def test_only_messages_of_other_partitions_stay() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1)), max_size=60))
-def test_the_dead_rate_is_of_the_newest_messages(batches: list[tuple[int, float]]) -> None:
+def test_dead_rate__many_messages__counts_the_newest(batches: list[tuple[int, float]]) -> None:
     rate, history = DeadLetterLimit(0.1, newest=100, free=4), list[bool]()
     for count, share in batches:
         dead = int(share * count)
@@ -103,7 +103,7 @@ def test_the_dead_rate_is_of_the_newest_messages(batches: list[tuple[int, float]
     assert sum(history[-100:]) <= 0.1 * 149 + 5
 
 
-def test_a_poisoned_stream_is_stopped_and_one_percent_is_not() -> None:
+def test_dead_rate__poisoned_stream__is_stopped_and_one_percent_is_not() -> None:
     rate = DeadLetterLimit(0.1)
     for _ in range(1000):
         assert rate.room(100) >= 1

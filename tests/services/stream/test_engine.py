@@ -127,7 +127,7 @@ def plain(count: int) -> list[bytes]:
     return [b"%d" % (100 + n) for n in range(count)]
 
 
-def test_all_messages_are_answered_in_order() -> None:
+def test_stream__messages__are_answered_in_order() -> None:
     link = MemoryConnection(stream_of(plain(500)))
     found = ran(link)
     assert link.values() == [2 * (100 + n) for n in range(500)]
@@ -141,7 +141,7 @@ def test_all_messages_are_answered_in_order() -> None:
     assert sum(batch.messages for batch in batches) == 500
 
 
-def test_a_few_poisoned_messages_are_dead_letters_with_their_reasons() -> None:
+def test_stream__few_poisoned_messages__are_dead_letters_with_reasons() -> None:
     values = plain(400)
     for place in (5, 111, 399):
         values[place] = b"13"
@@ -160,7 +160,7 @@ def test_a_few_poisoned_messages_are_dead_letters_with_their_reasons() -> None:
 
 
 @pytest.mark.parametrize("poison", [b"13", b""])
-def test_a_poisoned_stream_stops_before_the_batch_that_crosses_the_limit(poison: bytes) -> None:
+def test_stream__poisoned__stops_before_the_batch_that_crosses_the_limit(poison: bytes) -> None:
     link = MemoryConnection(stream_of(plain(64) + [poison] * 500))
     found = ran(link)
     assert found.error is not None
@@ -181,7 +181,7 @@ def test_engine__broker_unavailable__run_waits() -> None:
     assert sum(event.phase is StreamPhase.PAUSED for event in events) == 4
 
 
-def test_patience_has_an_end_and_other_errors_end_at_once() -> None:
+def test_stream__broker_error__ends_after_patience_or_at_once() -> None:
     link = MemoryConnection(stream_of(plain(10)))
     link.before_commit.extend([fail(AWAY)] * 50)
     found = ran(link, patience_s=0.0)
@@ -191,7 +191,7 @@ def test_patience_has_an_end_and_other_errors_end_at_once() -> None:
     assert found.error is wrong
 
 
-def test_a_model_without_memory_gets_smaller_calls_and_nothing_is_a_dead_letter() -> None:
+def test_stream__model_out_of_memory__gets_smaller_calls_and_no_dead_letter() -> None:
     link = MemoryConnection(stream_of([b"1"] * 60))
     model = Doubling(memory=4, max_rows=16)
     pump, events = pump_of(link, model)
@@ -203,7 +203,7 @@ def test_a_model_without_memory_gets_smaller_calls_and_nothing_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_revoked_partitions_are_committed_first_and_the_rest_of_them_is_dropped(
+def test_stream__revoked_partitions__are_committed_and_their_rest_dropped(
     in_time: bool,
 ) -> None:
     link = MemoryConnection(stream_of(plain(100), partitions=2))
@@ -228,7 +228,7 @@ def test_revoked_partitions_are_committed_first_and_the_rest_of_them_is_dropped(
     assert found.phases(StreamPhase.REBALANCED)[0].rebalances == 1
 
 
-def test_a_poisoned_batch_is_not_committed_because_it_is_revoked() -> None:
+def test_stream__poisoned_batch_of_a_revoked_partition__is_not_committed() -> None:
     link = MemoryConnection(stream_of([b""] * 100))
 
     def revoke(each: MemoryConnection) -> None:
@@ -243,7 +243,7 @@ def test_a_poisoned_batch_is_not_committed_because_it_is_revoked() -> None:
     assert found.error.code is ErrorCode.TOO_MANY_DEAD_LETTERS
 
 
-def test_lost_partitions_are_never_committed() -> None:
+def test_stream__lost_partitions__are_never_committed() -> None:
     link = MemoryConnection(stream_of(plain(100), partitions=2))
     lost_at: list[int] = []
 
@@ -299,7 +299,7 @@ def refusing(values: set[int]) -> Callable[[MemoryConnection], None]:
     return begin
 
 
-def test_answers_that_the_broker_never_takes_are_dead_letters() -> None:
+def test_stream__answer_that_the_broker_rejects__is_a_dead_letter() -> None:
     values = plain(60)
     values[1] = b"13"
     link = MemoryConnection(stream_of(values), before_poll=deque([refusing({200, 206, 318})]))
@@ -361,7 +361,7 @@ def test_engine__stop__commits_the_batch_in_flight_only() -> None:
     assert any(event.phase is StreamPhase.STOPPING for event in events)
 
 
-def test_a_number_of_messages_may_be_the_end() -> None:
+def test_stream__max_messages__ends_it() -> None:
     link = MemoryConnection(stream_of(plain(1000)))
     found = ran(link, max_messages=70, until_empty=False)
     assert found.report is not None

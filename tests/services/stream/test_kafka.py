@@ -116,12 +116,12 @@ class TestRealTransactions(TransportContract):
         )
 
     @pytest.mark.parametrize("exactly_once", [True, False])
-    def test_a_revoked_member_commits_what_is_in_flight(self, exactly_once: bool) -> None:
+    def test_kafka__revoked_member__commits_what_is_in_flight(self, exactly_once: bool) -> None:
         places = Places(*(real_places("", partitions=2)(name) for name in "abc"))
         share_two_partitions(places, exactly_once=exactly_once)
         assert numbers(read(places.answers)) == [*range(240)]
 
-    def test_nothing_of_an_aborted_transaction_is_seen(self) -> None:
+    def test_kafka__aborted_transaction__shows_nothing(self) -> None:
         small = "message.max.bytes=5000000"  # The broker's own limit is smaller.
         places = Places(*(real_places(small)(name) for name in "abc"))
         send(places.source, numbered(0, 20))
@@ -136,7 +136,7 @@ class TestRealTransactions(TransportContract):
             link.commit(Commit(found, answers))
         assert numbers(read(places.answers)) == [*range(20)]
 
-    def test_a_replaced_member_is_fenced(self) -> None:
+    def test_kafka__replaced_member__is_fenced(self) -> None:
         places = Places(*(real_places("max.poll.interval.ms=6000")(name) for name in "abc"))
         wanted = ConnectionRequest(places.source, "g", places.answers, exactly_once=True)
         send(places.source, numbered(0, 50))
@@ -226,7 +226,7 @@ def share_two_partitions(places: Places, *, exactly_once: bool = False) -> InFli
     return member
 
 
-def test_partitions_are_shared_with_a_new_member(kafka: MockKafka) -> None:
+def test_kafka__new_member__shares_the_partitions(kafka: MockKafka) -> None:
     for _ in range(5):
         places = Places(*(places_of(kafka, 2)(name) for name in ("in", "out", "dead")))
         member = share_two_partitions(places)
@@ -238,7 +238,7 @@ def test_partitions_are_shared_with_a_new_member(kafka: MockKafka) -> None:
     assert member.revocations[0] == ["0", "1"]
 
 
-def test_an_aborted_transaction_is_begun_again(kafka: MockKafka, places: Places) -> None:
+def test_kafka__aborted_transaction__is_begun_again(kafka: MockKafka, places: Places) -> None:
     send(places.source, numbered(0, 20))
     with link_of(places, exactly_once=True) as link:
         assert link.guarantee is Guarantee.EXACTLY_ONCE
@@ -336,7 +336,7 @@ def unsteady() -> Iterator[MockKafka]:
     cluster.close()
 
 
-def test_brokers_that_come_back_cause_no_duplicates(
+def test_kafka__brokers_come_back__no_duplicates(
     unsteady: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = Places(*(places_of(unsteady)(name) for name in ("in", "out", "dead")))
@@ -380,7 +380,7 @@ with transport.open_connection(ConnectionRequest(source, "g", answers)) as link:
 
 
 @pytest.mark.slow
-def test_another_goes_on_after_a_kill(kafka: MockKafka) -> None:
+def test_kafka__member_killed__another_continues(kafka: MockKafka) -> None:
     source, answers = (places_of(kafka, partitions=1)(name) for name in ("in", "out"))
     send(source, numbered(0, 30))
     options = "&".join(f"{name}={value}" for name, value in source.options.items())

@@ -45,7 +45,7 @@ def test_kafka_url__invalid__is_rejected(
     assert "secret" not in f"{refused.value.message} {refused.value.hint}"
 
 
-def test_secrets_come_from_the_environment() -> None:
+def test_kafka_url__secrets__come_from_the_environment() -> None:
     place = StreamUrl.parse("kafka://host:9092?sasl.username=me#t")
     found = properties(place, {"MLCTL_KAFKA_SASL_PASSWORD": "secret", "MLCTL_KAFKA": "other"})
     assert found["sasl.password"] == "secret"
@@ -53,7 +53,7 @@ def test_secrets_come_from_the_environment() -> None:
     assert "secret" not in place.redacted()
 
 
-def test_a_paused_link_gives_nothing_and_forgets_nothing(kafka: MockKafka) -> None:
+def test_kafka__paused__returns_nothing_and_loses_nothing(kafka: MockKafka) -> None:
     source = StreamUrl.parse(f"kafka://{kafka.address}#in")
     kafka.create("in", 1)
     send(source, numbered(0, 20))

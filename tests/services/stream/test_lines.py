@@ -234,7 +234,7 @@ def test_reader__long_line__is_not_copied_for_each_block() -> None:
     assert len(line) == blocks * len(block)
 
 
-def test_a_line_counts_once_it_has_ended(tmp_path: Path) -> None:
+def test_lines__unfinished_line__is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"a":1}\n\n  \n{"b"')
     with _link(tmp_path) as link:
@@ -292,7 +292,7 @@ def test_kafka__messages_after_a_late_start__are_not_lost(tmp_path: Path) -> Non
         assert values(take(link, 2)) == [b"3", b"4"]
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+def test_lines__second_process__is_rejected(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").touch()
     request = ConnectionRequest(StreamUrl.parse(str(tmp_path / "in.jsonl")), "g")
     for second, why in ((_link(tmp_path), "writes to"), (connect(request), "reads")):
@@ -307,7 +307,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_line_without_an_end_is_ended_first(tmp_path: Path) -> None:
+def test_lines__output_with_an_unfinished_line__is_ended_first(tmp_path: Path) -> None:
     place = StreamUrl.parse(str(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl").write_bytes(b"mine")
     send(place, numbered(0, 1))
@@ -315,7 +315,7 @@ def test_a_line_without_an_end_is_ended_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pipes() -> None:
+def test_lines__pipes__carry_messages() -> None:
     program = (
         "from services.stream.base import *\n"
         "from services.stream.transports.bridge import connect\n"

@@ -58,7 +58,9 @@ def _expected(*row: float) -> list[float]:
     return found
 
 
-def test_answers_can_be_looked_up_by_a_field(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_precomputed_stream__key_from_a_field__answers_are_looked_up(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
     source = StreamUrl.parse(f"sqlite://{tmp_path}/events.db#in")
     values = [
         b'{"user":"ann","x":[1,2,3,4]}',
@@ -78,7 +80,7 @@ def test_answers_can_be_looked_up_by_a_field(bundle: VerifiedBundle, tmp_path: P
     assert b"'user', the entity key, is missing" in dead[values[2]]
 
 
-def test_answers_can_be_looked_up_by_the_messages_keys(
+def test_precomputed_stream__key_of_the_message__answers_are_looked_up(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     source = StreamUrl.parse(f"sqlite://{tmp_path}/events.db#in")
@@ -113,7 +115,7 @@ def test_precomputed__redelivered_message__does_not_replace_a_newer_answer(
             assert _stored(bundle, tmp_path, "ann") == [[wanted] * 4]
 
 
-def test_a_store_is_no_source() -> None:
+def test_precomputed_stream__store_as_source__is_rejected() -> None:
     place = StreamUrl.parse("precomputed://fresh")
     with pytest.raises(MlctlError, match="not a source of messages") as caught:
         transport_of(place).open_connection(ConnectionRequest(place, "g"))

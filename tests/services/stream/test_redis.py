@@ -57,7 +57,7 @@ class TestRedis(TransportContract):
     def broker(self, server: RedisServer) -> Broker:
         return Broker(lambda name: place(server, name), Guarantee.EXACTLY_ONCE)
 
-    def test_a_slow_sink_is_waited_for(
+    def test_redis__slow_sink__is_waited_for(
         self, broker: Broker, places: Places, server: RedisServer
     ) -> None:
         send(places.source, numbered(0, 20))
@@ -70,7 +70,7 @@ class TestRedis(TransportContract):
             assert [*link.poll(20, 0.05)] == []
         assert numbers(read(places.answers)) == [*range(20)]
 
-    def test_a_member_that_works_long_keeps_its_messages(
+    def test_redis__member_that_works_long__keeps_its_messages(
         self, broker: Broker, places: Places
     ) -> None:
         send(places.source, numbered(0, 10))
@@ -83,7 +83,7 @@ class TestRedis(TransportContract):
             answer(busy, held)
         assert numbers(read(places.answers)) == [*range(10)]
 
-    def test_a_member_that_lost_some_answers_the_others_again(
+    def test_redis__member_that_lost_messages__answers_the_others(
         self, broker: Broker, places: Places, server: RedisServer
     ) -> None:
         send(places.source, numbered(0, 9))
@@ -100,7 +100,7 @@ class TestRedis(TransportContract):
         assert numbers(again) == [*range(2, 9)]
         assert numbers(read(places.answers)) == [*range(2, 9)]
 
-    def test_a_commit_whose_reply_is_lost_happens_once(
+    def test_redis__commit_without_a_reply__happens_once(
         self, broker: Broker, places: Places, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         send(places.source, numbered(0, 10))
@@ -122,7 +122,7 @@ class TestRedis(TransportContract):
             assert [*link.poll(10, 0.05)] == []
         assert numbers(read(places.answers)) == [*range(10)]
 
-    def test_a_read_whose_reply_is_lost_is_read_again(
+    def test_redis__read_without_a_reply__is_repeated(
         self, broker: Broker, places: Places, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         send(places.source, numbered(0, 10))
@@ -198,7 +198,7 @@ def test_trim__group_without_a_consumer_for_long__is_not_waited_for(server: Redi
     assert numbers(read(source)) == [19]
 
 
-def test_entries_of_others_are_messages(server: RedisServer) -> None:
+def test_redis__entries_of_other_producers__are_messages(server: RedisServer) -> None:
     source = place(server, "foreign", "field=body")
     with redis.Redis.from_url(server.url) as other:
         other.xadd("foreign", {"body": b"1", "key": b"k", "header.value": b"v", "trace": b"t"})

@@ -17,7 +17,7 @@ from tests.support.tls_front import tls_front
 pytestmark = pytest.mark.slow
 
 
-def test_a_stream_over_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
+def test_redis__mutual_tls__carries_the_stream(tmp_path: Path) -> None:
     made = issue_certificates(tmp_path)
     with redis_server(tmp_path) as server, tls_front(server.port, made) as port:
         address = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={made.ca}"
@@ -38,7 +38,7 @@ def test_a_stream_over_tls_with_certificates_of_both_sides(tmp_path: Path) -> No
             assert caught.value.code is ErrorCode.BROKER_UNAVAILABLE
 
 
-def test_options_that_are_no_use_are_named(tmp_path: Path) -> None:
+def test_redis_url__useless_options__are_named(tmp_path: Path) -> None:
     made = issue_certificates(tmp_path)
     for place, told in (
         (f"redis://127.0.0.1:9/0?ssl_ca_certs={made.ca}#x", "does not use TLS, so ssl_ca_certs"),

@@ -67,7 +67,7 @@ class Doubling:
 
 
 @pytest.mark.parametrize("joinable", [True, False])
-def test_only_the_messages_at_fault_have_no_answer(joinable: bool) -> None:
+def test_scoring__bad_messages__alone_have_no_answer(joinable: bool) -> None:
     model = Doubling(joinable)
     texts = [b"1", b"2 3", b"", b"4 13 5", b"6", b"7", b"8 9"]
     found = MessageScorer(model, Numbers()).answer(texts)
@@ -85,31 +85,31 @@ def test_scoring__messages_whose_rows_influence_each_other__are_scored_one_by_on
     assert model.calls == [1, 2, 3]
 
 
-def test_an_answer_that_cannot_be_said_is_that_messages_fault() -> None:
+def test_scoring__answer_that_cannot_be_encoded__fails_its_message() -> None:
     found = MessageScorer(Doubling(), Numbers()).answer([b"1", b"99", b"2 3"])
     assert found.values == [b"2", None, b"10"]
     assert found.faults[1].reason == "an answer is not finite"
 
 
-def test_all_messages_may_be_at_fault() -> None:
+def test_scoring__only_bad_messages__are_all_dead_letters() -> None:
     found = MessageScorer(Doubling(), Numbers()).answer([b"", b"13"])
     assert found.values == [None, None]
     assert sorted(found.faults) == [0, 1]
 
 
-def test_a_defect_of_ours_is_no_messages_fault() -> None:
+def test_scoring__defect_of_mlctl__blames_no_message() -> None:
     with pytest.raises(MlctlError, match="a defect of ours"):
         MessageScorer(Doubling(), Numbers()).answer([b"1", b"17"])
 
 
-def test_too_many_end_the_search() -> None:
+def test_scoring__too_many_bad_messages__ends_the_search() -> None:
     model = Doubling()
     with pytest.raises(TooManyError):
         MessageScorer(model, Numbers()).answer([b"13"] * 1000, max_faults=5)
     assert len(model.calls) < 50
 
 
-def test_a_lack_of_memory_is_no_messages_fault_and_smaller_calls_help() -> None:
+def test_scoring__out_of_memory__calls_get_smaller_and_no_message_is_blamed() -> None:
     model = Doubling(memory=20)
     scorer = MessageScorer(model, Numbers())
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_a_lack_of_memory_is_no_messages_fault_and_smaller_calls_help() -> None:
     assert not scorer.shrink()
 
 
-def test_answers_and_dead_letters_say_where_they_come_from() -> None:
+def test_scoring__answers_and_dead_letters__have_headers_of_their_origin() -> None:
     stamp = AnswerHeaders(StreamUrl.parse("sqlite:///home/me/events.db#in"), "tiny", "d" * 64)
     messages = [
         Message("0", 5, b"1", b"key"),

@@ -122,7 +122,7 @@ def test_commit__lease_was_taken_over__is_rejected_and_messages_come_again(
     assert numbers(read(source.with_topic("out"))) == [*range(20)]
 
 
-def test_a_commit_that_fails_leaves_nothing_and_can_be_repeated(source: StreamUrl) -> None:
+def test_sqlite_log__failed_commit__leaves_nothing_and_can_be_repeated(source: StreamUrl) -> None:
     send(source, numbered(0, 10))
     with link_of(source) as link, sqlite3.connect(source.address) as db:
         found = take(link, 10)
@@ -211,7 +211,7 @@ def test_retention__group_without_a_consumer_for_a_week__is_not_waited_for(
         assert numbers(take(returned, 1)) == [29]
 
 
-def test_large_messages_and_many_of_them(source: StreamUrl) -> None:
+def test_sqlite_log__large_and_many_messages__are_read_back(source: StreamUrl) -> None:
     values = [b"x" * (700_000 + index) for index in range(5)] + [b"%d" % n for n in range(5000)]
     send(source, [Outgoing(value) for value in values])
     with link_of(source) as link:
@@ -220,7 +220,7 @@ def test_large_messages_and_many_of_them(source: StreamUrl) -> None:
     assert [each.offset for each in found] == [*range(len(values))]
 
 
-def test_two_members_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+def test_sqlite_log__two_members_open_a_new_file__both_work(tmp_path: Path) -> None:
     with ExitStack() as stack:
         logs = [Log(tmp_path / "events.db") for _ in range(2)]
         for log in logs:
@@ -262,7 +262,7 @@ def test_sqlite__browse_of_a_missing_file__creates_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "events.db").exists()
 
 
-def test_a_locked_file_is_worth_another_try(
+def test_sqlite_log__locked_file__is_retried(
     source: StreamUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(source, numbered(0, 1))

@@ -32,7 +32,7 @@ def _redriven(places: dict[str, StreamUrl], stop: threading.Event | None = None)
     return redrive(places["dead"], places["in"], stop or threading.Event(), lambda _sent: None)
 
 
-def test_lines_are_sent_with_their_keys(places: dict[str, StreamUrl], tmp_path: Path) -> None:
+def test_send__lines__have_their_keys(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_bytes(b'{"id":7,"a":1}\n\n{"id":"x","a":2}')
     assert send(places["in"], rows, threading.Event(), key="id") == 2
@@ -50,7 +50,7 @@ def test_send__line_without_the_key__is_reported(
         send(places["in"], rows, threading.Event(), key="id")
 
 
-def test_a_rate_is_kept(places: dict[str, StreamUrl], tmp_path: Path) -> None:
+def test_send__rate__is_kept(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_bytes(b"1\n" * 60)
     waits: list[float] = []
@@ -65,7 +65,7 @@ def test_a_rate_is_kept(places: dict[str, StreamUrl], tmp_path: Path) -> None:
     assert sum(waits) > 0.2
 
 
-def test_dead_letters_are_sent_again_once(places: dict[str, StreamUrl]) -> None:
+def test_redrive__dead_letters__are_sent_again_once(places: dict[str, StreamUrl]) -> None:
     ours = (("own", b"1"), ("mlctl-error", b"bad"), ("mlctl-attempts", b"2"))
     _publish(places["dead"], *(Outgoing(b"%d" % n, b"k", ours) for n in range(5)))
     assert _redriven(places) == 5
@@ -92,7 +92,9 @@ def test_redrive__message_that_fails_again__waits_for_the_next_call(
     assert redrive(places["dead"], places["in"], threading.Event(), die) == 3
 
 
-def test_dead_letters_of_another_broker(places: dict[str, StreamUrl], tmp_path: Path) -> None:
+def test_redrive__dead_letters_of_another_broker__are_sent_again(
+    places: dict[str, StreamUrl], tmp_path: Path
+) -> None:
     other = StreamUrl.parse(f"sqlite://{tmp_path}/other.db#in")
     _publish(places["dead"], Outgoing(b"\x00\xff", b"k", (("h", b"1"),)))
     assert redrive(places["dead"], other, threading.Event(), lambda _sent: None) == 1
@@ -100,7 +102,7 @@ def test_dead_letters_of_another_broker(places: dict[str, StreamUrl], tmp_path: 
     assert (found.value, found.key, found.headers) == (b"\x00\xff", b"k", (("h", b"1"),))
 
 
-def test_a_message_is_shown_whatever_is_in_it() -> None:
+def test_show__any_bytes__are_printable() -> None:
     message = Message("3", 7, b"\xff" * 2000, b"k", (("why", b"x"), ("raw", b"\xfe")), 1_000)
     assert as_document(message) == {
         "partition": "3",

@@ -76,7 +76,7 @@ def ran_silently(link: SilentConnection, **settings: object) -> StreamReport:
     return pump.run()
 
 
-def test_the_end_is_not_there_while_a_killed_member_holds_messages() -> None:
+def test_until_empty__killed_member_holds_messages__waits() -> None:
     link = SilentConnection(stream_of(plain(5)), silent_s=40.0)
     report = ran_silently(link)
     assert (report.totals.answers, report.complete) == (5, True)
@@ -129,7 +129,7 @@ def test_until_empty__broker_was_unavailable__that_time_is_not_counted() -> None
 
 
 @pytest.mark.parametrize("has_partitions", [True, False])
-def test_a_longer_time_until_others_take_over_is_waited_for(*, has_partitions: bool) -> None:
+def test_until_empty__longer_takeover_time__is_waited_for(*, has_partitions: bool) -> None:
     link = SilentConnection(stream_of(plain(5)), silent_s=200.0, has_partitions=has_partitions)
     link.takeover, link.step_s = 180.0, 10.0
     report = ran_silently(link, patience_s=60.0)
@@ -144,7 +144,9 @@ def test_a_longer_time_until_others_take_over_is_waited_for(*, has_partitions: b
         ("redis://localhost:9?idle_s=90#x", 90.0),
     ],
 )
-def test_links_say_when_others_take_over(tmp_path: Path, text: str, seconds: float) -> None:
+def test_until_empty__transport__says_when_others_take_over(
+    tmp_path: Path, text: str, seconds: float
+) -> None:
     source = StreamUrl.parse(text.format(folder=tmp_path))
     for target in (source.with_topic("out"), StreamUrl("file", str(tmp_path / "out"))):
         link = connect(ConnectionRequest(source, "g", target))

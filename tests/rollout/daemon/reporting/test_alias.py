@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from bundle.clock import ManualClock
-from cli.rollouts import event_line
+from rollout.client.rendering import event_line
 from rollout.daemon.reporting.alias import AliasSink, main
 from rollout.daemon.reporting.outbox import (
     Delivering,

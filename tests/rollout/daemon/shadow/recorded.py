@@ -22,7 +22,7 @@ def write_segment(
     columns: dict[str, Any] = {
         "request_id": list(ids),
         "row": [0] * len(ids),
-        "at": [1.0] * len(ids),
+        "at": pa.array([1_000_000] * len(ids), pa.timestamp("us", "UTC")),
         "digest": [digest] * len(ids),
         **{f"in.{key}": value for key, value in (inputs or {}).items()},
         **{f"out.{key}": value for key, value in outputs.items()},

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from rollout.daemon.segments import Segments
 from rollout.daemon.shadow import disagreements as kept
 from rollout.daemon.shadow.disagreements import Disagreements
-from rollout.daemon.shadow.segments import Segments
 from rollout.domain.join import AnswerSide, Joiner, Pair
 from tests.rollout.daemon.shadow.recorded import write_segment
 
@@ -30,8 +31,13 @@ def test_inputs_and_both_answers_are_kept(tmp_path: Path) -> None:
     table = pq.read_table(sample.path)
     assert table.column_names == ["request_id", "row", "at", "in.x", "live.y", "candidate.y"]
     assert table.to_pylist()[0] == {
-        "request_id": "b", "row": 0, "at": 1.0, "in.x": 1, "live.y": 1.0, "candidate.y": -1.0,
-    }  # fmt: skip
+        "request_id": "b",
+        "row": 0,
+        "at": datetime.fromtimestamp(1.0, UTC),
+        "in.x": 1,
+        "live.y": 1.0,
+        "candidate.y": -1.0,
+    }
     assert len(table) == 2
 
 

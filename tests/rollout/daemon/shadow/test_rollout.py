@@ -12,8 +12,9 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from cli.rollouts import event_line
+from rollout.client.rendering import event_line
 from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.recording import Recording
 from rollout.domain import gates
 from rollout.domain.counts import Counts, Totals, Window
 from rollout.domain.gates import Gate, GateEvidence
@@ -78,8 +79,8 @@ class Shop:
         settings = self.journal.deployment("shop").settings
         watch = Watch(self.journal.take_over("shop"), settings)
         launcher = MemoryLauncher()
-        samples = None if self.foreign else self.folder
-        world = World(self.data_plane, self.data_plane, launcher, self.clock, EDGES, samples)
+        recording = None if self.foreign else Recording(self.folder, self.clock, 3600)
+        world = World(self.data_plane, self.data_plane, launcher, self.clock, EDGES, recording)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
         for slot, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
             self.recorders[slot] = self._recorder(slot, each)

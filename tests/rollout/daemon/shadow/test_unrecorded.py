@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.rollouts import event_line
 from rollout.client import deployments
+from rollout.client.rendering import event_line
 from rollout.domain.spec import Outcome
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.ports import free_ports

@@ -12,7 +12,8 @@ import pytest
 from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.daemon.shadow.watch import MAX_ROWS_PER_SECOND, Parties, ShadowComparison, wanted_share
+from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, wanted_share
+from rollout.daemon.shadow.watch import Parties, ShadowComparison
 from rollout.domain.join import AnswerSide
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
@@ -44,7 +45,8 @@ class Shop:
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
         parties = Parties(Slot.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
-        self.watch = ShadowComparison(self.folder, parties, SPEC, 7, self.clock)
+        self.recording = Recording(self.folder, self.clock, 3600)
+        self.watch = ShadowComparison(self.recording, parties, SPEC, 7, self.clock)
         for slot, side in ((Slot.BLUE, AnswerSide.LIVE), (Slot.GREEN, AnswerSide.CANDIDATE)):
             writer = SegmentWriter(self.folder.segments(slot), SIGNATURE, DIGESTS[side])
             control = SamplingControl(Sampling(), self.folder.control)
@@ -136,8 +138,8 @@ def test_answers_of_another_revision_are_no_pairs(shop: Shop) -> None:
 def test_recording_ends_with_the_comparison_and_nothing_is_left(shop: Shop) -> None:
     shop.begin()
     shop.observe(5)
-    shop.watch.end()
-    shop.watch.end()
+    shop.recording.stop()
+    shop.recording.stop()
     assert not shop.folder.control.exists()
     assert not list(shop.root.glob("samples/*/*.parquet"))
     assert shop.observe(5).requests == 0

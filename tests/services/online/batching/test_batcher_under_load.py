@@ -167,3 +167,22 @@ def test_what_cannot_be_answered_in_time_costs_no_compute() -> None:
     assert sum(story.batches) == len(story.answered)
     assert len(story.answered) >= 29  # the model was busy all the time
     assert {error.code for _, error in story.refused} == {ErrorCode.QUEUE_FULL}
+
+
+def test_large_requests__more_than_the_queue_holds__leave_room_for_small_ones() -> None:
+    """Clients with lists of 100 rows to rank, and some with a single row."""
+    server = SimulatedServer(Limits(128, 4096, linger=True), dense)
+    story = server.loop(120, 0.0004, 10.0, sizes=(100, 100, 1))
+    assert {arrival.rows for arrival, _ in story.refused} == {100}
+    assert all("the limit is 2048" in error.message for _, error in story.refused)
+    # The queue of small requests alone is not limited by that.
+    small = SimulatedServer(Limits(128, 4096, linger=True), dense)
+    burst = [Arrival(1.0 + number * 1e-6) for number in range(4000)]
+    assert len(small.play(burst).answered) == 4000
+
+
+def test_large_request__empty_queue__is_accepted_up_to_the_whole_queue() -> None:
+    server = SimulatedServer(Limits(128, 4096), dense)
+    story = server.play([Arrival(1.0, 4096), Arrival(1.0, 4097)])
+    assert [arrival.rows for arrival, _ in story.answered] == [4096]
+    assert [error.code for _, error in story.refused] == [ErrorCode.PAYLOAD_TOO_LARGE]

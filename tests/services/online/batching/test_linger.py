@@ -4,7 +4,6 @@ from math import inf
 
 import pytest
 
-from services.online.batching.batch_size import BatchSize
 from services.online.batching.linger import LingerHeuristic
 from services.online.batching.scheduler import Limits
 from services.runtime.batch_costs import BatchCosts
@@ -20,8 +19,7 @@ def server(cost: Cost, rows: int, *, linger: bool) -> SimulatedServer:
 
 
 def gathering_of(measured: dict[int, float], rows: int) -> LingerHeuristic:
-    costs = BatchCosts(measured)
-    return LingerHeuristic(costs, BatchSize(costs, [rows]))
+    return LingerHeuristic(BatchCosts(measured), rows)
 
 
 def mean(story: Story) -> float:

@@ -295,44 +295,6 @@ def test_requests_that_are_not_joined_wait_for_each_other() -> None:
         policy.offer(1, "k", 0.0, FAR)
 
 
-def test_long_work_and_batches_take_turns() -> None:
-    policy = batcher(queue=100)
-    long = [policy.offer_long(50, 0.0, FAR) for _ in range(2)]
-    for moment in range(3):
-        policy.offer(4, "k", float(moment), FAR)
-    seen = []
-    while batch := policy.release(5.0):
-        seen.append(numbers(batch)[0])
-        if batch[0].long:
-            done = seen.count(batch[0].number) == 3
-            policy.stepped(0.1, None if done else FAR)
-        else:
-            policy.finished(0.1)
-    assert seen == [2, 0, 3, 1, 4, 0, 1, 0, 1]
-    assert policy.idle
-    assert policy.waiting_rows == 0
-    assert not policy.cancel(long[0])
-
-
-def test_long_work_does_not_look_like_overload() -> None:
-    """Who asks for more rows than a batch has is no reason to refuse the others."""
-    policy = BatchScheduler(Limits(8, 1000, max_long=40), BatchCosts({1: 0.1, 8: 0.1}))
-    now = 0.0
-    for _ in range(40):
-        policy.offer(1, "k", now, FAR)
-    for _ in range(30):
-        assert not policy.release(now)[0].long
-        policy.offer_long(9, now, FAR)
-        now += 0.1
-        policy.finished(0.1)
-        assert policy.release(now)[0].long
-        for _ in range(8):  # who were answered
-            policy.offer(1, "k", now, FAR)
-        now += 0.1
-        policy.stepped(0.1)
-    assert policy.waiting_rows == 40
-
-
 def test_who_is_alike_is_refused_without_a_look_until_one_might_be_taken() -> None:
     policy = busy(costs=FLAT, max_queue=0.1)  # what runs takes 1 s
     assert policy.quick_reject(1, Priority.NORMAL, 0.0) is None
@@ -385,24 +347,6 @@ def test_a_look_is_worth_it_when_the_queue_is_shorter(how: str) -> None:
     else:
         policy.finished(0.125)
     assert policy.quick_reject(1, Priority.NORMAL, 0.125) is None
-
-
-def test_parked_work_has_no_turn_and_a_deadline_of_its_own() -> None:
-    policy = batcher()
-    ticket = policy.offer_long(1, 0.0, 10.0)
-    assert policy.release(0.0) == [ticket]
-    policy.stepped(0.1, 20.0, parked=True)
-    assert policy.release(1.0) == []
-    assert policy.expire(15.0) == []
-    assert policy.next_event(15.0) == 20.0
-    assert policy.resume(ticket, 30.0)
-    assert not policy.resume(ticket, 99.0)
-    assert numbers(policy.release(16.0)) == [ticket.number]
-    assert policy.expire(25.0) == []
-    assert numbers(policy.expire(30.0)) == [ticket.number]
-    policy.stepped(14.0, 40.0)  # told meanwhile: it does not come back
-    assert policy.idle
-    assert policy.next_event(30.0) is None
 
 
 def test_offer__arrived_before_the_end_of_the_last_batch__is_accepted() -> None:

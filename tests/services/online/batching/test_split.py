@@ -121,3 +121,17 @@ def test_stream__model_without_steps__has_one_piece() -> None:
             await anext(batching.stream(x(-1), 20))
 
     play(scenario)
+
+
+def test_large_requests__half_of_the_queue_is_full__leave_the_rest_to_small_ones() -> None:
+    async def scenario(batching: BatchExecutor, _model: Model) -> None:
+        first = batching.submit(x(*range(80)), 20)
+        with pytest.raises(MlctlError, match="80 rows wait already, the limit is 100") as rejected:
+            batching.submit(x(*range(40)), 20)
+        assert rejected.value.code is ErrorCode.QUEUE_FULL
+        small = [batching.submit(x(value), 20) for value in range(60)]
+        assert [y(await each) for each in small] == [[value + 1] for value in range(60)]
+        assert y(await first) == [value + 1 for value in range(80)]
+        assert y(await batching.submit(x(*range(150)), 20))[-1] == 150  # alone
+
+    play(scenario, max_queue_rows=200)

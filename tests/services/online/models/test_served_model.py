@@ -15,6 +15,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle, seal
 from services.online.batching.scheduler import Limits, Priority
 from services.online.models.served_model import ModelPhase, ServedModel
+from services.online.models.statistics import model_config
 from services.online.settings import ServerSettings
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.scorer import Scorer
@@ -25,7 +26,7 @@ from tests.support.transforms import make_text_bundle
 ROW = np.array([[1, 2, 3, 4]], dtype=np.float32)
 
 
-def host_of(bundle: VerifiedBundle, **settings: float) -> ServedModel:
+def host_of(bundle: VerifiedBundle, **settings: float | None) -> ServedModel:
     return ServedModel(
         bundle, ServerSettings.model_validate(settings), registry=CollectorRegistry()
     )
@@ -115,26 +116,56 @@ def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
         host = host_of(bundle, **settings)
         return host._limits(Scorer.open(bundle, host.settings), inline=False)
 
-    sizes = (1, 8, 32)
-    assert limits(plain) == Limits(32, 4096, linger=True, sizes=sizes)
-    assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05, sizes=sizes)
+    assert limits(plain) == Limits(32, 4096, linger=True)
+    assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05)
     ours = limits(told, max_wait_ms=0, max_queue_ms=0)
-    assert ours == Limits(32, 9, 0.0, max_queue=0.0, sizes=sizes)
+    assert ours == Limits(32, 9, 0.0, max_queue=0.0)
     assert limits(told, max_queue_rows=7).max_queue_rows == 7
-    assert limits(told, max_rows=16).sizes == (1, 8, 16)
 
 
-def test_batches_are_as_large_as_they_may_be_where_the_rows_alone_do_not_tell_their_cost(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("seconds", "max_rows", "rows"),
+    [
+        ({1: 0.01, 8: 0.02, 32: 0.1}, None, 8),
+        ({1: 0.01, 8: 0.02, 32: 0.03, 64: 0.05}, None, 64),
+        ({1: 0.01, 8: 0.02, 32: 0.03, 64: 0.05}, 16, 16),
+        # On the event loop a batch may take 0.25 ms.
+        ({1: 1e-5, 8: 2e-5, 32: 1e-4, 64: 1.5e-4, 128: 2.8e-4}, None, 64),
+    ],
+)
+def test_batch_size__measured_at_the_start__is_where_most_rows_a_second_are_done(
+    bundle: VerifiedBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: dict[int, float],
+    max_rows: int | None,
+    rows: int,
 ) -> None:
-    plain, texts = make_bundle(tmp_path / "plain"), make_text_bundle(tmp_path / "texts")
+    async def main() -> None:
+        host = host_of(bundle, max_rows=max_rows)
+        module = "services.online.models.served_model.warm_up"
+        monkeypatch.setattr(module, lambda *_: seconds)
+        await host.start()
+        assert host.limits is not None
+        assert host.limits.max_rows == model_config(host)["max_batch_size"] == rows
+        await host.stop()
 
-    def sizes(bundle: VerifiedBundle, *, inline: bool) -> tuple[int, ...]:
+    asyncio.run(main())
+
+
+def test_batch_size__rows_of_unlike_size__is_the_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        bundle = make_text_bundle(tmp_path / "texts")
         host = host_of(bundle)
-        return host._limits(Scorer.open(bundle, host.settings), inline=inline).sizes
+        module = "services.online.models.served_model.warm_up"
+        monkeypatch.setattr(module, lambda *_: {1: 0.01, 32: 1.0})
+        await host.start()
+        assert host.limits is not None
+        assert host.limits.max_rows == bundle.manifest.batching.max_rows
+        await host.stop()
 
-    assert sizes(plain, inline=True) == (32,)
-    assert sizes(texts, inline=False) == (texts.manifest.batching.max_rows,)
+    asyncio.run(main())
 
 
 def test_a_run_that_hangs_ends_the_hosts_life(

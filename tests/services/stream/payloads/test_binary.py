@@ -134,7 +134,7 @@ def test_arrow__keep_all__answers_have_every_column() -> None:
     ]
 
 
-def test_rows_of_arrow_messages_come_back_to_their_messages() -> None:
+def test_arrow_payload__several_rows__return_to_their_messages() -> None:
     payload = open_payload(PayloadRequest("arrow", keep=("id",)), FOUR)
     values = [
         _message({"id": [1, 2], "x": [[1.0, 2, 3, 4], [5.0, 6, 7, 8]]}),
@@ -177,7 +177,7 @@ def test_arrow__bad_messages__others_are_answered() -> None:
     assert "/" not in found.rejected[1]
 
 
-def test_arrow_rows_of_one_length_each() -> None:
+def test_arrow_payload__rows_of_different_lengths__are_scored_apart() -> None:
     payload = open_payload(PayloadRequest("arrow"), RAGGED)
     values = [_message({"x": [[1.0]]}), _message({"x": [[1.0, 2]]}), _message({"x": [[3.0], []]})]
     found = payload.decode(values)
@@ -196,7 +196,7 @@ def test_arrow__damaged_message__is_rejected_or_read(data: st.DataObject) -> Non
     assert bool(found.rejected) != bool(found.kept)
 
 
-def test_raw_rows() -> None:
+def test_raw_payload__row__is_its_bytes() -> None:
     payload = open_payload(PayloadRequest("raw"), PLAIN)
     row = np.dtype([("flag", "?"), ("a", "<i2", 2)])
     table = np.array([(True, (1, -2)), (False, (3, 4)), (True, (5, 6))], row)
@@ -215,7 +215,7 @@ def test_raw_rows() -> None:
     assert payload.encode(outputs, [1, 1, 1])[2] == two[11:]
 
 
-def test_raw_needs_rows_of_one_size() -> None:
+def test_raw_payload__rows_without_a_fixed_size__are_rejected() -> None:
     for wanted, signature in (
         (PayloadRequest("raw"), FOUR),
         (PayloadRequest("raw"), RAGGED),

@@ -35,7 +35,7 @@ def _decode(signature: Signature, *values: bytes, keep: tuple[str, ...] = ()) ->
     return list(open_payload(PayloadRequest(keep=keep), signature).decode(values))
 
 
-def test_flat_rows_become_one_array() -> None:
+def test_json_payload__flat_rows__become_one_array() -> None:
     (found,) = _decode(FOUR, b'{"x":[1,2,3,4]}', b'{"x":[5,6.5,7,8],"id":"a:b"}')
     np.testing.assert_array_equal(
         found.inputs["x"], np.array([[1, 2, 3, 4], [5, 6.5, 7, 8]], np.float32)
@@ -67,7 +67,7 @@ def test_payload__one_bad_message__others_are_answered() -> None:
     assert "given twice" in found.rejected[64]
 
 
-def test_messages_cannot_flow_into_each_other() -> None:
+def test_json_payload__broken_message__does_not_reach_its_neighbours() -> None:
     cut = [b'{"x":[1,2', b"3,4]}", b'{"x":[1,2,3,4]},{"x":[1,2,3,4]}']
     (found,) = _decode(FOUR, *cut)
     assert set(found.rejected) == {0, 1, 2}
@@ -82,13 +82,13 @@ def test_messages_cannot_flow_into_each_other() -> None:
         b'{"x":[1,2,3,4],"k:":1,"k:":1}',
     ],
 )
-def test_a_key_twice_is_found_wherever_it_is(twice: bytes) -> None:
+def test_json_payload__duplicate_key__is_rejected_at_any_depth(twice: bytes) -> None:
     (found,) = _decode(FOUR, b'{"x":[1,2,3,4]}', twice)
     assert list(found.rejected) == [1]
     assert "given twice" in found.rejected[1]
 
 
-def test_nested_rows_scalars_and_texts() -> None:
+def test_json_payload__nested_rows_scalars_and_texts__become_tensors() -> None:
     (found,) = _decode(
         WIDE,
         b'{"age":[3],"word":"a","picture":[[1,2],[3,4]]}',
@@ -99,7 +99,7 @@ def test_nested_rows_scalars_and_texts() -> None:
     assert found.inputs["picture"].tolist() == [[[1, 2], [3, 4]]] * 2
 
 
-def test_several_rows_in_a_message_come_back_together() -> None:
+def test_json_payload__several_rows_in_a_message__are_answered_together() -> None:
     payload = open_payload(PayloadRequest(keep=("id",)), FOUR)
     values = [
         b'{"id":1,"x":[[1,2,3,4]]}',
@@ -118,7 +118,7 @@ def test_several_rows_in_a_message_come_back_together() -> None:
     ]
 
 
-def test_kept_fields_come_back_as_they_were() -> None:
+def test_json_payload__kept_fields__are_returned_unchanged() -> None:
     payload = open_payload(PayloadRequest(keep=("id", "deep")), FOUR)
     values = [
         b'{"x":[1,2,3,4],"id":18446744073709551615,"deep":{"a":[null,"b"]}}',
@@ -134,7 +134,7 @@ def test_kept_fields_come_back_as_they_were() -> None:
     }
 
 
-def test_a_kept_field_that_cannot_be_written_is_its_own_messages_fault() -> None:
+def test_json_payload__kept_field_that_cannot_be_written__fails_its_message_alone() -> None:
     payload = open_payload(PayloadRequest(keep=("id",)), FOUR)
     deep = b"[" * 300 + b"]" * 300
     (found,) = payload.decode([b'{"x":[1,2,3,4],"id":' + deep + b"}"])
@@ -143,7 +143,7 @@ def test_a_kept_field_that_cannot_be_written_is_its_own_messages_fault() -> None
         payload.encode({"y": found.inputs["x"]}, found.rows, found.carried)
 
 
-def test_rows_of_different_lengths_are_apart() -> None:
+def test_json_payload__rows_of_different_lengths__are_scored_apart() -> None:
     found = _decode(RAGGED, b'{"x":[1,2]}', b'{"x":[1]}', b'{"x":[3,4]}', b"{}")
     assert [each.inputs["x"].shape for each in found] == [(2, 2), (1, 1)]
     assert [list(each.kept) for each in found] == [[0, 2], [1]]
@@ -166,7 +166,7 @@ def test_payload__limits__are_checked_before_decoding() -> None:
     assert set(found.rejected) == {1, 2, 3, 4}
 
 
-def test_answers_are_those_of_the_online_path() -> None:
+def test_json_payload__answers__are_those_of_the_server() -> None:
     payload = open_payload(PayloadRequest(), WIDE)
     outputs = {
         "label": np.array([b"a\xc3\xa4", b'"'], object),
@@ -180,7 +180,7 @@ def test_answers_are_those_of_the_online_path() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 0), (3, 1), (3, 2, 2), (3, 1, 2, 1), (0, 4)])
-def test_rows_of_any_shape_are_cut_apart(shape: tuple[int, ...]) -> None:
+def test_json_payload__rows_of_any_shape__are_divided(shape: tuple[int, ...]) -> None:
     outputs = (_spec("y", Datatype.FP64, *shape[1:]),)
     payload = open_payload(PayloadRequest(), Signature(inputs=FOUR.inputs, outputs=outputs))
     array = np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
@@ -209,7 +209,7 @@ def test_json__keep_all__answers_have_every_field() -> None:
     ]
 
 
-def test_requests_that_make_no_sense() -> None:
+def test_json_payload__invalid_request__is_rejected() -> None:
     with pytest.raises(MlctlError, match="only json and arrow messages can keep all"):
         open_payload(PayloadRequest("raw", keep=("*",)), FOUR)
     with pytest.raises(MlctlError, match="an output has that name"):

@@ -119,7 +119,7 @@ def _event(number: int = 7, **other: object) -> bytes:
     return _message(RECORD, number, record)
 
 
-def test_records_are_read_and_answered_as_json(registry: Registry) -> None:
+def test_avro_payload__record__is_answered_as_json(registry: Registry) -> None:
     registry.schemas[7] = {"schema": json.dumps(RECORD)}
     payload = _avro(registry, "id", "when")
     good = _event()
@@ -140,7 +140,7 @@ def test_records_are_read_and_answered_as_json(registry: Registry) -> None:
     assert registry.asked == ["/schemas/ids/7", "/schemas/ids/8"]
 
 
-def test_answers_of_avro_have_a_schema_of_their_own(registry: Registry) -> None:
+def test_avro_payload__answers__have_a_schema_of_their_own(registry: Registry) -> None:
     registry.schemas[7] = {"schema": json.dumps(RECORD)}
     payload = _avro(registry, "id", subject="answers-value")
     (found,) = payload.decode([_event()])
@@ -153,7 +153,7 @@ def test_answers_of_avro_have_a_schema_of_their_own(registry: Registry) -> None:
         payload.encode({name: np.repeat(a, 2, 0) for name, a in OUTPUTS.items()}, [2])
 
 
-def test_schemas_may_refer_to_others(registry: Registry) -> None:
+def test_avro_payload__schema_that_refers_to_another__is_read(registry: Registry) -> None:
     word = {"type": "record", "name": "Word", "fields": [{"name": "text", "type": "string"}]}
     record = {
         **RECORD,
@@ -182,7 +182,7 @@ def test_schemas_may_refer_to_others(registry: Registry) -> None:
         (403, ErrorCode.UNAUTHENTICATED),
     ],
 )
-def test_no_message_is_at_fault_for_the_registry(
+def test_schema_registry__failure__blames_no_message(
     registry: Registry, status: int, code: ErrorCode
 ) -> None:
     registry.schemas[7] = {"schema": json.dumps(RECORD)}
@@ -247,7 +247,7 @@ def _descriptors(folder: Path) -> tuple[Path, Any, Any]:
 
 
 @pytest.mark.parametrize("head", [b"", b"\0\0\0\0\7\0", b"\0\0\0\0\7\4\2\0"])
-def test_protobuf_messages(tmp_path: Path, head: bytes) -> None:
+def test_protobuf_payload__message__is_read_and_answered(tmp_path: Path, head: bytes) -> None:
     path, event, answer = _descriptors(tmp_path)
     options = {"descriptors": str(path), "message": "shop.Event", "answer": "shop.Answer"}
     options |= {"framing": "confluent"} if head else {}
@@ -263,7 +263,7 @@ def test_protobuf_messages(tmp_path: Path, head: bytes) -> None:
     assert (made.id, list(made.y), made.label) == (5, [0.5, 1.5], "cat")
 
 
-def test_protobuf_answers_may_be_json(tmp_path: Path) -> None:
+def test_protobuf_payload__json_answers__are_written(tmp_path: Path) -> None:
     path, event, _answer = _descriptors(tmp_path)
     options = {"descriptors": str(path), "message": "shop.Event"}
     payload = open_payload(PayloadRequest("protobuf", options=options), SIGNATURE)

@@ -61,7 +61,7 @@ def test_bridge__published_but_not_acknowledged__is_delivered_again(tmp_path: Pa
     assert len({dict(each.headers)["source"] for each in both}) == 5
 
 
-def test_exactly_once_needs_one_broker(tmp_path: Path) -> None:
+def test_bridge__exactly_once_over_two_brokers__is_rejected(tmp_path: Path) -> None:
     source, target = place(tmp_path, "a.db", "in"), place(tmp_path, "b.db", "out")
     with pytest.raises(MlctlError) as caught:
         connect(ConnectionRequest(source, "g", target, exactly_once=True))
@@ -69,7 +69,7 @@ def test_exactly_once_needs_one_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["answers", "dead"])
-def test_a_stream_does_not_feed_itself(tmp_path: Path, which: str) -> None:
+def test_bridge__source_is_also_the_sink__is_rejected(tmp_path: Path, which: str) -> None:
     source = place(tmp_path, "a.db", "in")
     answers = source if which == "answers" else source.with_topic("out")
     dead = source if which == "dead" else source.with_topic("dead")
@@ -97,14 +97,14 @@ def test_stream_url__redacted__has_no_passwords_and_tokens(text: str, shown: str
         "kafka://me:secret?secret=secret@h:9092#x",
     ],
 )
-def test_no_half_of_a_password_is_shown(text: str) -> None:
+def test_stream_url__password__is_not_shown_in_part(text: str) -> None:
     with pytest.raises(MlctlError, match="an @ after its first") as caught:
         StreamUrl.parse(text)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert "secret" not in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_an_at_sign_of_a_topic_or_an_option_is_written_otherwise() -> None:
+def test_stream_url__at_sign_in_a_topic_or_an_option__is_escaped() -> None:
     place = StreamUrl.parse("redis://h/0?consumer=me%40here#user%40orders")
     assert (place.topic, place.options) == ("user@orders", {"consumer": "me@here"})
     assert StreamUrl.parse("sqlite://a@b.db#user@orders").topic == "user@orders"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -247,18 +248,27 @@ def test_an_answer_that_nobody_reads_ends_the_connection(bench: Bench, content: 
     bench.serve(Hasty, use, large)
 
 
-def test_a_slow_reader_gets_all_of_it(bench: Bench) -> None:
+class Patient(LimitedProtocol):
+    stall_seconds = 1.0
+
+
+def test_response__reader_is_slow_but_never_stalls__is_complete(bench: Bench) -> None:
+    """Reading takes longer than a client may stall, in pauses that are far shorter."""
+
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n" + CLOSE.encode() + b"\r\n")
             await reader.readuntil(b"\r\n\r\n")
-            left = LARGE
+            left, started = LARGE, time.monotonic()
             while left:
-                left -= len(await reader.read(1 << 18))
-                await asyncio.sleep(0.01)
+                piece = await reader.read(1 << 18)
+                assert piece, f"the connection ended {left} bytes early"
+                left -= len(piece)
+                await asyncio.sleep(0.03)
+            assert time.monotonic() - started > Patient.stall_seconds
             assert await reader.read() == b""
 
-    bench.serve(Hasty, use, large)
+    bench.serve(Patient, use, large)
 
 
 def test_one_connection_too_many_is_told_so(bench: Bench) -> None:

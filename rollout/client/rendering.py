@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rollout.journal.records import JournalEvent, Rollout
-
+from bundle.errors import ErrorCode, MlctlError
+from rollout.domain.spec import Outcome
+from rollout.domain.verdict import first_line
+from rollout.journal.records import JournalEvent, Rollout
 
 # The counts of a tick that are shown when they are not zero, and their words.
 _BAD = {
@@ -32,8 +33,6 @@ def local_time(seconds: float) -> str:
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
     """Return gate, value, limit, n and reason of a verdict on one line, without any log."""
-    from rollout.domain.verdict import first_line
-
     parts = [str(verdict["gate"])]
     if verdict["value"] is not None:
         parts.append(f"value {verdict['value']:.4g}")
@@ -41,6 +40,21 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
         parts.append(f"limit {verdict['limit']:.4g}")
     parts.append(f"n={verdict['n']}")
     return f"{', '.join(parts)}: {first_line(verdict['why'])}"
+
+
+def require_promoted(rollout: Rollout) -> None:
+    """Raise ROLLED_BACK or INCONCLUSIVE with the verdict, unless the ended rollout promoted."""
+    if rollout.outcome is Outcome.PROMOTED:
+        return
+    code = (
+        ErrorCode.INCONCLUSIVE if rollout.outcome is Outcome.INCONCLUSIVE else ErrorCode.ROLLED_BACK
+    )
+    verdict = _verdict_document(rollout)
+    assert verdict is not None, "a rollout that is not promoted ends with a verdict"
+    log = str(verdict["why"]).partition("\n")[2]
+    ends = f"; its log ends:\n{log}" if log else ""
+    message = f"{rollout.candidate.bento} was not promoted: {verdict_text(verdict)}{ends}"
+    raise MlctlError(code, message)
 
 
 def event_line(event: JournalEvent) -> str | None:
@@ -75,6 +89,15 @@ def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
             kept = body.get("disagreements")
             rows = f"; rows with different answers are in {kept}" if kept else ""
             return f"{body['outcome']} after {body['seconds']:.1f} s: {body['bento']}{rows}"
+        case "feedback":
+            found = "; ".join(map(accuracy_text, body["revisions"]))
+            return f"{body['joined']} labels, {body['unknown']} of unknown requests  {found}"
+        case _:
+            return _rare_text(kind, body)
+
+
+def _rare_text(kind: str, body: Mapping[str, Any]) -> str:
+    match kind:
         case _ if kind.endswith("_requested"):
             return f"{kind.replace('_', ' ')}: {body['reason']}"
         case "split" | "split_ended":
@@ -94,6 +117,14 @@ def _split_text(body: Mapping[str, Any]) -> str:
     if "percent" not in body:
         return f"the split with {body['bento']} has ended: all traffic is on {body['live']}"
     return f"split: {body['live']} {100 - body['percent']} %, {body['bento']} {body['percent']} %"
+
+
+def accuracy_text(revision: Mapping[str, Any]) -> str:
+    """How a revision did on its labelled requests, in one line."""
+    off = revision["mean_error"]
+    distance = "" if off is None else f", off by {off:.4g} in the mean"
+    right = f"{100.0 * revision['accuracy']:.1f} % of {revision['requests']} labelled requests"
+    return f"{revision['bento']}: {right} answered right{distance}"
 
 
 def _window_text(window: Mapping[str, Any]) -> str:
@@ -154,7 +185,32 @@ def rollout_document(rollout: Rollout) -> dict[str, Any]:
         "exposed": progress.exposed,
         "first_bad": progress.first_bad,
         "restored": progress.restored,
+        "accuracy": _accuracy_document(rollout),
     }
+
+
+def _accuracy_document(rollout: Rollout) -> dict[str, Any] | None:
+    """The labelled requests of both revisions; None for a rollout that is not judged by labels."""
+    from rollout.domain.verdict import Gate
+
+    if rollout.spec.min_accuracy is None:
+        return None
+    counted = rollout.progress.evidence.of(Gate.ACCURACY_VS_LIMIT)
+    return {
+        side: {"labelled": trials.n, "accuracy": 1.0 - trials.share if trials.n else None}
+        for side, trials in (("candidate", counted.ours), ("live", counted.theirs))
+    }
+
+
+def accuracy_line(rollout: Rollout) -> str:
+    """The labelled requests of both revisions of a rollout that is judged by labels."""
+    sides = (_accuracy_document(rollout) or {}).items()
+    parts = [
+        f"{side} {100.0 * each['accuracy']:.1f} % right of {each['labelled']}"
+        for side, each in sides
+        if each["labelled"]
+    ]
+    return ", ".join(parts) or f"none yet: `mlctl feedback {rollout.deployment} FILE` adds them"
 
 
 def _verdict_document(rollout: Rollout) -> dict[str, Any] | None:

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from bundle.sampling import DIGEST, OUTPUT_PREFIX, REQUEST_ID, ROW, SEGMENT_SUFFIX
+from bundle.sampling import AT, DIGEST, OUTPUT_PREFIX, REQUEST_ID, ROW, SEGMENT_SUFFIX
 from rollout.domain.compare import Answer
 from rollout.domain.join import Recorded
 
 _LOG = logging.getLogger(__name__)
+_MICROSECONDS = 1e6
 
 
 @dataclass(slots=True)
@@ -57,9 +58,10 @@ class Segments:
             self.cost.size += segment.stat().st_size
 
     def clear(self) -> None:
-        """Remove all segments."""
-        for segment in self._folder.glob(f"*{SEGMENT_SUFFIX}"):
+        """Remove the segments that were read."""
+        for segment in self._seen:
             segment.unlink(missing_ok=True)
+        self._seen = set()
 
 
 def read(segment: Path, prefixes: tuple[str, ...]) -> Any | None:
@@ -79,19 +81,28 @@ def read(segment: Path, prefixes: tuple[str, ...]) -> Any | None:
 
 
 def _rows(segment: Path) -> Iterator[Recorded]:
-    table = read(segment, (REQUEST_ID, ROW, DIGEST, OUTPUT_PREFIX))
+    table = read(segment, (REQUEST_ID, ROW, AT, DIGEST, OUTPUT_PREFIX))
     if table is None:
         return
     names = [name for name in table.column_names if name.startswith(OUTPUT_PREFIX)]
     outputs = [_arrays(table.column(name).combine_chunks()) for name in names]
     keys = zip(table.column(REQUEST_ID).to_pylist(), table.column(ROW).to_pylist(), strict=True)
     digests = table.column(DIGEST).to_pylist()
-    for index, (key, digest) in enumerate(zip(keys, digests, strict=True)):
+    times = _seconds(table.column(AT))
+    for index, (key, digest, at) in enumerate(zip(keys, digests, times, strict=True)):
         answer: Answer = {
             name.removeprefix(OUTPUT_PREFIX): column[index]
             for name, column in zip(names, outputs, strict=True)
         }
-        yield Recorded(key, digest, answer, segment, index)
+        yield Recorded(key, digest, at, answer, segment, index)
+
+
+def _seconds(column: Any) -> list[float]:
+    """Return the Unix time of each row, which a segment has in microseconds."""
+    import pyarrow as pa
+
+    times: list[int] = column.cast(pa.int64()).to_pylist()
+    return [each / _MICROSECONDS for each in times]
 
 
 def _arrays(column: Any) -> list[np.ndarray]:

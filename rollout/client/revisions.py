@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from bento.interface import interface_of
+from bento.signed import verify_bento
 from bundle.errors import ErrorCode, MlctlError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rollout.domain.scores import ProvedScore
-    from rollout.domain.spec import Revision
+from bundle.interface import to_document
+from bundle.manifest import EVIDENCE_NAME
+from bundle.verify import read_manifest
+from rollout.domain.scores import ProvedScore
+from rollout.domain.spec import Revision
+from services.online.settings import load_settings
+from services.runtime.bento_layout import model_folder, read_bento_manifest
+from services.runtime.bento_store import find_bento
 
 _LABELS = ("digest", "model", "version", "source")
 
 
 def find_revision(bento: str) -> Revision:
-    """The revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
+    """Return the revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
 
     BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make. What
     `bundle.verify` raises if a file of it is altered or missing.
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
-    from bento.interface import interface_of
-    from bento.signed import verify_bento
-    from bundle.interface import to_document
-    from bundle.verify import read_manifest
-    from rollout.domain.spec import Revision
-    from services.online.settings import load_settings
-    from services.runtime.bento_layout import model_folder, read_bento_manifest
-    from services.runtime.bento_store import find_bento
-
     found = find_bento(bento)
     missing = [name for name in _LABELS if f"mlctl.{name}" not in found.labels]
     if missing:
@@ -58,11 +53,6 @@ def find_revision(bento: str) -> Revision:
 
 def _scores(source: Path, names: Iterable[str | None]) -> tuple[ProvedScore, ...]:
     """The scores of a Bento's models, of those that were judged on labelled rows."""
-    from bundle.manifest import EVIDENCE_NAME
-    from bundle.verify import read_manifest
-    from rollout.domain.scores import ProvedScore
-    from services.runtime.bento_layout import model_folder
-
     found = []
     for name in names:
         folder = model_folder(source, name)

@@ -1,4 +1,4 @@
-"""Stepwise requests on the model's thread: generators that alternate with batches.
+"""Run the requests of a model that answers in pieces, one step at a time, on the model's thread.
 
 A running step is never interrupted. Between two steps a request is dropped if its client
 disconnected or its deadline passed; its generator is closed on the model's thread, so that user
@@ -7,8 +7,7 @@ code runs on that thread alone.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -17,8 +16,18 @@ import numpy as np
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.model_thread import ModelThread
-from services.online.batching.scheduler import BatchScheduler, Ticket, deadline_exceeded
+from services.online.batching.admission import Limits, deadline_exceeded
+from services.online.batching.model_executor import (
+    BatchMeter,
+    ModelExecutor,
+    forward,
+    log_failure,
+    logger,
+    stopping,
+)
+from services.online.batching.priority_queue import Ticket
+from services.online.batching.split import Cancellable, Waiter
+from services.online.batching.step_scheduler import MAX_OPEN, StepScheduler
 from services.online.metrics.counts import BatchStats
 from services.protocol.priority import Priority
 from services.runtime.padding import Arrays
@@ -26,21 +35,12 @@ from services.runtime.streaming import Answer, AnswerStream
 
 Steps = Generator[Arrays | None, None, None]
 _END = object()
-logger = logging.getLogger("mlctl.batching")
 
 
-class LongMeter(Protocol):
-    """Record finished requests and the time to a stream's first piece."""
+class StepwiseModel(Protocol):
+    """A model that runs in steps: `Scorer`, or a stand-in."""
 
-    def batch(self, stats: BatchStats) -> None: ...
-
-    def first_piece(self, seconds: float) -> None: ...
-
-
-class Stepwise(Protocol):
-    """A model that can run in steps: `Scorer`, or a stand-in."""
-
-    def is_long(self, rows: int) -> bool: ...
+    def check(self, inputs: Mapping[str, np.ndarray]) -> int: ...
 
     def steps(self, inputs: Mapping[str, np.ndarray], *, whole: bool) -> Steps: ...
 
@@ -64,72 +64,113 @@ class _Run:
     total: float = 0.0
 
 
-class LongRequests:
-    """The open stepwise requests of one model; `wake` is called when one may run."""
+class StepwiseExecutor(ModelExecutor):
+    """The open requests of one model that runs in steps."""
 
     def __init__(
         self,
-        model: Stepwise,
-        policy: BatchScheduler,
-        thread: ModelThread,
+        model: StepwiseModel,
+        limits: Limits,
         clock: Clock,
-        wake: Callable[[], None],
-        meter: LongMeter,
+        meter: BatchMeter,
+        *,
+        max_open: int = MAX_OPEN,
     ) -> None:
+        super().__init__(clock, meter)
         self._model = model
-        self._policy = policy
-        self._thread = thread
-        self._clock = clock
-        self._wake = wake
-        self._meter = meter
+        self._policy = StepScheduler(limits, max_open)
         self._runs: dict[int, _Run] = {}
         self._last_call: float | None = None
+        self._rows = 0
+        self._started: float | None = None
 
-    def __len__(self) -> int:
-        return len(self._runs)
+    @property
+    def limits(self) -> Limits:
+        return self._policy.limits
 
-    def open(
-        self, inputs: Arrays, rows: int, timeout: float, priority: Priority, *, whole: bool
+    @property
+    def waiting_rows(self) -> int:
+        return self._policy.waiting_rows
+
+    @property
+    def running_rows(self) -> int:
+        return self._rows
+
+    @property
+    def running_seconds(self) -> float:
+        started = self._started  # read once: the watchdog calls this on another thread
+        return 0.0 if started is None else self._clock.monotonic() - started
+
+    def enqueue(
+        self,
+        inputs: Arrays,
+        waiter: Waiter,
+        timeout: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> Cancellable:
+        stream = self._open(inputs, timeout, priority, whole=True)
+        answer = self._loop.create_task(anext(stream))
+        # Here and not in the task, which may be cancelled before it begins.
+        answer.add_done_callback(lambda _: stream.close())
+        return forward(answer, waiter)
+
+    def stream(
+        self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
+    ) -> AnswerStream:
+        return self._open(inputs, timeout, priority, whole=False)
+
+    async def drain(self, grace: float | None = None) -> bool:
+        """See `ModelExecutor.drain`; each answer ends within the time of one piece."""
+        if self._last_call is None:
+            self._last_call = self._clock.monotonic()
+        return await super().drain(grace)
+
+    def close(self) -> None:
+        for run in list(self._runs.values()):
+            self._policy.cancel(run.ticket)
+            self._fail(run, stopping())
+        self._stop()
+
+    def _open(
+        self, inputs: Arrays, timeout: float, priority: Priority, *, whole: bool
     ) -> AnswerStream:
         """Queue a request; its pieces come from the stream, one if `whole`.
 
         `timeout` (seconds) is for the whole answer if it is to come `whole`, else for each
-        piece to be made and again to be taken. Raises what `BatchScheduler.offer_long` does.
+        piece to be made and again to be taken.
         """
+        rows = self._model.check(inputs)
         now = self._clock.monotonic()
-        ticket = self._policy.offer_long(rows, now, now + timeout, priority)
+        ticket = self._policy.offer(rows, now, now + timeout, priority)
         run = _Run(ticket, self._model.steps(inputs, whole=whole), None if whole else timeout)
-        run.stream = AnswerStream(partial(self._taken, run), partial(self._left, run))
+        run.stream = AnswerStream(partial(self._taken, run), partial(self._disconnected, run))
         self._runs[ticket.number] = run
-        self._wake()
+        self._opened()
+        self._schedule()
         return run.stream
 
-    def step(self, ticket: Ticket, now: float) -> None:
-        """Run the next step of a request that the policy released."""
-        run = self._runs[ticket.number]
-        if not run.running and not run.total:
-            run.queued = now - ticket.arrived
+    def _pump(self) -> None:
+        self._pumping = False
+        now = self._clock.monotonic()
+        for ticket in self._policy.expire(now):
+            self._fail(self._runs[ticket.number], deadline_exceeded())
+        if (released := self._policy.release()) is not None:
+            self._start(self._runs[released.number], now)
+        self._meter.queue_rows(self._policy.waiting_rows)
+        self._note(open_requests=bool(self._runs), busy=self._policy.busy)
+        self._arm(self._policy.next_event(), now)
+
+    def _start(self, run: _Run, now: float) -> None:
+        if not run.total:
+            run.queued = now - run.ticket.arrived
         run.running = True
+        self._rows, self._started = run.ticket.rows, now
         self._thread.submit(partial(next, run.steps, _END), partial(self._stepped, run, now))
-
-    def expire(self, ticket: Ticket) -> None:
-        """Fail a request that the policy dropped at its deadline."""
-        self._fail(self._runs[ticket.number], deadline_exceeded())
-
-    def last_call(self) -> None:
-        """Stop extending deadlines: each answer ends within the time of one piece."""
-        if self._last_call is None:
-            self._last_call = self._clock.monotonic()
-
-    def close(self) -> None:
-        """Fail all requests with UNAVAILABLE."""
-        for run in list(self._runs.values()):
-            self._policy.cancel(run.ticket)
-            self._fail(run, MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping"))
 
     def _stepped(self, run: _Run, started: float, result: object) -> None:
         """Free the slot, and queue the next step unless this was the last one."""
         now = self._clock.monotonic()
+        self._started = None
         run.running = False
         run.seconds += now - started
         run.total += now - started
@@ -142,14 +183,14 @@ class LongRequests:
             run.stream.put(answer)
             run.seconds = 0.0
         parked = run.stream.full
-        self._policy.stepped(now - started, None if over else self._deadline(run), parked=parked)
+        self._policy.stepped(None if over else self._deadline(run), parked=parked)
         if isinstance(result, BaseException):
             self._fail(run, _public_error(result))
         elif over:
             whole = result is _END and not run.stream.ended
             run.stream.end()
             self._drop(run, streamed=whole and run.patience is not None)
-        self._wake()
+        self._schedule()
 
     def _deadline(self, run: _Run) -> float:
         if run.patience is None:
@@ -159,12 +200,12 @@ class LongRequests:
 
     def _taken(self, run: _Run) -> None:
         if self._policy.resume(run.ticket, self._deadline(run)):
-            self._wake()
+            self._schedule()
 
-    def _left(self, run: _Run) -> None:
+    def _disconnected(self, run: _Run) -> None:
         self._policy.cancel(run.ticket)
         self._drop(run)
-        self._wake()
+        self._schedule()
 
     def _fail(self, run: _Run, failure: Exception) -> None:
         run.stream.end(failure)
@@ -187,12 +228,6 @@ def _public_error(error: BaseException) -> Exception:
     assert isinstance(failure, Exception)
     log_failure(failure)
     return failure
-
-
-def log_failure(error: Exception) -> None:
-    """Log a failure whose details the client does not get."""
-    if not isinstance(error, MlctlError) or error.code is ErrorCode.INTERNAL:
-        logger.error("a request failed in the model", exc_info=error)
 
 
 def _closed(result: object) -> None:

@@ -1,0 +1,79 @@
+"""`mlctl choose`: online, batch, stream or precomputed, with the sums."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from cli.options import Duration
+from cli.output import CommandOutput, reporting
+
+_POSITIVE = click.FloatRange(0, min_open=True)
+
+
+@click.command()
+@click.option(
+    "--used-by",
+    type=click.Choice(("requests", "table", "events")),
+    required=True,
+    help="Callers that wait for an answer, rows of a table, or messages.",
+)
+@click.option("--rows-per-day", type=_POSITIVE, required=True, help="Predictions used in a day.")
+@click.option(
+    "--max-age",
+    "max_age_seconds",
+    type=Duration(),
+    default="0s",
+    show_default=True,
+    help="How old the inputs behind a prediction may be.",
+)
+@click.option("--max-p99-ms", "latency_ms", type=_POSITIVE, help="Time that callers can wait.")
+@click.option(
+    "--keys",
+    type=click.IntRange(1),
+    help="Number of entities that callers ask about, if their inputs are stored.",
+)
+@click.option(
+    "--rows-per-second",
+    type=_POSITIVE,
+    default=1000.0,
+    show_default=True,
+    help="Rows that one core computes in a second; the report of `mlctl optimize` has it.",
+)
+@reporting
+def choose(
+    output: CommandOutput,
+    /,
+    used_by: str,
+    rows_per_day: float,
+    max_age_seconds: float,
+    latency_ms: float | None,
+    keys: int | None,
+    rows_per_second: float,
+) -> None:
+    """Choose between online, batch, stream and precomputed predictions.
+
+    Compares the core-hours per day of each, with the sums, and prints the commands to begin with.
+    """
+    from doctor.patterns import Consumer, Workload, choose_pattern, commands, compare_patterns
+
+    workload = Workload(
+        consumer=Consumer(used_by),
+        rows_per_day=rows_per_day,
+        max_age_seconds=max_age_seconds,
+        latency_ms=latency_ms,
+        keys=keys,
+        rows_per_second=rows_per_second,
+    )
+    best, costs = choose_pattern(workload), compare_patterns(workload)
+    if output.as_json:
+        patterns = [asdict(each) for each in costs]
+        chosen = {"pattern": best.pattern, "commands": commands(best.pattern)}
+        output.document({**chosen, "patterns": patterns})
+        return
+    rows = ((each.pattern, f"{each.core_hours:,.2f}", each.obstacle or each.sum) for each in costs)
+    output.table(("Pattern", "Core-hours a day>", "Sum, or why it does not fit"), rows)
+    output.line(f"{best.pattern}: the cheapest that fits")
+    for command in commands(best.pattern):
+        output.line(f"  {command}")

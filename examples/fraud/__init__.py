@@ -1,0 +1,1 @@
+"""Payments scored as they happen: an XGBoost model on a stream."""

@@ -1,0 +1,105 @@
+"""Train a fraud model on generated payments and register it: `python -m examples.fraud.train`.
+
+XGBoost takes numbers. The columns of the table are the model's inputs, so a payment on the stream
+is a JSON object with these fields.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pandas as pd
+from xgboost import XGBClassifier
+
+MODEL_NAME = "fraud"
+SEED = 11
+TRAINING_ROWS, EVALUATION_ROWS, STREAMED_ROWS = 6000, 1500, 300
+
+
+def payments(rows: int, seed: int) -> pd.DataFrame:
+    """Return a table of payments."""
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "amount": rng.gamma(1.5, 60.0, rows).round(2),
+            "hour": rng.integers(0, 24, rows),
+            "minutes_since_last": rng.exponential(600.0, rows).round(1),
+            "abroad": rng.random(rows) < 0.1,
+        }
+    )
+
+
+def is_fraud(frame: pd.DataFrame, seed: int) -> np.ndarray:
+    """Return 1 for a fraudulent payment, else 0, [rows]."""
+    rng = np.random.default_rng(seed + 1)
+    odds = (
+        0.012 * (frame["amount"] - 200)
+        + 2.0 * frame["abroad"]
+        + 1.5 * (frame["minutes_since_last"] < 60)
+        + 1.0 * (frame["hour"] < 5)
+        + 0.5 * rng.logistic(size=len(frame))
+    )
+    found: np.ndarray = (odds.to_numpy() > 0).astype(np.int64)
+    return found
+
+
+def register(model: Any, rows: pd.DataFrame, alias: str) -> str:
+    """Register a fitted model with the columns of `rows`; return its version."""
+    import mlflow
+    import mlflow.xgboost
+    from mlflow.models import infer_signature
+
+    from registry.quiet import quiet
+    from registry.tracking import configure_tracking
+
+    configure_tracking()
+    with quiet(), mlflow.start_run(run_name="train-fraud"):
+        logged = mlflow.xgboost.log_model(
+            model,
+            name="model",
+            signature=infer_signature(rows, model.predict(rows)),
+            pip_requirements=["xgboost"],
+            registered_model_name=MODEL_NAME,
+        )
+    version = str(logged.registered_model_version)
+    mlflow.MlflowClient().set_registered_model_alias(MODEL_NAME, alias, version)
+    return version
+
+
+def train(folder: Path, alias: str = "candidate") -> str:
+    """Train and register a version; write evaluation rows and payments to stream to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = payments(TRAINING_ROWS, SEED)
+    model = XGBClassifier(n_estimators=60, max_depth=4, n_jobs=1, random_state=SEED)
+    model.fit(rows, is_fraud(rows, SEED))
+    evaluation = payments(EVALUATION_ROWS, SEED + 10)
+    labels = is_fraud(evaluation, SEED + 10)
+    evaluation.assign(labels=labels).to_parquet(folder / "evaluation.parquet")
+    streamed = payments(STREAMED_ROWS, SEED + 20).to_dict("records")
+    lines = [json.dumps({"payment": number, **row}) for number, row in enumerate(streamed)]
+    (folder / "payments.jsonl").write_text("\n".join(lines) + "\n")
+    return register(model, rows, alias)
+
+
+@click.command()
+@click.option("--alias", default="candidate", show_default=True, help="Alias to set on it.")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("fraud-data"),
+    show_default=True,
+    help="Folder for the evaluation rows and the payments.",
+)
+def main(alias: str, data: Path) -> None:
+    """Train a version of the fraud model and register it in MLflow."""
+    version = train(data, alias)
+    click.echo(f"models:/{MODEL_NAME}/{version} (@{alias}); rows are in {data}")
+    click.echo(f"Next: mlctl optimize {MODEL_NAME}@{alias} --data {data}/evaluation.parquet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The Python API: what the commands do, for notebooks and pipelines.
+
+The functions work with the same registry, Bento store, cache and journal as the commands
+(`MLCTL_HOME`), and raise `MlctlError` with the same codes.
+"""
+
+from bundle.errors import ErrorCode, MlctlError
+from mlctl.chain import build, down, optimize, promote, rollback, status, up
+from mlctl.client import Client
+from optimize.goals import Goals
+from optimize.prepare import Options
+from rollout.domain.spec import RolloutSpec
+
+__all__ = [
+    "Client",
+    "ErrorCode",
+    "Goals",
+    "MlctlError",
+    "Options",
+    "RolloutSpec",
+    "build",
+    "down",
+    "optimize",
+    "promote",
+    "rollback",
+    "status",
+    "up",
+]

@@ -1,0 +1,95 @@
+"""The steps of the chain as functions; torch, MLflow and BentoML are imported where they work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimize.goals import Goals
+from optimize.prepare import Options
+from rollout.client import deployments
+from rollout.client.rendering import require_promoted
+from rollout.client.revisions import find_revision
+from rollout.client.traffic import check_promotion
+from rollout.domain.spec import DeploymentSettings, RolloutSpec
+from rollout.journal.records import Deployment, Rollout
+
+if TYPE_CHECKING:
+    from bento.packaging import BuiltBento
+    from optimize.pipeline import OptimizeResult
+
+__all__ = ["build", "down", "optimize", "promote", "rollback", "status", "up"]
+
+down = deployments.down
+rollback = deployments.rollback
+status = deployments.status
+
+
+def optimize(
+    model: str,
+    data: str | Path,
+    *,
+    goals: Goals | None = None,
+    options: Options | None = None,
+    recipes: Sequence[str] | None = None,
+) -> OptimizeResult:
+    """Optimize a registered model on the rows in `data` and register the best variant.
+
+    `model` and `data` are as for `mlctl optimize`; without `recipes` every recipe of the device is
+    tried. Raises NOTHING_PASSED if no variant meets `goals`, and what `optimize.pipeline.optimize`
+    raises.
+    """
+    from optimize.pipeline import optimize as run
+    from optimize.recipes.discovery import select
+    from registry.mlflow_catalog import MlflowCatalog
+
+    options = options or Options()
+    chosen = None if recipes is None else select(recipes, options.target)
+    return run(model, data, catalog=MlflowCatalog(), goals=goals, options=options, recipes=chosen)
+
+
+def build(
+    *models: str, version: str | None = None, name: str | None = None, force: bool = False
+) -> BuiltBento:
+    """Build a Bento from optimized models, named as for `mlctl build`; or find it in the store.
+
+    MODEL_NOT_FOUND; INVALID_INPUT for several models without a `name`.
+    """
+    from bento.registered import build_registered, select, split_stages
+    from registry.mlflow_catalog import MlflowCatalog
+
+    catalog = MlflowCatalog()
+    stages, maps = split_stages(models, ())
+    published = [each.published for each in select(catalog, stages, version)]
+    made, _ = build_registered(catalog, published, name, None, force=force, maps=maps)
+    return made
+
+
+def up(
+    name: str, bento: str, port: int = 8000, *, settings: DeploymentSettings | None = None
+) -> Deployment:
+    """Start the deployment `name` that serves `bento`, and return when it answers.
+
+    Raises what `rollout.client.deployments.up` raises.
+    """
+    return deployments.up(name, find_revision(bento), port, settings=settings)
+
+
+def promote(
+    name: str, bento: str, spec: RolloutSpec | None = None, *, check: bool = True
+) -> Rollout:
+    """Move the traffic of `name` to `bento` step by step, and return when it is promoted.
+
+    With `check` it fails before it starts if the proved score is clearly worse, or if today's
+    traffic is too little for a verdict. ROLLED_BACK or INCONCLUSIVE if the rollout ends so.
+    """
+    revision, spec = find_revision(bento), spec or RolloutSpec()
+    if check:
+        check_promotion(name, revision, spec)
+    rollout = deployments.promote(name, revision, spec)
+    for _event in deployments.follow(name, rollout):
+        pass
+    ended = next(each for each in deployments.history(name) if each.id == rollout)
+    require_promoted(ended)
+    return ended

@@ -1,0 +1,1 @@
+"""Text models of the transformers library."""

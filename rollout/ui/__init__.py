@@ -1,0 +1,1 @@
+"""The page of `mlctl ui`: what a deployment serves, and how its rollouts go."""

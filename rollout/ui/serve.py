@@ -1,0 +1,34 @@
+"""Run the page's server in the foreground, on loopback."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import uvicorn
+
+from rollout.domain.spec import LOOPBACK
+from rollout.ui.access import Access
+from rollout.ui.app import ui_app
+
+_CLOSE_SECONDS = 3
+
+
+def serve(access: Access) -> None:
+    """Answer on the port of `access` until interrupted."""
+    server: uvicorn.Server
+
+    def stopping() -> bool:
+        return server.should_exit
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            ui_app(access, stopping),
+            host=LOOPBACK,
+            port=access.port,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+        )
+    )
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how the command ends
+        server.run()

@@ -1,0 +1,227 @@
+"""What executors of batches and of steps share: the model's thread, ticks, one timer, draining.
+
+An executor belongs to the event loop that it was made on, and touches its state only there. Each
+accepted request is completed exactly once, with its answer or its error, unless it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.admission import Limits, QueueFullError
+from services.online.batching.model_thread import ModelThread
+from services.online.batching.split import Cancellable, Waiter
+from services.online.metrics.counts import BatchStats
+from services.protocol.priority import Priority
+from services.runtime.padding import Arrays
+from services.runtime.streaming import Answer, AnswerStream
+
+logger = logging.getLogger("mlctl.batching")
+
+
+class BatchMeter(Protocol):
+    """Record batches, streams and the queue."""
+
+    def batch(self, stats: BatchStats) -> None: ...
+
+    def first_piece(self, seconds: float) -> None: ...
+
+    def queue_rows(self, rows: int) -> None: ...
+
+
+def forward(future: asyncio.Future[Answer], waiter: Waiter) -> Cancellable:
+    """Complete `waiter` as `future` is completed; return the future, to cancel the request."""
+
+    def pass_on(done: asyncio.Future[Answer]) -> None:
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if waiter.done():
+            return
+        if error is None:
+            waiter.set_result(done.result())
+        else:
+            waiter.set_exception(error)
+
+    future.add_done_callback(pass_on)
+    return future
+
+
+def one_piece(future: asyncio.Future[Answer]) -> AnswerStream:
+    """Return a stream whose one piece is the answer of `future`; closing it cancels the future."""
+
+    def cancel() -> None:
+        future.cancel()
+
+    stream = AnswerStream(lambda: None, cancel)
+
+    def complete(done: asyncio.Future[Answer]) -> None:
+        if done.cancelled():
+            stream.end()
+        elif (failure := done.exception()) is not None:
+            stream.end(failure if isinstance(failure, Exception) else None)
+        else:
+            stream.put(done.result())
+            stream.end()
+
+    future.add_done_callback(complete)
+    return stream
+
+
+def log_failure(error: Exception) -> None:
+    """Log a failure whose details the client does not get."""
+    if not isinstance(error, MlctlError) or error.code is ErrorCode.INTERNAL:
+        logger.error("a request failed in the model", exc_info=error)
+
+
+def stopping() -> MlctlError:
+    """Return the error of a request that is open when the server stops."""
+    return MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping")
+
+
+class ModelExecutor(ABC):
+    """The one path to a model's thread."""
+
+    def __init__(self, clock: Clock, meter: BatchMeter) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._loop = asyncio.get_running_loop()
+        self._thread = ModelThread(self._loop)
+        self._pumping = False
+        self._now = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._answered = asyncio.Event()
+        self._answered.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    @abstractmethod
+    def limits(self) -> Limits:
+        """The limits of the queue and of a batch."""
+
+    @property
+    @abstractmethod
+    def waiting_rows(self) -> int:
+        """The rows that wait."""
+
+    @property
+    @abstractmethod
+    def running_rows(self) -> int:
+        """The rows of the running batch or step, or of the last one."""
+
+    @property
+    @abstractmethod
+    def running_seconds(self) -> float:
+        """For how many seconds the batch or step runs; 0 if none does. For any thread."""
+
+    @abstractmethod
+    def enqueue(
+        self,
+        inputs: Arrays,
+        waiter: Waiter,
+        timeout: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> Cancellable:
+        """Queue `inputs`; `waiter` is answered, or fails with DEADLINE_EXCEEDED, in `timeout` s.
+
+        Raises at once what is known at once: INVALID_INPUT, QUEUE_FULL, PAYLOAD_TOO_LARGE.
+        """
+
+    @abstractmethod
+    def stream(
+        self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
+    ) -> AnswerStream:
+        """Queue `inputs` for a streamed answer; each piece has `timeout` s to come.
+
+        Raises what `enqueue` raises.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Fail open requests with UNAVAILABLE; the thread ends after the running batch or step."""
+
+    @abstractmethod
+    def _pump(self) -> None:
+        """Expire requests, start what the policy releases, and arm the timer."""
+
+    @property
+    def rejecting(self) -> bool:
+        """Whether a request was rejected since the queue last shrank."""
+        return False
+
+    def quick_reject(self, priority: Priority) -> QueueFullError | None:
+        """Return the error that any request of up to LARGE_ROWS rows gets now, else None."""
+        del priority
+        return None
+
+    def submit(
+        self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
+    ) -> asyncio.Future[Answer]:
+        """Do what `enqueue` does, to a future; cancel it to withdraw the request."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        request = self.enqueue(inputs, future, timeout, priority)
+
+        def withdraw(done: asyncio.Future[Answer]) -> None:
+            if done.cancelled():
+                request.cancel()
+
+        future.add_done_callback(withdraw)
+        return future
+
+    async def drain(self, grace: float | None = None) -> bool:
+        """Wait until every accepted request has its answer and nothing runs; whether it is so.
+
+        A batch that still runs when all requests are answered is given `grace` seconds, or as long
+        as it takes.
+        """
+        await self._answered.wait()
+        try:
+            async with asyncio.timeout(grace):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _note(self, *, open_requests: bool, busy: bool) -> None:
+        """Wake `drain` if nothing is open, and nothing runs."""
+        if not open_requests:
+            self._answered.set()
+            if not busy:
+                self._empty.set()
+
+    def _opened(self) -> None:
+        self._answered.clear()
+        self._empty.clear()
+
+    def _schedule(self) -> None:
+        # Once per tick of the loop, so that requests which arrive together run together; all of
+        # them arrive at the same time, as far as their deadlines and times are concerned.
+        if not self._pumping:
+            self._pumping = True
+            self._now = self._clock.monotonic()
+            self._loop.call_soon(self._pump)
+
+    def _arm(self, moment: float | None, now: float) -> None:
+        """Keep one timer, at the policy's next event; a timer that fires early does no harm."""
+        if moment is None:
+            return
+        if self._timer is not None and self._timer_at <= moment:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = moment
+        self._timer = self._loop.call_later(max(0.0, moment - now), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._thread.stop()

@@ -1,0 +1,102 @@
+"""The page in headless Chromium: desktop, phone and dark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from bundle.clock import ManualClock
+from rollout.client import deployments
+from rollout.domain.operator_commands import OperatorCommand
+from rollout.domain.state_machine import RolloutPhase
+from rollout.drivers.local.ports import free_ports
+from rollout.ui.access import Access
+from rollout.ui.app import ui_app
+from tests.support.browser import CHROMIUM, Browser, open_browser
+from tests.support.played import Played
+from tests.support.wait import wait_until
+
+STATE = "document.getElementById('state').innerText"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+
+
+@pytest.fixture
+def access(shop: Played, clock: ManualClock) -> Iterator[Access]:
+    """The page of `shop`, served."""
+    assert shop
+    access = Access(free_ports(1)[0])
+    server: uvicorn.Server
+    app = ui_app(access, lambda: server.should_exit, clock)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=access.port, log_level="warning")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, what="the page to be served")
+        yield access
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def browser(access: Access, tmp_path: Path) -> Iterator[Browser]:
+    """A browser with a session on the page of `shop`."""
+    with open_browser(tmp_path / "profile") as browser:
+        browser.look(1100)
+        browser.open(f"http://127.0.0.1:{access.port}/deployments/shop#{access.token}")
+        wait_until(lambda: browser.evaluate("!!document.getElementById('live')"), what="the page")
+        browser.errors.clear()  # before the session its address answers 401
+        yield browser
+
+
+def test_ui_browser__address_with_the_token__opens_a_page_that_is_redrawn(
+    shop: Played, browser: Browser
+) -> None:
+    shop.until(RolloutPhase.SHIFT)
+    shop.tick(2)
+    wait_until(lambda: "shift" in browser.evaluate(STATE), what="the redraw")
+    shop.until(RolloutPhase.DONE, errors=10)
+    wait_until(lambda: "rolled back" in browser.evaluate(STATE), what="the end")
+    assert browser.evaluate("location.hash") == ""
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [360, 1100, 1600])
+@pytest.mark.parametrize("dark", [False, True])
+def test_ui_browser__any_width__needs_no_sideways_scrolling(
+    shop: Played, browser: Browser, width: int, dark: bool
+) -> None:
+    shop.until(RolloutPhase.BAKE)
+    browser.look(width, dark=dark)
+    wait_until(lambda: "bake" in browser.evaluate(STATE), what="the redraw")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(17, 20, 24)" if dark else "rgb(251, 251, 250)")
+    assert browser.errors == []
+
+
+def test_ui_browser__roll_back_button__sends_the_command(
+    shop: Played, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments, "ensure_daemon", lambda *_: None)
+    shop.until(RolloutPhase.SHIFT)
+    button = "document.querySelector('[data-command=rollback]')"
+    wait_until(lambda: not browser.evaluate(f"{button}.disabled"), what="the button")
+    browser.evaluate(f"setTimeout(() => {button}.click())")
+    wait_until(lambda: browser.evaluate("1") and shop.journal.requests(1), what="the command")
+    (request,) = shop.journal.requests(1)
+    assert request.command is OperatorCommand.ROLLBACK
+    shop.until(RolloutPhase.DONE)
+    wait_until(lambda: "rolled back" in browser.evaluate(STATE), what="the end")
+    assert browser.evaluate(f"{button}.disabled")
+    assert browser.errors == []
