@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -81,18 +81,22 @@ class Clients:
 
     def _send(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_SECONDS)
-        while not self._stop:
-            try:
-                connection.request("POST", "/v2/models/tiny/infer", b"{}")
-                response = connection.getresponse()
-                response.read()
-                good = response.status == http.HTTPStatus.OK
-            except (OSError, http.client.HTTPException):
-                connection.close()
-                good = False
-            self._count(good)
-            if not good:
-                time.sleep(0.01)  # a client that is rejected does not come back at once
+        with closing(connection):
+            while not self._stop:
+                good = self._request(connection)
+                self._count(good)
+                if not good:
+                    time.sleep(0.01)  # a client that is rejected does not come back at once
+
+    def _request(self, connection: http.client.HTTPConnection) -> bool:
+        try:
+            connection.request("POST", "/v2/models/tiny/infer", b"{}")
+            response = connection.getresponse()
+            response.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            return False
+        return response.status == http.HTTPStatus.OK
 
     def _count(self, good: bool) -> None:
         with self._lock:

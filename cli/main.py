@@ -39,6 +39,7 @@ from cli.commands.scale import scale
 from cli.commands.serve import serve
 from cli.commands.show import show
 from cli.commands.sign import sign
+from cli.commands.split import split
 from cli.commands.status import status
 from cli.commands.stream import stream
 from cli.commands.ui import ui
@@ -51,7 +52,7 @@ SECTIONS = {
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
-        up, scale, promote, feedback, pause, resume, rollback, status, ui, ps, logs, events,
+        up, scale, split, promote, feedback, pause, resume, rollback, status, ui, ps, logs, events,
         history, down,
     ),
     "Containers and clusters": (containerize, sbom, manifests, gate),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.output import CommandOutput, reporting
+from cli.progress import interruptible
 
 if TYPE_CHECKING:
     from examples.digits.story import Story, Summary
@@ -62,7 +63,8 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     story = Story(home, port or free_ports(1)[0], _Narration(output))
     finished = False
     try:
-        summary = story.run()
+        with interruptible():
+            summary = story.run()
         finished = True
     finally:
         if not (keep and finished):

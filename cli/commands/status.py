@@ -9,6 +9,7 @@ import click
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, reporting
+from cli.splits import split_document, split_lines
 
 if TYPE_CHECKING:
     from rollout.client.deployments import DeploymentStatus
@@ -111,6 +112,10 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     else:
         shares = ", ".join(f"{slot.value} {weight} %" for slot, weight in weights.items())
         output.line(f"  traffic  {shares}")
+    if deployment.split is not None and status.measured is not None:
+        for text in split_lines(deployment.live, deployment.split, status.measured):
+            output.line(f"  {text}")
+        output.note(f"End it with `mlctl split {deployment.name} --end`.")
     output.line(f"  running  {running_line(status.running)}")
     rollout_id = status.rollout.id if status.rollout else None
     show_links(output, links(deployment.name), rollout_id)
@@ -166,6 +171,7 @@ def _document(status: DeploymentStatus) -> dict[str, Any]:
             "slot": deployment.slot.value,
         },
         "previous": _previous_document(deployment.previous),
+        "split": split_document(deployment.split, status.measured),
         "champion": deployment.champion,
         "weights": status.weights,
         "healthy": status.healthy,

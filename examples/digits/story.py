@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -113,8 +114,8 @@ class Story:
         self._narrator.chapter("2. Optimize it: every variant measured")
         first = self._optimize_and_build("small", "3. Build a Bento of the best one")
         self._narrator.chapter("4. Deploy it behind Envoy, HTTP and gRPC on one port")
+        self._started = True  # a start that is interrupted may leave something as well
         self._mlctl("up", DEPLOYMENT, first, "--port", str(self.port))
-        self._started = True
         self._compare_protocols()
         self._narrator.chapter("5. Train a better version and promote it under live load")
         self._promote_better()
@@ -135,9 +136,9 @@ class Story:
 
     def stop(self) -> None:
         """Stop the deployment if it was started."""
-        if self._started:
+        if self._started and self._json("status")["deployments"]:
             self._mlctl("down", DEPLOYMENT)
-            self._started = False
+        self._started = False
 
     def _promote_better(self) -> None:
         self._train("wide")
@@ -244,9 +245,15 @@ class Story:
             text=True,
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                printed.append(line)
-                self._narrator.output(line.rstrip("\n"))
+            try:
+                for line in process.stdout:
+                    printed.append(line)
+                    self._narrator.output(line.rstrip("\n"))
+            except KeyboardInterrupt:
+                # SIGTERM, unlike Ctrl-C in a terminal, has reached this process alone.
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                raise
         if process.returncode != expect:
             raise MlctlError(
                 ErrorCode.INTERNAL,

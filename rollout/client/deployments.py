@@ -28,6 +28,7 @@ from rollout.domain.spec import (
     Slot,
     check_name,
 )
+from rollout.domain.split import SplitRecord
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
@@ -49,7 +50,10 @@ _BENTO_FAILED = "the Bento did not become ready"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """A deployment now; `weights` and `healthy` are None if its proxy does not answer."""
+    """A deployment now; `weights` and `healthy` are None if its proxy does not answer.
+
+    `measured` is the record of a split, None without one.
+    """
 
     deployment: Deployment
     weights: dict[Slot, int] | None
@@ -57,6 +61,7 @@ class DeploymentStatus:
     running: dict[str, bool]
     rollout: Rollout | None
     last: JournalEvent | None
+    measured: SplitRecord | None
 
 
 def up(
@@ -370,6 +375,7 @@ def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
         },
         rollout=journal.active(deployment.name),
         last=journal.last_event(deployment.name),
+        measured=None if deployment.split is None else journal.split_record(deployment.name),
     )
 
 

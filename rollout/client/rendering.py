@@ -18,6 +18,12 @@ _BAD = {
     "abandoned": "abandoned by their callers",
     "client_errors": "rejected as the caller's fault",
 }
+# Events of one sentence, filled from their body.
+_SENTENCES = {
+    "previous_stopped": "{bento} is kept warm no longer: {why}",
+    "champion_failed": "the registry was not updated: {message}; retrying",
+    "no_traffic": "{why}",
+}
 
 
 def local_time(seconds: float) -> str:
@@ -68,10 +74,7 @@ def is_quiet(event: JournalEvent) -> bool:
 def _event_text(kind: str, body: Mapping[str, Any]) -> str | None:
     match kind:
         case "requested":
-            if "reverts" in body:
-                back = f"takes rollout {body['reverts']} back: {body['reason']}"
-                return f"{body['live']} -> {body['candidate']}  {back}"
-            return f"{body['live']} -> {body['candidate']}{_judged_limit(body)}{_broken(body)}"
+            return _requested_text(body)
         case "tick":
             return (
                 f"{body['phase']:<8} {body['weight']:>3} %  "
@@ -97,12 +100,23 @@ def _rare_text(kind: str, body: Mapping[str, Any]) -> str:
     match kind:
         case _ if kind.endswith("_requested"):
             return f"{kind.replace('_', ' ')}: {body['reason']}"
-        case "previous_stopped":
-            return f"{body['bento']} is kept warm no longer: {body['why']}"
-        case "champion_failed":
-            return f"the registry was not updated: {body['message']}; retrying"
+        case "split" | "split_ended":
+            return _split_text(body)
         case _:
-            return f"{kind.replace('_', ' ')}"
+            return _SENTENCES.get(kind, kind.replace("_", " ")).format(**body)
+
+
+def _requested_text(body: Mapping[str, Any]) -> str:
+    text = f"{body['live']} -> {body['candidate']}"
+    if "reverts" in body:
+        return f"{text}  takes rollout {body['reverts']} back: {body['reason']}"
+    return f"{text}{_judged_limit(body)}{_broken(body)}"
+
+
+def _split_text(body: Mapping[str, Any]) -> str:
+    if "percent" not in body:
+        return f"the split with {body['bento']} has ended: all traffic is on {body['live']}"
+    return f"split: {body['live']} {100 - body['percent']} %, {body['bento']} {body['percent']} %"
 
 
 def accuracy_text(revision: Mapping[str, Any]) -> str:

@@ -119,7 +119,8 @@ def screen(seen: Snapshot) -> ScreenState:
     """The picture of `seen`."""
     deployment = seen.deployment
     live = deployment.slot
-    shown = [live] if seen.rollout is None else [live, live.other]
+    both = seen.rollout is not None or deployment.split is not None
+    shown = [live, live.other] if both else [live]
     return ScreenState(
         name=deployment.name,
         address=_address(deployment),
@@ -138,7 +139,10 @@ def _address(deployment: Deployment) -> str:
 def _slot(seen: Snapshot, slot: Slot) -> SlotView:
     flow, rollout = seen.flows.get(slot), seen.rollout
     part, revision = "live", seen.deployment.live
-    if slot is not seen.deployment.slot and rollout is not None:
+    split = seen.deployment.split
+    if slot is not seen.deployment.slot and rollout is None and split is not None:
+        part, revision = "split", split.revision
+    elif slot is not seen.deployment.slot and rollout is not None:
         ours = slot is rollout.slot
         part, revision = ("candidate", rollout.candidate) if ours else ("former", rollout.live)
     totals = flow.totals if flow else Totals()

@@ -82,6 +82,7 @@ class Controller:
         self._settings = watch.settings
         self._epoch = watch.epoch
         self._counting_since: float | None = None
+        self._idle_reported: float | None = None
         self._fleet = Fleet(rollout.deployment, world.launcher, journal)
         self._comparison = _comparison(rollout, world)
         self._observer = TrafficObserver(
@@ -165,18 +166,19 @@ class Controller:
         )
 
     def _launch(self) -> None:
-        """Start the candidate once its slot is empty; a return takes what is kept warm there.
+        """Start the candidate once its slot is empty, or take over what is kept running there.
 
         What a killed daemon started for this rollout is started again, for it may lack replicas.
         """
         self._apply()
         rollout = self._rollout
         reverts = rollout.reverts is not None
+        warm = self._kept_warm()
         found = self._fleet.replicas(rollout.slot).values()
         # Replicas of an earlier rollout are being stopped, those of the same revision too.
-        if not reverts and any(each.process.started < rollout.created for each in found):
+        if not (reverts or warm) and any(each.process.started < rollout.created for each in found):
             return
-        cold = not self._kept_warm() or self._fleet.probe(rollout.slot) is ProcessState.DEAD
+        cold = not warm or self._fleet.probe(rollout.slot) is ProcessState.DEAD
         try:
             if cold:
                 self._fleet.launch(rollout.slot, rollout.candidate, self._replicas())
@@ -190,8 +192,11 @@ class Controller:
             self._warm()
 
     def _kept_warm(self) -> bool:
-        """Whether the rollout returns to a revision whose replicas are not being stopped."""
-        previous = self._journal.deployment(self._rollout.deployment).previous
+        """Whether the candidate runs: the previous revision, or the other one of a split."""
+        deployment = self._journal.deployment(self._rollout.deployment)
+        if deployment.split is not None:
+            return True
+        previous = deployment.previous
         reverts = self._rollout.reverts is not None
         return reverts and previous is not None and previous.warm_until > 0
 
@@ -268,7 +273,18 @@ class Controller:
             "latencies": self._observer.latencies(),
         }
         self._save(progress, records.TICK, body)
+        self._report_idle()
         self._apply_verdict(verdict)
+
+    def _report_idle(self) -> None:
+        """Record once that no requests come, also for those who do not read the ticks."""
+        since = self.progress.idle_since
+        if since != self._idle_reported and (why := machine.no_traffic(self.progress, self._now())):
+            self._idle_reported = since
+            rollout = self._rollout
+            self._journal.append(
+                rollout.deployment, rollout.id, "no_traffic", {"why": why}, self._epoch
+            )
 
     def _due(self) -> bool:
         """Whether a tick has passed since the last evaluation.

@@ -32,10 +32,12 @@ from rollout.daemon.reporting.runs import RunsSink
 from rollout.daemon.reporting.telemetry import MetricsServer
 from rollout.daemon.reporting.webhooks import WebhookSink
 from rollout.daemon.scaler import Scaler
+from rollout.daemon.split_meter import SplitMeter
 from rollout.daemon.supervisor import Supervisor
 from rollout.daemon.vitals import Vitals
 from rollout.daemon.watch import seconds_unseen
 from rollout.domain.ports import (
+    TOTAL_WEIGHT,
     DataPlaneRejected,
     DataPlaneUnavailable,
     Launcher,
@@ -90,6 +92,7 @@ class Daemon:
         self._scaler = Scaler(name, self._world, journal, self._epoch)
         self._record = TrafficRecord()
         self._recorded = ""
+        self._split_meter = SplitMeter(name, self._world, journal, self._epoch)
         self._answered = 0
         self._watch = Watch(self._epoch, deployment.settings, self._record)
         self._show(settings, stack)
@@ -137,8 +140,11 @@ class Daemon:
         self._supervisor.ensure(deployment, self._journal.active(self._name))
         # In a cluster the kubelet restarts what dies.
         remote = deployment.settings.kubernetes is not None
-        live = () if remote else self._supervisor.live.ready.values()
-        self._vitals.watch(live, loads=deployment.settings.autoscaled)
+        supervisor = self._supervisor
+        served = (
+            () if remote else (*supervisor.live.ready.values(), *supervisor.other.ready.values())
+        )
+        self._vitals.watch(served, loads=deployment.settings.autoscaled)
         self._scale(deployment)
         try:
             self._drive(deployment)
@@ -151,7 +157,11 @@ class Daemon:
     def _scale(self, deployment: Deployment) -> None:
         if self._supervisor.serving:
             rollout = self._journal.active(self._name) is not None
-            self._scaler.observe(deployment, self._vitals.loads(), rollout=rollout)
+            split, busiest = deployment.split, self._supervisor.live
+            if split is not None and split.percent > TOTAL_WEIGHT / 2:
+                busiest = self._supervisor.other
+            loads = self._vitals.loads(busiest.ready.values())
+            self._scaler.observe(deployment, loads, rollout=rollout)
 
     def _rotate(self) -> None:
         try:
@@ -160,12 +170,17 @@ class Daemon:
             traceback.print_exc()
 
     def _drive(self, deployment: Deployment) -> None:
-        """Tick the active rollout, or else hold all traffic on the live slot."""
+        """Tick the active rollout, or else hold the split, or all traffic on the live slot."""
         active = self._journal.active(self._name)
         if active is None:
             self._controller = None
-            slot = deployment.slot
-            self._world.data_plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
+            slot, split = deployment.slot, deployment.split
+            if split is None:
+                self._world.data_plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
+            else:
+                weights = split.weights(slot, ready=bool(self._supervisor.other.ready))
+                self._world.data_plane.apply(TrafficSplit(weights, sticky=split.sticky))
+                self._split_meter.observe(slot)
             self._record_traffic(deployment.live.digest, slot)
             return
         self._record.pause()

@@ -103,8 +103,8 @@ class SlotReplicas:
     ) -> None:
         """Probe each replica once, start missing and stop surplus ones. Does not wait.
 
-        `ready` and `starting` are what it found. `stand_in` is the endpoint that the proxy gets
-        while no replica is ready.
+        One that serves another revision is stopped first. `ready` and `starting` are what it
+        found. `stand_in` is the endpoint that the proxy gets while no replica is ready.
         """
         found = self._fleet.replicas(slot)
         indices = {*range(count), *found}
@@ -119,7 +119,7 @@ class SlotReplicas:
             replica = self._replicas[role]
             if served is None:
                 self._start(slot, revision, index, replica)
-            elif index >= count or replica.stopping:
+            elif index >= count or replica.stopping or not _serves(served, revision):
                 if self._drain(role, replica, served, settings):
                     leaving.add(served.endpoint)
             else:
@@ -130,7 +130,9 @@ class SlotReplicas:
                 elif state is ProcessState.DEAD:
                     self._start(slot, revision, index, replica)
         self.starting = len(self.ready) < count
-        self._connect(slot, count, leaving, stand_in)
+        # Another revision must not answer for this one until it is replaced.
+        same = all(_serves(served, revision) for served in found.values())
+        self._connect(slot, count if same else 0, leaving, stand_in)
 
     def _connect(
         self, slot: Slot, count: int, leaving: set[Endpoint], stand_in: Endpoint | None
@@ -216,3 +218,7 @@ class SlotReplicas:
 
     def _now(self) -> float:
         return self._world.clock.wall()
+
+
+def _serves(served: RunningRevision, revision: Revision) -> bool:
+    return served.revision.digest == revision.digest

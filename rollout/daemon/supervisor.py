@@ -1,8 +1,8 @@
 """Keep the processes of a deployment running, and report when it serves.
 
-These are the proxy, the live replicas, the previous revision while it is kept warm, and the
-activator of a deployment that may sleep. A replica gets new ports each time; the proxy is
-reconfigured, not restarted.
+These are the proxy, the live replicas, the other ones of a split, the previous revision while it is
+kept warm, and the activator of a deployment that may sleep. A replica gets new ports each time; the
+proxy is reconfigured, not restarted.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MIN_FREE_MEMORY = 0.1
 class Supervisor:
     """Supervises the deployment `name` in `directory` on behalf of the daemon with `epoch`.
 
-    `live` are the replicas of the live slot, `other` those of the other one: the previous revision,
-    or what a rollout left there.
+    `live` are the replicas of the live slot, `other` those of the other one: the second revision of
+    a split, the previous revision, or what a rollout left there.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Supervisor:
         self._restarts = {PROXY: Restarts(), ACTIVATOR: Restarts()}
         self._started: set[str] = set()
         self.live = SlotReplicas(name, world, journal, health, epoch)
-        self._other = SlotReplicas(name, world, journal, health, epoch)
+        self.other = SlotReplicas(name, world, journal, health, epoch)
         self._running_proxy: ProcessRef | None = None
         self.serving = False
 
@@ -71,9 +71,9 @@ class Supervisor:
         if active is None or (
             active.progress.phase is RolloutPhase.PENDING and active.reverts is None
         ):
-            self._ensure_previous(deployment)
+            self._ensure_other(deployment, count)
         else:
-            self._other.ready = {}
+            self.other.ready = {}
         self._announce(deployment)
 
     @property
@@ -82,13 +82,20 @@ class Supervisor:
 
         None in a cluster.
         """
-        replicas = (*self.live.ready.values(), *self._other.ready.values())
+        replicas = (*self.live.ready.values(), *self.other.ready.values())
         proxy = [] if self._running_proxy is None else [self._running_proxy]
         found = [*proxy, *(each.process for each in replicas)]
         return [each for each in found if each.pid != NO_PROCESS]
 
-    def _ensure_previous(self, deployment: Deployment) -> None:
-        """Keep the previous revision warm for its time; stop everything else in its slot."""
+    def _ensure_other(self, deployment: Deployment, replicas: int) -> None:
+        """Keep `replicas` of a split's second revision running, or the previous revision warm.
+
+        Stop everything else in the slot.
+        """
+        slot, split = deployment.slot.other, deployment.split
+        if split is not None:
+            self.other.ensure(slot, split.revision, replicas, deployment.settings)
+            return
         previous, count = deployment.previous, 0
         if previous is not None and previous.warm_until:
             memory = psutil.virtual_memory()
@@ -99,7 +106,7 @@ class Supervisor:
             else:
                 self._journal.release_previous(deployment.name, why, self._epoch)
         revision = deployment.live if previous is None else previous.revision
-        self._other.ensure(deployment.slot.other, revision, count, deployment.settings)
+        self.other.ensure(slot, revision, count, deployment.settings)
 
     def _ensure_proxy(self, deployment: Deployment) -> None:
         if deployment.settings.kubernetes is not None:

@@ -121,10 +121,11 @@ class Vitals:
             pulse = self._pulses.get(served.process.token, Pulse())
         return pulse.hung(time.monotonic(), self._hung_seconds)
 
-    def loads(self) -> tuple[ReplicaLoad, ...]:
-        """Return the loads measured so far."""
+    def loads(self, served: Iterable[RunningRevision]) -> tuple[ReplicaLoad, ...]:
+        """Return the loads of these that were measured so far."""
+        tokens = [each.process.token for each in served]
         with self._lock:
-            return tuple(self._loads.values())
+            return tuple(self._loads[token] for token in tokens if token in self._loads)
 
     def _run(self) -> None:
         asyncio.run(self._poll_all())

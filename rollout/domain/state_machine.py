@@ -56,6 +56,9 @@ _ENDS_AS = {Signal.PROVED: Outcome.PROMOTED, Signal.RETURN: Outcome.RESTORED}
 PAUSABLE = frozenset({RolloutPhase.WARM, *WATCHED})
 REVERSIBLE = frozenset({RolloutPhase.PENDING, RolloutPhase.PAUSED, *PAUSABLE})
 
+# After this time without a request the hold says that traffic is missing.
+IDLE_SECONDS = 5.0
+
 # RESUME leads back to the phase that was paused: None here.
 TRANSITIONS: dict[tuple[RolloutPhase, Signal], RolloutPhase | None] = {
     (RolloutPhase.PENDING, Signal.LAUNCHED): RolloutPhase.WARM,
@@ -85,7 +88,8 @@ class RolloutProgress:
     first reached the candidate, `first_bad` when a tick first found it beyond a limit,
     `restored` when the traffic was back on the live revision. `planned` is how it will end and
     `ruling` why. `override` means that an operator skips the gates; `applied` is the place in
-    the journal of the last operator's request that was carried out.
+    the journal of the last operator's request that was carried out. `idle_since` is when the last
+    request came, None while there is traffic.
     """
 
     phase: RolloutPhase = RolloutPhase.PENDING
@@ -104,6 +108,7 @@ class RolloutProgress:
     paused: float | None = None
     override: bool = False
     applied: int = 0
+    idle_since: float | None = None
     evidence: GateEvidence = field(default_factory=GateEvidence)
 
     @property
@@ -266,7 +271,8 @@ def absorb(
 ) -> RolloutProgress:
     """Fold one tick into the progress. Warm-up ticks count only towards health."""
     unhealthy = 0 if observation.healthy else progress.unhealthy_ticks + 1
-    progress = _absorb_shadow(replace(progress, unhealthy_ticks=unhealthy), observation, spec)
+    progress = replace(progress, unhealthy_ticks=unhealthy)
+    progress = _absorb_shadow(_absorb_idle(progress, observation, now), observation, spec)
     if observation.labelled is not None:
         evidence = gates.fold_labels(progress.evidence, observation.labelled)
         progress = replace(progress, evidence=evidence)
@@ -279,6 +285,26 @@ def absorb(
     progress = replace(progress, evidence=evidence, first_bad=first_bad)
     # In SHADOW the copies are counted, not what a tester sends.
     return progress if progress.stage is RolloutPhase.SHADOW else _counted(progress, ours.requests)
+
+
+def _absorb_idle(
+    progress: RolloutProgress, observation: TickObservation, now: float
+) -> RolloutProgress:
+    window = observation.window
+    if window is None:
+        return progress
+    if window.candidate.total or window.live.total:
+        return replace(progress, idle_since=None)
+    since = now - window.seconds if progress.idle_since is None else progress.idle_since
+    return replace(progress, idle_since=since)
+
+
+def no_traffic(progress: RolloutProgress, now: float) -> str | None:
+    """Return the sentence about the missing traffic; None while there is some."""
+    idle = 0.0 if progress.idle_since is None else now - progress.idle_since
+    if idle < IDLE_SECONDS:
+        return None
+    return f"no requests in the last {idle:.0f} s; the gates need traffic"
 
 
 def _absorb_shadow(
@@ -378,6 +404,8 @@ def _held(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdict |
     """What is missing; in a shadow that only lacks answers, the end of its patience first."""
     held = _not_yet(progress, spec, now)
     lacks = held is not None and held.gate in (HoldReason.DATA, HoldReason.PROOF)
+    if held is not None and lacks:
+        held = replace(held, why=no_traffic(progress, now) or held.why)
     if progress.phase is not RolloutPhase.SHADOW or not lacks:
         return held
     evidence, waited = progress.evidence, now - progress.since

@@ -28,6 +28,7 @@ from rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
+from rollout.domain.split import Split, SplitRecord
 from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
 from rollout.journal import records, rejections
 from rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
@@ -35,7 +36,7 @@ from rollout.journal.schema import connect, transaction
 
 KEEP_TICKS_SECONDS = 30 * 86_400.0
 # The kinds of events that a client writes for the daemon.
-_COMMANDS = ("requested", "scaled", "down", *OperatorCommand)
+_COMMANDS = ("requested", "scaled", "split", "split_ended", "down", *OperatorCommand)
 
 
 class StaleEpochError(Exception):
@@ -304,6 +305,79 @@ class Journal:
         )
         return int(cursor.lastrowid or 0)
 
+    def split(self, name: str, revision: Revision, percent: int, *, sticky: bool) -> None:
+        """Record that `revision` gets `percent` of the traffic, beside the live revision.
+
+        A split with the same revision is changed and keeps what it measured. Raises what `begin`
+        raises for a candidate; DEPLOYMENT_NOT_FOUND.
+        """
+        with transaction(self._db):
+            deployment, active = self.live_deployment(name), self.active(name)
+            if active is not None:
+                raise rejections.under_way(name, active)
+            former = deployment.split
+            same = former is not None and former.revision.digest == revision.digest
+            if former is not None and not same:
+                raise rejections.split_under_way(deployment, former.revision)
+            rejections.check_candidate(deployment, revision, None)
+            rejections.check_interface(deployment, revision, RolloutSpec())
+            started = self._clock.wall() if former is None else former.started
+            record = "null" if former is None else "split_record"
+            self._db.execute(
+                f"update deployment set split = ?, split_record = {record} where name = ?",  # noqa: S608 - one of two literals
+                (records.dumps(Split(revision, percent, sticky, started)), name),
+            )
+            self._set_previous(name, None)
+            body = {"bento": revision.bento, "digest": revision.digest, "percent": percent}
+            self._append(name, None, "split", {**body, "live": deployment.live.bento})
+
+    def end_split(self, name: str, *, keep_other: bool = False) -> int | None:
+        """End the split. All traffic goes to the live revision, or with `keep_other` to the other.
+
+        The latter is a rollout without gates, whose id is returned; the split ends with it. The
+        replicas that run are taken over. NOT_FOUND if the traffic is not split.
+        """
+        with transaction(self._db):
+            deployment, active = self.live_deployment(name), self.active(name)
+            if active is not None:
+                raise rejections.under_way(name, active)
+            split = deployment.split
+            if split is None:
+                raise MlctlError(ErrorCode.NOT_FOUND, f"the traffic of {name!r} is not split")
+            if not keep_other:
+                self._db.execute("update deployment set split = null where name = ?", (name,))
+                body = {"bento": split.revision.bento, "live": deployment.live.bento}
+                self._append(name, None, "split_ended", body)
+                return None
+            spec = RolloutSpec(steps=(100,), bake_seconds=0.0)
+            rollout = self._insert(deployment, split.revision, spec)
+            body = {
+                "candidate": split.revision.bento,
+                "digest": split.revision.digest,
+                "live": deployment.live.bento,
+            }
+            self._append(name, rollout, "requested", body)
+            reason = "the split ends"
+            self._append(name, rollout, OperatorCommand.FULL, {"reason": reason})
+        return rollout
+
+    def split_record(self, name: str) -> SplitRecord:
+        """Return what was measured since the split began; empty without one."""
+        row = self._db.execute(
+            "select split_record from deployment where name = ?", (name,)
+        ).fetchone()
+        text = row["split_record"] if row else None
+        return records.value_from(SplitRecord, json.loads(text)) if text else SplitRecord()
+
+    def put_split_record(self, name: str, record: SplitRecord, epoch: int) -> None:
+        """Keep what was measured, while the traffic is split."""
+        with transaction(self._db):
+            self._check(name, epoch)
+            self._db.execute(
+                "update deployment set split_record = ? where name = ? and split is not null",
+                (records.dumps(record), name),
+            )
+
     def check(self, name: str, candidate: Revision, spec: RolloutSpec) -> None:
         """Raise what `begin` would for this candidate now, and record nothing."""
         deployment, active = self._candidate_of(name, candidate)
@@ -317,6 +391,8 @@ class Journal:
         if not deployment.up:
             raise self._unknown(name)
         active = self.active(name)
+        if deployment.split is not None and active is None:
+            raise rejections.split_under_way(deployment, deployment.split.revision)
         rejections.check_candidate(deployment, candidate, active)
         return deployment, active
 
@@ -349,6 +425,8 @@ class Journal:
             previous = deployment.previous
             if command.final and active is None and previous is not None:
                 return self._revert(deployment, previous, reason)
+            if active is None and deployment.split is not None:
+                raise rejections.split_under_way(deployment, deployment.split.revision)
             in_time = {*REVERSIBLE, RolloutPhase.ROLLBACK} if command.final else REVERSIBLE
             if active is None or active.reverts or active.progress.phase not in in_time:
                 raise rejections.nothing_under_way(name, active, self.rollouts(name))
@@ -397,7 +475,7 @@ class Journal:
             self._put_progress(rollout.id, progress)
             if promoted:
                 self._db.execute(
-                    "update deployment set slot = ?, live = ? where name = ?",
+                    "update deployment set slot = ?, live = ?, split = null where name = ?",
                     (rollout.slot, records.dumps(rollout.candidate), rollout.deployment),
                 )
                 self._set_previous(rollout.deployment, self._replaced(rollout))

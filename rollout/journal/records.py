@@ -22,6 +22,7 @@ from rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
+from rollout.domain.split import Split
 from rollout.domain.state_machine import RolloutProgress
 from rollout.domain.verdict import Verdict
 
@@ -41,7 +42,8 @@ def run_sink(rollout: int | str) -> str:
 class Deployment:
     """A deployment: which slot is live with which revision, and where it listens.
 
-    `previous` is what `rollback` returns to, None without a promotion to take back. `champion` is
+    `previous` is what `rollback` returns to, None without a promotion to take back. `split` is the
+    lasting split of its traffic, None if all of it goes to the live slot. `champion` is
     the digest last written to the registry; `epoch` is its daemon's.
     """
 
@@ -52,6 +54,7 @@ class Deployment:
     slot: Slot
     live: Revision
     previous: PreviousRevision | None
+    split: Split | None
     champion: str | None
     epoch: int
     created: float
@@ -131,6 +134,7 @@ def deployment_from(row: sqlite3.Row) -> Deployment:
         previous=(
             value_from(PreviousRevision, json.loads(row["previous"])) if row["previous"] else None
         ),
+        split=value_from(Split, json.loads(row["split"])) if row["split"] else None,
         champion=row["champion"],
         epoch=row["epoch"],
         created=row["created"],

@@ -85,6 +85,17 @@ def under_way(name: str, active: Rollout | None) -> MlctlError:
     )
 
 
+def split_under_way(deployment: Deployment, other: Revision) -> MlctlError:
+    """The traffic is split, so that the slot of a candidate is not free."""
+    name = deployment.name
+    return MlctlError(
+        ErrorCode.ROLLOUT_ACTIVE,
+        f"the traffic of {name!r} is split between {deployment.live.bento} and {other.bento}",
+        f"End it with `mlctl split {name} --end`, or keep the other one with "
+        f"`mlctl split {name} --end --keep {other.bento}`.",
+    )
+
+
 def nothing_under_way(name: str, active: Rollout | None, rollouts: Sequence[Rollout]) -> MlctlError:
     """No rollout can take the operator's command; `rollouts` are the newest first."""
     what = f"no rollout of {name!r} is under way"

@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 BUSY_SECONDS = 10.0
 
 # Raised with every change of a table or of the JSON in its columns; other layouts are rejected.
-VERSION = 3
+VERSION = 4
 
 SCHEMA = """
 create table meta (one integer primary key check (one = 1), epoch integer not null);
@@ -30,6 +30,8 @@ create table deployment (
     slot text not null,
     live text not null,
     previous text,
+    split text,
+    split_record text,
     champion text,
     epoch integer not null,
     created real not null

@@ -53,7 +53,17 @@ def state(candidate: str = CANDIDATE.bento) -> ScreenState:
     """Step 3 of 5, with 33 of 50 requests."""
     spec = RolloutSpec(max_p99_ms=50, min_requests=50)
     deployment = Deployment(
-        "shop", True, Ports(8000, 1), DeploymentSettings(), Slot.BLUE, LIVE, None, None, 1, 900.0
+        "shop",
+        True,
+        Ports(8000, 1),
+        DeploymentSettings(),
+        Slot.BLUE,
+        LIVE,
+        None,
+        None,
+        None,
+        1,
+        900.0,
     )
     progress = RolloutProgress(
         phase=RolloutPhase.SHIFT, step=2, started=900, since=996, step_requests=33

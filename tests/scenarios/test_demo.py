@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.mlctl import Mlctl
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_stall, pytest.mark.timeout(600)]
 
@@ -52,3 +57,22 @@ def test_demo__from_an_empty_folder__promotes_and_rolls_back(tmp_path: Path) -> 
     left = [process.pid for process in psutil.process_iter() if is_orphan(process)]
     assert left == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_demo__sigterm_while_it_deploys__leaves_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"}
+    command = [sys.executable, "-m", "cli.main", "demo"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    ) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if line.startswith("$ mlctl up"):
+                break
+        journal = next(tmp_path.glob("mlctl-demo-*")) / "deployments" / "journal.db"
+        wait_until(journal.exists, what="the deployment is recorded")
+        demo.send_signal(signal.SIGTERM)
+        demo.stderr.read()
+    assert demo.returncode != 0
+    wait_until(lambda: not any(map(is_orphan, psutil.process_iter())), what="all have ended")
+    assert list(tmp_path.glob("mlctl-demo-*")) == []

@@ -21,6 +21,7 @@ from bundle.clock import Clock
 from rollout.daemon.reporting.webhooks import host_of, sink_of
 from rollout.daemon.watch import seconds_unseen
 from rollout.domain.spec import LOOPBACK, DeploymentSettings, Outcome, Slot
+from rollout.domain.split import SplitRecord
 from rollout.domain.state_machine import RolloutPhase, candidate_weight
 from rollout.journal.journal import Journal
 from rollout.journal.records import TICK, Deployment, JournalEvent, Rollout
@@ -53,6 +54,7 @@ class RolloutCollector(Collector):
             self._count(journal, {each.id: each for each in rollouts})
             last = _last_tick(journal, active)
             failing = _failing(journal, deployment)
+            record = journal.split_record(self._name)
         phase = active.progress.phase.value if active else IDLE
         phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in RolloutPhase)))
         weights = _weights(deployment, active)
@@ -60,6 +62,8 @@ class RolloutCollector(Collector):
         yield self._gauge("mlctl_rollout_phase", "1 for the phase it is in.", "phase", phases)
         yield from self._evidence(active, last)
         yield from self._counters(rollouts)
+        if deployment.split is not None:
+            yield from self._split(deployment.slot, record)
         yield self._gauge(
             "mlctl_rollout_webhook_failures", "Failed deliveries in a row.", "host", failing
         )
@@ -92,6 +96,24 @@ class RolloutCollector(Collector):
         ended = Counter(rollout.outcome for rollout in rollouts if rollout.outcome)
         outcomes = ((outcome, ended[outcome]) for outcome in Outcome)
         yield self._counter("mlctl_rollout_ended", "Rollouts that ended.", "outcome", outcomes)
+
+    def _split(self, live: Slot, record: SplitRecord) -> Iterator[Metric]:
+        """Yield what both slots did since the split began."""
+        slots = ((live.value, record.live), (live.other.value, record.other))
+        for name, words, values in (
+            ("mlctl_split_requests", "Requests", [(slot, each.requests) for slot, each in slots]),
+            (
+                "mlctl_split_errors",
+                "Failed requests",
+                [(slot, each.errors) for slot, each in slots],
+            ),
+        ):
+            yield self._counter(name, f"{words} since the split began.", "slot", values)
+        for name, share in (("mlctl_split_p50_ms", 0.5), ("mlctl_split_p99_ms", 0.99)):
+            found = [(slot, each.quantile(share)) for slot, each in slots]
+            times = [(slot, value) for slot, value in found if value is not None]
+            help_text = "Latency since the split began, at most."
+            yield self._gauge(name, help_text, "slot", times)
 
     def _count(self, journal: Journal, rollouts: dict[int, Rollout]) -> None:
         until = journal.last_seq()
@@ -169,7 +191,9 @@ class MetricsServer:
 
 
 def _weights(deployment: Deployment, active: Rollout | None) -> list[tuple[str, float]]:
-    if active is None:
+    if active is None and deployment.split is not None:
+        shares = deployment.split.weights(deployment.slot, ready=True)
+    elif active is None:
         shares = {deployment.slot: 100, deployment.slot.other: 0}
     else:
         weight = candidate_weight(active.progress, active.spec)

@@ -234,6 +234,21 @@ def test_rollback_command__live_revision_unhealthy__candidate_stays(stage: Stage
     assert stage.record.outcome is Outcome.ROLLED_BACK
 
 
+def test_watch__no_traffic__is_said_once_and_in_each_verdict(stage: Stage) -> None:
+    stage.until(RolloutPhase.SHIFT)
+    for _ in range(8):
+        stage.clock.advance(1.0)
+        stage.controller.tick()
+    events = stage.journal.events("shop")
+    (said,) = [event for event in events if event.kind == "no_traffic"]
+    assert "the gates need traffic" in said.body["why"]
+    ticks = [event.body["verdict"]["why"] for event in events if event.kind == "tick"]
+    assert ticks[-1].startswith("no requests in the last")
+    stage.tick()
+    last = stage.journal.events("shop")[-1]
+    assert "no requests" not in str(last.body)
+
+
 def test_rollback__candidate_stops_to_answer__is_killed_with_its_requests(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.data_plane.healthy[Slot.GREEN] = False

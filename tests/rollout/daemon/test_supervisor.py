@@ -368,3 +368,21 @@ class TestPrevious:
 def test_not_warm__time_and_memory__reason(now: float, free: float, why: str | None) -> None:
     previous = PreviousRevision(revision("tiny:aa"), warm_until=100.0, replicas=1, promotion=1)
     assert not_warm(previous, now, free) == why
+
+
+def test_split__slot_still_has_another_revision__it_is_stopped_first(stage: Stage) -> None:
+    stage.observe(ProcessState.STARTING)
+    stage.observe(ProcessState.READY)
+    for tag in ("tiny:bb", "tiny:cc"):
+        stage.journal.split("shop", revision(tag), 50, sticky=False)
+        for _ in range(10):
+            stage.launcher.probes[Slot.GREEN] = ProcessState.READY
+            stage.observe(ProcessState.READY, seconds=2.0)
+        found = replicas_of(stage.journal, "shop", Slot.GREEN)
+        assert [each.revision.bento for each in found.values()] == [tag]
+        assert len(stage.supervisor.other.ready) == 1
+        stage.journal.end_split("shop")
+    for _ in range(10):
+        stage.observe(ProcessState.READY, seconds=2.0)
+    assert not replicas_of(stage.journal, "shop", Slot.GREEN)
+    assert replicas_of(stage.journal, "shop", Slot.BLUE)

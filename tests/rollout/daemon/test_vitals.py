@@ -104,11 +104,11 @@ def test_what_is_watched_is_asked_and_what_is_not_is_forgotten(
     )
     with Vitals(hung_seconds=60.0, workers=1) as vitals:
         vitals.watch([served], loads=True)
-        wait_until(vitals.loads)
-        assert vitals.loads() == (ReplicaLoad(7.0, 0.0),)
+        wait_until(lambda: vitals.loads([served]))
+        assert vitals.loads([served]) == (ReplicaLoad(7.0, 0.0),)
         assert not vitals.hung(served)
         server.live = 503  # type: ignore[attr-defined]
         wait_until(lambda: vitals.hung(served))
         vitals.watch([], loads=True)
-        assert vitals.loads() == ()
+        assert vitals.loads([served]) == ()
         assert not vitals.hung(served)

@@ -13,11 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from bundle.clock import ManualClock
 from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
 from rollout.daemon.reporting.webhooks import sink_of
-from rollout.domain.spec import DeploymentSettings
+from rollout.domain.counts import Totals
+from rollout.domain.spec import DeploymentSettings, Ports, Slot
+from rollout.domain.split import SplitRecord
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.ports import free_ports
+from rollout.journal.journal import Journal
 from rollout.journal.records import Delivery
 from tests.support.played import Played
+from tests.support.rollouts import revision
 
 Labels = frozenset[tuple[str, str]]
 ROOT = Path(__file__).parents[4]
@@ -41,6 +45,19 @@ def collector(played: Played, path: Path, tmp_path: Path) -> RolloutCollector:
     heartbeat.touch()
     assert played.controller.progress.phase is RolloutPhase.PENDING
     return RolloutCollector("shop", path, heartbeat)
+
+
+def test_metrics__split__weights_and_counts_of_both_slots(journal: Journal, path: Path) -> None:
+    journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
+    journal.split("shop", revision("tiny:bb"), 20, sticky=False)
+    within = {Slot.BLUE: Totals(300, 0, 300, (300,)), Slot.GREEN: Totals(200, 2, 200, (200,))}
+    record = SplitRecord().add(within, Slot.BLUE, (10.0,))
+    journal.put_split_record("shop", record, journal.take_over("shop"))
+    found = collected(RolloutCollector("shop", path, path))
+    assert found["weight", of(slot="green")] == 20.0
+    assert found["mlctl_split_requests_total", of(slot="blue")] == 300.0
+    assert found["mlctl_split_errors_total", of(slot="green")] == 2.0
+    assert found["mlctl_split_p99_ms", of(slot="green")] == 10.0
 
 
 def test_metrics__rollout_under_way__weight_phase_and_evidence(
