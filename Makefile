@@ -14,8 +14,8 @@ demo: .venv/.demo ## Walk one real model through the whole chain
 	$(BIN)/mlctl demo
 
 REPORTS := build/reports
-# Two processes share the tests file by file.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three processes share the tests file by file: many wait for servers most of the time.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: check ## Run all checks and the whole test suite; writes build/reports/tests.xml
 	$(PYTEST) --retry-stalled --junit-xml $(REPORTS)/tests.xml
