@@ -68,7 +68,7 @@ _STEPS = (
         "deadline_seconds",
         type=Duration(),
         default="1h",
-        help="Time after which a rollout without enough evidence is inconclusive.",
+        help="Time after the candidate is ready until a rollout without proof is inconclusive.",
     ),
     _option(
         "--on-inconclusive",

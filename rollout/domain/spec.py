@@ -159,7 +159,8 @@ class RolloutSpec(Checked):
         bake_seconds: minimum time at 100 % before the rollout is promoted.
         keep_previous_seconds: how long after the promotion the previous revision keeps running
             without traffic, so that a rollback takes effect at once; 0 stops it.
-        deadline_seconds: a rollout not proved by then ends as inconclusive, or is paused.
+        deadline_seconds: a rollout not proved so long after the candidate became ready ends as
+            inconclusive, or is paused.
         on_inconclusive: which of the two.
         shadow_percent: share of the live traffic that is copied to the candidate before any
             user gets its answers; 0 leaves this out. shadow_seconds, shadow_requests: the

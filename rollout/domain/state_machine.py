@@ -153,7 +153,8 @@ def next_signal(progress: RolloutProgress, spec: RolloutSpec) -> Signal:
 
 
 def warmed(progress: RolloutProgress, spec: RolloutSpec, now: float) -> RolloutProgress:
-    """Where a candidate goes that serves: SHADOW, or the first step."""
+    """Where a candidate goes that serves: SHADOW, or the first step. Its deadline begins now."""
+    progress = replace(progress, started=now)
     if progress.override:
         return _skip_to_bake(progress, spec, now)
     if spec.shadow_percent:

@@ -383,12 +383,12 @@ def test_pause__ended_by_a_command__leaves_no_pause_behind(command: OperatorComm
         (SPEC, True, RolloutPhase.BAKE),
     ],
 )
-def test_warmed__candidate_serves__begins_the_next_phase_now(
+def test_warmed__candidate_serves__begins_the_next_phase_and_the_deadline_now(
     spec: RolloutSpec, override: bool, phase: RolloutPhase
 ) -> None:
     warm = RolloutProgress(phase=RolloutPhase.WARM, override=override)
     after = machine.warmed(warm, spec, 42.0)
-    assert (after.phase, after.since) == (phase, 42.0)
+    assert (after.phase, after.since, after.started) == (phase, 42.0, 42.0)
 
 
 def test_restored__previous_version_serves__gets_all_traffic_without_a_gate() -> None:
