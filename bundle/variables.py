@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 PREFIX = "MLCTL_"
@@ -18,6 +19,8 @@ OTHER_VARIABLES = frozenset(
 )  # fmt: skip
 # The rest of the name is a property of librdkafka: MLCTL_KAFKA_SASL_PASSWORD is sasl.password.
 _FREE_PREFIX = "MLCTL_KAFKA_"
+_SECRET = re.compile(r"(PASSWORD|SECRET|TOKEN|AUTH)$")
+_USER = re.compile(r"//[^/@\s]*@")
 
 
 def unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -> list[str]:
@@ -31,6 +34,11 @@ def unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -
         for name in sorted(environment)
         if name.startswith(PREFIX) and name not in known and not name.startswith(_FREE_PREFIX)
     ]
+
+
+def shown_value(name: str, value: str) -> str:
+    """Return the value of a variable without what is secret in it."""
+    return "(set)" if _SECRET.search(name) else _USER.sub("//***@", value)
 
 
 def _sentence(name: str, known: Iterable[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
 
 import click
 
@@ -13,6 +15,7 @@ from cli.commands.build import build
 from cli.commands.cache import cache
 from cli.commands.choose import choose
 from cli.commands.client import client
+from cli.commands.config import config
 from cli.commands.containerize import containerize
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
@@ -45,10 +48,11 @@ from cli.commands.stream import stream
 from cli.commands.ui import ui
 from cli.commands.up import up
 from cli.commands.verify import verify
+from cli.config_file import CONFIG_NAME, read_config
 from cli.output import ReportingGroup
 
 SECTIONS = {
-    "Start here": (doctor, demo, init, choose, cache),
+    "Start here": (doctor, demo, init, choose, config, cache),
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
@@ -82,13 +86,21 @@ class Mlctl(ReportingGroup):
     cls=Mlctl, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="mlctl")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Take a model from the MLflow registry to traffic in production, with proof at each step.
 
     The chain is optimize, build, up, promote; `mlctl demo` shows it in a few minutes, and `mlctl
     init` starts a project. State is kept under $MLCTL_HOME. Every command has --json and uses the
-    exit codes of docs/errors.md; docs/completion.md completes commands in your shell.
+    exit codes of docs/errors.md; docs/completion.md completes commands in your shell. mlctl.toml in
+    the current folder has defaults; `mlctl config explain` shows them.
     """
+    file = read_config(Path(CONFIG_NAME), cli)
+    if file is not None:
+        context.obj = file
+        context.default_map = dict(file.options)
+        for name, value in file.environment.items():
+            os.environ.setdefault(name, value)
 
 
 for _command in COMMANDS:
