@@ -15,7 +15,6 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.sources import open_source
 from services.runtime.bisect import Arrays, TooManyError, score_rows
 from services.runtime.run_errors import ModelRunError
-from services.runtime.tabular.values import row_as_json, rows_from_json
 
 
 @given(rows=st.integers(1, 300), data=st.data())
@@ -79,38 +78,3 @@ def test_units_are_each_row_once_in_order_in_any_state(
             found[unit.id] = [row for piece in pieces for row in piece.table["id"].to_pylist()]
             assert len(found[unit.id]) == unit.rows
         assert [row for unit in plan.units for row in found[unit.id]] == list(range(first))
-
-
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {
-                "f": st.none() | st.floats(width=32),
-                "s": st.none() | st.text(st.characters(codec="utf-8")),
-                "b": st.none() | st.binary(),
-                "i": st.none() | st.integers(-(2**63), 2**63 - 1),
-                "t": st.none() | st.datetimes(),
-                "d": st.none() | st.decimals("-99999", "99999", places=3),
-                "l": st.none() | st.lists(st.none() | st.floats()),
-            }
-        ),
-        max_size=5,
-    )
-)
-def test_rows_come_back_from_json_as_they_were(rows: list[dict[str, object]]) -> None:
-    schema = pa.schema(
-        {
-            "f": pa.float32(),
-            "s": pa.string(),
-            "b": pa.binary(),
-            "i": pa.int64(),
-            "t": pa.timestamp("us"),
-            "d": pa.decimal128(12, 3),
-            "l": pa.list_(pa.float64()),
-        }.items()
-    )
-    table = pa.Table.from_pylist(rows, schema)
-    told = [row_as_json(table, index) for index in range(table.num_rows)]
-    again = rows_from_json(told, schema)
-    assert again.schema == schema
-    assert repr(again.to_pylist()) == repr(table.to_pylist())
