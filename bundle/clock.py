@@ -22,22 +22,3 @@ class SystemClock:
 
     def wall(self) -> float:
         return time.time()
-
-
-class ManualClock:
-    """A clock for tests, which moves only by `advance`."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def wall(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Move both clocks forward by `seconds` (not negative)."""
-        if seconds < 0:
-            raise ValueError("a clock does not run backwards")
-        self._now += seconds

@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from bundle.clock import ManualClock, SystemClock
+from bundle.clock import SystemClock
+from tests.support.clock import ManualClock
 
 
 def test_manual_clock__without_advance__stands_still() -> None:

@@ -4,7 +4,6 @@ import os
 import pytest
 from rich.console import Console
 
-from bundle.clock import ManualClock
 from cli.commands.optimize import Board, Lines, Piecework, watching
 from cli.output import CommandOutput
 from cli.progress import clock_time, only_results_on_stdout
@@ -14,6 +13,7 @@ from optimize.events import Stage, StepEvent, StepStatus
 from optimize.evidence import variant_record
 from optimize.goals import Goals
 from tests.optimize.builders import failed, variant
+from tests.support.clock import ManualClock
 
 
 def told(stage: Stage, status: StepStatus, recipe: str | None = None) -> StepEvent:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bento.provenance import full_digest
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from cli.provenance import ProvenanceSources, chain
 from rollout.domain.operator_commands import OperatorCommand
@@ -18,6 +17,7 @@ from services.runtime.bento_layout import combine_bundles
 from services.runtime.bento_store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support.bundles import make_bundle
+from tests.support.clock import ManualClock
 from tests.support.rollouts import revision
 
 LIVE, CANDIDATE = revision("tiny:aaaaaa01"), revision("tiny:aaaaaa02")

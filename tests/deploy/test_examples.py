@@ -15,7 +15,6 @@ import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode
 from cli.main import cli
 from rollout.domain.kubernetes_target import KubernetesTarget
@@ -27,6 +26,7 @@ from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, parse_sources
 from rollout.gate_service.store import SessionStore
+from tests.support.clock import ManualClock
 from tests.support.schemas import faults, kinds
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"

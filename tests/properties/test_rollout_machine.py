@@ -11,7 +11,6 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.operator_commands import OperatorCommand
@@ -26,6 +25,7 @@ from rollout.domain.spec import (
 )
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.played import Played
 
 

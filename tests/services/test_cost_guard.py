@@ -25,7 +25,6 @@ from prometheus_client import CollectorRegistry
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from bundle.clock import ManualClock
 from bundle.verify import VerifiedBundle
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
@@ -34,6 +33,7 @@ from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from tests.support import wires
 from tests.support.bundles import make_bundle
+from tests.support.clock import ManualClock
 from tests.support.wires import Wire
 
 TARGET = "/v2/models/tiny/infer"

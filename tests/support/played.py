@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bundle.clock import ManualClock
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 

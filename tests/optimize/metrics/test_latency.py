@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from bundle.clock import ManualClock
 from optimize.data import Rows
 from optimize.judge import run_rows
 from optimize.metrics.latency import BatchLatency, measure_interleaved, time_ratio
+from tests.support.clock import ManualClock
 from tests.support.sessions import FunctionSession
 
 

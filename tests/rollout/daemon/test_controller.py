@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.domain.gates import Gate, HoldReason
@@ -19,6 +18,7 @@ from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal import records
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent, Rollout
+from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.daemon.controller import Controller, Watch, World
@@ -26,6 +25,7 @@ from rollout.journal.records import TICK
 from services.online.observability.calls import RequestRecord
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
+from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 

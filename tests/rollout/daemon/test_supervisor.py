@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bundle.clock import ManualClock
 from rollout.daemon.controller import World
 from rollout.daemon.supervisor import Supervisor, not_warm
 from rollout.domain.operator_commands import OperatorCommand
@@ -31,6 +30,7 @@ from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replicas_of
 from rollout.journal import records
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision
 

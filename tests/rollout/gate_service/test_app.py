@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from bundle.clock import ManualClock
 from bundle.errors import MlctlError
 from rollout.domain.spec import RolloutSpec
 from rollout.drivers.kubernetes.meter import Scrape
@@ -21,6 +20,7 @@ from rollout.gate_service.app import gate_app
 from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, UrlSource, parse_sources
 from rollout.gate_service.store import SessionStore, Terms
+from tests.support.clock import ManualClock
 from tests.support.kube import FakePod
 
 PAIR = {"blue": "stable", "green": "canary", "max_p99_ms": "200", "min_requests": "20"}

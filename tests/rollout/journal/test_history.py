@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from bundle.clock import ManualClock
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal import history
 from rollout.journal.history import Moment
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.rollouts import revision
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import state_machine as machine
 from rollout.domain.gates import GateEvidence
@@ -27,6 +26,7 @@ from rollout.journal.journal import (
 )
 from rollout.journal.records import Delivery, run_sink
 from rollout.journal.schema import connect, transaction
+from tests.support.clock import ManualClock
 from tests.support.rollouts import revision
 from tests.support.wait import PATIENCE_SECONDS
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from rollout.journal import paths
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.played import Played
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from bundle.clock import ManualClock
 from rollout.client import deployments
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.state_machine import RolloutPhase
@@ -18,6 +17,7 @@ from rollout.drivers.local.ports import free_ports
 from rollout.ui.access import Access
 from rollout.ui.app import ui_app
 from tests.support.browser import CHROMIUM, Browser, open_browser
+from tests.support.clock import ManualClock
 from tests.support.played import Played
 from tests.support.wait import wait_until
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.verify import VerifiedBundle
@@ -14,6 +13,7 @@ from services.runtime.run_errors import RunError
 from services.runtime.scorer import Scorer
 from services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
 from tests.support.bundles import expected, make_bundle
+from tests.support.clock import ManualClock
 from tests.support.manifests import manifest_document
 from tests.support.sessions import FunctionSession
 

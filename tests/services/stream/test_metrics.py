@@ -8,11 +8,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.clock import ManualClock
 from bundle.errors import MlctlError
 from services.runtime.access import Access
 from services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
 from services.stream.metrics import StreamMetrics, counted_events, serving
+from tests.support.clock import ManualClock
 
 
 def _event(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
@@ -30,6 +29,7 @@ from tests.services.stream.contract import (
     send,
     take,
 )
+from tests.support.clock import ManualClock
 
 
 def places_in(folder: Path, options: str = "") -> Callable[[str], StreamUrl]:

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from bundle.clock import ManualClock, SystemClock
+from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import AnswerHeaders
 from services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
@@ -33,6 +33,7 @@ from tests.services.stream.test_engine import (
     stream_of,
 )
 from tests.services.stream.test_scoring import Doubling, Numbers
+from tests.support.clock import ManualClock
 from tests.support.kafka import MockKafka
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from bundle.clock import ManualClock
 from rollout.client.rendering import event_line
 from rollout.daemon.reporting.alias import AliasSink, main
 from rollout.daemon.reporting.outbox import (
@@ -27,6 +26,7 @@ from rollout.domain.spec import (
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal.journal import Journal
 from rollout.journal.records import dumps
+from tests.support.clock import ManualClock
 from tests.support.rollouts import revision
 
 FORMER, LIVE = revision("tiny:aa"), revision("tiny:bb")

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client.links import links
 from rollout.daemon.reporting import runs
@@ -23,6 +22,7 @@ from rollout.domain.spec import runs_command
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal import paths
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.played import Played
 from tests.support.wait import wait_until
 

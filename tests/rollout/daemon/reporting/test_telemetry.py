@@ -10,7 +10,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bundle.clock import ManualClock
 from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
 from rollout.daemon.reporting.webhooks import sink_of
 from rollout.domain.counts import Totals
@@ -20,6 +19,7 @@ from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from rollout.journal.records import Delivery
+from tests.support.clock import ManualClock
 from tests.support.played import Played
 from tests.support.rollouts import revision
 

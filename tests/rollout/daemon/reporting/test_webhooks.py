@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock, SystemClock
+from bundle.clock import SystemClock
 from rollout.daemon.reporting import outbox
 from rollout.daemon.reporting.outbox import Delivering, Outbox, Sink
 from rollout.daemon.reporting.webhooks import (
@@ -26,6 +26,7 @@ from rollout.daemon.reporting.webhooks import (
 from rollout.domain.spec import DeploymentSettings
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
+from tests.support.clock import ManualClock
 from tests.support.played import Played
 from tests.support.receiver import Receiver, receiving
 from tests.support.wait import wait_until

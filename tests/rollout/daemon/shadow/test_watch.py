@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, wanted_share
@@ -21,6 +20,7 @@ from rollout.drivers.local.samples import SAMPLE_DIR, SampleFolder, sample_folde
 from services.online.observability.calls import RequestRecord
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
+from tests.support.clock import ManualClock
 
 DIGESTS = {AnswerSide.LIVE: "b" * 64, AnswerSide.CANDIDATE: "c" * 64}
 SPEC = RolloutSpec(shadow_percent=100, max_disagreement=0.01)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.latency import SERVED_EDGES_MS
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.reporting.notices import notice
@@ -22,6 +21,7 @@ from rollout.drivers.kubernetes.launcher import KubernetesLauncher
 from rollout.drivers.kubernetes.route import Claim
 from rollout.journal.journal import Journal, StaleEpochError
 from tests.rollout.drivers.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
+from tests.support.clock import ManualClock
 from tests.support.kube import FakeKube, route
 
 SPEC = RolloutSpec(

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 import pytest
 
-from bundle.clock import ManualClock, SystemClock
+from bundle.clock import SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.batching.executor import Answer, Arrays, BatchExecutor
 from services.online.batching.scheduler import Limits, Priority, QueueFullError
 from services.online.metrics.counts import BatchStats
 from services.runtime.padding import LengthPadding
+from tests.support.clock import ManualClock
 from tests.support.wait import wait_until
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.clock import ManualClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching, InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
@@ -21,6 +20,7 @@ from services.runtime.golden import load_golden, save_golden
 from services.runtime.scorer import Scorer
 from services.runtime.streaming import Answer
 from tests.support.bundles import expected, make_bundle, make_lookup_bundle
+from tests.support.clock import ManualClock
 from tests.support.transforms import make_text_bundle
 
 ROW = np.array([[1, 2, 3, 4]], dtype=np.float32)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from bundle.clock import ManualClock
 from bundle.sampling import Sampling, is_sampled, write_sampling
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.observability import sampling as module
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from tests.services.online.observability.calls import seen
+from tests.support.clock import ManualClock
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", dtype=Datatype.FP32, shape=(DYNAMIC, 2)),),

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import ManualClock
 from bundle.entries import Key, hash_key, read_record
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
@@ -18,6 +17,7 @@ from services.runtime.tensorrt.provider import (
     provider_options,
     timing_directory,
 )
+from tests.support.clock import ManualClock
 
 MODEL = Path("model.onnx")
 DEVICE = Device(Gpu("NVIDIA H200", "9.0", "580.65.06"), "10.16.1.11", "1.31.1")

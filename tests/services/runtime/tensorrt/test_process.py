@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import Clock, ManualClock
+from bundle.clock import Clock
 from services.runtime.tensorrt.process import Cause, WorkerError, build_engine, run_worker
 from services.runtime.tensorrt.profile import SizeRange, make_profile
 from tests.services.runtime.tensorrt.graphs import scaling
+from tests.support.clock import ManualClock
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
