@@ -148,6 +148,7 @@ class BatchExecutor(ModelExecutor):
         priority: Priority,
     ) -> Cancellable:
         self._schedule()
+        self._policy.check_rows(rows)
         self._policy.check_room(rows, priority, self._now)
         parts = list(split_evenly(inputs, rows, self._policy.limits.max_rows))
         request = SplitRequest(waiter, len(parts))

@@ -112,7 +112,7 @@ class BatchScheduler:
         if not part:
             self.check_room(rows, priority, now)
         prompt = self.idle
-        if self._busy or self.full:
+        if self._busy or self._lanes.rows >= self.limits.max_rows:
             self._admit(rows, now, deadline, priority, large=large)
         elif self._linger is not None:
             prompt = prompt and not self._linger.may_linger(rows, now)
@@ -136,7 +136,6 @@ class BatchScheduler:
         Large requests may fill half of the queue: the rest is reserved for small ones (trunk
         reservation, as in telephone networks). An empty queue has room for any request.
         """
-        self.check_rows(rows)
         waiting, limit = self._lanes.rows, self.limits.max_queue_rows
         if rows > LARGE_ROWS:
             limit //= 2

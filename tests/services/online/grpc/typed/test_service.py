@@ -49,6 +49,9 @@ def stubs(
     before = sys.modules.copy()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
+        # As in a new process: the stubs' folder is on the path when the package is imported.
+        for name in [name for name in sys.modules if name.split(".")[0] == "mlctl"]:
+            patch.delitem(sys.modules, name)
         names = ("mlctl.models.tiny.v1.tiny_pb2", "mlctl.models.tiny.v1.tiny_pb2_grpc")
         messages, services = map(importlib.import_module, names)
         yield messages, services
