@@ -28,6 +28,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME
 from bundle.packages import install_hint
 from bundle.paths import check_relative
+from services.batch.folder import FolderSink
 from services.batch.job import Executor
 from services.batch.run import Run
 from services.batch.units import Marker, Unit
@@ -54,7 +55,8 @@ def ray_executor(address: str | None, actors: int | None) -> Executor:
     _require_ray()
 
     def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
-        if not scoring.sink.distributed:
+        sink = scoring.sink
+        if not isinstance(sink, FolderSink):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "--executor ray writes to folders and buckets, not to this kind of --out",
@@ -69,8 +71,21 @@ def ray_executor(address: str | None, actors: int | None) -> Executor:
                 raise run.too_many(error) from error
             finally:
                 _close(ray, pool)
+        _check_visible(sink, units)
 
     return execute
+
+
+def _check_visible(sink: FolderSink, units: Sequence[Unit]) -> None:
+    """Raise unless this machine sees every marker: actors may have written to their own disks."""
+    markers = sink.markers()
+    missing = [unit for unit in units if unit.id not in markers]
+    if missing:
+        raise MlctlError(
+            ErrorCode.SINK_UNAVAILABLE,
+            f"{len(missing)} of {len(units)} units were scored and are not in the output",
+            "Every machine of the cluster must see --out: a bucket, or a volume at the same path.",
+        )
 
 
 def _start_actors(ray: Any, scoring: Scoring, actors: int | None) -> list[Any]:

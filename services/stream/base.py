@@ -166,7 +166,7 @@ class RejectedAnswersError(MlctlError):
 
 
 class RetryLaterError(MlctlError):
-    """A destination is unavailable, and may accept the same messages after `retry_after` seconds."""
+    """A destination is unavailable; it may accept the messages after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(ErrorCode.SINK_UNAVAILABLE, message)
