@@ -270,5 +270,5 @@ def measure(kills: int, seed: int, folder: Path, result: BenchmarkResult) -> Non
         )
 
 
-def _repeated(found: Mapping[object, int]) -> int:
-    return sum(count - 1 for count in found.values())
+def _repeated(found: Counter[int] | Counter[bytes]) -> int:
+    return found.total() - len(found)
