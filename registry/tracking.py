@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive
@@ -44,6 +45,19 @@ def registry_address() -> str:
     if scheme not in ("sqlite", "file"):  # a path may hold these characters
         rest = rest.partition("?")[0].rpartition("@")[2]
     return printable(f"{scheme}{separator}{rest}")
+
+
+def missing_model_hint() -> str:
+    """Return what to do about a model that is not in this registry.
+
+    MLflow itself logs to `mlflow.db` in the current folder if TRACKING_VARIABLE is not set.
+    """
+    if not os.environ.get(TRACKING_VARIABLE) and Path("mlflow.db").exists():
+        return (
+            "MLflow logged to mlflow.db in this folder: "
+            f"export {TRACKING_VARIABLE}=sqlite:///$PWD/mlflow.db"
+        )
+    return f"If it was logged to another registry, set {TRACKING_VARIABLE} to that one."
 
 
 def configure_tracking(experiment: str = EXPERIMENT) -> str:
