@@ -247,6 +247,10 @@ def _missing_package(error: ModuleNotFoundError) -> MlctlError:
 
 
 def _unexpected(error: Exception) -> MlctlError:
+    from bundle.os_errors import is_disk_full
+
+    if is_disk_full(error):
+        return MlctlError(ErrorCode.DISK_FULL, "there is no space left")
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error, file=sys.stderr)
     return MlctlError(

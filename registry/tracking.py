@@ -15,6 +15,7 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive
 from bundle.home import mlctl_home, state_dir
+from bundle.os_errors import is_disk_full
 from registry.names import printable
 from registry.quiet import first_line, quiet
 
@@ -89,6 +90,8 @@ def registry_errors() -> Iterator[None]:
     except Exception as error:
         if not _is_store_error(error):
             raise
+        if is_disk_full(error):
+            raise MlctlError(ErrorCode.DISK_FULL, "there is no space left") from error
         address = registry_address()
         reason = printable(first_line(error).replace(tracking_uri(), address))
         message = f"the MLflow registry at {address} failed: {reason}"

@@ -23,9 +23,7 @@ def models(output: CommandOutput) -> None:
     if output.as_json:
         output.document({"models": [asdict(row) for row in rows]})
     elif not rows:
-        output.note(
-            f"The registry {registry_address()} has no models. {missing_model_hint()}"
-        )
+        output.note(f"The registry {registry_address()} has no models. {missing_model_hint()}")
     else:
         output.table(
             ("Model", "Version>", "Aliases", "Digest", "Optimized from"),
