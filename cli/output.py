@@ -89,7 +89,10 @@ class CommandOutput:
 
     def warn_unknown_variables(self) -> None:
         """Warn on stderr about `MLCTL_*` variables that nothing reads, even with --json."""
-        from bundle.variables import unknown_variables
+        from bundle.variables import PREFIX, unknown_variables
+
+        if not any(name.startswith(PREFIX) for name in os.environ):
+            return  # the settings take a tenth of a second to import
         from services.online.settings import ServerSettings
 
         for sentence in unknown_variables(os.environ, ServerSettings.model_fields):
