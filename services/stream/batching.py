@@ -23,8 +23,8 @@ _FIRST_LIMIT = 256
 _GROWTH = 4
 # Shares of the latency goal: for waiting, and for the batch itself; another batch may be before it.
 _WAITING, _WORKING = 0.25, 0.4
-# A batch may take as long as so many of one message. A larger size is expected to take twice as long
-# as half of it, so a factor of 2 would try none.
+# A batch may take as long as so many of one message. The first estimate of a larger size is twice
+# that of its half, so a factor of 2 would try none.
 _ALONE = 2.5
 _VALUE = itemgetter(2)
 
