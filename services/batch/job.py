@@ -84,6 +84,7 @@ def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchCo
         config.partition_by,
         plan.keep,
         {"input": source.name},
+        model.signature.outputs,
     )
 
 
