@@ -233,13 +233,14 @@ _AVOIDED = re.compile(
     re.IGNORECASE,
 )
 
+_LOCATED = re.compile(r"`tests/[^`]*`")  # the names of tests are no prose
+
 
 def test_words__of_every_page__are_the_fields_own() -> None:
     found = {
         (path.name, match[0])
         for path in DOCUMENTS
-        if path.name != "SECURITY.md"
-        for match in _AVOIDED.finditer(_FENCE.sub("", path.read_text()))
+        for match in _AVOIDED.finditer(_LOCATED.sub("", _FENCE.sub("", path.read_text())))
     }
     assert not found
 
