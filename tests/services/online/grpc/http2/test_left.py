@@ -80,7 +80,7 @@ def test_nothing_stays_counted(serve: Serve, caplog: pytest.LogCaptureFixture, s
 
         def counted() -> list[int]:
             budgets = (lean._room, lean._probes, host.inflight)
-            others = (lean._parking.size, len(batching._jobs), server._health._watches)
+            others = (lean._parking.size, int(batching.has_open), server._health._watches)
             return [*(budget.used for budget in budgets), *others]
 
         for _ in range(3):
