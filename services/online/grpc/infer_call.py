@@ -20,7 +20,7 @@ from services.online.grpc.http2.outbox import Outbox
 from services.online.grpc.infer_message import InferMessages
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.online.grpc.status import status_of, trailers
-from services.online.observability.calls import GRPC, RequestRecord, Stages
+from services.online.observability.calls import GRPC, RequestRecord
 from services.online.security.public import failed, is_public
 from services.protocol.messages import SERVICE
 from services.protocol.priority import Priority
@@ -116,8 +116,9 @@ class InferCall(Hold):
         serialize = perf_counter() - start
         host.answered(GRPC, parse, queue, infer, serialize)
         if self._record is not None and host.observer is not None:
-            stages = Stages(parse, queue, infer, serialize)
-            host.observer.answered(self._record, stages, request.inputs, answer, len(data))
+            host.observer.answered(
+                self._record, request.inputs, answer, parse, serialize, len(data)
+            )
 
     def set_exception(self, error: BaseException, /) -> None:
         """Send the status of `error`; an unexpected error shows no details."""

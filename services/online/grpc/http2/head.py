@@ -90,11 +90,6 @@ class CallHead(NamedTuple):
             (method, path, content_type, timeout, encoding, token, fields, size, plain),
         )
 
-    def field(self, name: bytes) -> bytes | None:
-        """Return the value of a header that occurs once; several values are joined by commas."""
-        values = [value for found, value in self.fields if found == name]
-        return b", ".join(dict.fromkeys(values)) if values else None
-
     @property
     def is_grpc(self) -> bool:
         """Whether the content type is gRPC's, in some spelling."""
