@@ -9,7 +9,7 @@ from pathlib import Path
 from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
 from optimize.charts.shapes import Chart
 from optimize.charts.templates import chart_environment
-from optimize.choice import BASELINE, Judged, Verdict
+from optimize.choice import BASELINES, Judged, Verdict
 from optimize.evidence import OptimizeReport
 from optimize.report.charts import (
     SHOWN_LAYERS,
@@ -98,15 +98,15 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
     if chosen is None or chosen.variant.measured is None:
         yield from _no_choice(report)
         return
-    found, base = chosen.variant.measured, _baseline(report)
+    found, (name, base) = chosen.variant.measured, _baseline(report)
     yield f"{_capital(chosen.reason.removeprefix('chosen: '))}."
     yield _accuracy(report, found)
     if base is not None and base is not found:
         gains = [f"{found.size_bytes / base.size_bytes:.0%} of the size"]
         if found.latency and base.latency:
             ratio = base.latency[0].median_ms / found.latency[0].median_ms
-            gains.insert(0, f"{times(ratio)} as fast for a single row")
-        yield f"Against {BASELINE} it is {' and '.join(gains)}."
+            gains.insert(0, f"{times(ratio)} as fast for {_unit(found)}")
+        yield f"Against {name} it is {' and '.join(gains)}."
     if not found.latency:
         missing = report.device.missing or f"{report.device.target} is not on this machine"
         yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
@@ -130,7 +130,7 @@ def figures(report: OptimizeReport) -> Iterator[Figure]:
     chosen = report.chosen
     if chosen is None or chosen.variant.measured is None:
         return
-    found, base = chosen.variant.measured, _baseline(report)
+    found, (name, base) = chosen.variant.measured, _baseline(report)
     compared = base is not None and base is not found
     if found.score is not None and report.metric is not None:
         note = f"source model: {score(found.score.reference)}"
@@ -143,13 +143,17 @@ def figures(report: OptimizeReport) -> Iterator[Figure]:
         note = "from the source model's answers"
         yield Figure("Relative L2", significant(found.parity.relative_l2), note)
     if found.latency:
-        note = "median for a single row"
+        note = f"median for {_unit(found)}"
         if base is not None and compared and base.latency:
-            note = f"one row; {BASELINE}: {milliseconds(base.latency[0].median_ms)}"
+            note += f"; {name}: {milliseconds(base.latency[0].median_ms)}"
         yield Figure("Latency", milliseconds(found.latency[0].median_ms), note)
-        throughput = f"{rate(found.rows_per_second)} rows/s"
-        yield Figure("Throughput", throughput, "one thread, best batch")
-    note = f"{BASELINE}: {size(base.size_bytes)}" if base is not None and compared else ""
+        if found.generates:
+            note = f"one answer at a time, to a prompt of {found.prompt_tokens} tokens"
+            yield Figure("Throughput", f"{rate(found.tokens_per_second or 0)} tokens/s", note)
+        else:
+            throughput = f"{rate(found.rows_per_second)} rows/s"
+            yield Figure("Throughput", throughput, "one thread, best batch")
+    note = f"{name}: {size(base.size_bytes)}" if base is not None and compared else ""
     yield Figure("Size", size(found.size_bytes), note or "model file and its data")
 
 
@@ -210,9 +214,17 @@ def _accuracy(report: OptimizeReport, found: Measured) -> str:
     )
 
 
-def _baseline(report: OptimizeReport) -> Measured | None:
-    found = (measured for item, measured in report.measured if item.variant.recipe == BASELINE)
-    return next(found, None)
+def _baseline(report: OptimizeReport) -> tuple[str, Measured | None]:
+    """Return the variant that others are compared with, and its name."""
+    names = ((item.variant.recipe, measured) for item, measured in report.measured)
+    return next((pair for pair in names if pair[0] in BASELINES), (BASELINES[0], None))
+
+
+def _unit(measured: Measured) -> str:
+    """Return what a latency is the time of."""
+    if measured.generates and measured.latency:
+        return f"an answer of {measured.latency[0].batch} tokens"
+    return "a single row"
 
 
 def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured], Cell]]]:
@@ -228,7 +240,11 @@ def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured],
     yield "centred cosine", lambda m: (score(m.parity.centred_cosine), "")
     if report.metric is None:
         yield "relative L2", lambda m: (significant(m.parity.relative_l2), "")
-    if report.timed:
+    if report.timed and found[0].generates:
+        yield "first token, ms", lambda m: (significant(m.first_token_ms or 0), "")
+        yield "answer, ms", _single_row
+        yield "tokens/s", lambda m: (rate(m.tokens_per_second or 0), "")
+    elif report.timed:
         yield "1 row, ms", _single_row
         yield "p95, ms", lambda m: (significant(m.p95_ms), "")
         yield "rows/s", lambda m: (rate(m.rows_per_second), "")
