@@ -27,7 +27,7 @@ REQUIREMENTS = (
     "pydantic", "pydantic-settings", "uvicorn", "uvloop",
 )  # fmt: skip
 # What a bundle of a language model needs besides.
-_GENERATION = ("onnxruntime-genai", "tokenizers")
+_GENERATION = ("jinja2", "llguidance", "tokenizers")
 MAX_BYTES = 16 << 10
 _MAX_PACKAGES = 64
 # ONNX Runtime's provider is linked to major version 10; a newer major does not load.
