@@ -37,9 +37,7 @@ def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
     score = measured["score"]
     generates = measured.get("tokens_per_second") is not None
     latency = (
-        {}
-        if generates
-        else {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
+        {} if generates else {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
     )
     return (
         _number(score and score["value"], ".4f"),

@@ -190,9 +190,15 @@ def _latencies(variant: Variant) -> tuple[BatchLatency, ...]:
 
 
 def _preferred(variant: Variant, prefer: Prefer) -> BatchLatency:
-    """Return the latency to compare: the best batch for throughput, else a single row."""
+    """Return the latency to compare: the best batch for throughput, else a single row.
+
+    Of a language model it is always that of an answer.
+    """
     latencies = _latencies(variant)
-    return min(latencies, key=_row_ms) if prefer is Prefer.THROUGHPUT else latencies[0]
+    generates = variant.measured is not None and variant.measured.generates
+    if generates or prefer is not Prefer.THROUGHPUT:
+        return latencies[0]
+    return min(latencies, key=_row_ms)
 
 
 def _row_ms(latency: BatchLatency) -> float:

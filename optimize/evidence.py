@@ -21,6 +21,7 @@ from optimize.cache import versions
 from optimize.choice import Judged
 from optimize.device import RunDevice
 from optimize.goals import Goals
+from optimize.metrics.perplexity import PERPLEXITY
 from optimize.metrics.scores import Metric
 from optimize.proofs.splits import SplitCheck
 from optimize.source_graph import Exported
@@ -82,6 +83,11 @@ class OptimizeReport:
     conditions: Conditions
 
     @property
+    def generates(self) -> bool:
+        """Whether it is about a language model."""
+        return self.metric is PERPLEXITY
+
+    @property
     def chosen(self) -> Judged | None:
         return next((item for item in self.judged if item.chosen), None)
 
@@ -104,9 +110,9 @@ def make_report(
     prepared, baseline = exported.prepared, exported.baseline
     source, transform = prepared.source, prepared.transform
     conditions = find_conditions()
-    if source.generates:  # the engine runs with its default, a thread per core
+    if source.generates:
         libraries = versions(*_LIBRARIES, *_GENERATION_LIBRARIES)
-        conditions = replace(conditions, threads=conditions.cores, libraries=libraries)
+        conditions = replace(conditions, libraries=libraries)
     return OptimizeReport(
         source=SourceSummary(source.uri, source.run_id, source.sha256),
         data=DataSummary(

@@ -128,9 +128,7 @@ def _prepare(
     source = prepared.source
     fitting = fitting_recipes(recipes, source, options)
     names = tuple(recipe.name for recipe in fitting)
-    progress.event(
-        StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri, recipes=names)
-    )
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri, recipes=names))
     return prepared, fitting
 
 

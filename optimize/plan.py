@@ -10,7 +10,6 @@ from typing import Any
 
 from bundle.clock import SystemClock
 from bundle.packages import require_onnxruntime
-from optimize.attempt import Attempt
 from optimize.cache import is_cached
 from optimize.device import RunDevice, find_device
 from optimize.events import Silent
@@ -126,6 +125,5 @@ def _excluded(source: SourceModel, target: Target) -> dict[str, str]:
     return {
         recipe.name: ", ".join(sorted(each.value for each in recipe.targets))
         for recipe in discover()
-        if target not in recipe.targets
-        and isinstance(recipe, GenerationRecipe) == source.generates
+        if target not in recipe.targets and isinstance(recipe, GenerationRecipe) == source.generates
     }

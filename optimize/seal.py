@@ -75,7 +75,8 @@ def seal_bundle(exported: Exported, report: OptimizeReport, chosen: Judged) -> V
 def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest:
     prepared, variant = exported.prepared, chosen.variant
     source = prepared.source
-    assert variant.measured is not None and variant.model is not None
+    assert variant.measured is not None
+    assert variant.model is not None
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=bundle_name(source.name),

@@ -1,4 +1,4 @@
-"""Judge and time the variants of a language model in the engine that will serve them."""
+"""Judge and time the variants of a language model in the decoder that will serve them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bundle.manifest import MODEL_NAME
 from optimize.attempt import Attempt
 from optimize.data import Rows, Tensors, row_count
 from optimize.generation.answers import ANSWER_TOKENS, ask, compare_answers
-from optimize.generation.models import EngineModel, Ids, LanguageModel
-from optimize.generation.source import SourceAnswers, read_golden
+from optimize.generation.models import Ids, ServedModel
+from optimize.generation.source import MAX_TOKENS, SourceAnswers, read_golden
 from optimize.judge import model_size
 from optimize.metrics.latency import measure_interleaved
 from optimize.variant import Measured, Timings, Variant, load_details
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Timed:
     """A model as a session whose rows are the tokens of an answer to `prompt`."""
 
     provider: str
-    model: LanguageModel
+    model: ServedModel
     prompt: Ids
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
@@ -43,7 +43,7 @@ class GenerationAttempt(Attempt):
 
         source = self.exported
         self._check_tokenizer(root)
-        found = ask(EngineModel(root), source.questions)
+        found = ask(ServedModel(root, MAX_TOKENS), source.questions)
         parity, score = compare_answers(source.answers, found, source.questions.predicted)
         graph = onnx.load(str(root / MODEL_NAME), load_external_data=False)
         return Measured(
@@ -59,7 +59,7 @@ class GenerationAttempt(Attempt):
     def _time(self, variants: Sequence[Variant]) -> Timings:
         """Time an answer and its first token, all variants in turn."""
         sessions = {
-            variant.recipe: _Timed("cpu", EngineModel(variant.model), self._longest())
+            variant.recipe: _Timed("cpu", ServedModel(variant.model, MAX_TOKENS), self._longest())
             for variant in variants
             if variant.measured is not None and variant.model is not None
         }

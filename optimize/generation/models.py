@@ -1,4 +1,4 @@
-"""Language models side by side: the source in transformers, a variant in the engine that serves it.
+"""Language models side by side: the source in transformers, a variant as it will be served.
 
 Both take token ids, so that a difference is one of the models and never of two tokenizers.
 """
@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from optimize.recipes.generation import read_generation
 from registry.catalog import SourceModel
 from registry.hugging_face import tokenizer_folder
 from registry.names import printable
 from registry.quiet import first_line, quiet
-from services.runtime.genai import import_genai
+from services.generate.decoder import Decoder
 
 Ids = Sequence[int]
 
@@ -28,10 +29,10 @@ class LanguageModel(Protocol):
         """Return the scores [ids, vocabulary], fp32, of the token after each of `ids`."""
         ...
 
-    def generate(self, ids: Ids, count: int, *, past_end: bool = False) -> list[int]:
+    def generate(self, ids: Ids, count: int) -> list[int]:
         """Return up to `count` tokens that follow `ids` with greedy decoding.
 
-        The answer ends with the end token, unless `past_end`.
+        The answer ends with an end token.
         """
         ...
 
@@ -48,10 +49,10 @@ class TransformersModel:
                 self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                     str(tokenizer_folder(source.model_path)), **safe
                 )
-                model = transformers.AutoModelForCausalLM.from_pretrained(
+                model: Any = transformers.AutoModelForCausalLM.from_pretrained(
                     str(source.model_path), use_safetensors=True, **safe
                 )
-                self._model: Any = model.float().eval()
+                self._model = model.float().eval()
         except Exception as error:  # a foreign folder, and its readers have no common exception
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MODEL,
@@ -73,10 +74,9 @@ class TransformersModel:
             found: np.ndarray = self._model(torch.tensor([list(ids)])).logits[0].numpy()
         return found
 
-    def generate(self, ids: Ids, count: int, *, past_end: bool = False) -> list[int]:
+    def generate(self, ids: Ids, count: int) -> list[int]:
         import torch
 
-        least = {"min_new_tokens": count} if past_end else {}
         with torch.inference_mode(), quiet():
             found = self._model.generate(
                 torch.tensor([list(ids)]),
@@ -84,41 +84,30 @@ class TransformersModel:
                 do_sample=False,
                 num_beams=1,
                 repetition_penalty=1.0,
-                **least,
             )
         return [int(token) for token in found[0, len(ids) :]]
 
 
-class EngineModel:
-    """A variant: a folder for onnxruntime-genai, loaded."""
+class ServedModel:
+    """A variant in the decoder that serves it, with one sequence at a time on one thread."""
 
-    def __init__(self, folder: Path) -> None:
-        self._genai = import_genai()
-        self._model = self._genai.Model(str(folder))
+    def __init__(self, folder: Path, max_tokens: int) -> None:
+        """Load the folder; texts, and prompts with their answers, have at most `max_tokens`."""
+        generation = read_generation(folder)
+        self._ends = frozenset(generation.eos_ids)
+        self._decoder = Decoder(folder, 1, min(max_tokens, generation.context_length))
 
     def logits(self, ids: Ids) -> np.ndarray:
-        generator = self._start(ids, 1)
-        found: np.ndarray = generator.get_output("logits")[0].astype(np.float32)
-        return found
+        return self._decoder.score(ids)
 
     def generate(self, ids: Ids, count: int, *, past_end: bool = False) -> list[int]:
-        generator = self._start(ids, count, min_length=len(ids) + count if past_end else 0)
-        found = []
-        while len(found) < count and not generator.is_done():
-            generator.generate_next_token()
-            found.append(int(generator.get_next_tokens()[0]))
+        """Return the greedy answer; with `past_end`, for timing, it has `count` tokens."""
+        found: list[int] = []
+        scores = self._decoder.prefill(0, ids, 0)
+        while len(found) < count:
+            if found:
+                scores = self._decoder.decode(found[-1:], [len(ids) + len(found) - 1])[0]
+            found.append(int(scores.argmax()))
+            if found[-1] in self._ends and not past_end:
+                break
         return found
-
-    def _start(self, ids: Ids, count: int, min_length: int = 0) -> Any:
-        """Return a generator that has read `ids` and may make `count` tokens."""
-        options = self._genai.GeneratorParams(self._model)
-        options.set_search_options(
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            max_length=len(ids) + count,
-            min_length=min_length,
-        )
-        generator = self._genai.Generator(self._model, options)
-        generator.append_tokens(np.array(ids, dtype=np.int32))
-        return generator

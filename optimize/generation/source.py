@@ -30,8 +30,8 @@ from optimize.source_graph import Exported, export_key
 from registry.catalog import SourceModel
 from services.runtime.golden import load_golden, save_golden
 
-# Of a text; longer texts would need more memory for their scores.
-_MAX_TOKENS = 256
+# Of a text, as of a prompt with its answer; longer texts would need more memory for their scores.
+MAX_TOKENS = 256
 _MAX_PROMPTS = 16
 _MAX_PROMPT_TOKENS = 64
 
@@ -94,7 +94,7 @@ def run_source(prepared: Prepared) -> SourceAnswers:
 def _build(directory: Path, prepared: Prepared) -> None:
     model = TransformersModel(prepared.source)
     texts = [text.decode() for text in prepared.held_out.inputs[INPUT]]
-    ids = tuple(tuple(model.encode(text)[:_MAX_TOKENS]) for text in texts)
+    ids = tuple(tuple(model.encode(text)[:MAX_TOKENS]) for text in texts)
     starts = [model.decode(each[: min(len(each) // 2, _MAX_PROMPT_TOKENS)]) for each in ids]
     # Golden rows cannot end in NUL.
     prompts = {
@@ -109,9 +109,7 @@ def _build(directory: Path, prepared: Prepared) -> None:
     try:
         answers = ask(model, questions)
     except ValueError as error:
-        raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL, f"{prepared.source.uri}: {error}"
-        ) from error
+        raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, f"{prepared.source.uri}: {error}") from error
     save_answers(directory / _ANSWERS_NAME, questions, answers)
     continued = [model.decode(without_filling(row)) for row in answers.continuations]
     prompt_texts, outputs = (

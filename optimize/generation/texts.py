@@ -45,7 +45,9 @@ def load_texts(source: str | Path, limits: RowLimits, columns: ColumnMap) -> Eva
     index = np.linspace(0, len(pieces) - 1, count).astype(int)
     chosen = np.array([pieces[number].encode() for number in index], dtype=object)
     digest = hashlib.sha256(json.dumps([pieces, count]).encode()).hexdigest()
-    return EvalData(Rows({INPUT: chosen[:0]}, None), Rows({INPUT: chosen}, None), digest, len(pieces))
+    return EvalData(
+        Rows({INPUT: chosen[:0]}, None), Rows({INPUT: chosen}, None), digest, len(pieces)
+    )
 
 
 def _texts(source: str | Path, columns: ColumnMap) -> Iterator[str]:

@@ -11,6 +11,7 @@ from optimize.charts.shapes import Chart
 from optimize.charts.templates import chart_environment
 from optimize.choice import BASELINES, Judged, Verdict
 from optimize.evidence import OptimizeReport
+from optimize.metrics.scores import Metric
 from optimize.report.charts import (
     SHOWN_LAYERS,
     latency_charts,
@@ -75,7 +76,7 @@ def report_html(report: OptimizeReport) -> str:
             variants=[_variant_row(item, columns) for item in report.judged],
             sensitivities=list(_sensitivities(report)),
             batches=batches,
-            panels=latency_charts(report) if report.timed else [],
+            panels=latency_charts(report) if report.timed and not report.generates else [],
             latencies=[
                 (item.variant.recipe, _latency(found, batches)) for item, found in report.measured
             ],
@@ -161,15 +162,18 @@ def conditions(report: OptimizeReport) -> dict[str, str]:
     """Return everything that the numbers depend on."""
     data, device, machine = report.data, report.device, report.conditions
     labels = "labelled" if data.labelled else "without labels"
+    rows = (
+        f"{data.rows:,} in the data; {data.calibration_rows:,} calibrate, "
+        f"{data.held_out_rows:,} others judge; {labels}"
+    )
+    if report.generates:
+        rows = f"{data.rows:,} texts in the data, of which {data.held_out_rows:,} judge"
     metric = report.metric
     return {
         "Source model": report.source.uri,
         "Source digest": report.source.sha256,
         "Data digest": data.sha256,
-        "Rows": (
-            f"{data.rows:,} in the data; {data.calibration_rows:,} calibrate, "
-            f"{data.held_out_rows:,} others judge; {labels}"
-        ),
+        "Rows": rows,
         "Metric": metric.name if metric else "none: judged by the distance to the source model",
         "Goals": report.goals.words(metric),
         "Transform": report.transform or "none",
@@ -209,7 +213,8 @@ def _accuracy(report: OptimizeReport, found: Measured) -> str:
     drop = found.score.drop
     return (
         f"Its {report.metric.name} on {rows} is {score(found.score.value)}, the source model's is "
-        f"{score(found.score.reference)}. The {drop.level:.0%} interval of the drop ends at "
+        f"{score(found.score.reference)}. The {drop.level:.0%} interval of the "
+        f"{_drop_name(report.metric)} ends at "
         f"{score(drop.high)} (limit {report.goals.accuracy_drop:.4g})."
     )
 
@@ -234,13 +239,13 @@ def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured],
         return
     if report.metric is not None:
         yield report.metric.name, lambda m: (score(m.score.value) if m.score else _NONE, "")
-        yield "drop", _drop
+        yield _drop_name(report.metric), _drop
     if any(each.parity.agreement is not None for each in found):
         yield "agreement", _agreement
     yield "centred cosine", lambda m: (score(m.parity.centred_cosine), "")
     if report.metric is None:
         yield "relative L2", lambda m: (significant(m.parity.relative_l2), "")
-    if report.timed and found[0].generates:
+    if report.timed and report.generates:
         yield "first token, ms", lambda m: (significant(m.first_token_ms or 0), "")
         yield "answer, ms", _single_row
         yield "tokens/s", lambda m: (rate(m.tokens_per_second or 0), "")
@@ -249,6 +254,10 @@ def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured],
         yield "p95, ms", lambda m: (significant(m.p95_ms), "")
         yield "rows/s", lambda m: (rate(m.rows_per_second), "")
     yield "size", lambda m: (size(m.size_bytes), "")
+
+
+def _drop_name(metric: Metric) -> str:
+    return "drop" if metric.higher_is_better else "increase"
 
 
 def _drop(measured: Measured) -> Cell:
