@@ -169,14 +169,15 @@ class ContinuousBatch:
 
     def step(self) -> StepResult:
         """Read parts of prompts, and append one token to each sequence that is past its prompt."""
-        self._admit()
+        self.admit()
         result = StepResult([], [])
         rows = [each if each and each.next_token is not None else None for each in self._slots]
         self._prefill(result)
         self._decode(rows, result)
         return result
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Give free slots to the requests that wait longest."""
         for slot, sequence in enumerate(self._slots):
             if sequence is None and self._waiting:
                 joined = self._slots[slot] = self._waiting.popleft()

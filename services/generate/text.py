@@ -40,6 +40,12 @@ class TextCodec:
         """Return the tokens of `text`; with `special` those that the tokenizer adds to a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """INVALID_INPUT for tokens that the model does not have."""
+        size = self._generation.vocabulary_size
+        if not all(0 <= token < size for token in tokens):
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"tokens must be from 0 to {size - 1}")
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))

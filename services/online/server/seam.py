@@ -25,6 +25,7 @@ from services.online.grpc.server import GrpcServer
 from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import infer_protocol
+from services.online.http.generate import GenerateApp, generate_app
 from services.online.http.inference import InferHandler
 from services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
@@ -53,9 +54,9 @@ logger = logging.getLogger("mlctl.service")
 
 
 class Front:
-    """Sends /v2, /predict, SageMaker's paths and our description to our applications.
+    """Sends /v1, /v2, /predict, SageMaker's paths and our description to our applications.
 
-    BentoML's application gets the rest.
+    Only a language model has /v1. BentoML's application gets the rest.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class Front:
         sagemaker: App,
         other: App,
         publish: Callable[[], None],
+        generate: GenerateApp | None,
     ) -> None:
+        self._generate = generate
         self._v2 = v2
         self._predict = predict
         self._sagemaker = sagemaker
@@ -80,7 +83,9 @@ class Front:
             self._publish()
         app = self._other
         if scope["type"] == "http":
-            if path == "/v2" or path.startswith("/v2/"):
+            if self._generate is not None and self._generate.answers(path):
+                app = self._generate
+            elif path == "/v2" or path.startswith("/v2/"):
                 app = self._v2
             elif path == ROUTE or path.startswith(f"{ROUTE}/"):
                 app = self._predict
@@ -105,7 +110,8 @@ class MlctlService(bentoml.Service[Any]):
 
         v2, page = V2App(host, inference, *others), OpenApiPage(host)
         other = make_bento_app(self, is_main=is_main)
-        front = Front(v2, page, PredictApp(host), SageMakerApp(host), other, publish)
+        generate = generate_app(host, inference, *others)
+        front = Front(v2, page, PredictApp(host), SageMakerApp(host), other, publish, generate)
         return gated(front, inference, host)
 
 
