@@ -69,7 +69,8 @@ class Decoder:
         ids = np.array([tokens], np.int64)
         end = past + len(tokens)
         positions = np.arange(past, end, dtype=np.int64)[None]
-        return self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)[0, -1]
+        logits = self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)
+        return logits[0, -1, :]
 
     def decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
         """Append one token to each of the first `len(tokens)` slots.

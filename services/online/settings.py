@@ -32,9 +32,6 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
             accepted; unset, what the bundle says, else 4096 and no limit below overload.
         max_wait_ms: how long a request may be held back to be joined with others; unset, what the
             bundle says, else only for clients that were just answered, where that pays.
-        max_sequences: the answers that a language model writes at once.
-        max_sequence_tokens: of a prompt with its answer; at most the model's context. The KV cache
-            is as large as `max_sequences` of these need.
         deadline_ms: the time of a request, reading included; of a language model's until its first
             token.
         hang_s: a batch that runs for longer, and for 20 times what is expected, hangs, and its
@@ -58,8 +55,6 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
     max_rows: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     hang_s: Annotated[float, Field(gt=0)] = 30.0
-    max_sequences: Annotated[int, Field(ge=1, le=256)] = 8
-    max_sequence_tokens: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
 
     @property

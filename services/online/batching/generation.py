@@ -22,6 +22,7 @@ from services.generate.engine import (
     Sequence,
     StepResult,
 )
+from services.generate.options import PROMPT, TEXT
 from services.generate.sampling import Sampling
 from services.online.batching.admission import Limits, QueueFullError, deadline_exceeded
 from services.online.batching.model_executor import (
@@ -38,7 +39,6 @@ from services.protocol.priority import Priority
 from services.runtime.padding import Arrays
 from services.runtime.streaming import Answer, AnswerStream
 
-PROMPT, TEXT = "prompt", "text"
 # Answers of the V2 protocol's infer calls, which carry no options: greedy, and at most this long.
 INFER_TOKENS = 256
 _RETRY_SECONDS = 1.0

@@ -206,7 +206,7 @@ class GenerateApp:
     def answers(self, path: str) -> bool:
         """Whether a path is this application's."""
         if path.startswith(_V1):
-            return bool(self.models)
+            return True
         parts = path.strip("/").split("/")
         return parts[0] == "v2" and parts[-1] in _V2_VERBS and self._named(parts) in self.models
 
@@ -304,12 +304,6 @@ class GenerateApp:
             self._find(name)
             return _json(next(each for each in models if each["id"] == name))
         return _json({"object": "list", "data": models})
-
-
-def generate_app(serving: Serving, *handlers: InferHandler) -> GenerateApp | None:
-    """Return the application of a server with a language model, else None."""
-    app = GenerateApp(serving, *handlers)
-    return app if app.models else None
 
 
 async def _answer(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-import psutil
-
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GENERATION_FOLDER, GOLDEN_NAME
-from services.generate.decoder import Decoder
+from bundle.manifest import GOLDEN_NAME
 from services.generate.engine import ContinuousBatch, GenerationRequest, complete
+from services.generate.loading import open_engine
+from services.generate.options import PROMPT, TEXT
 from services.generate.sampling import Sampling
 from services.generate.text import TextCodec
 from services.online.batching.admission import Limits
-from services.online.batching.generation import PROMPT, TEXT, GenerationExecutor, TokenStream
+from services.online.batching.generation import GenerationExecutor, TokenStream
 from services.online.metrics.counts import Metrics
 from services.online.metrics.generation import GenerationMetrics
 from services.online.models.served_model import ModelPhase, ServedModel, logger
@@ -84,21 +83,7 @@ class ServedGenerator(ServedModel):
         return 0.0  # a step takes milliseconds; `hang_s` alone decides
 
     def _load(self) -> ContinuousBatch:
-        generation = self._bundle.manifest.generation
-        assert generation is not None
-        folder = self._bundle.root / GENERATION_FOLDER
-        settings = self.settings
-        size = min(generation.context_length, settings.max_sequence_tokens)
-        decoder = Decoder(folder, settings.max_sequences, size, settings.threads)
-        available = psutil.virtual_memory().available
-        if decoder.cache_bytes > available:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"the KV cache of {settings.max_sequences} sequences of {size} tokens takes "
-                f"{decoder.cache_bytes / 1e9:.1f} GB, {available / 1e9:.1f} GB of memory are free",
-                "Lower MLCTL_MAX_SEQUENCES or MLCTL_MAX_SEQUENCE_TOKENS.",
-            )
-        batch = ContinuousBatch(decoder, TextCodec(folder, generation), generation.eos_ids)
+        batch = open_engine(self._bundle, self.settings)
         self._check_golden(batch)
         return batch
 

@@ -15,9 +15,9 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import require_packages
 from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
-from services.online.models.generator import ServedGenerator
 from services.online.models.pipeline import ServedPipeline
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
@@ -201,5 +201,10 @@ def serving_of(packed: BentoContents, settings: ServerSettings) -> ServedModel |
 
 
 def _served(bundle: VerifiedBundle, settings: ServerSettings, **shared: Any) -> ServedModel:
-    kind = ServedModel if bundle.manifest.generation is None else ServedGenerator
-    return kind(bundle, settings, **shared)
+    if bundle.manifest.generation is None:
+        return ServedModel(bundle, settings, **shared)
+    # Only the images of language models have its packages.
+    require_packages("generate", "llguidance", "tokenizers")
+    from services.online.models.generator import ServedGenerator
+
+    return ServedGenerator(bundle, settings, **shared)

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bentoml
 
@@ -25,7 +25,6 @@ from services.online.grpc.server import GrpcServer
 from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import infer_protocol
-from services.online.http.generate import GenerateApp, generate_app
 from services.online.http.inference import InferHandler
 from services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
@@ -44,6 +43,9 @@ from services.online.server.workers import (
 )
 from services.online.settings import ServerSettings
 from services.runtime.bento_layout import BentoContents
+
+if TYPE_CHECKING:
+    from services.online.http.generate import GenerateApp
 
 # For calls that do not ask the model, and for bodies that are still arriving: the model's requests
 # are answered within their deadlines before.
@@ -110,7 +112,11 @@ class MlctlService(bentoml.Service[Any]):
 
         v2, page = V2App(host, inference, *others), OpenApiPage(host)
         other = make_bento_app(self, is_main=is_main)
-        generate = generate_app(host, inference, *others)
+        generate = None
+        if any(each.generates for each in host.hosts):
+            from services.online.http.generate import GenerateApp
+
+            generate = GenerateApp(host, inference, *others)
         front = Front(v2, page, PredictApp(host), SageMakerApp(host), other, publish, generate)
         return gated(front, inference, host)
 
