@@ -66,7 +66,7 @@ class Decoder:
 
     def prefill(self, slot: int, tokens: Sequence[int], past: int) -> np.ndarray:
         """Append `tokens` to the `past` tokens of `slot`; return the logits of the last one."""
-        return self._fill(slot, tokens, past)[-1]
+        return self._fill(slot, tokens, past)[-1, :]
 
     def score(self, tokens: Sequence[int]) -> np.ndarray:
         """Return the logits [tokens, vocabulary] (float32) after each of `tokens`, in slot 0."""
@@ -88,7 +88,8 @@ class Decoder:
         ids = np.array([tokens], np.int64)
         end = past + len(tokens)
         positions = np.arange(past, end, dtype=np.int64)[None]
-        return self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)[0]
+        logits = self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)
+        return logits[0, :]
 
     def _run(
         self, first: int, last: int, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray

@@ -9,6 +9,7 @@ between them. Equal requests in equal order give equal answers.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -76,7 +77,7 @@ class Sequence:
         self._stops = StopStrings(request.stop)
         self._constraint = None if request.grammar is None else codec.constrain(request.grammar)
 
-    def choose(self, logits: np.ndarray, eos_ids: Items[int]) -> Piece:
+    def choose(self, logits: np.ndarray, eos_ids: Container[int]) -> Piece:
         """Choose the next token from its `logits` [vocabulary]."""
         allowed = logits if self._constraint is None else self._constraint.apply(logits)
         token = self._sampler.pick(allowed)
@@ -169,14 +170,15 @@ class ContinuousBatch:
 
     def step(self) -> StepResult:
         """Read parts of prompts, and append one token to each sequence that is past its prompt."""
-        self._admit()
+        self.admit()
         result = StepResult([], [])
         rows = [each if each and each.next_token is not None else None for each in self._slots]
         self._prefill(result)
         self._decode(rows, result)
         return result
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Give free slots to the requests that wait longest."""
         for slot, sequence in enumerate(self._slots):
             if sequence is None and self._waiting:
                 joined = self._slots[slot] = self._waiting.popleft()
@@ -215,10 +217,10 @@ class ContinuousBatch:
             for row in filter(None, rows):
                 self._fail(row, error, result)
             return
-        for row, found in zip(rows[: last + 1], logits, strict=True):
-            if row is not None:
-                row.length += 1
-                self._choose(row, found, result)
+        for sequence, found in zip(rows[: last + 1], logits, strict=True):
+            if sequence is not None:
+                sequence.length += 1
+                self._choose(sequence, found, result)
 
     def _choose(self, sequence: Sequence, logits: np.ndarray, result: StepResult) -> None:
         try:

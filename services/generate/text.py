@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from jinja2 import TemplateError
@@ -40,6 +40,12 @@ class TextCodec:
         """Return the tokens of `text`; with `special` those that the tokenizer adds to a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """INVALID_INPUT for tokens that the model does not have."""
+        size = self._generation.vocabulary_size
+        if not all(0 <= token < size for token in tokens):
+            raise MlctlError(ErrorCode.INVALID_INPUT, f"tokens must be from 0 to {size - 1}")
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -71,14 +77,13 @@ class TextCodec:
                 ErrorCode.INVALID_INPUT, f"the chat template rejects the messages: {error}"
             ) from error
 
-    def grammar(self, kind: str, source: str) -> str:
+    def grammar(self, kind: Literal["json_schema", "regex"], source: str) -> str:
         """Compile a `json_schema` or `regex`; INVALID_INPUT says what is wrong with it."""
-        make = {
-            "json_schema": LLMatcher.grammar_from_json_schema,
-            "regex": LLMatcher.grammar_from_regex,
-        }[kind]
         try:
-            grammar = str(make(source))
+            if kind == "regex":
+                grammar = str(LLMatcher.grammar_from_regex(source))
+            else:
+                grammar = str(LLMatcher.grammar_from_json_schema(source))
             problem = LLMatcher.validate_grammar(grammar, self._guidance)
         except ValueError as error:
             problem = str(error)
@@ -165,9 +170,9 @@ class Constraint:
     def apply(self, logits: np.ndarray) -> np.ndarray:
         """Return a copy of `logits` [vocabulary] with -inf for tokens that are not allowed."""
         fill_next_token_bitmask(self._matcher, self._mask)
-        allowed = logits[None].copy()
+        allowed = logits.copy()
         apply_token_bitmask_inplace(allowed, self._mask)
-        return allowed[0]
+        return allowed
 
     def accept(self, token: int) -> bool:
         """Note the chosen token; return whether the grammar is complete."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_gen_fp32__greedy_decoding__gives_the_tokens_of_transformers(
     assert folder is not None
     served = ServedModel(folder, 64)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llm_folder())
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llm_folder())
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_llm_folder())
     for prompt, answer in ANSWERS.items():
         ids = tokenizer.encode(prompt)
         expected = model.generate(torch.tensor([ids]), max_new_tokens=30, do_sample=False)

@@ -191,8 +191,8 @@ def test_logprobs__a_distribution__are_its_logarithms() -> None:
         ("regex", "[ab]{3}", r"[ab]{3}"),
         (
             "json_schema",
-            '{"type":"object","properties":{"n":{"enum":[1,2]}},"required":["n"]}',
-            r'\{\s*"n"\s*:\s*[12]\s*\}',
+            '{"type":"array","items":{"enum":[1,2]},"minItems":2,"maxItems":2}',
+            r"\[\s*[12]\s*,\s*[12]\s*\]",
         ),
     ],
 )
