@@ -23,7 +23,7 @@ from optimize.generation.answers import Answers, compare_answers
 from optimize.generation.models import ServedModel
 from optimize.generation.texts import load_texts
 from optimize.goals import Goals
-from optimize.pipeline import OptimizeResult, optimize
+from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from optimize.plan import make_plan
 from optimize.prepare import Options
 from optimize.recipes.base import Target
@@ -216,6 +216,34 @@ def test_optimize__weights_that_transformers_cannot_load__is_an_error_without_a_
         optimize(URI, home / "texts.jsonl", catalog=MemoryCatalog([damaged]))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert str(tmp_path) not in caught.value.message
+
+
+def test_optimize__an_architecture_that_the_builder_gets_wrong__fails_every_variant(
+    home: Path, tmp_path: Path
+) -> None:
+    config = transformers.OlmoConfig(
+        vocab_size=345,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    model: Any = transformers.OlmoForCausalLM(config)
+    for parameter in model.parameters():
+        parameter.data.mul_(3)  # far from the scores of an untrained model, which are all near 0
+    model.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_llm_folder() / name).read_bytes())
+    olmo = replace(source(), model_path=tmp_path, artifacts=tmp_path, sha256="1" * 64)
+    with pytest.raises(NothingPassedError) as caught:
+        optimize(URI, home / "texts.jsonl", catalog=MemoryCatalog([olmo]))
+    assert len(caught.value.judged) == len(RECIPES)
+    for item in caught.value.judged:
+        assert "the builder's graph is not the source model: relative L2" in item.reason
 
 
 def answers(losses: list[float], continuations: list[list[int]]) -> Answers:
