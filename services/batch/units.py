@@ -203,9 +203,9 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """A destination of answers, for several threads; for several machines if `distributed`."""
+    """A destination of answers, for several threads."""
 
-    distributed: bool
+    # Whether text with a NUL character is rejected.
     forbids_nul: bool
 
     def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
@@ -226,10 +226,6 @@ class Sink(Protocol):
         The caller may repeat the call. SINK_UNAVAILABLE and the OSError of a full disk are
         transient.
         """
-        ...
-
-    def markers(self) -> dict[str, Marker]:
-        """Return the markers of the job by unit."""
         ...
 
     def finish(self, summary: Mapping[str, object]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -37,17 +36,6 @@ _DATA = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[')
 _DATA_KEY = b'"data"'
 _ID_KEY = b'"id"'
 _ID_VALUE = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([^"\\\x00-\x1f]*)"')
-
-
-class Encoded(NamedTuple):
-    """A response's body; `header_length` is the JSON's length if binary data follows it."""
-
-    body: bytes
-    header_length: int | None
-
-    @property
-    def content_type(self) -> str:
-        return "application/json" if self.header_length is None else "application/octet-stream"
 
 
 class V2Codec:
@@ -82,8 +70,8 @@ class V2Codec:
         request: InferRequest,
         outputs: Mapping[str, np.ndarray],
         parameters: Mapping[str, str | float] | None = None,
-    ) -> Encoded:
-        """Return the response to `request`.
+    ) -> tuple[bytes, int | None]:
+        """Return the response's body, and the length of its JSON if binary data follows that.
 
         INVALID_INPUT if an output cannot be sent in the requested form.
         """
@@ -102,8 +90,8 @@ class V2Codec:
         end = b',"parameters":' + orjson.dumps(parameters) if parameters else b""
         head = b'%b%b,"outputs":[%b]%b}' % (self._start, identity, b",".join(tensors), end)
         if not chunks:
-            return Encoded(head, None)
-        return Encoded(b"".join((head, *chunks)), len(head))
+            return head, None
+        return b"".join((head, *chunks)), len(head)
 
     def encode_final(self, request: InferRequest) -> bytes:
         """Return the response after the last part of a streamed answer: no outputs, and a flag."""
@@ -229,7 +217,6 @@ def _is_only_id(content: bytes, name: str) -> bool:
 
 def _fill(header: Header, request_id: str, body: bytes, offset: int) -> InferRequest:
     """Return the request `request_id` of `header`, with its binary data from `offset` on."""
-    view = memoryview(body)
     inputs: dict[str, np.ndarray] = {}
     for part in header.parts:
         name = part.declared.spec.name
@@ -243,7 +230,7 @@ def _fill(header: Header, request_id: str, body: bytes, offset: int) -> InferReq
                 f"but {len(body) - offset} bytes are left",
                 "Binary data follows the JSON, whose length Inference-Header-Content-Length gives.",
             )
-        inputs[name] = decode_raw(part.declared, view[offset:end])
+        inputs[name] = decode_raw(part.declared, body, offset, part.size)
         offset = end
     if offset != len(body):
         raise invalid(f"{len(body) - offset} bytes of binary data belong to no input")

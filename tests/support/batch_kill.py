@@ -16,7 +16,10 @@ from pathlib import Path
 from tests.support.wait import PATIENCE_SECONDS
 
 _PRELOADED = [
+    "aiobotocore.session",
+    "pyarrow.dataset",
     "pyarrow.parquet",
+    "s3fs",
     "onnxruntime",
     "services.runtime.scorer",
     "services.batch.job",
