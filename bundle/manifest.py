@@ -145,7 +145,7 @@ class InputConstraints(_Value):
 
 
 class Generation(_Value):
-    """A causal language model: its files are in the folder generate/, for onnxruntime-genai.
+    """A causal language model; the folder generate/ has its files in onnxruntime-genai's layout.
 
     `context_length` is the maximum number of tokens of a prompt with its answer. Generation ends at
     any of `eos_ids`, each below `vocabulary_size`. `chat_template` says that the tokenizer turns

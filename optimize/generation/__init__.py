@@ -1,1 +1,1 @@
-"""Causal language models: built for onnxruntime-genai, judged by perplexity and continuations."""
+"""Causal language models: judged by perplexity and continuations."""

@@ -66,11 +66,11 @@ class Decoder:
 
     def prefill(self, slot: int, tokens: Sequence[int], past: int) -> np.ndarray:
         """Append `tokens` to the `past` tokens of `slot`; return the logits of the last one."""
-        ids = np.array([tokens], np.int64)
-        end = past + len(tokens)
-        positions = np.arange(past, end, dtype=np.int64)[None]
-        logits = self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)
-        return logits[0, -1, :]
+        return self._fill(slot, tokens, past)[-1, :]
+
+    def score(self, tokens: Sequence[int]) -> np.ndarray:
+        """Return the logits [tokens, vocabulary] (float32) after each of `tokens`, in slot 0."""
+        return self._fill(0, tokens, 0)
 
     def decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
         """Append one token to each of the first `len(tokens)` slots.
@@ -83,6 +83,12 @@ class Decoder:
         mask = (np.arange(past.max() + 1) <= past).astype(np.int64)
         ids = np.array(tokens, np.int64)[:, None]
         return self._run(0, len(tokens), ids, mask, past)[:, -1]
+
+    def _fill(self, slot: int, tokens: Sequence[int], past: int) -> np.ndarray:
+        ids = np.array([tokens], np.int64)
+        end = past + len(tokens)
+        positions = np.arange(past, end, dtype=np.int64)[None]
+        return self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)[0, :]
 
     def _run(
         self, first: int, last: int, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray

@@ -5,9 +5,13 @@ Its weights are saved in Hugging Face's layout; `tiny_llm_folder` trains it once
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from itertools import cycle
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from bundle.manifest import (
     EVIDENCE_NAME,
@@ -20,6 +24,7 @@ from bundle.manifest import (
     VariantInfo,
 )
 from bundle.verify import VerifiedBundle, seal
+from services.runtime.golden import save_golden
 
 CONTEXT_LENGTH = 256
 _STEPS = 80
@@ -45,6 +50,8 @@ def save_tiny_llm(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    new_tokenizer: Any = PreTrainedTokenizerFast
+
     plain = Tokenizer(models.BPE())
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
@@ -58,7 +65,7 @@ def save_tiny_llm(folder: Path) -> None:
     plain.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = new_tokenizer(
         tokenizer_object=plain,
         bos_token="<s>",
         eos_token="</s>",
@@ -87,7 +94,7 @@ def save_tiny_llm(folder: Path) -> None:
     labels = torch.tensor([row + [-100] * (longest - len(row)) for row in rows])
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
         for _ in range(_STEPS):
             optimizer.zero_grad()
@@ -114,12 +121,23 @@ def tiny_llm_folder() -> Path:
 
 def make_tiny_llm_bundle(root: Path, *, name: str = "tiny-llm") -> VerifiedBundle:
     """Write and seal an fp32 bundle of the model at `root`, without `mlctl optimize`."""
-    from optimize.generation.builder import build_engine_folder, read_generation
-    from optimize.generation.sealing import SIGNATURE, save_prompts
+    return make_llm_bundle(tiny_llm_folder(), root, ANSWERS, name=name)
+
+
+def make_llm_bundle(
+    source: Path, root: Path, answers: Mapping[str, str], *, name: str
+) -> VerifiedBundle:
+    """Write and seal an fp32 bundle of the Hugging Face folder `source`, golden with `answers`."""
+    from optimize.recipes.generation import build_engine_folder, read_generation
+    from registry.hugging_face import SIGNATURE
 
     (root / GENERATION_FOLDER).mkdir(parents=True)
-    build_engine_folder(tiny_llm_folder(), root / GENERATION_FOLDER, "fp32")
-    save_prompts(root / GOLDEN_NAME, ANSWERS)
+    build_engine_folder(source, root / GENERATION_FOLDER, "fp32")
+    prompts, texts = (
+        np.array([text.encode() for text in side], dtype=object)
+        for side in (answers.keys(), answers.values())
+    )
+    save_golden(root / GOLDEN_NAME, {"prompt": prompts}, {"text": texts})
     (root / EVIDENCE_NAME).write_text('{"variants":[{"recipe":"gen-fp32"}]}')
     manifest = Manifest(
         schema_version=1,
