@@ -88,8 +88,7 @@ class Decoder:
         ids = np.array([tokens], np.int64)
         end = past + len(tokens)
         positions = np.arange(past, end, dtype=np.int64)[None]
-        logits = self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)
-        return logits[0, :]
+        return self._run(slot, slot + 1, ids, np.ones((1, end), np.int64), positions)[0, :]
 
     def _run(
         self, first: int, last: int, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray

@@ -6,6 +6,7 @@ Its weights are saved in Hugging Face's layout; `tiny_llm_folder` trains it once
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -145,13 +146,20 @@ def write_texts(path: Path) -> None:
 
 def make_tiny_llm_bundle(root: Path, *, name: str = "tiny-llm") -> VerifiedBundle:
     """Write and seal an fp32 bundle of the model at `root`, without `mlctl optimize`."""
+    return make_llm_bundle(tiny_llm_folder(), root, ANSWERS, name=name)
+
+
+def make_llm_bundle(
+    source: Path, root: Path, answers: Mapping[str, str], *, name: str
+) -> VerifiedBundle:
+    """Write and seal an fp32 bundle of the Hugging Face folder `source`, golden with `answers`."""
     from optimize.recipes.generation import build_engine_folder, read_generation
 
     (root / GENERATION_FOLDER).mkdir(parents=True)
-    build_engine_folder(tiny_llm_folder(), root / GENERATION_FOLDER, "fp32")
+    build_engine_folder(source, root / GENERATION_FOLDER, "fp32")
     prompts, texts = (
         np.array([text.encode() for text in side], dtype=object)
-        for side in (ANSWERS.keys(), ANSWERS.values())
+        for side in (answers.keys(), answers.values())
     )
     save_golden(root / GOLDEN_NAME, {"prompt": prompts}, {"text": texts})
     (root / EVIDENCE_NAME).write_text('{"variants":[{"recipe":"gen-fp32"}]}')
