@@ -20,10 +20,11 @@ from typing import Any
 
 import httpx
 
-from bento.packaging import build_bento
 from benchmarks.result import argument_parser, measuring
+from bento.packaging import build_bento
 from bundle.verify import VerifiedBundle
-from services.generate.engine import GenerationRequest, Sequence as Running
+from services.generate.engine import GenerationRequest
+from services.generate.engine import Sequence as Running
 from services.generate.loading import open_engine
 from services.generate.sampling import Sampling
 from services.runtime.settings import RuntimeSettings

@@ -29,6 +29,7 @@ from optimize.plan import make_plan
 from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
+from optimize.recipes.generation import build_engine_folder
 from registry.hugging_face import SIGNATURE
 from services.runtime.golden import load_golden
 from tests.support.memory_catalog import MemoryCatalog
@@ -207,26 +208,51 @@ def test_optimize__weights_that_transformers_cannot_load__is_an_error_without_a_
     assert str(tmp_path) not in caught.value.message
 
 
+SMALL: Any = {
+    "vocab_size": 345,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+
+
+def write_random_model(folder: Path, architecture: Any, config: Any) -> Any:
+    """Save an untrained model with the tokenizer of the trained one; return it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = architecture(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(3)  # far from the scores of an untrained model, which are all near 0
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tiny_llm_folder() / name).read_bytes())
+    return model
+
+
+def test_gen_fp32__a_sliding_window_beyond_the_cache__gives_the_tokens_of_transformers(
+    tmp_path: Path,
+) -> None:
+    config = transformers.Gemma2Config(
+        **SMALL, head_dim=16, query_pre_attn_scalar=16, sliding_window=4096
+    )
+    model = write_random_model(tmp_path, transformers.Gemma2ForCausalLM, config)
+    build_engine_folder(tmp_path, tmp_path / "engine", "fp32")
+    ids = [0, 5, 9]
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
+    found = ServedModel(tmp_path / "engine", 64).generate(ids, 8)
+    assert found == expected[0, len(ids) :].tolist()
+
+
 def test_optimize__an_architecture_that_the_builder_gets_wrong__fails_every_variant(
     home: Path, tmp_path: Path
 ) -> None:
-    config = transformers.OlmoConfig(
-        vocab_size=345,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
-    model: Any = transformers.OlmoForCausalLM(config)
-    for parameter in model.parameters():
-        parameter.data.mul_(3)  # far from the scores of an untrained model, which are all near 0
-    model.save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((tiny_llm_folder() / name).read_bytes())
+    write_random_model(tmp_path, transformers.OlmoForCausalLM, transformers.OlmoConfig(**SMALL))
     olmo = replace(tiny_llm_source(), model_path=tmp_path, artifacts=tmp_path, sha256="1" * 64)
     with pytest.raises(NothingPassedError) as caught:
         optimize(URI, home / "texts.jsonl", catalog=MemoryCatalog([olmo]))
