@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -197,7 +198,7 @@ def test_logprobs__a_distribution__are_its_logarithms() -> None:
     ],
 )
 def test_engine__grammar__the_answer_matches_it(
-    folder: Path, codec: TextCodec, kind: str, source: str, pattern: str
+    folder: Path, codec: TextCodec, kind: Literal["json_schema", "regex"], source: str, pattern: str
 ) -> None:
     request = ask(codec, "Count:", grammar=codec.grammar(kind, source))
     (answer,) = complete(engine(folder, codec), [request])
@@ -208,7 +209,7 @@ def test_engine__grammar__the_answer_matches_it(
 
 @pytest.mark.parametrize(("kind", "source"), [("json_schema", '{"type":"x"}'), ("regex", "[a")])
 def test_grammar__invalid__is_rejected_with_the_reason(
-    codec: TextCodec, kind: str, source: str
+    codec: TextCodec, kind: Literal["json_schema", "regex"], source: str
 ) -> None:
     with pytest.raises(MlctlError, match=f"the {kind} cannot be used: ") as caught:
         codec.grammar(kind, source)

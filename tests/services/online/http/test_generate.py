@@ -128,7 +128,8 @@ async def test_completions__many_at_once__each_gets_its_own_answer(serve: Serve)
 
         async def ask(prompt: str) -> str:
             found = await running.openai.completions.create(prompt=prompt, max_tokens=40, **GREEDY)
-            return found.choices[0].text
+            text: str = found.choices[0].text
+            return text
 
         answers = await asyncio.gather(*map(ask, ANSWERS))
 
