@@ -36,20 +36,24 @@ def fitting_recipes(
 
     INVALID_INPUT for a recipe that is for the other kind, or if the target has none.
     """
-    chosen = select(None, options.target) if recipes is None else recipes
-    fitting = [each for each in chosen if isinstance(each, GenerationRecipe) == source.generates]
-    if fitting and (recipes is None or len(fitting) == len(recipes)):
-        return tuple(fitting)
-    if not fitting and recipes is None:
-        problem = f"no recipe builds {source.uri} for {options.target}"
-        raise MlctlError(ErrorCode.INVALID_INPUT, problem, "Language models are for --device cpu.")
-    wrong = next(each.name for each in chosen if each not in fitting)
-    kind = "is" if source.generates else "is not"
-    raise MlctlError(
-        ErrorCode.INVALID_INPUT,
-        f"the recipe {wrong} does not fit: {source.uri} {kind} a language model",
-        "Recipes named gen-... are for language models, the others are not.",
-    )
+    if recipes is None:
+        found = select(None, options.target, generates=source.generates)
+        if not found:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"no recipe builds {source.uri} for {options.target}",
+                "Language models are built with --device cpu.",
+            )
+        return found
+    for recipe in recipes:
+        if isinstance(recipe, GenerationRecipe) != source.generates:
+            kind = "is" if source.generates else "is not"
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"the recipe {recipe.name} does not fit: {source.uri} {kind} a language model",
+                "The recipes gen-fp32, gen-fp16 and gen-int4 are for language models.",
+            )
+    return tuple(recipes)
 
 
 def export_model(prepared: Prepared) -> Exported:

@@ -41,6 +41,7 @@ _LIBRARIES = (
         "onnxruntime-gpu",
     ),
     *("scikit-learn", "skl2onnx", "onnxmltools", "xgboost", "xgboost-cpu", "lightgbm"),
+    "catboost",
 )
 EXAMPLE_ROWS = 3
 

@@ -21,16 +21,13 @@ def models(output: CommandOutput) -> None:
     if click.get_current_context().invoked_subcommand is not None:
         return
     from registry.mlflow_catalog import MlflowCatalog
-    from registry.tracking import TRACKING_VARIABLE, registry_address
+    from registry.tracking import missing_model_hint, registry_address
 
     rows = MlflowCatalog().list_models()
     if output.as_json:
         output.document({"models": [asdict(row) for row in rows]})
     elif not rows:
-        output.note(
-            f"The registry {registry_address()} has no models. Log one there with MLflow, set "
-            f"{TRACKING_VARIABLE} to another registry, or try `mlctl demo`."
-        )
+        output.note(f"The registry {registry_address()} has no models. {missing_model_hint()}")
     else:
         output.table(
             ("Model", "Version>", "Aliases", "Digest", "Optimized from"),

@@ -39,7 +39,6 @@ def run_batch(
     from services.batch.sinks import open_sink, part_format
     from services.batch.sources import open_source
 
-    output.warn_unknown_variables()
     limit = ErrorLimit.parse(given["max_errors"])
     options = parse_options(given["options"])
     if given["executor"] == "ray":

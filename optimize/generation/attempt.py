@@ -10,13 +10,19 @@ import numpy as np
 
 from bundle.manifest import MODEL_NAME
 from optimize.attempt import Attempt
+from optimize.cache import fetch_or_build
 from optimize.data import Rows, Tensors, row_count
-from optimize.generation.answers import ANSWER_TOKENS, ask, compare_answers
+from optimize.generation.answers import ANSWER_TOKENS, OUTPUT, ask, compare_answers
 from optimize.generation.models import Ids, ServedModel
 from optimize.generation.source import MAX_TOKENS, SourceAnswers, read_golden
 from optimize.judge import model_size
 from optimize.metrics.latency import measure_interleaved
+from optimize.metrics.parity import compare
+from optimize.recipes.generation import GenerationRecipe
 from optimize.variant import Measured, Timings, Variant, load_details
+
+# Between two runtimes in fp32; rounding gives 1e-6 to 1e-4.
+_MAX_RELATIVE_L2 = 1e-3
 
 
 @dataclass(slots=True)
@@ -42,6 +48,7 @@ class GenerationAttempt(Attempt):
         import onnx
 
         source = self.exported
+        self._prove_builder()
         self._check_tokenizer(root)
         found = ask(ServedModel(root, MAX_TOKENS), source.questions)
         parity, score = compare_answers(source.answers, found, source.questions.predicted)
@@ -68,6 +75,24 @@ class GenerationAttempt(Attempt):
         found = measure_interleaved(sessions, sizes, rows, self.clock)
         # The first is what variants are chosen by.
         return Timings({name: latencies[::-1] for name, latencies in found.items()})
+
+    def _prove_builder(self) -> None:
+        """Raise ValueError unless the fp32 graph, which all variants start from, is the source's.
+
+        The builder writes graphs from its own description of each architecture, and can be wrong.
+        """
+        recipe = GenerationRecipe("fp32")
+        entry = fetch_or_build(
+            self.model_key(recipe), lambda directory: self._build(recipe, directory)
+        )
+        model, source = ServedModel(entry.root, MAX_TOKENS), self.exported
+        first = np.stack([model.logits(ids)[-1] for ids in source.questions.prompts])
+        error = compare({OUTPUT: source.answers.first}, {OUTPUT: first}).relative_l2
+        if error > _MAX_RELATIVE_L2:
+            raise ValueError(
+                f"the builder's graph is not the source model: relative L2 {error:.2g} in fp32 "
+                f"(limit {_MAX_RELATIVE_L2:g})"
+            )
 
     def _longest(self) -> Ids:
         return max(self.exported.questions.prompts, key=len)

@@ -53,6 +53,7 @@ class TransformersModel:
                     str(source.model_path), use_safetensors=True, **safe
                 )
                 self._model = model.float().eval()
+                self.context_length = int(model.config.max_position_embeddings)
         except Exception as error:  # a foreign folder, and its readers have no common exception
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MODEL,

@@ -93,6 +93,12 @@ def run_source(prepared: Prepared) -> SourceAnswers:
 
 def _build(directory: Path, prepared: Prepared) -> None:
     model = TransformersModel(prepared.source)
+    if model.context_length < MAX_TOKENS:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"{prepared.source.uri} has a context of {model.context_length} tokens "
+            f"(minimum {MAX_TOKENS})",
+        )
     texts = [text.decode() for text in prepared.held_out.inputs[INPUT]]
     ids = tuple(tuple(model.encode(text)[:MAX_TOKENS]) for text in texts)
     starts = [model.decode(each[: min(len(each) // 2, _MAX_PROMPT_TOKENS)]) for each in ids]

@@ -50,15 +50,21 @@ def discover() -> tuple[Recipe, ...]:
     return tuple(found.values())
 
 
-def select(names: Sequence[str] | None, target: Target) -> tuple[Recipe, ...]:
-    """Return the recipes called `names`, each once; None for all that support `target`.
+def select(
+    names: Sequence[str] | None, target: Target, *, generates: bool = False
+) -> tuple[Recipe, ...]:
+    """Return the recipes called `names`, each once.
+
+    None takes all that support `target`, for language models if `generates`, else for all others.
 
     INVALID_INPUT for a name that does not exist or does not support `target`, and for no name.
     """
     recipes = {recipe.name: recipe for recipe in discover()}
     supported = [recipe for recipe in recipes.values() if target in recipe.targets]
     if names is None:
-        return tuple(supported)
+        return tuple(
+            recipe for recipe in supported if isinstance(recipe, GenerationRecipe) == generates
+        )
     problem = "" if names else "no recipe is named"
     for name in names:
         if name not in recipes:

@@ -20,7 +20,7 @@ from bundle.packages import install_hint, installed_version
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from optimize.recipes.half import to_half
 from registry.hugging_face import tokenizer_folder
-from registry.quiet import quiet
+from registry.quiet import first_line, quiet
 
 CONFIG_NAME = "genai_config.json"
 # Values of a weight that is not worth a cast.
@@ -49,7 +49,15 @@ class GenerationRecipe:
         return f"gen-{self.precision}"
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:  # noqa: ARG002
-        build_engine_folder(source, directory, self.precision)
+        try:
+            build_engine_folder(source, directory, self.precision)
+        except (MlctlError, OSError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                "onnxruntime-genai's builder does not build this architecture "
+                f"({type(error).__name__}: {first_line(error)})"
+            ) from error
         return Details({"arithmetic": _SETTINGS[self.precision]})
 
 

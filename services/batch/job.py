@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bundle.errors import ErrorCode, MlctlError
 from services.batch.answers import quarantine_schema, result_schema
 from services.batch.filters import Filter
 from services.batch.run import BatchPhase, Run, RunControl
@@ -101,6 +100,7 @@ def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchCo
         config.partition_by,
         plan.keep,
         {"input": source.name},
+        model.signature.outputs,
     )
 
 
@@ -132,7 +132,6 @@ def run_job(
                 model, source, sink, plan, job.schema, job.quarantine, limit, batch_rows, piece_rows
             )
             execute(scoring, run, waiting)
-            _check_committed(sink, units.units)
         run.total = run.totals.seen if run.total is None else run.total
         run.check()
         report = BatchReport(run.totals, run.rows, run.seconds, model.digest)
@@ -141,18 +140,6 @@ def run_job(
         return report
     finally:
         sink.close()
-
-
-def _check_committed(sink: Sink, units: Sequence[Unit]) -> None:
-    """Raise unless this machine sees every marker: workers may have written to their own disks."""
-    markers = sink.markers()
-    missing = [unit for unit in units if unit.id not in markers]
-    if missing:
-        raise MlctlError(
-            ErrorCode.SINK_UNAVAILABLE,
-            f"{len(missing)} of {len(units)} units were scored and are not in the output",
-            "Every machine of the cluster must see --out: a bucket, or a volume at the same path.",
-        )
 
 
 def column_list(texts: Sequence[str]) -> tuple[str, ...]:

@@ -46,7 +46,10 @@ class Decoder:
         model = folder / decoder["filename"]
         self._session = load_onnx(model, [("CPUExecutionProvider", {})], threads)
         types = {each.name: each.type for each in self._session.get_inputs()}
-        shape = (slots, decoder["num_key_value_heads"], max_tokens, decoder["head_size"])
+        # The operator wants room for a whole window of sliding attention.
+        window = decoder.get("sliding_window", {}).get("window_size", 0)
+        room = max(max_tokens, window)
+        shape = (slots, decoder["num_key_value_heads"], room, decoder["head_size"])
         self._ids = decoder["inputs"]["input_ids"]
         self._mask = decoder["inputs"]["attention_mask"]
         positions = decoder["inputs"].get("position_ids")

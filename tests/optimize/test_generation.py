@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -22,45 +24,34 @@ from optimize.generation.answers import Answers, compare_answers
 from optimize.generation.models import ServedModel
 from optimize.generation.texts import load_texts
 from optimize.goals import Goals
-from optimize.pipeline import OptimizeResult, optimize
+from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from optimize.plan import make_plan
 from optimize.prepare import Options
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
-from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
+from optimize.recipes.generation import build_engine_folder
 from registry.hugging_face import SIGNATURE
 from services.runtime.golden import load_golden
 from tests.support.memory_catalog import MemoryCatalog
-from tests.support.tiny_llm import ANSWERS, SENTENCES, tiny_llm_folder
+from tests.support.tiny_llm import (
+    ANSWERS,
+    SENTENCES,
+    tiny_llm_folder,
+    tiny_llm_source,
+    write_texts,
+)
 
 pytestmark = pytest.mark.slow
 
-URI = "Tiny LLM"
+URI = "tiny"
 RECIPES = ("gen-fp32", "gen-fp16", "gen-int4")
-
-
-def source() -> SourceModel:
-    folder = tiny_llm_folder()
-    return SourceModel(
-        name=URI,
-        version="1",
-        uri=f"models:/{URI}/1",
-        run_id="",
-        format=ModelFormat.TRANSFORMERS,
-        signature=SIGNATURE,
-        artifacts=folder,
-        model_path=folder,
-        sha256=artifacts_sha256(folder),
-        generates=True,
-    )
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home whose cache all tests share, and in it texts.jsonl."""
     folder = tmp_path_factory.mktemp("generation")
-    lines = (json.dumps({"text": sentence}) + "\n" for sentence in SENTENCES)
-    (folder / "texts.jsonl").write_text("".join(lines))
+    write_texts(folder / "texts.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(folder))
         yield folder
@@ -68,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def catalog() -> MemoryCatalog:
-    return MemoryCatalog([source()])
+    return MemoryCatalog([tiny_llm_source()])
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +78,7 @@ def test_gen_fp32__greedy_decoding__gives_the_tokens_of_transformers(
     assert folder is not None
     served = ServedModel(folder, 64)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llm_folder())
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llm_folder())
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_llm_folder())
     for prompt, answer in ANSWERS.items():
         ids = tokenizer.encode(prompt)
         expected = model.generate(torch.tensor([ids]), max_new_tokens=30, do_sample=False)
@@ -139,7 +130,7 @@ def test_optimize__a_language_model__seals_what_the_server_needs(
     assert any((prompt + text).decode() in SENTENCES for prompt, text in pairs)
     report = json.loads(catalog.reports[0].files[REPORT_NAME])
     assert report["variants"][0]["measured"]["tokens_per_second"] > 0
-    assert "tokens/s" in result.report
+    assert "tokens/s" in "".join(ET.fromstring(result.report).itertext())
 
 
 def test_optimize__a_stricter_perplexity_limit__rejects_int4_with_the_value_and_the_limit(
@@ -182,7 +173,7 @@ def test_make_plan__a_language_model__lists_its_recipes_and_gate(
             Goals(),
             Options(target=Target.CUDA),
             None,
-            "no recipe builds models:/Tiny LLM/1 for cuda",
+            "no recipe builds models:/tiny/1 for cuda",
         ),
     ],
 )
@@ -210,11 +201,64 @@ def test_optimize__weights_that_transformers_cannot_load__is_an_error_without_a_
     for file in tiny_llm_folder().iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.safetensors").write_bytes(b"\0" * 64)
-    damaged = replace(source(), model_path=broken, artifacts=broken, sha256="0" * 64)
+    damaged = replace(tiny_llm_source(), model_path=broken, artifacts=broken, sha256="0" * 64)
     with pytest.raises(MlctlError, match="cannot be loaded") as caught:
         optimize(URI, home / "texts.jsonl", catalog=MemoryCatalog([damaged]))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert str(tmp_path) not in caught.value.message
+
+
+SMALL: Any = {
+    "vocab_size": 345,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+
+
+def write_random_model(folder: Path, architecture: Any, config: Any) -> Any:
+    """Save an untrained model with the tokenizer of the trained one; return it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = architecture(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(3)  # far from the scores of an untrained model, which are all near 0
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tiny_llm_folder() / name).read_bytes())
+    return model
+
+
+def test_gen_fp32__a_sliding_window_beyond_the_cache__gives_the_tokens_of_transformers(
+    tmp_path: Path,
+) -> None:
+    config = transformers.Gemma2Config(
+        **SMALL, head_dim=16, query_pre_attn_scalar=16, sliding_window=4096
+    )
+    model = write_random_model(tmp_path, transformers.Gemma2ForCausalLM, config)
+    build_engine_folder(tmp_path, tmp_path / "engine", "fp32")
+    ids = [0, 5, 9]
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
+    found = ServedModel(tmp_path / "engine", 64).generate(ids, 8)
+    assert found == expected[0, len(ids) :].tolist()
+
+
+def test_optimize__an_architecture_that_the_builder_gets_wrong__fails_every_variant(
+    home: Path, tmp_path: Path
+) -> None:
+    write_random_model(tmp_path, transformers.OlmoForCausalLM, transformers.OlmoConfig(**SMALL))
+    olmo = replace(tiny_llm_source(), model_path=tmp_path, artifacts=tmp_path, sha256="1" * 64)
+    with pytest.raises(NothingPassedError) as caught:
+        optimize(URI, home / "texts.jsonl", catalog=MemoryCatalog([olmo]))
+    assert len(caught.value.judged) == len(RECIPES)
+    for item in caught.value.judged:
+        assert "the builder's graph is not the source model: relative L2" in item.reason
 
 
 def answers(losses: list[float], continuations: list[list[int]]) -> Answers:

@@ -5,6 +5,7 @@ Its weights are saved in Hugging Face's layout; `tiny_llm_folder` trains it once
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from itertools import cycle
@@ -24,6 +25,8 @@ from bundle.manifest import (
     VariantInfo,
 )
 from bundle.verify import VerifiedBundle, seal
+from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
+from registry.hugging_face import SIGNATURE
 from services.runtime.golden import save_golden
 
 CONTEXT_LENGTH = 256
@@ -119,6 +122,28 @@ def tiny_llm_folder() -> Path:
     return Path(holder.name) / "tiny"
 
 
+def tiny_llm_source() -> SourceModel:
+    """Return the model as the version 1 of `tiny` in a registry."""
+    folder = tiny_llm_folder()
+    return SourceModel(
+        name="tiny",
+        version="1",
+        uri="models:/tiny/1",
+        run_id="",
+        format=ModelFormat.TRANSFORMERS,
+        signature=SIGNATURE,
+        artifacts=folder,
+        model_path=folder,
+        sha256=artifacts_sha256(folder),
+        generates=True,
+    )
+
+
+def write_texts(path: Path) -> None:
+    """Write the sentences that the model was trained on as rows of JSON."""
+    path.write_text("".join(json.dumps({"text": sentence}) + "\n" for sentence in SENTENCES))
+
+
 def make_tiny_llm_bundle(root: Path, *, name: str = "tiny-llm") -> VerifiedBundle:
     """Write and seal an fp32 bundle of the model at `root`, without `mlctl optimize`."""
     return make_llm_bundle(tiny_llm_folder(), root, ANSWERS, name=name)
@@ -129,7 +154,6 @@ def make_llm_bundle(
 ) -> VerifiedBundle:
     """Write and seal an fp32 bundle of the Hugging Face folder `source`, golden with `answers`."""
     from optimize.recipes.generation import build_engine_folder, read_generation
-    from registry.hugging_face import SIGNATURE
 
     (root / GENERATION_FOLDER).mkdir(parents=True)
     build_engine_folder(source, root / GENERATION_FOLDER, "fp32")
