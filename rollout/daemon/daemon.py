@@ -170,10 +170,11 @@ class Daemon:
         )
         active = self._journal.active(self._name)
         timed = not remote and active is not None and active.spec.times_answers
+        polled = served
         if timed:
             # The candidate's replicas are the rollout's; the supervisor does not know them.
-            served = tuple(each for slot in Slot for each in self._fleet.replicas(slot).values())
-        self._vitals.watch(served, metrics=timed or deployment.settings.autoscaled)
+            polled = tuple(each for slot in Slot for each in self._fleet.replicas(slot).values())
+        self._vitals.watch(polled, metrics=timed or deployment.settings.autoscaled)
         self._scale(deployment)
         if not remote:
             self._traffic.observe(len(served) * deployment.settings.workers)
