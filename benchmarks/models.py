@@ -72,7 +72,7 @@ def accept(case: ModelCase, folder: Path, fresh_rows: int) -> Accepted:
     path = write_rows(case, folder)
     catalog = MlflowCatalog()
     result = optimize(case.name, path, catalog=catalog, recipes=[Fp32()])
-    prepared = prepare(case.name, path, catalog, Options())
+    prepared = prepare(catalog.resolve(case.name), path, Options())
     run: Runner = load_reference(prepared.source).run
     if prepared.transform is not None:
         run = prepared.transform.around(run)

@@ -63,9 +63,10 @@ def fit(rows: int = TRAINING_ROWS, epochs: int = EPOCHS) -> nn.Module:
     targets = torch.from_numpy(labels)
     optimizer = torch.optim.Adam(net.parameters(), 2e-3)
     for _ in range(epochs):
-        for part in torch.randperm(rows).split(50):
+        for part in torch.split(torch.randperm(rows), 50):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(pixels[part]), targets[part]).backward()
+            loss = nn.functional.cross_entropy(net(pixels[part]), targets[part])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return net.eval()
 
@@ -80,9 +81,14 @@ def train(folder: Path) -> Path:
         Schema([TensorSpec(real, (-1, 3, SIZE, SIZE), "pixels")]),
         Schema([TensorSpec(real, (-1, len(LABELS)), "logits")]),
     )
-    example = np.zeros((2, 3, SIZE, SIZE), np.float32)
-    options = {"input_example": example, "serialization_format": "pt2"}
-    register("pytorch", fit(), NAME, signature=signature, **options)
+    register(
+        "pytorch",
+        fit(),
+        NAME,
+        signature=signature,
+        input_example=np.zeros((2, 3, SIZE, SIZE), np.float32),
+        serialization_format="pt2",
+    )
     folder.mkdir(parents=True, exist_ok=True)
     files, labels = pictures(EVALUATION_ROWS, 2)
     path = folder / "evaluation.parquet"

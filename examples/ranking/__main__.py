@@ -57,11 +57,11 @@ def fit(rows: int = TRAINING_ROWS, epochs: int = EPOCHS) -> TwoTowers:
     user, item, clicked = map(torch.from_numpy, clicks(rows, 1))
     optimizer = torch.optim.Adam(model.parameters(), 0.03)
     for _ in range(epochs):
-        for part in torch.randperm(rows).split(1000):
+        for part in torch.split(torch.randperm(rows), 1000):
             optimizer.zero_grad()
             scores = model(user[part], item[part])
             loss = nn.functional.binary_cross_entropy_with_logits(scores, clicked[part].float())
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return model
 
@@ -77,8 +77,14 @@ def train(folder: Path) -> Path:
         Schema([TensorSpec(np.dtype("float32"), (-1,), "score")]),
     )
     example = (np.zeros(2, np.int64), np.zeros(2, np.int64))
-    options = {"input_example": example, "serialization_format": "pt2"}
-    register("pytorch", fit().eval(), NAME, signature=signature, **options)
+    register(
+        "pytorch",
+        fit().eval(),
+        NAME,
+        signature=signature,
+        input_example=example,
+        serialization_format="pt2",
+    )
     folder.mkdir(parents=True, exist_ok=True)
     user, item, clicked = clicks(EVALUATION_ROWS, 2)
     np.savez(folder / "evaluation.npz", user=user, item=item, labels=clicked.astype(np.int64))

@@ -46,10 +46,8 @@ def make_tokenizer() -> Any:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     marks = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), _SPECIAL, strict=True))
-    made: Any = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=LENGTH, **marks
-    )
-    return made
+    wrapper: Any = PreTrainedTokenizerFast  # the library has few types
+    return wrapper(tokenizer_object=tokenizer, model_max_length=LENGTH, **marks)
 
 
 def fit(tokenizer: Any, rows: int = TRAINING_ROWS, epochs: int = EPOCHS) -> Any:
@@ -69,14 +67,14 @@ def fit(tokenizer: Any, rows: int = TRAINING_ROWS, epochs: int = EPOCHS) -> Any:
         id2label=dict(enumerate(LABELS)),
         label2id={label: number for number, label in enumerate(LABELS)},
     )
-    model = BertForSequenceClassification(config)
+    model: Any = BertForSequenceClassification(config)
     texts, labels = reviews(rows, 1)
     tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
     targets = torch.from_numpy(labels)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     model.train()
     for _ in range(epochs):
-        for part in torch.randperm(rows).split(50):
+        for part in torch.split(torch.randperm(rows), 50):
             optimizer.zero_grad()
             batch = {name: tokens[name][part] for name in ("input_ids", "attention_mask")}
             model(**batch, labels=targets[part]).loss.backward()
