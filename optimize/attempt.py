@@ -30,7 +30,6 @@ from optimize.proofs.tensorrt_check import check_importable
 from optimize.recipes.base import (
     DATA_NAME,
     TWIN_NAME,
-    Calibrator,
     Details,
     Recipe,
     Target,
@@ -66,7 +65,6 @@ class Attempt:
     exported: Exported
     goals: Goals
     device: RunDevice
-    calibrator: Calibrator
     progress: ProgressListener
     clock: Clock
 
@@ -124,7 +122,6 @@ class Attempt:
             "export": self.exported.key,
             "recipe": recipe.name,
             "version": recipe.version,
-            "calibrator": self.calibrator.value,
             "libraries": versions("onnx", "onnxruntime", "onnxruntime-gpu"),
             **(self._search_key() if recipe.tuned else {}),
         }
@@ -218,7 +215,6 @@ class Attempt:
             ),
             store=self._store,
             step=self._step(recipe),
-            calibrator=self.calibrator,
         )
 
     def _store(self, key: Key, build: Callable[[Path], None]) -> Path:

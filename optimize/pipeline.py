@@ -91,7 +91,7 @@ def optimize(
     require_agreement(goals, exported.baseline.outputs)
     goals = goals.resolved(exported.baseline.metric, exported.baseline.score)
     device = find_device(options.target, exported.graph)
-    attempt = Attempt(exported, goals, device, options.calibrator, progress, clock)
+    attempt = Attempt(exported, goals, device, progress, clock)
     variants = attempt.with_latencies([attempt.make_variant(recipe) for recipe in recipes])
     judged = choose(variants, goals)
     report = make_report(exported, goals, device, judged)

@@ -76,13 +76,13 @@ def make_plan(
         target=options.target.value,
         missing=device.missing,
         gates=goals.words(prepared.metric),
-        steps=tuple(_steps(prepared, goals, device, options, recipes)),
+        steps=tuple(_steps(prepared, goals, device, recipes)),
         excluded=_excluded(options.target),
     )
 
 
 def _steps(
-    prepared: Prepared, goals: Goals, device: RunDevice, options: Options, recipes: Sequence[Recipe]
+    prepared: Prepared, goals: Goals, device: RunDevice, recipes: Sequence[Recipe]
 ) -> Iterator[Step]:
     exported = is_cached(export_key(prepared))
     yield Step("export", exported)
@@ -90,7 +90,7 @@ def _steps(
     if exported:
         source = export_source(prepared)
         goals = goals.resolved(source.baseline.metric, source.baseline.score)
-        attempt = Attempt(source, goals, device, options.calibrator, Silent(), SystemClock())
+        attempt = Attempt(source, goals, device, Silent(), SystemClock())
     for recipe in recipes:
         built = attempt is not None and is_cached(attempt.model_key(recipe))
         yield Step(f"{recipe.name}: build", built, recipe.tuned)

@@ -12,7 +12,7 @@ from optimize.data import EvalData, RowLimits, Rows, load_data
 from optimize.data.source import NO_MISSING, ColumnMap, Missing
 from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
-from optimize.recipes.base import Calibrator, Target
+from optimize.recipes.base import Target
 from optimize.text.classifier import read_text_classifier
 from optimize.transforms.transform import SourceTransform, read_transform
 from registry.catalog import Catalog, ModelFormat, SourceModel
@@ -27,7 +27,6 @@ class Options:
 
     target: Target = Target.CPU
     metric: str | None = None
-    calibrator: Calibrator = Calibrator.AUTO
     sampling: RowLimits = field(default_factory=RowLimits)
     transform: Path | None = None
     batching_options: BatchingOptions = DEFAULT

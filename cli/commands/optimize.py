@@ -36,7 +36,7 @@ Examples:
   mlctl optimize models:/digits@candidate --data eval.npz
   mlctl optimize digits --data eval.parquet --max-accuracy-drop 0.005 --report digits.html
   mlctl optimize encoder --data rows:batches --device tensorrt --min-cosine 0.98
-  mlctl optimize digits --data eval.npz --recipes fp32,int8-cpu --dry-run
+  mlctl optimize digits --data eval.npz --recipes fp32,int8-static --dry-run
 """
 
 
@@ -104,13 +104,6 @@ _WORK = (
         multiple=True,
         metavar="NAME[,NAME...]",
         help="Variants to try.  [default: all for the device]",
-    ),
-    click.option(
-        "--calibrator",
-        type=click.Choice(["auto", "minmax", "entropy", "percentile"]),
-        default="auto",
-        show_default=True,
-        help="How static INT8 finds value ranges; auto tries all methods.",
     ),
 )
 
@@ -263,7 +256,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.data import RowLimits
     from optimize.goals import Goals, Prefer
     from optimize.prepare import Options
-    from optimize.recipes.base import Calibrator, Target
+    from optimize.recipes.base import Target
     from optimize.recipes.discovery import select
     from services.runtime.tabular.input_columns import parse_map
 
@@ -280,7 +273,6 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     options = Options(
         target=target,
         metric=given["metric"],
-        calibrator=Calibrator(given["calibrator"]),
         sampling=RowLimits(given["calibration_rows"], given["eval_rows"]),
         transform=given["transform"],
         batching_options=DEFAULT

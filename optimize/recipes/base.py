@@ -33,15 +33,6 @@ class Target(StrEnum):
     TENSORRT = "tensorrt"
 
 
-class Calibrator(StrEnum):
-    """How static INT8 turns observed activations into ranges. AUTO tries all and keeps the best."""
-
-    AUTO = "auto"
-    MINMAX = "minmax"
-    ENTROPY = "entropy"
-    PERCENTILE = "percentile"
-
-
 @dataclass(frozen=True, slots=True)
 class LayerCost:
     """The cost of quantizing one layer alone, as `Quality.distance`, and whether it was."""
@@ -86,7 +77,6 @@ class Workbench:
     quality: Callable[[Path], Quality]
     store: Callable[[Key, Callable[[Path], None]], Path]
     step: Callable[[str, int, int], None]
-    calibrator: Calibrator = Calibrator.AUTO
 
 
 class Recipe(Protocol):

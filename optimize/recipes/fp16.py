@@ -16,10 +16,9 @@ import numpy as np
 
 from optimize.data import Rows
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
-from optimize.recipes.graphs import load_typed
+from optimize.recipes.graphs import load_typed, write_beside
 from optimize.recipes.half import FP16_MAX, is_beyond
 from optimize.recipes.narrow import narrow
-from optimize.recipes.quantize.edit import write_beside
 from services.runtime.scorer import split_rows
 from services.runtime.session import open_session
 

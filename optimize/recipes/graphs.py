@@ -1,7 +1,8 @@
-"""Load a graph with its types inferred, and walk it with its branches and loop bodies."""
+"""Load a graph with its types inferred, walk it with its subgraphs, and write it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,25 @@ def drop_unused_weights(graph: Any) -> None:
         for at in reversed(range(len(inner.initializer))):
             if inner.initializer[at].name not in used:
                 del inner.initializer[at]
+
+
+def write_beside(model: Any, source: Path, directory: Path, name: str) -> Path:
+    """Write `model`, read without data, as `name`, and copy the data files of `source` beside it.
+
+    Links would not do: a session rejects them, so that no bundle reaches outside itself.
+    """
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+    path = directory / name
+    path.write_bytes(model.SerializeToString())
+    locations = {
+        ExternalDataInfo(tensor).location
+        for tensor in model.graph.initializer
+        if uses_external_data(tensor)
+    }
+    for location in sorted(locations):
+        shutil.copyfile(source.parent / location, directory / location)
+    return path
 
 
 def formal_types(node: Any, opset: int) -> list[tuple[str, frozenset[str]]]:

@@ -14,7 +14,7 @@ from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover, select
 from tests.optimize.recipes.models import answers, bench, images, network
 
-OWN = ["fp32", "fp16", "bf16", "int8-cpu", "int8-trt", "int4"]
+OWN = ["fp32", "fp16", "bf16", "int8-static", "int8-dynamic", "int8-trt", "int4", "int4-trt"]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
 
 GOOD = """
@@ -87,9 +87,9 @@ def rejection(wanted: list[str], target: Target) -> MlctlError:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (Target.CPU, ["fp32", "fp16", "int8-cpu", "int4"]),
+        (Target.CPU, ["fp32", "fp16", "int8-static", "int8-dynamic", "int4"]),
         (Target.CUDA, ["fp32", "fp16", "int8-trt"]),
-        (Target.TENSORRT, ["fp32", "fp16", "bf16", "int8-trt", "int4"]),
+        (Target.TENSORRT, ["fp32", "fp16", "bf16", "int8-trt", "int4-trt"]),
     ],
 )
 def test_select__no_names__takes_all_for_the_target(target: Target, expected: list[str]) -> None:
@@ -102,9 +102,9 @@ def test_select__names__keep_their_order_once_each() -> None:
 
 
 def test_select__an_unknown_name__suggests_similar_ones() -> None:
-    error = rejection(["int8cpu"], Target.CPU)
-    assert "did you mean 'int8-cpu'" in error.message
-    assert error.hint == "Recipes for cpu: fp32, fp16, int8-cpu, int4."
+    error = rejection(["int8static"], Target.CPU)
+    assert "did you mean 'int8-static'" in error.message
+    assert error.hint == "Recipes for cpu: fp32, fp16, int8-static, int8-dynamic, int4."
 
 
 def test_select__a_recipe_for_another_target__is_rejected() -> None:
