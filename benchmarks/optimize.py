@@ -233,7 +233,7 @@ def digits() -> Net:
 def main() -> None:
     """Optimize and measure every net."""
     parser = argument_parser("optimize", __doc__)
-    parser.add_argument("--nets", nargs="+", default=[net.name for net in NETS], metavar="NAME")
+    parser.add_argument("--nets", nargs="+", metavar="NAME", help="default: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with (
@@ -250,7 +250,7 @@ def main() -> None:
             *("speed, int8 over library", "size, int8 over library"),
         )
         for net in (digits(), *NETS):
-            if net.name in ("digits", *options.nets):
+            if options.nets is None or net.name in options.nets:
                 run_net(net, Path(name), Goals(), table)
 
 
