@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bundle.clock import Clock
@@ -51,7 +52,7 @@ from registry.names import printable
 from registry.quiet import first_line
 
 # To be raised when the same graph would be judged or timed differently.
-MEASURE_VERSION = 3
+MEASURE_VERSION = 4
 LATENCY_VERSION = 1
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -67,6 +68,7 @@ class Attempt:
     device: RunDevice
     progress: ProgressListener
     clock: Clock
+    fresh: bool = False
 
     def make_variant(self, recipe: Recipe) -> Variant:
         """Build, check and judge `recipe`'s variant, or take it from the cache; it is not timed.
@@ -109,9 +111,12 @@ class Attempt:
             for variant in variants
             if variant.measured is not None and variant.model is not None
         }
-        entry = fetch_or_build(self._latency_key(models), build)
-        status = StepStatus.CACHED if entry.reused else StepStatus.FINISHED
-        self.progress.event(StepEvent(Stage.LATENCY, status, detail=", ".join(models)))
+        entry = fetch_or_build(self._latency_key(models), build, fresh=self.fresh)
+        status, detail = StepStatus.FINISHED, ", ".join(models)
+        if entry.reused:
+            day = datetime.fromtimestamp(entry.root.stat().st_mtime, UTC).date()
+            status, detail = StepStatus.CACHED, f"measured on {day}; --fresh measures again"
+        self.progress.event(StepEvent(Stage.LATENCY, status, detail=detail))
         timings = load_timings(entry.root)
         return [_with_timing(variant, timings) for variant in variants]
 

@@ -16,10 +16,11 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import require_onnxruntime
 from bundle.verify import VerifiedBundle
 from optimize.attempt import Attempt
+from optimize.champion import judged_by_champion
 from optimize.choice import Judged, choose
 from optimize.device import find_device
 from optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
-from optimize.evidence import make_report, publish_report
+from optimize.evidence import Conditions, make_report, publish_report
 from optimize.goals import Goals, require_agreement, require_labels_for
 from optimize.prepare import Options, Prepared, prepare
 from optimize.proofs.splits import SplitCheck
@@ -45,6 +46,7 @@ class OptimizeResult:
     bundle: VerifiedBundle
     published: PublishedModel
     report: str
+    conditions: Conditions
 
     @property
     def chosen(self) -> Judged:
@@ -86,12 +88,16 @@ def optimize(
     progress, clock = progress or Silent(), clock or SystemClock()
     recipes = select(None, options.target) if recipes is None else recipes
     prepared = _prepare(uri, data, catalog, options, progress)
-    require_labels_for(goals, labelled=prepared.metric is not None)
+    require_labels_for(
+        goals, labelled=prepared.metric is not None, champion=options.against_champion
+    )
     exported = _export(prepared, progress)
     require_agreement(goals, exported.baseline.outputs)
     goals = goals.resolved(exported.baseline.metric, exported.baseline.score)
+    if options.against_champion:
+        goals = judged_by_champion(goals, catalog, prepared)
     device = find_device(options.target, exported.graph)
-    attempt = Attempt(exported, goals, device, progress, clock)
+    attempt = Attempt(exported, goals, device, progress, clock, options.fresh)
     variants = attempt.with_latencies([attempt.make_variant(recipe) for recipe in recipes])
     judged = choose(variants, goals)
     report = make_report(exported, goals, device, judged)
@@ -107,7 +113,14 @@ def optimize(
     published = catalog.publish(bundle, source, publish_report(report, chosen, page))
     progress.event(StepEvent(Stage.PUBLISH, StepStatus.FINISHED, detail=published.uri))
     return OptimizeResult(
-        source, judged, exported.baseline.score, exported.splits, bundle, published, page
+        source,
+        judged,
+        exported.baseline.score,
+        exported.splits,
+        bundle,
+        published,
+        page,
+        report.conditions,
     )
 
 

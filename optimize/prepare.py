@@ -22,8 +22,12 @@ DEFAULT_METRIC = "accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options beside the goals. `metric` is a name for `load_metric`; None is accuracy if the
-    rows have labels."""
+    """Options beside the goals.
+
+    `metric` is a name for `load_metric`; None is accuracy if the rows have labels. With
+    `against_champion` the variants are also judged by the @champion's score, and with `fresh`
+    latencies of an earlier run are not used.
+    """
 
     target: Target = Target.CPU
     metric: str | None = None
@@ -32,6 +36,8 @@ class Options:
     batching_options: BatchingOptions = DEFAULT
     allow_pickle: bool = False
     columns: ColumnMap = field(default_factory=dict)
+    against_champion: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,14 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
     signature = source.signature if transform is None else transform.api_signature
     options.batching_options.check(signature)
     missing = _missing(source, transform)
-    raw = load_data(data, signature, options.sampling, missing, options.columns)
+    raw = load_data(
+        data,
+        signature,
+        options.sampling,
+        missing,
+        options.columns,
+        options.batching_options.pad,
+    )
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
         source,

@@ -48,7 +48,7 @@ from services.precomputed.lease import Lease
 from services.precomputed.row_codec import RowCodec
 from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import lock_path, open_store
-from services.protocol.keys import MAX_KEY_CHARS, is_key
+from services.protocol.keys import key_text
 from services.runtime.tabular.values import as_json
 
 if TYPE_CHECKING:
@@ -282,20 +282,8 @@ def _rows(table: pa.Table, job: Job, at: float) -> list[PrecomputedRow]:
     """Return the rows as they are stored; INVALID_INPUT for one without a key."""
     specs = output_specs(job)
     payloads = RowCodec(specs).encode({spec.name: _array(table, spec) for spec in specs})
-    keys = [_key_text(key) for key in table[job.fingerprint[_KEY]].to_pylist()]
+    keys = [key_text(key) for key in table[job.fingerprint[_KEY]].to_pylist()]
     return [PrecomputedRow(key, at, payload) for key, payload in zip(keys, payloads, strict=True)]
-
-
-def _key_text(key: object) -> str:
-    text = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
-    if not isinstance(text, str) or not is_key(text):
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"a row's entity key is {key!r:.80}: neither a whole number nor a string of 1 to "
-            f"{MAX_KEY_CHARS} characters",
-            "Leave such rows out with --filter.",
-        )
-    return text
 
 
 def _array(table: pa.Table, spec: TensorSpec) -> np.ndarray:
