@@ -30,7 +30,6 @@ from optimize.proofs.checks import check_graph
 from optimize.proofs.tensorrt_check import check_importable
 from optimize.recipes.base import (
     DATA_NAME,
-    TWIN_NAME,
     Details,
     Recipe,
     Target,
@@ -52,11 +51,11 @@ from registry.names import printable
 from registry.quiet import first_line
 
 # To be raised when the same graph would be judged or timed differently.
-MEASURE_VERSION = 4
+MEASURE_VERSION = 5
 LATENCY_VERSION = 1
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-_FILES = frozenset({MODEL_NAME, DATA_NAME, TWIN_NAME, f"{TWIN_NAME}.data"})
+_FILES = frozenset({MODEL_NAME, DATA_NAME})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Precision, Recipe, Target
-from optimize.recipes.bf16 import Bf16
 from optimize.recipes.fp16 import Fp16
 from optimize.recipes.fp32 import Fp32
 from optimize.recipes.quantized import Int4, Int4Trt, Int8Dynamic, Int8Static, Int8Trt
@@ -25,7 +24,6 @@ GROUP = "mlctl.recipes"
 OWN: tuple[Recipe, ...] = (
     Fp32(),
     Fp16(),
-    Bf16(),
     Int8Static(),
     Int8Dynamic(),
     Int8Trt(),

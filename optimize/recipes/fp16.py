@@ -42,7 +42,7 @@ class Fp16:
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
         limit = FP16_MAX / _HEADROOM
         beyond = values_beyond(source, bench.calibration, limit, directory)
-        narrowed = narrow(source, "fp16", beyond)
+        narrowed = narrow(source, beyond)
         save_graph(narrowed.model, directory)
         return Details({"arithmetic": "fp16, inputs and outputs fp32", **narrowed.settings})
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 
-def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
-    """Load the model at `opset` or later, with every value's type and constants as initializers.
+def load_typed(source: Path, *, data: bool = True) -> Any:
+    """Load the model with every value's type and constants as initializers.
 
     Types are inferred without the weights, so models over 2 GB load in the same way. Without
     `data`, weights in external files stay there.
@@ -20,7 +20,7 @@ def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
     from onnx import external_data_helper, shape_inference
 
     model = onnx.load(str(source), load_external_data=False)
-    model = shape_inference.infer_shapes(raise_opset(model, opset))
+    model = shape_inference.infer_shapes(raise_opset(model, 1))
     if data:
         external_data_helper.load_external_data_for_model(model, str(source.parent))
     for graph in graphs(model.graph):

@@ -14,7 +14,7 @@ from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover, select
 from tests.optimize.recipes.models import answers, bench, images, network
 
-OWN = ["fp32", "fp16", "bf16", "int8-static", "int8-dynamic", "int8-trt", "int4", "int4-trt"]
+OWN = ["fp32", "fp16", "int8-static", "int8-dynamic", "int8-trt", "int4", "int4-trt"]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
 
 GOOD = """
@@ -89,7 +89,7 @@ def rejection(wanted: list[str], target: Target) -> MlctlError:
     [
         (Target.CPU, ["fp32", "fp16", "int8-static", "int8-dynamic", "int4"]),
         (Target.CUDA, ["fp32", "fp16", "int8-trt"]),
-        (Target.TENSORRT, ["fp32", "fp16", "bf16", "int8-trt", "int4-trt"]),
+        (Target.TENSORRT, ["fp32", "fp16", "int8-trt", "int4-trt"]),
     ],
 )
 def test_select__no_names__takes_all_for_the_target(target: Target, expected: list[str]) -> None:
@@ -108,8 +108,8 @@ def test_select__an_unknown_name__suggests_similar_ones() -> None:
 
 
 def test_select__a_recipe_for_another_target__is_rejected() -> None:
-    error = rejection(["bf16"], Target.CPU)
-    assert error.message == "the recipe 'bf16' is not for the target cpu, it is for tensorrt"
+    error = rejection(["int4-trt"], Target.CPU)
+    assert error.message == "the recipe 'int4-trt' is not for the target cpu, it is for tensorrt"
 
 
 def test_select__an_empty_list__is_rejected() -> None:
