@@ -30,9 +30,10 @@ def models_table(output: CommandOutput, models: Mapping[str, Sequence[Mapping[st
 def number_columns(sizes: Sequence[int]) -> tuple[str, ...]:
     """Return the titles of `number_cells`.
 
-    `Drop max` is the upper bound that the gate uses; `ms@N` is the median latency of N rows.
+    `Drop max` is the upper bound that the gate uses; `ms@N` is the median latency of N rows. Only
+    language models have `First ms`, the time to the first token, and `Tokens/s`.
     """
-    times = (f"ms@{size}>" for size in sizes)
+    times = (*(f"ms@{size}>" for size in sizes), "First ms>", "Tokens/s>")
     return ("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>", *times, "Size>")
 
 
@@ -44,7 +45,10 @@ def number_cells(measured: Mapping[str, Any] | None, sizes: Sequence[int]) -> tu
     if measured is None:
         return (NONE,) * len(number_columns(sizes))
     score = measured["score"]
-    latency = {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
+    generates = measured.get("tokens_per_second") is not None
+    latency = (
+        {} if generates else {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
+    )
     return (
         _number(score and score["value"], ".4f"),
         _number(score and score["drop"]["value"], "+.4f"),
@@ -52,6 +56,8 @@ def number_cells(measured: Mapping[str, Any] | None, sizes: Sequence[int]) -> tu
         _number(measured["parity"]["agreement"], ".4f"),
         _number(measured["parity"]["centred_cosine"], ".4f"),
         *(_number(latency.get(size), ".3f") for size in sizes),
+        _number(measured.get("first_token_ms"), ".3f"),
+        _number(measured.get("tokens_per_second"), ".1f"),
         _size(measured["size_bytes"]),
     )
 

@@ -15,6 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Precision, Recipe, Target
 from optimize.recipes.fp16 import Fp16
 from optimize.recipes.fp32 import Fp32
+from optimize.recipes.generation import GenerationRecipe
 from optimize.recipes.quantized import Int4, Int4Trt, Int8Dynamic, Int8Static, Int8Trt
 from registry.names import printable, suggestion
 from registry.quiet import first_line, quiet
@@ -22,13 +23,8 @@ from registry.quiet import first_line, quiet
 GROUP = "mlctl.recipes"
 
 OWN: tuple[Recipe, ...] = (
-    Fp32(),
-    Fp16(),
-    Int8Static(),
-    Int8Dynamic(),
-    Int8Trt(),
-    Int4(),
-    Int4Trt(),
+    *(Fp32(), Fp16(), Int8Static(), Int8Dynamic(), Int8Trt(), Int4(), Int4Trt()),
+    *(GenerationRecipe("fp32"), GenerationRecipe("fp16"), GenerationRecipe("int4")),
 )
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -51,15 +47,21 @@ def discover() -> tuple[Recipe, ...]:
     return tuple(found.values())
 
 
-def select(names: Sequence[str] | None, target: Target) -> tuple[Recipe, ...]:
-    """Return the recipes called `names`, each once; None for all that support `target`.
+def select(
+    names: Sequence[str] | None, target: Target, *, generates: bool = False
+) -> tuple[Recipe, ...]:
+    """Return the recipes called `names`, each once.
+
+    None takes all that support `target`, for language models if `generates`, else for all others.
 
     INVALID_INPUT for a name that does not exist or does not support `target`, and for no name.
     """
     recipes = {recipe.name: recipe for recipe in discover()}
     supported = [recipe for recipe in recipes.values() if target in recipe.targets]
     if names is None:
-        return tuple(supported)
+        return tuple(
+            recipe for recipe in supported if isinstance(recipe, GenerationRecipe) == generates
+        )
     problem = "" if names else "no recipe is named"
     for name in names:
         if name not in recipes:

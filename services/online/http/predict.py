@@ -38,11 +38,11 @@ from services.online.http.fields import fields_of
 from services.online.http.responses import MethodError, error_response, make_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import PREDICT, RequestRecord, Stages
+from services.online.observability.calls import PREDICT, RequestRecord
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.json_body import parse_document
-from services.protocol.json_data import decode_data, encode_data
+from services.protocol.json_data import decode_data, decode_nullable, encode_data
 from services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
 from services.protocol.wire import declare, invalid, shown
 
@@ -159,8 +159,7 @@ class ModelCalls:
             answer = await model.infer(inputs, left, priority)
             content = encode(answer.outputs)
         if record is not None and model.observer is not None:
-            stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)
-            model.observer.answered(record, stages, inputs, answer, len(content))
+            model.observer.answered(record, inputs, answer, bytes_out=len(content))
         return content
 
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
@@ -337,18 +336,13 @@ def _column(spec: TensorSpec, rows: list[dict[str, Any]], *, optional: bool) -> 
     if missing and not (optional and len(spec.shape) == 1):
         problem = "is null" if spec.name in rows[missing[0]] else "is missing"
         raise invalid(f"row {missing[0]}: column {spec.name!r} {problem}")
-    for number in missing:
-        values[number] = "" if spec.dtype is Datatype.BYTES else 0
     try:
-        array = to_array(spec, values)
+        return decode_nullable(spec, values, lambda filled: to_array(spec, filled))
     except MlctlError:
         for number, value in enumerate(values):
-            _check_value(spec, number, value)
+            if value is not None:
+                _check_value(spec, number, value)
         raise
-    if missing and spec.dtype is not Datatype.BYTES:
-        array = array.copy()
-        array[missing] = np.nan
-    return array
 
 
 def _check_value(spec: TensorSpec, number: int, value: Any) -> None:
