@@ -32,8 +32,9 @@ from loadtest.parity.stream_path import StreamPath
 from loadtest.runs import Protocols
 from loadtest.server import serving
 from optimize.judge import Runner
+from optimize.kinds import prepare_model
 from optimize.pipeline import optimize
-from optimize.prepare import Options, prepare
+from optimize.prepare import Options
 from optimize.proofs.reference import load_reference
 from optimize.recipes.fp32 import Fp32
 from registry.mlflow_catalog import MlflowCatalog
@@ -75,7 +76,7 @@ def accept(case: ModelCase, folder: Path, fresh_rows: int) -> Accepted:
         np.savez(file, allow_pickle=False, **rows)
     catalog = MlflowCatalog()
     result = optimize(case.name, path, catalog=catalog, recipes=[Fp32()])
-    prepared = prepare(case.name, path, catalog, Options())
+    prepared = prepare_model(case.name, path, catalog, Options())
     run: Runner = load_reference(prepared.source).run
     if prepared.transform is not None:
         run = prepared.transform.around(run)

@@ -1,16 +1,15 @@
 """The churn example, as a user types it: train, optimize, build, score tonight's customers."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
+from examples.churn.train import main
+from examples.digits.story import replaced_environment
 from tests.support.mlctl import Mlctl
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -18,15 +17,9 @@ ROOT = Path(__file__).parents[2]
 def test_churn__from_training_to_a_table__answers_every_customer(tmp_path: Path) -> None:
     mlctl, data = Mlctl(tmp_path / "home"), tmp_path / "data"
     mlctl.home.mkdir()
-    trained = subprocess.run(
-        [sys.executable, "-m", "examples.churn.train", "--data", str(data)],
-        env=mlctl.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert trained.returncode == 0, trained.stderr
+    with replaced_environment(mlctl.environment):
+        trained = CliRunner().invoke(main, ["--data", str(data)])
+    assert trained.exit_code == 0, trained.output
     rows = str(data / "evaluation.parquet")
     mlctl.json("optimize", "churn@candidate", "--data", rows)
     mlctl.json("build", "churn")
