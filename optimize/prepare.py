@@ -13,7 +13,7 @@ from optimize.data.source import NO_MISSING, ColumnMap, Missing
 from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Calibrator, Target
-from optimize.text.classifier import read_text_classifier
+from optimize.text.encoder import read_text_encoder
 from optimize.transforms.transform import SourceTransform, read_transform
 from registry.catalog import Catalog, ModelFormat, SourceModel
 
@@ -71,11 +71,11 @@ def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> P
     source = with_outputs(catalog.resolve(uri, allow_pickle=options.allow_pickle))
     transform = None
     if source.format is ModelFormat.TRANSFORMERS:
-        classifier = read_text_classifier(source)
-        source = classifier.source
+        encoder = read_text_encoder(source)
+        source = encoder.source
         if options.transform is None:
             with tempfile.TemporaryDirectory() as folder:
-                classifier.write_transform(Path(folder))
+                encoder.write_transform(Path(folder))
                 transform = read_transform(Path(folder), source.signature)
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)

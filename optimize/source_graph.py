@@ -33,6 +33,7 @@ VERSION = 5
 _LIBRARIES = (
     *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
     *("scikit-learn", "skl2onnx", "onnxmltools", "xgboost", "xgboost-cpu", "lightgbm"),
+    "catboost",
 )
 EXAMPLE_ROWS = 3
 

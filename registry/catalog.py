@@ -33,12 +33,18 @@ class ModelFormat(StrEnum):
     SKLEARN = "sklearn"
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
+    CATBOOST = "catboost"
     TRANSFORMERS = "transformers"
 
     @property
     def is_estimator(self) -> bool:
         """Whether it is an estimator with scikit-learn's interface, fed with rows of a table."""
-        return self in (ModelFormat.SKLEARN, ModelFormat.XGBOOST, ModelFormat.LIGHTGBM)
+        return self in (
+            ModelFormat.SKLEARN,
+            ModelFormat.XGBOOST,
+            ModelFormat.LIGHTGBM,
+            ModelFormat.CATBOOST,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,8 @@ def _is_data(found: ModelFormat, path: Path, config: Mapping[str, Any]) -> bool:
             return config.get("serialization_format") == _SKOPS
         case ModelFormat.XGBOOST:
             return path.suffix in _XGBOOST_FILES
+        case ModelFormat.CATBOOST:
+            return True  # none of its formats holds code
         case _:
             return path.suffix in _LIGHTGBM_FILES
 

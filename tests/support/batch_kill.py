@@ -25,6 +25,7 @@ _PRELOADED = [
     "services.batch.job",
     "services.batch.sinks",
     "services.batch.sources",
+    "s3fs",
 ]
 
 # A job: scores the input in a folder into its output, and returns when that is complete.

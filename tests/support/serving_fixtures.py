@@ -12,6 +12,12 @@ from bundle.verify import VerifiedBundle
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running
 
+LABELS = {
+    "mlctl.model": "tiny-optimized",
+    "mlctl.version": "1",
+    "mlctl.source": "models:/tiny/1",
+}
+
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> VerifiedBundle:
@@ -33,7 +39,7 @@ def shared_bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
 def built(store_home: Path, shared_bundle: VerifiedBundle) -> BuiltBento:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(store_home))
-        return build_bento(shared_bundle, {"mlctl.model": "tiny-optimized"})
+        return build_bento(shared_bundle, LABELS)
 
 
 @pytest.fixture(scope="session")
