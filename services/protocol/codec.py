@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import orjson
 
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
 from services.protocol.header import Header, Part, read_header
-from services.protocol.json_data import decode_data, encode_data
+from services.protocol.json_data import decode_data, decode_flat, encode_data
 from services.protocol.wire import (
     FINAL_RESPONSE,
     InferRequest,
@@ -37,17 +36,6 @@ _DATA = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[')
 _DATA_KEY = b'"data"'
 _ID_KEY = b'"id"'
 _ID_VALUE = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([^"\\\x00-\x1f]*)"')
-
-
-class Encoded(NamedTuple):
-    """A response's body; `header_length` is the JSON's length if binary data follows it."""
-
-    body: bytes
-    header_length: int | None
-
-    @property
-    def content_type(self) -> str:
-        return "application/json" if self.header_length is None else "application/octet-stream"
 
 
 class V2Codec:
@@ -82,28 +70,32 @@ class V2Codec:
         request: InferRequest,
         outputs: Mapping[str, np.ndarray],
         parameters: Mapping[str, str | float] | None = None,
-    ) -> Encoded:
-        """Return the response to `request`.
+    ) -> tuple[bytes, int | None]:
+        """Return the response's body, and the length of its JSON if binary data follows that.
 
         INVALID_INPUT if an output cannot be sent in the requested form.
         """
         tensors: list[bytes] = []
         chunks: list[bytes] = []
+        key: tuple[str, tuple[int, ...], int | None]
         for name, binary in request.outputs.items():
             spec, array = self._outputs[name], outputs[name]
             if binary:
                 chunk = encode_raw(spec.dtype, array)
                 chunks.append(chunk)
-                tensors.append(self._tensor_head(spec, array.shape, len(chunk)))
+                key = name, array.shape, len(chunk)
+                tensors.append(self._tensor_heads.get(key) or self._tensor_head(spec, *key[1:]))
             else:
                 data = orjson.dumps(encode_data(spec, array), option=orjson.OPT_SERIALIZE_NUMPY)
-                tensors.append(b"%b%b}" % (self._tensor_head(spec, array.shape, None), data))
+                key = name, array.shape, None
+                start = self._tensor_heads.get(key) or self._tensor_head(spec, *key[1:])
+                tensors.append(b"%b%b}" % (start, data))
         identity = b',"id":' + orjson.dumps(request.id) if request.id else b""
         end = b',"parameters":' + orjson.dumps(parameters) if parameters else b""
         head = b'%b%b,"outputs":[%b]%b}' % (self._start, identity, b",".join(tensors), end)
         if not chunks:
-            return Encoded(head, None)
-        return Encoded(b"".join((head, *chunks)), len(head))
+            return head, None
+        return b"".join((head, *chunks)), len(head)
 
     def encode_final(self, request: InferRequest) -> bytes:
         """Return the response after the last part of a streamed answer: no outputs, and a flag."""
@@ -138,13 +130,10 @@ class V2Codec:
         key = b"%b\0%b" % (before, body[end:])
         cached = self._headers.get(key)
         if cached is not None and name is not None:
-            try:
-                data = orjson.loads(body[start:end])
-            except orjson.JSONDecodeError:
-                data = None  # the parser of the whole body knows the character
-            if data is not None:
-                declared = cached.parts[0].declared
-                inputs = {declared.spec.name: decode_data(declared, data)}
+            declared = cached.parts[0].declared
+            array = decode_flat(declared, body[start:end])
+            if array is not None:
+                inputs = {declared.spec.name: array}
                 return InferRequest(name, inputs, cached.outputs, cached.timeout, cached.priority)
         header = read_header(body, self._inputs, self._outputs)
         if len(key) <= _CACHED_BYTES and _is_flat(header, body[start:end]):
@@ -160,22 +149,19 @@ class V2Codec:
 
     def _tensor_head(self, spec: TensorSpec, shape: tuple[int, ...], size: int | None) -> bytes:
         """Return the JSON of an output of `size` binary bytes, or its start up to its data."""
-        key = (spec.name, shape, size)
-        head = self._tensor_heads.get(key)
-        if head is None:
-            tensor: dict[str, object] = {
-                "name": spec.name,
-                "datatype": spec.dtype.value,
-                "shape": shape,
-            }
-            if size is not None:
-                tensor["parameters"] = {"binary_data_size": size}
-                head = orjson.dumps(tensor)
-            else:
-                head = orjson.dumps(tensor)[:-1] + b',"data":'
-            if len(self._tensor_heads) >= _CACHED:
-                self._tensor_heads.clear()
-            self._tensor_heads[key] = head
+        tensor: dict[str, object] = {
+            "name": spec.name,
+            "datatype": spec.dtype.value,
+            "shape": shape,
+        }
+        if size is not None:
+            tensor["parameters"] = {"binary_data_size": size}
+            head = orjson.dumps(tensor)
+        else:
+            head = orjson.dumps(tensor)[:-1] + b',"data":'
+        if len(self._tensor_heads) >= _CACHED:
+            self._tensor_heads.clear()
+        self._tensor_heads[spec.name, shape, size] = head
         return head
 
     def _bare(self, size: int) -> Header:
@@ -229,7 +215,6 @@ def _is_only_id(content: bytes, name: str) -> bool:
 
 def _fill(header: Header, request_id: str, body: bytes, offset: int) -> InferRequest:
     """Return the request `request_id` of `header`, with its binary data from `offset` on."""
-    view = memoryview(body)
     inputs: dict[str, np.ndarray] = {}
     for part in header.parts:
         name = part.declared.spec.name
@@ -243,7 +228,7 @@ def _fill(header: Header, request_id: str, body: bytes, offset: int) -> InferReq
                 f"but {len(body) - offset} bytes are left",
                 "Binary data follows the JSON, whose length Inference-Header-Content-Length gives.",
             )
-        inputs[name] = decode_raw(part.declared, view[offset:end])
+        inputs[name] = decode_raw(part.declared, body, offset, part.size)
         offset = end
     if offset != len(body):
         raise invalid(f"{len(body) - offset} bytes of binary data belong to no input")

@@ -110,21 +110,28 @@ def _wrong_datatype(spec: TensorSpec, datatype: object) -> MlctlError:
     return invalid(f"tensor {spec.name!r}: datatype is {datatype}, expected {spec.dtype.value}")
 
 
-def decode_raw(declared: Declared, data: bytes | memoryview) -> np.ndarray:
-    """Return the array in `data`: a read-only view, except for BYTES."""
+def decode_raw(
+    declared: Declared, data: bytes, start: int = 0, size: int | None = None
+) -> np.ndarray:
+    """Return the array in `size` bytes of `data` from `start` on, or in the rest of them.
+
+    A read-only view, except for BYTES.
+    """
     spec = declared.spec
+    if size is None:
+        size = len(data) - start
     if spec.dtype is Datatype.BYTES:
-        return _decode_bytes(declared, bytes(data))
-    dtype = declared.dtype
-    if len(data) != declared.count * dtype.itemsize:
+        return _decode_bytes(declared, data[start : start + size])
+    expected = declared.count * declared.dtype.itemsize
+    if size != expected:
         raise invalid(
-            f"tensor {spec.name!r}: {len(data)} bytes of data, "
-            f"expected {declared.count * dtype.itemsize} for shape {list(declared.shape)}"
+            f"tensor {spec.name!r}: {size} bytes of data, "
+            f"expected {expected} for shape {list(declared.shape)}"
         )
-    array = np.frombuffer(data, dtype)
+    array: np.ndarray = np.ndarray(declared.shape, declared.dtype, data, start)
     if spec.dtype is Datatype.BOOL and array.view(np.uint8).max(initial=0) > 1:
         raise invalid(f"tensor {spec.name!r}: a BOOL byte is neither 0 nor 1")
-    return array.reshape(declared.shape)
+    return array
 
 
 def encode_raw(dtype: Datatype, array: np.ndarray) -> bytes:

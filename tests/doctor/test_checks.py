@@ -18,7 +18,7 @@ from doctor.checks import (
     run_checks,
 )
 from rollout.drivers.local.ports import free_ports
-from services.precomputed.base import GenerationCommit, PrecomputedRow
+from services.precomputed.base import PrecomputedRow
 from services.precomputed.store_urls import open_store
 from services.runtime.tensorrt import machine as tensorrt
 from services.runtime.tensorrt.machine import Gpu
@@ -134,8 +134,8 @@ def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
     )
     store = open_store("scores", str(tmp_path))
     number = store.create("d" * 64, 0.0, "me")
-    store.commit(number, "me", GenerationCommit([PrecomputedRow("a", 0.0, b"1")]))
-    store.seal(number, "me")
+    store.commit(number, [PrecomputedRow("a", 0.0, b"1")])
+    store.seal(number)
     store.flip(number, 1.0)
     store.close()
     found = check_precomputed()

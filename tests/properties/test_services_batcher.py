@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import hypothesis.strategies as st
@@ -20,7 +21,7 @@ from services.online.batching.scheduler import (
 )
 from services.runtime.batch_costs import BatchCosts
 
-MAX_ROWS, MAX_QUEUE, MAX_WAIT = 8, 20, 0.5
+MAX_ROWS, MAX_QUEUE = 8, 20
 SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these are exact
 
 
@@ -28,7 +29,7 @@ class Policy(RuleBasedStateMachine):
     """Plays a server around a `BatchScheduler` and keeps its own, naive books."""
 
     joinable = True
-    gather = False
+    max_wait = 0.0
     max_queue: float | None = None
 
     def __init__(self) -> None:
@@ -36,12 +37,11 @@ class Policy(RuleBasedStateMachine):
         limits = Limits(
             MAX_ROWS,
             MAX_QUEUE,
-            MAX_WAIT,
+            self.max_wait,
             self.joinable,
             self.max_queue,
-            linger=self.gather,
         )
-        self.policy = BatchScheduler(limits, BatchCosts({1: 0.25, 8: 0.5}))
+        self.policy: BatchScheduler[Ticket] = BatchScheduler(limits, BatchCosts({1: 0.25, 8: 0.5}))
         self.now = 0.0
         self.waiting: dict[int, Ticket] = {}
         self.running: list[Ticket] = []
@@ -59,8 +59,9 @@ class Policy(RuleBasedStateMachine):
     def offer(self, rows: int, key: str, time: float, priority: Priority) -> None:
         queued = sum(ticket.rows for ticket in self.waiting.values())
         idle = not self.waiting and not self.running
+        ticket = Ticket(rows, key, self.now, self.now + time, priority)
         try:
-            ticket = self.policy.offer(rows, key, self.now, self.now + time, priority)
+            self.policy.offer(ticket)
         except QueueFullError as error:
             assert not idle
             assert error.retry_after >= 0
@@ -69,7 +70,7 @@ class Policy(RuleBasedStateMachine):
             assert (rows > MAX_QUEUE) if too_large else (time == 0)
         else:
             assert queued + rows <= MAX_QUEUE
-            assert ticket.prompt == idle or (self.gather and not ticket.prompt)
+            assert ticket.prompt == idle or (self.max_wait and not ticket.prompt)
             self.waiting[ticket.number] = ticket
             expected = self.policy.costs.seconds(rows)
             self.last_starts[ticket.number] = ticket.deadline - expected
@@ -78,7 +79,7 @@ class Policy(RuleBasedStateMachine):
     def refuse_without_a_look(self, rows: int, priority: Priority) -> None:
         if self.policy.quick_reject(rows, priority, self.now) is not None:
             with pytest.raises(QueueFullError):
-                self.policy.offer(rows, "a", self.now, self.now + 100.0, priority)
+                self.policy.offer(Ticket(rows, "a", self.now, self.now + 100.0, priority))
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -127,10 +128,9 @@ class Policy(RuleBasedStateMachine):
 
     def _latest(self, ticket: Ticket) -> float:
         """Until when a ticket may be held back."""
-        if not self.gather:
-            return ticket.arrived + MAX_WAIT
         # From the batch's end or when it came, by no more than a batch costs.
-        return max(self.looked, ticket.arrived) + self.policy.costs.seconds(MAX_ROWS)
+        longest = min(self.max_wait, self.policy.costs.seconds(MAX_ROWS))
+        return max(self.looked, ticket.arrived) + longest
 
     def _assert_fair(self, batch: list[Ticket]) -> None:
         """First come first served in each lane, and neither lane's head waits for ever."""
@@ -187,7 +187,13 @@ class Unjoined(Policy):
 class Gathered(Policy):
     """The same where those who were just answered may be waited for."""
 
-    gather = True
+    max_wait = inf
+
+
+class Capped(Policy):
+    """The same with a limit on that wait."""
+
+    max_wait = 0.125
 
 
 class Brief(Policy):
@@ -202,5 +208,7 @@ TestUnjoined: Any = Unjoined.TestCase
 TestUnjoined.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestGathered: Any = Gathered.TestCase
 TestGathered.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCapped: Any = Capped.TestCase
+TestCapped.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestBrief: Any = Brief.TestCase
 TestBrief.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

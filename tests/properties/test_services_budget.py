@@ -85,7 +85,7 @@ class Bench:
             await until(lambda: self.host.inflight.used == 0)
             executor = self.host._batching
             assert executor is not None
-            await until(executor._answered.is_set)
+            await until(lambda: not executor.has_open)
 
         self.runner.run(main())
 

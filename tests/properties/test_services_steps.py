@@ -45,8 +45,9 @@ class Turns(RuleBasedStateMachine):
     def offer(self, rows: int, time: float) -> None:
         queued = sum(ticket.rows for ticket in self.queued.values())
         count = len(self.open)
+        ticket = Ticket(rows, None, self.now, self.now + time)
         try:
-            ticket = self.policy.offer(rows, self.now, self.now + time)
+            self.policy.offer(ticket)
         except QueueFullError as error:
             assert error.retry_after >= 0
             assert count >= MAX_OPEN or (queued and queued + rows > MAX_QUEUE)
@@ -101,7 +102,8 @@ class Turns(RuleBasedStateMachine):
             self.over.add(ran.number)
         else:
             place = self.parked if parked else self.waiting
-            place[ran.number] = ran._replace(deadline=deadline)
+            place[ran.number] = ran
+            assert ran.deadline == deadline
         self.pump()  # as a server does
 
     @precondition(lambda self: self.open)
@@ -112,7 +114,8 @@ class Turns(RuleBasedStateMachine):
         deadline = max(ticket.deadline, self.now + time)
         assert self.policy.resume(ticket, deadline) == (was is not None)
         if was is not None:
-            self.waiting[ticket.number] = was._replace(deadline=deadline)
+            self.waiting[ticket.number] = was
+            assert was.deadline == deadline
         self.pump()
 
     @invariant()

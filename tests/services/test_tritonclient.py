@@ -62,11 +62,11 @@ def test_http(dtype: Datatype, binary: bool, rows: int) -> None:
     codec = V2Codec("m", "v", signature(dtype))
     request = codec.decode(bytes(body), json_size)
     assert (request.timeout, request.priority) == (5.0, "high")
-    encoded = codec.encode(request, request.inputs)
+    body, header_length = codec.encode(request, request.inputs)
     for coding in (None, *CODINGS):
-        packed = encoded.body if coding is None else deflate(encoded.body, coding)
+        packed = body if coding is None else deflate(body, coding)
         answer = HTTP.InferenceServerClient.parse_response_body(
-            packed, header_length=encoded.header_length, content_encoding=coding
+            packed, header_length=header_length, content_encoding=coding
         )
         assert [output["name"] for output in answer.get_response()["outputs"]] == ["u", "t"]
         assert answer.get_response()["id"] == "r"

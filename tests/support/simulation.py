@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from bundle.errors import MlctlError
-from services.online.batching.scheduler import BatchScheduler, Limits, Priority
+from services.online.batching.scheduler import BatchScheduler, Limits, Priority, Ticket
 from services.runtime.batch_costs import BatchCosts
 
 Cost = Callable[[int], float]
@@ -65,12 +65,14 @@ class SimulatedServer:
     """Plays arrivals against a policy until all of them have left."""
 
     def __init__(self, limits: Limits, cost: Cost, costs: BatchCosts | None = None) -> None:
-        self.policy = BatchScheduler(limits, costs or warmed(cost, limits.max_rows))
+        self.policy: BatchScheduler[Ticket] = BatchScheduler(
+            limits, costs or warmed(cost, limits.max_rows)
+        )
         self.story = Story()
         self._cost = cost
-        self._open: dict[int, Arrival] = {}
+        self._open: dict[Ticket, Arrival] = {}
         self._ends = inf
-        self._batch: list[int] = []
+        self._batch: list[Ticket] = []
         self._seconds = 0.0
 
     def play(self, arrivals: Iterable[Arrival]) -> Story:
@@ -128,29 +130,28 @@ class SimulatedServer:
 
     def _step(self, now: float) -> None:
         if now >= self._ends:
-            for number in self._batch:
-                if number in self._open:
-                    self.story.answered.append((self._open.pop(number), now))
+            for ticket in self._batch:
+                if ticket in self._open:
+                    self.story.answered.append((self._open.pop(ticket), now))
             self._ends = inf
             self.policy.finished(self._seconds)
         self._pump(now)
 
     def _offer(self, arrival: Arrival) -> None:
         now = arrival.moment
+        ticket = Ticket(arrival.rows, "k", now, now + arrival.timeout, arrival.priority)
         try:
-            ticket = self.policy.offer(
-                arrival.rows, "k", now, now + arrival.timeout, arrival.priority
-            )
+            self.policy.offer(ticket)
         except MlctlError as error:
             self.story.refused.append((arrival, error))
         else:
-            self._open[ticket.number] = arrival
+            self._open[ticket] = arrival
 
     def _pump(self, now: float) -> None:
         for ticket in self.policy.expire(now):
-            self.story.expired.append(self._open.pop(ticket.number))
+            self.story.expired.append(self._open.pop(ticket))
         if batch := self.policy.release(now):
-            self._batch = [ticket.number for ticket in batch]
+            self._batch = batch
             rows = sum(ticket.rows for ticket in batch)
             self._seconds = self._cost(rows)
             self._ends = now + self._seconds

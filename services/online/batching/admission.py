@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.offered_load import OfferedLoad
@@ -28,8 +28,8 @@ _ADMIT_ALONE = 6
 class Limits:
     """`max_rows` of a batch, `max_queue_rows` waiting, and three times in seconds.
 
-    `max_wait` is how long a request may be held back to be joined with others; with `linger`
-    instead as long as it pays to wait for clients that were just answered.
+    `max_wait` is the longest time that a batch may be held back for clients that were just
+    answered, where that pays; 0 never holds one back, inf as long as it pays.
     `max_queue` is the longest predicted wait that is accepted; None is no limit below overload, and
     in overload as little as keeps the model busy.
     """
@@ -39,7 +39,6 @@ class Limits:
     max_wait: float = 0.0
     joinable: bool = True
     max_queue: float | None = None
-    linger: bool = False
 
 
 class QueueFullError(MlctlError):
@@ -93,23 +92,26 @@ def too_many_rows(rows: int, limit: int) -> MlctlError:
 class Forecast:
     """Predicted waits of one model's queue."""
 
-    def __init__(self, limits: Limits, costs: BatchCosts, lanes: PriorityQueue) -> None:
+    def __init__(self, limits: Limits, costs: BatchCosts, queue: PriorityQueue[Any]) -> None:
         self.running_rows = 0
         self._limits = limits
         self._costs = costs
-        self._lanes = lanes
+        self._queue = queue
         self._full_units = limits.max_rows if limits.joinable else 1
-        self._load = OfferedLoad(limits.max_wait)
+        self._load = OfferedLoad()
         self._started: float | None = None
         self._ended = 0.0
+        # The time of the numbers below: requests of one loop tick arrive at the same time.
+        self._computed = -inf
+        self._left = 0.0
+        self._longest = inf
+        self._full = 0.0
 
     def offered(self, rows: int, now: float) -> None:
         """Record that a request of `rows` rows arrived, accepted or not."""
-        if self._limits.max_wait > 0:  # else the gaps are not used
-            self._load.arrived(now)
         if self._started is not None:
             self._load.offered(rows if self._limits.joinable else 1)
-        elif not self._lanes.count and self._full_seconds > 0:
+        elif not self._queue.count and self._full_seconds > 0:
             # A request of the tick in which the batch ended may have arrived before its end.
             idle = max(0.0, now - self._ended)
             self._load.idle(self._possible(idle) / self._full_units)
@@ -119,12 +121,14 @@ class Forecast:
         """Record that a batch of `rows` rows starts."""
         self.running_rows = rows
         self._started = now
+        self._computed = -inf
 
     def ended(self, seconds: float) -> None:
         """Record that the batch has run for `seconds`."""
         if self._started is not None:
             self._ended = self._started + seconds
         self._started = None
+        self._computed = -inf
         units = self._possible(seconds)
         if units and self._limits.joinable:  # that many were done, whatever was predicted
             units = max(units, self.running_rows)
@@ -140,16 +144,22 @@ class Forecast:
         started = self._started  # read once: the watchdog calls this on another thread
         return 0.0 if started is None else now - started
 
-    def wait(self, priority: Priority, now: float) -> float:
-        """Return the predicted seconds in the queue of a request that arrives now."""
-        rows, requests = self._lanes.ahead_of(priority)
-        return self._seconds_left(now) + self._seconds_of(
-            rows, requests, rows // self._limits.max_rows
-        )
+    def wait(self, priority: Priority, now: float) -> tuple[float, float]:
+        """Return the predicted seconds in the queue of a request that arrives now, and the limit.
+
+        The limit is `longest_wait`.
+        """
+        if now != self._computed:
+            self._computed, self._left = now, self._seconds_left(now)
+            self._longest, self._full = self.longest_wait(), self._full_seconds
+        rows, requests = self._queue.ahead_of(priority)
+        if self._limits.joinable:
+            return self._left + rows // self._limits.max_rows * self._full, self._longest
+        return self._left + self._seconds_of(rows, requests, 0), self._longest
 
     def retry_after(self, now: float) -> float:
         """Return the predicted seconds until the current queue is drained."""
-        rows, requests = self._lanes.ahead_of(Priority.NORMAL)
+        rows, requests = self._queue.ahead_of(Priority.NORMAL)
         return self._seconds_left(now) + self._seconds_of(
             rows, requests, -(-rows // self._limits.max_rows)
         )
@@ -173,19 +183,6 @@ class Forecast:
         else:
             least = _ADMIT_ALONE * self._full_seconds
         return least * doubt
-
-    def linger_until(self, rows: int, requests: int) -> float | None:
-        """Return until when it pays to wait for one more request; None if it does not.
-
-        With n requests of r rows each on average and c(rows) the cost of a batch, one
-        request more makes n + 1 of them wait for the gap until it comes and for the
-        longer batch; it saves the new request a batch of its own, c(r). So waiting pays while
-        the gap is below c(r) / (n + 1) - (c(nr + r) - c(nr)).
-        """
-        each = -(-rows // requests)
-        longer = self._costs.seconds(rows + each) - self._costs.seconds(rows)
-        patience = self._costs.seconds(each) / (requests + 1) - longer
-        return None if self._load.gap > patience else self._load.last_arrival + patience
 
     @property
     def _full_seconds(self) -> float:

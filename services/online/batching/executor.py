@@ -15,7 +15,7 @@ import numpy as np
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import QueueFullError
-from services.online.batching.joining import Outcome, cut, run_joined
+from services.online.batching.joining import Outcome, run_joined
 from services.online.batching.model_executor import (
     BatchMeter,
     ModelExecutor,
@@ -54,22 +54,30 @@ class BatchRunner(Protocol):
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays: ...
 
 
-class _Job:
-    """A queued or running request."""
+class _Job(Ticket):
+    """A request of the scheduler with its inputs and its waiter."""
 
-    __slots__ = ("_executor", "inputs", "ticket", "waiter")
+    __slots__ = ("_executor", "inputs", "waiter")
 
     def __init__(
-        self, executor: BatchExecutor, ticket: Ticket, inputs: Arrays, waiter: Waiter
+        self,
+        executor: BatchExecutor,
+        inputs: Arrays,
+        waiter: Waiter,
+        rows: int,
+        key: Hashable,
+        now: float,
+        deadline: float,
+        priority: Priority,
     ) -> None:
+        super().__init__(rows, key, now, deadline, priority)
         self._executor = executor
-        self.ticket = ticket
         self.inputs = inputs
         self.waiter = waiter
 
     def cancel(self) -> None:
         """Withdraw the request, if it is open."""
-        self._executor.withdraw(self.ticket)
+        self._executor.withdraw(self)
 
 
 class BatchExecutor(ModelExecutor):
@@ -92,12 +100,11 @@ class BatchExecutor(ModelExecutor):
     ) -> None:
         super().__init__(clock, meter)
         self._model = model
-        self._policy = BatchScheduler(limits, costs)
+        self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
         self._inline = inline
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._forms: dict[Hashable, tuple[int, Hashable]] = {}
-        self._jobs: dict[int, _Job] = {}
 
     @property
     def running_seconds(self) -> float:
@@ -114,6 +121,14 @@ class BatchExecutor(ModelExecutor):
     @property
     def running_rows(self) -> int:
         return self._policy.running_rows
+
+    @property
+    def has_open(self) -> bool:
+        return bool(self._policy.open_tickets())
+
+    @property
+    def busy(self) -> bool:
+        return self._policy.busy
 
     def enqueue(
         self,
@@ -148,7 +163,6 @@ class BatchExecutor(ModelExecutor):
         priority: Priority,
     ) -> Cancellable:
         self._schedule()
-        self._policy.check_rows(rows)
         self._policy.check_room(rows, priority, self._now)
         parts = list(split_evenly(inputs, rows, self._policy.limits.max_rows))
         request = SplitRequest(waiter, len(parts))
@@ -180,11 +194,8 @@ class BatchExecutor(ModelExecutor):
             and (full := self._policy.quick_reject(rows, priority, now))
         ):
             raise full
-        ticket = self._policy.offer(rows, key, now, now + timeout, priority, part=part)
-        job = _Job(self, ticket, inputs, waiter)
-        if not self._jobs:  # else the events are cleared already
-            self._opened()
-        self._jobs[ticket.number] = job
+        job = _Job(self, inputs, waiter, rows, key, now, now + timeout, priority)
+        self._policy.offer(job, part=part)
         return job
 
     @property
@@ -202,11 +213,11 @@ class BatchExecutor(ModelExecutor):
         found = self._forms[form] = rows, self._key(inputs)
         return found
 
-    def withdraw(self, ticket: Ticket) -> None:
+    def withdraw(self, job: _Job) -> None:
         """Drop a request whose client disconnected, if it is open."""
-        if self._jobs.pop(ticket.number, None) is not None:
-            self._policy.cancel(ticket)
-            self._note_empty()
+        if job.open:
+            self._policy.cancel(job)
+            self._changed.set()
 
     def stream(
         self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
@@ -215,95 +226,76 @@ class BatchExecutor(ModelExecutor):
         return one_piece(self.submit(inputs, timeout, priority))
 
     def close(self) -> None:
-        for job in list(self._jobs.values()):
-            self._policy.cancel(job.ticket)
-            self._fail(job.ticket, stopping())
+        for job in self._policy.open_tickets():
+            self._policy.cancel(job)
+            job.waiter.set_exception(stopping())
+        self._changed.set()
         self._stop()
 
     def _pump(self) -> None:
         self._pumping = False
         now = self._clock.monotonic()
-        self._expire(now)
+        if overdue := self._policy.expire(now):
+            for job in overdue:
+                job.waiter.set_exception(deadline_exceeded())
+            self._changed.set()
         batch = self._policy.release(now)
         self._meter.queue_rows(self._policy.waiting_rows)
         if batch:
-            jobs = self._jobs
-            self._start([jobs[ticket.number] for ticket in batch], now)
+            self._start(batch, now)
         if not self._pumping:  # else the next tick arms it
             self._arm(self._policy.next_event(now), now)
 
-    def _expire(self, now: float) -> None:
-        for ticket in self._policy.expire(now):
-            self._fail(ticket, deadline_exceeded())
-        self._note_empty()
-
-    def _start(self, jobs: list[_Job], now: float) -> None:
-        rows = [job.ticket.rows for job in jobs]
-        inputs = [job.inputs for job in jobs]
-        gone = [job.waiter.done for job in jobs]
-        work = partial(run_joined, self._model.run, inputs, rows, self._lengths, gone)
-        if self._inline and sum(rows) <= self._policy.limits.max_rows:
-            self._finish(jobs, now, work())
-            return
-        self._thread.submit(work, partial(self._collect, jobs, now))
+    def _start(self, batch: list[_Job], now: float) -> None:
+        work = partial(run_joined, self._model.run, batch, self._lengths)
+        if self._inline and self._policy.running_rows <= self._policy.limits.max_rows:
+            self._finish(batch, now, work())
+        else:
+            self._thread.submit(work, partial(self._collect, batch, now))
 
     def _collect(
-        self, jobs: list[_Job], started: float, result: list[Outcome] | BaseException
+        self, batch: list[_Job], started: float, result: list[Outcome] | BaseException
     ) -> None:
         """Free the slot whatever became of the thread's work, else nothing would run again."""
         if not isinstance(result, BaseException):
-            self._finish(jobs, started, result)
+            self._finish(batch, started, result)
             return
         failure = MlctlError(ErrorCode.INTERNAL, "the batch could not be run")
         failure.__cause__ = result
-        self._finish(jobs, started, [failure] * len(jobs))
+        self._finish(batch, started, [failure] * len(batch))
 
-    def _finish(self, jobs: list[_Job], started: float, outcomes: list[Outcome]) -> None:
+    def _finish(self, batch: list[_Job], started: float, outcomes: list[Outcome]) -> None:
         self._now = self._clock.monotonic()  # requests of this tick arrive after the batch's end
         seconds = self._now - started
-        rows = sum([job.ticket.rows for job in jobs])
-        answer = partial(self._answer, jobs, outcomes, started, seconds, rows)
+        rows = self._policy.running_rows
+        clean = set(map(type, outcomes)) == {dict}
         # If the next batch is full already, start it before the answers are written; else write
         # them first, because their clients may be the next batch.
         if self._policy.full and not self._inline:
-            self._free(outcomes, seconds)
+            self._policy.finished(seconds, clean=clean)
             self._pump()
-            answer()
-            self._note_empty()
+            self._answer(batch, outcomes, started, seconds, rows)
         else:
             try:
-                answer()
+                self._answer(batch, outcomes, started, seconds, rows)
             finally:
-                self._free(outcomes, seconds)
-                self._note_empty()
+                self._policy.finished(seconds, clean=clean)
                 if not self._policy.idle:
                     self._schedule()
-        longest = started - min([job.ticket.arrived for job in jobs])
+        self._changed.set()
+        longest = started - min([job.arrived for job in batch])
         self._meter.batch(BatchStats(rows, longest, seconds))
 
-    def _free(self, outcomes: list[Outcome], seconds: float) -> None:
-        clean = not any([isinstance(outcome, Exception) for outcome in outcomes])  # noqa: C419 - faster
-        self._policy.finished(seconds, clean=clean)
-
     def _answer(
-        self, jobs: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int
+        self, batch: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int
     ) -> None:
         """Complete every request of a batch that ran and that is still open."""
-        pop = self._jobs.pop
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            ticket = job.ticket
-            if isinstance(outcome, Exception):
-                log_failure(outcome)
-                self._fail(ticket, outcome)
-            elif pop(ticket.number, None) is not None and not job.waiter.done():
-                wait = started - ticket.arrived
-                job.waiter.set_result(Answer(cut(outcome), wait, seconds, rows))
-
-    def _fail(self, ticket: Ticket, error: Exception) -> None:
-        """Complete an open request with `error`."""
-        job = self._jobs.pop(ticket.number, None)
-        if job is not None and not job.waiter.done():
-            job.waiter.set_exception(error)
-
-    def _note_empty(self) -> None:
-        self._note(open_requests=bool(self._jobs), busy=self._policy.busy)
+        for job, outcome in zip(batch, outcomes, strict=True):
+            is_open, job.open = job.open, False
+            if isinstance(outcome, dict):
+                if is_open:
+                    job.waiter.set_result(Answer(outcome, started - job.arrived, seconds, rows))
+                continue
+            log_failure(outcome)
+            if is_open:
+                job.waiter.set_exception(outcome)

@@ -26,9 +26,11 @@ _QUIET = 1 / 4
 class LingerHeuristic:
     """The wait after a batch, from the batches that ended and the requests that arrived."""
 
-    def __init__(self, costs: BatchCosts, max_rows: int) -> None:
+    def __init__(self, costs: BatchCosts, max_rows: int, max_wait: float = inf) -> None:
+        """A wait takes at most `max_wait` seconds."""
         self._costs = costs
         self._max_rows = max_rows
+        self._max_wait = max_wait
         self._worth = 0.0
         self._passed = _TRIED
         # The rows and the end of the last batch, and the rows that arrived since.
@@ -104,4 +106,5 @@ class LingerHeuristic:
         return min(
             alone + self._costs.seconds(back) - joined,
             alone * (waiting + back) / waiting - joined,
+            self._max_wait,
         )

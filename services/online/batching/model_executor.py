@@ -34,13 +34,28 @@ class BatchMeter(Protocol):
     def queue_rows(self, rows: int) -> None: ...
 
 
+class _FutureWaiter:
+    """Completes a future, unless its owner has cancelled it."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[Answer]) -> None:
+        self.future = future
+
+    def set_result(self, answer: Answer, /) -> None:
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
 def forward(future: asyncio.Future[Answer], waiter: Waiter) -> Cancellable:
     """Complete `waiter` as `future` is completed; return the future, to cancel the request."""
 
     def pass_on(done: asyncio.Future[Answer]) -> None:
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        if waiter.done():
-            return
         if error is None:
             waiter.set_result(done.result())
         else:
@@ -94,10 +109,8 @@ class ModelExecutor(ABC):
         self._now = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._answered = asyncio.Event()
-        self._answered.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        # Set when a request or a batch ends: `drain` waits for it.
+        self._changed = asyncio.Event()
 
     @property
     @abstractmethod
@@ -118,6 +131,16 @@ class ModelExecutor(ABC):
     @abstractmethod
     def running_seconds(self) -> float:
         """For how many seconds the batch or step runs; 0 if none does. For any thread."""
+
+    @property
+    @abstractmethod
+    def has_open(self) -> bool:
+        """Whether an accepted request is not completed."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a batch or step runs."""
 
     @abstractmethod
     def enqueue(
@@ -163,15 +186,15 @@ class ModelExecutor(ABC):
         self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
     ) -> asyncio.Future[Answer]:
         """Do what `enqueue` does, to a future; cancel it to withdraw the request."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        request = self.enqueue(inputs, future, timeout, priority)
+        waiter = _FutureWaiter(self._loop.create_future())
+        request = self.enqueue(inputs, waiter, timeout, priority)
 
         def withdraw(done: asyncio.Future[Answer]) -> None:
             if done.cancelled():
                 request.cancel()
 
-        future.add_done_callback(withdraw)
-        return future
+        waiter.future.add_done_callback(withdraw)
+        return waiter.future
 
     async def drain(self, grace: float | None = None) -> bool:
         """Wait until every accepted request has its answer and nothing runs; whether it is so.
@@ -179,24 +202,17 @@ class ModelExecutor(ABC):
         A batch that still runs when all requests are answered is given `grace` seconds, or as long
         as it takes.
         """
-        await self._answered.wait()
+        while self.has_open:
+            self._changed.clear()
+            await self._changed.wait()
         try:
             async with asyncio.timeout(grace):
-                await self._empty.wait()
+                while self.busy:
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             return False
         return True
-
-    def _note(self, *, open_requests: bool, busy: bool) -> None:
-        """Wake `drain` if nothing is open, and nothing runs."""
-        if not open_requests:
-            self._answered.set()
-            if not busy:
-                self._empty.set()
-
-    def _opened(self) -> None:
-        self._answered.clear()
-        self._empty.clear()
 
     def _schedule(self) -> None:
         # Once per tick of the loop, so that requests which arrive together run together; all of

@@ -1,4 +1,4 @@
-"""Measure the offered load: gaps between requests, and arrivals while a batch runs.
+"""Measure the offered load: arrivals while a batch runs.
 
 Only arrivals during a busy model count, and idle time counts as batches without arrivals. So
 closed-loop clients never look like overload, however many they are, nor does one burst after a
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from math import inf
 
-_GAP_WEIGHT = 1 / 8
 # A larger weight detects overload sooner, with a shorter queue.
 _WEIGHT = 1 / 4
 _LASTING_WEIGHT = 1 / 16
@@ -23,15 +22,11 @@ _MOST_DOUBT = 16.0
 
 
 class OfferedLoad:
-    """Running means over about eight requests and the time of four full batches."""
+    """Running means over the time of four full batches."""
 
-    def __init__(self, longest_gap: float) -> None:
-        """Gaps are clipped to `longest_gap` seconds: the scheduler never waits longer."""
-        self.gap = longest_gap
-        self.last_arrival = -longest_gap
+    def __init__(self) -> None:
         self.utilization = 0.0
         self._lasting = 0.0  # the same over the time of sixteen batches
-        self._longest_gap = longest_gap
         self._units = 0
 
     @property
@@ -48,12 +43,6 @@ class OfferedLoad:
         if excess <= 0:
             return _MOST_DOUBT
         return max(1.0, min(_MOST_DOUBT, (_EXCESS / excess) ** 3))
-
-    def arrived(self, now: float) -> None:
-        """Record the arrival of a request."""
-        gap = min(now - self.last_arrival, self._longest_gap)
-        self.gap += _GAP_WEIGHT * (gap - self.gap)
-        self.last_arrival = now
 
     def offered(self, units: int) -> None:
         """Record rows (requests, if they are not joined) that arrived while a batch ran."""

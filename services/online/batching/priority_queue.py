@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from itertools import chain
-from typing import NamedTuple
+from math import inf
+from typing import Generic, TypeVar
 
 from services.protocol.priority import Priority
 
@@ -13,63 +14,76 @@ from services.protocol.priority import Priority
 MAX_CONSECUTIVE_HIGH = 4
 
 
-class Ticket(NamedTuple):
-    """One waiting or running request.
+class Ticket:
+    """One request of a scheduler: waiting, running, or closed.
 
-    `prompt` if it arrived at an idle server and must not wait; `large` if it has many rows, or is
-    a part of such a request.
-    A tuple because one is created per request, and a frozen dataclass takes three times as long.
+    The scheduler numbers tickets in the order in which it accepts them. `open` until the request
+    is answered, cancelled or expired; `prompt` if it arrived at an idle server and must not wait;
+    `large` if it has many rows, or is a part of such a request. `last_start` is when it expires if
+    it still waits.
     """
 
-    number: int
-    rows: int
-    key: Hashable
-    arrived: float
-    deadline: float
-    prompt: bool
-    priority: Priority = Priority.NORMAL
-    large: bool = False
+    __slots__ = (
+        "arrived", "deadline", "key", "large", "last_start", "number", "open", "priority", "prompt",
+        "rows",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        rows: int,
+        key: Hashable,
+        arrived: float,
+        deadline: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> None:
+        self.rows = rows
+        self.key = key
+        self.arrived = arrived
+        self.deadline = deadline
+        self.priority = priority
+        self.number = -1
+        self.open = False
+        self.prompt = False
+        self.large = False
+        self.last_start = inf
 
 
-class PriorityQueue:
+TicketT = TypeVar("TicketT", bound=Ticket)
+
+
+class PriorityQueue(Generic[TicketT]):
     """Waiting tickets in two queues, one per priority."""
 
     def __init__(self) -> None:
         self.count = 0
         self.rows = 0
         self.high_rows = 0
-        self._high: OrderedDict[int, Ticket] = OrderedDict()
-        self._normal: OrderedDict[int, Ticket] = OrderedDict()
+        self._high: OrderedDict[TicketT, None] = OrderedDict()
+        self._normal: OrderedDict[TicketT, None] = OrderedDict()
         self._passed_over = 0
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._high or number in self._normal
-
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: TicketT) -> None:
         """Append `ticket` to the queue of its priority."""
         if ticket.priority is Priority.HIGH:
-            self._high[ticket.number] = ticket
+            self._high[ticket] = None
             self.high_rows += ticket.rows
         else:
-            self._normal[ticket.number] = ticket
+            self._normal[ticket] = None
         self.rows += ticket.rows
         self.count += 1
 
-    def get(self, number: int) -> Ticket | None:
-        """Return the waiting ticket with this number, or None."""
-        return self._normal.get(number) or self._high.get(number)
-
-    def remove(self, number: int) -> Ticket | None:
-        """Remove and return a waiting ticket, or None."""
-        ticket = self._normal.pop(number, None)
-        if ticket is None:
-            ticket = self._high.pop(number, None)
-            if ticket is None:
-                return None
+    def remove(self, ticket: TicketT) -> bool:
+        """Remove a ticket; return whether it waited."""
+        if ticket in self._normal:
+            del self._normal[ticket]
+        elif ticket in self._high:
+            del self._high[ticket]
             self.high_rows -= ticket.rows
+        else:
+            return False
         self.rows -= ticket.rows
         self.count -= 1
-        return ticket
+        return True
 
     def ahead_of(self, priority: Priority) -> tuple[int, int]:
         """Return the rows and requests that a new ticket of `priority` would wait behind."""
@@ -77,24 +91,28 @@ class PriorityQueue:
             return self.high_rows, len(self._high)
         return self.rows, self.count
 
-    def oldest(self) -> Ticket:
+    def oldest(self) -> TicketT:
         """Return the ticket that has waited longest; the queue must not be empty."""
-        heads = [next(iter(queue.values())) for queue in (self._high, self._normal) if queue]
+        heads = [next(iter(queue)) for queue in (self._high, self._normal) if queue]
         return min(heads, key=lambda ticket: ticket.arrived)
 
-    def in_turn(self) -> Iterator[Ticket]:
+    def in_turn(self) -> Iterator[TicketT]:
         """Return all tickets in the order in which the next batch takes them."""
         if not self._high:
-            return iter(self._normal.values())
+            return iter(self._normal)
         first, second = self._high, self._normal
         if self._passed_over >= MAX_CONSECUTIVE_HIGH:
             first, second = second, first
-        return chain(first.values(), second.values())
+        return chain(first, second)
 
-    def release(self, batch: list[Ticket]) -> None:
+    def release(self, batch: list[TicketT]) -> None:
         """Remove a batch; the priority of its first ticket decides when a normal one goes first."""
-        normal_waits = bool(self._normal)
-        for ticket in batch:
-            self.remove(ticket.number)
         led_by_high = batch[0].priority is Priority.HIGH
-        self._passed_over = self._passed_over + 1 if led_by_high and normal_waits else 0
+        self._passed_over = self._passed_over + 1 if led_by_high and self._normal else 0
+        if len(batch) == self.count:
+            self._high.clear()
+            self._normal.clear()
+            self.count = self.rows = self.high_rows = 0
+            return
+        for ticket in batch:
+            self.remove(ticket)

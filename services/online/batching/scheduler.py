@@ -14,9 +14,8 @@ Invariants
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Hashable
 from math import inf
+from typing import Generic
 
 from services.online.batching.admission import (
     CachedRejection,
@@ -27,7 +26,7 @@ from services.online.batching.admission import (
     too_many_rows,
 )
 from services.online.batching.linger import LingerHeuristic
-from services.online.batching.priority_queue import PriorityQueue, Ticket
+from services.online.batching.priority_queue import PriorityQueue, Ticket, TicketT
 from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
@@ -41,33 +40,33 @@ __all__ = [
     "deadline_exceeded",
 ]
 
-_SPARE_DEADLINES = 256
 # A request of more rows is large: a list to rank, and not what one user typed.
 LARGE_ROWS = 32
 
 
-class BatchScheduler:
+class BatchScheduler(Generic[TicketT]):
     """The queue of one model and its one running batch."""
 
     def __init__(self, limits: Limits, costs: BatchCosts | None = None) -> None:
         self.limits = limits
         self.costs = costs or BatchCosts()
-        self._lanes = PriorityQueue()
+        self._queue: PriorityQueue[TicketT] = PriorityQueue()
         self._led_by_large = False
-        self._forecast = Forecast(limits, self.costs, self._lanes)
+        self._forecast = Forecast(limits, self.costs, self._queue)
         self._linger: LingerHeuristic | None = None
-        if limits.linger and limits.joinable:
-            self._linger = LingerHeuristic(self.costs, limits.max_rows)
-        self._running: dict[int, Ticket] = {}
+        if limits.max_wait > 0 and limits.joinable:
+            self._linger = LingerHeuristic(self.costs, limits.max_rows, limits.max_wait)
+        self._running: list[TicketT] = []
         self._busy = False
-        self._deadlines: list[tuple[float, int]] = []
+        # No open request expires before this time; that of a request that has left may remain.
+        self._next_expiry = inf
         self._next = 0
         self.rejection: CachedRejection | None = None
 
     @property
     def waiting_rows(self) -> int:
         """The queued rows of both priorities."""
-        return self._lanes.rows
+        return self._queue.rows
 
     @property
     def busy(self) -> bool:
@@ -77,24 +76,19 @@ class BatchScheduler:
     @property
     def full(self) -> bool:
         """Whether the queued rows fill a batch."""
-        return self._lanes.rows >= self.limits.max_rows
+        return self._queue.rows >= self.limits.max_rows
 
     @property
     def idle(self) -> bool:
         """Whether no batch runs and the queue is empty."""
-        return not self._busy and not self._lanes.count
+        return not self._busy and not self._queue.count
 
-    def offer(
-        self,
-        rows: int,
-        key: Hashable,
-        now: float,
-        deadline: float,
-        priority: Priority = Priority.NORMAL,
-        *,
-        part: bool = False,
-    ) -> Ticket:
-        """Accept a request of `rows` rows, or raise.
+    def open_tickets(self) -> list[TicketT]:
+        """Return the requests that wait, and those that run and are not answered."""
+        return [*self._queue.in_turn(), *[ticket for ticket in self._running if ticket.open]]
+
+    def offer(self, ticket: TicketT, *, part: bool = False) -> None:
+        """Accept a request, or raise.
 
         A `part` is one of a request that `check_room` accepted. Neither it nor a large request
         counts as offered load or is rejected for its predicted wait, except by its deadline: many
@@ -103,40 +97,41 @@ class BatchScheduler:
         PAYLOAD_TOO_LARGE for more rows than could ever wait; DEADLINE_EXCEEDED if the
         deadline has passed already.
         """
-        self.check_rows(rows)
+        rows, now, deadline = ticket.rows, ticket.arrived, ticket.deadline
+        limits, queue = self.limits, self._queue
         if deadline <= now:
             raise deadline_exceeded()
-        large = part or (rows > LARGE_ROWS and self.limits.joinable)
-        if not large:
+        ticket.large = part or (rows > LARGE_ROWS and limits.joinable)
+        if not ticket.large:
             self._forecast.offered(rows, now)
-        if not part:
-            self.check_room(rows, priority, now)
-        prompt = self.idle
-        if self._busy or self._lanes.rows >= self.limits.max_rows:
-            self._admit(rows, now, deadline, priority, large=large)
-        elif self._linger is not None:
-            prompt = prompt and not self._linger.may_linger(rows, now)
-            self._linger.arrived(rows, now)
-        ticket = Ticket(self._next, rows, key, now, deadline, prompt, priority, large)
+        if not part and queue.rows + rows > limits.max_queue_rows // 2:
+            self.check_room(rows, ticket.priority, now)
+        seconds = self.costs.seconds(rows)
+        if self._busy or queue.rows >= limits.max_rows:
+            self._admit(ticket, deadline - now - seconds)
+        else:
+            ticket.prompt = not queue.count
+            if self._linger is not None:
+                ticket.prompt = ticket.prompt and not self._linger.may_linger(rows, now)
+                self._linger.arrived(rows, now)
+        ticket.number, ticket.open = self._next, True
         self._next += 1
-        self._lanes.add(ticket)
-        # Who cannot be answered any more leaves then, and not only at the deadline.
-        last_start = deadline if prompt else deadline - self.costs.seconds(rows)
-        heapq.heappush(self._deadlines, (last_start, ticket.number))
-        return ticket
-
-    def check_rows(self, rows: int) -> None:
-        """Raise PAYLOAD_TOO_LARGE for more rows than could ever wait."""
-        if rows > self.limits.max_queue_rows:
-            raise too_many_rows(rows, self.limits.max_queue_rows)
+        queue.add(ticket)
+        # A request that can no longer be answered in time expires then, and not at its deadline.
+        ticket.last_start = deadline if ticket.prompt else deadline - seconds
+        if ticket.last_start < self._next_expiry:  # noqa: PLR1730 - min is a call for each request
+            self._next_expiry = ticket.last_start
 
     def check_room(self, rows: int, priority: Priority, now: float) -> None:
         """Raise QUEUE_FULL unless the queue has room for a request of `rows` rows.
 
-        Large requests may fill half of the queue: the rest is reserved for small ones (trunk
-        reservation, as in telephone networks). An empty queue has room for any request.
+        PAYLOAD_TOO_LARGE for more rows than could ever wait. Large requests may fill half of the
+        queue: the rest is reserved for small ones (trunk reservation, as in telephone networks).
+        An empty queue has room for any request.
         """
-        waiting, limit = self._lanes.rows, self.limits.max_queue_rows
+        waiting, limit = self._queue.rows, self.limits.max_queue_rows
+        if rows > limit:
+            raise too_many_rows(rows, limit)
         if rows > LARGE_ROWS:
             limit //= 2
         if waiting and waiting + rows > limit:
@@ -165,44 +160,46 @@ class BatchScheduler:
         # Without the traceback, which would keep the frames that it was raised through.
         return cached.error.with_traceback(None)
 
-    def cancel(self, ticket: Ticket) -> bool:
+    def cancel(self, ticket: TicketT) -> bool:
         """Drop a request whose client disconnected; return whether it was queued, not running."""
-        self._running.pop(ticket.number, None)
+        ticket.open = False
         self.rejection = None
-        return self._lanes.remove(ticket.number) is not None
+        return self._queue.remove(ticket)
 
-    def expire(self, now: float) -> list[Ticket]:
+    def expire(self, now: float) -> list[TicketT]:
         """Remove and return requests that can no longer meet their deadline.
 
         A running request is returned once its deadline has passed, so that the client gets a 504;
         its batch keeps the slot until it finishes.
         """
-        overdue = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            number = heapq.heappop(self._deadlines)[1]
-            later = self._running.get(number)
-            if later is not None and later.deadline > now:
-                heapq.heappush(self._deadlines, (later.deadline, number))
-                continue
-            ticket = self._running.pop(number, None) or self._lanes.remove(number)
-            if ticket is not None:
-                self.rejection = None
-                overdue.append(ticket)
+        if now < self._next_expiry:
+            return []
+        queue, running = self._queue, [ticket for ticket in self._running if ticket.open]
+        overdue = [ticket for ticket in queue.in_turn() if ticket.last_start <= now]
+        for ticket in overdue:
+            queue.remove(ticket)
+        overdue += [ticket for ticket in running if ticket.deadline <= now]
+        for ticket in overdue:
+            ticket.open = False
+            self.rejection = None
+        moments = [ticket.last_start for ticket in queue.in_turn()]
+        moments += [ticket.deadline for ticket in running if ticket.open]
+        self._next_expiry = min(moments, default=inf)
         return overdue
 
-    def release(self, now: float) -> list[Ticket]:
+    def release(self, now: float) -> list[TicketT]:
         """Return the requests of the batch to start now, in order; empty to wait."""
-        if self._busy or not self._lanes.count:
+        if self._busy or not self._queue.count:
             return []
         batch, full = self._compose(now)
         if not full and self._release_time(batch, now) > now:
             return []
-        self._lanes.release(batch)
+        self._queue.release(batch)
         self.rejection = None
         self._led_by_large = batch[0].large
         if self._linger is not None:
             self._linger.released(now)
-        self._running = {ticket.number: ticket for ticket in batch}
+        self._running = batch
         self._forecast.started(sum([ticket.rows for ticket in batch]), now)
         self._busy = True
         return batch
@@ -219,21 +216,19 @@ class BatchScheduler:
         if self._linger is not None:
             self._linger.ended(self._forecast.running_rows, self._forecast.idle_since)
         self.rejection = None
-        self._running = {}
+        self._running = []
         self._busy = False
-        self._compact()
 
     def next_event(self, now: float) -> float | None:
         """Return when to call `expire` and `release` again if nothing else happens, or None."""
-        if not (self._busy or self._lanes.count):
-            self._deadlines.clear()  # one by one would cost each request as much as all of it
-        while self._deadlines and not self._is_open(self._deadlines[0][1]):
-            heapq.heappop(self._deadlines)
-        moments = [self._deadlines[0][0]] if self._deadlines else []
-        if self._lanes.count and not self._busy:
+        if not (self._busy or self._queue.count):
+            self._next_expiry = inf
+            return None
+        moment = self._next_expiry
+        if self._queue.count and not self._busy:
             batch, full = self._compose(now)
-            moments.append(now if full else self._release_time(batch, now))
-        return min(moments, default=None)
+            moment = min(moment, now if full else self._release_time(batch, now))
+        return None if moment == inf else moment
 
     def running_seconds(self, now: float) -> float:
         """Return for how many seconds the running batch has run; 0 if none runs."""
@@ -244,45 +239,36 @@ class BatchScheduler:
         """The rows of the running batch, or of the last one."""
         return self._forecast.running_rows
 
-    def _admit(
-        self, rows: int, now: float, deadline: float, priority: Priority, *, large: bool
-    ) -> None:
-        wait = self._forecast.wait(priority, now)
-        longest = inf if large else self._forecast.longest_wait()
-        in_time = deadline - now - self.costs.seconds(rows)
-        if wait > min(longest, in_time):
+    def _admit(self, ticket: TicketT, in_time: float) -> None:
+        """Raise QUEUE_FULL for a request that would wait too long, or longer than `in_time`."""
+        now = ticket.arrived
+        wait, longest = self._forecast.wait(ticket.priority, now)
+        if ticket.large:
+            longest = inf
+        if wait > longest or wait > in_time:
             retry_after = self._forecast.retry_after(now)
             error = QueueFullError(
-                self._lanes.rows, self.limits.max_queue_rows, retry_after, wait=wait
+                self._queue.rows, self.limits.max_queue_rows, retry_after, wait=wait
             )
             if wait > longest:  # the wait shrinks with time, until the queue changes
-                self.rejection = CachedRejection(rows, priority, now + wait - longest, error)
+                self.rejection = CachedRejection(
+                    ticket.rows, ticket.priority, now + wait - longest, error
+                )
             raise error
 
-    def _release_time(self, batch: list[Ticket], now: float) -> float:
+    def _release_time(self, batch: list[TicketT], now: float) -> float:
         """Return when to release a batch that is not full: now, unless it pays to linger."""
-        oldest = self._lanes.oldest()
-        if oldest.prompt:
-            return oldest.arrived
-        linger = self._linger_until(batch, oldest, now)
-        if linger <= now:
-            return oldest.arrived
-        # Twice what it takes: a batch that leaves at the last moment is late.
+        if self._linger is None or self._queue.oldest().prompt:
+            return now
         rows = sum([ticket.rows for ticket in batch])
+        linger = self._linger.until(rows, now)
+        if linger <= now:
+            return now
+        # Twice what it takes: a batch that leaves at the last moment is late.
         in_time = min(ticket.deadline for ticket in batch) - 2 * self.costs.seconds(rows)
         return min(linger, in_time)
 
-    def _linger_until(self, batch: list[Ticket], oldest: Ticket, now: float) -> float:
-        """Return until when the batch may wait for more requests, if waiting pays off."""
-        if self._linger is None and self.limits.max_wait <= 0:
-            return now
-        rows = sum([ticket.rows for ticket in batch])
-        if self._linger is not None:
-            return self._linger.until(rows, now)
-        until = self._forecast.linger_until(rows, len(batch))
-        return now if until is None else min(oldest.arrived + self.limits.max_wait, until)
-
-    def _compose(self, now: float) -> tuple[list[Ticket], bool]:
+    def _compose(self, now: float) -> tuple[list[TicketT], bool]:
         """Return the next request and those that join it, and whether the batch is full.
 
         A request is not joined if the larger batch would end after a deadline in it. One that does
@@ -290,7 +276,7 @@ class BatchScheduler:
         leads the next batch at the latest when it is the oldest. After a batch that a large request
         led, small ones go first.
         """
-        waiting = self._lanes.in_turn()
+        waiting = self._queue.in_turn()
         if self._led_by_large:
             waiting = iter(sorted(waiting, key=lambda ticket: ticket.large))
         batch = [next(waiting)]
@@ -318,15 +304,3 @@ class BatchScheduler:
             if rows >= size:
                 break
         return batch, passed_over or rows >= size
-
-    def _is_open(self, number: int) -> bool:
-        return number in self._lanes or number in self._running
-
-    def _compact(self) -> None:
-        """Drop deadlines of answered requests before they outnumber the open ones.
-
-        Without this, every answered request would stay in memory until its deadline.
-        """
-        if len(self._deadlines) > 2 * self._lanes.count + _SPARE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if self._is_open(entry[1])]
-            heapq.heapify(self._deadlines)

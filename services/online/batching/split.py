@@ -16,18 +16,14 @@ from services.runtime.streaming import Answer
 
 
 class Waiter(Protocol):
-    """A request that waits for its answer: an asyncio future, or a request of a protocol."""
-
-    def done(self) -> bool:
-        """Whether it was answered, failed or left."""
-        ...
+    """A request that waits for its answer. Neither method may raise; a second call does nothing."""
 
     def set_result(self, answer: Answer, /) -> None:
-        """Complete it with its answer. Must not raise."""
+        """Complete it with its answer."""
         ...
 
     def set_exception(self, error: BaseException, /) -> None:
-        """Complete it with an error. Must not raise."""
+        """Complete it with an error."""
         ...
 
 
@@ -65,15 +61,14 @@ class SplitRequest:
         """Take the answer of one part; after the last one, complete the waiter."""
         self._answers[index] = answer
         self._open -= 1
-        if self._open == 0 and not self.waiter.done():
+        if self._open == 0:
             self.parts = []
             self.waiter.set_result(_joined([each for each in self._answers if each is not None]))
 
     def failed(self, error: BaseException) -> None:
         """Withdraw the other parts and complete the waiter with `error`."""
         self.cancel()
-        if not self.waiter.done():
-            self.waiter.set_exception(error)
+        self.waiter.set_exception(error)
 
 
 class _PartWaiter:
@@ -84,9 +79,6 @@ class _PartWaiter:
     def __init__(self, request: SplitRequest, index: int) -> None:
         self._request = request
         self._index = index
-
-    def done(self) -> bool:
-        return self._request.waiter.done()
 
     def set_result(self, answer: Answer, /) -> None:
         self._request.answered(self._index, answer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from services.online.batching.admission import Limits, deadline_exceeded, too_many_rows
 from services.online.batching.budget import BusyError
 from services.online.batching.priority_queue import PriorityQueue, Ticket
-from services.protocol.priority import Priority
 
 # Each open request keeps a generator of the user's with its state.
 MAX_OPEN = 64
@@ -25,28 +24,26 @@ class StepScheduler:
         self.limits = limits
         self.busy = False
         self._max_open = max_open
-        self._waiting = PriorityQueue()
-        self._parked: dict[int, Ticket] = {}
+        self._waiting: PriorityQueue[Ticket] = PriorityQueue()
+        self._parked: dict[Ticket, None] = {}
         self._running: Ticket | None = None
         self._next = 0
 
     @property
     def waiting_rows(self) -> int:
         """The rows of waiting and parked requests."""
-        return self._waiting.rows + sum([ticket.rows for ticket in self._parked.values()])
+        return self._waiting.rows + sum([ticket.rows for ticket in self._parked])
 
-    def offer(
-        self, rows: int, now: float, deadline: float, priority: Priority = Priority.NORMAL
-    ) -> Ticket:
-        """Accept a request of `rows` rows, or raise.
+    def offer(self, ticket: Ticket) -> None:
+        """Accept a request, or raise.
 
         QUEUE_FULL at the limit of open requests or of their rows; PAYLOAD_TOO_LARGE for more rows
         than could ever wait; DEADLINE_EXCEEDED if the deadline has passed already.
         """
-        limit = self.limits.max_queue_rows
+        rows, limit = ticket.rows, self.limits.max_queue_rows
         if rows > limit:
             raise too_many_rows(rows, limit)
-        if deadline <= now:
+        if ticket.deadline <= ticket.arrived:
             raise deadline_exceeded()
         count = len(self._open())
         if count >= self._max_open:
@@ -54,20 +51,19 @@ class StepScheduler:
         waiting = self.waiting_rows
         if waiting and waiting + rows > limit:
             raise BusyError(f"{waiting} rows wait already, the limit is {limit}")
-        ticket = Ticket(self._next, rows, None, now, deadline, prompt=False, priority=priority)
+        ticket.number = self._next
         self._next += 1
         self._waiting.add(ticket)
-        return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a request, if it is open; a running step goes on to its end."""
-        self._remove(ticket.number)
+        self._remove(ticket)
 
     def expire(self, now: float) -> list[Ticket]:
         """Remove and return the requests whose deadline has passed, each once."""
         overdue = [ticket for ticket in self._open() if ticket.deadline <= now]
         for ticket in overdue:
-            self._remove(ticket.number)
+            self._remove(ticket)
         return overdue
 
     def release(self) -> Ticket | None:
@@ -88,18 +84,20 @@ class StepScheduler:
         ticket, self._running, self.busy = self._running, None, False
         if ticket is None or deadline is None:
             return
-        ticket = ticket._replace(deadline=deadline)
+        ticket.deadline = deadline
         if parked:
-            self._parked[ticket.number] = ticket
+            self._parked[ticket] = None
         else:
             self._waiting.add(ticket)
 
     def resume(self, ticket: Ticket, deadline: float) -> bool:
         """Queue a parked request again with a new deadline; return whether it was parked."""
-        parked = self._parked.pop(ticket.number, None)
-        if parked is not None:
-            self._waiting.add(parked._replace(deadline=deadline))
-        return parked is not None
+        if ticket not in self._parked:
+            return False
+        del self._parked[ticket]
+        ticket.deadline = deadline
+        self._waiting.add(ticket)
+        return True
 
     def next_event(self) -> float | None:
         """Return when to call `expire` again if nothing else happens, or None."""
@@ -107,10 +105,10 @@ class StepScheduler:
 
     def _open(self) -> list[Ticket]:
         running = [] if self._running is None else [self._running]
-        return [*running, *self._waiting.in_turn(), *self._parked.values()]
+        return [*running, *self._waiting.in_turn(), *self._parked]
 
-    def _remove(self, number: int) -> None:
-        if self._running is not None and self._running.number == number:
+    def _remove(self, ticket: Ticket) -> None:
+        if self._running is ticket:
             self._running = None
-        self._waiting.remove(number)
-        self._parked.pop(number, None)
+        self._waiting.remove(ticket)
+        self._parked.pop(ticket, None)

@@ -79,7 +79,7 @@ class StepwiseExecutor(ModelExecutor):
         super().__init__(clock, meter)
         self._model = model
         self._policy = StepScheduler(limits, max_open)
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[Ticket, _Run] = {}
         self._last_call: float | None = None
         self._rows = 0
         self._started: float | None = None
@@ -100,6 +100,14 @@ class StepwiseExecutor(ModelExecutor):
     def running_seconds(self) -> float:
         started = self._started  # read once: the watchdog calls this on another thread
         return 0.0 if started is None else self._clock.monotonic() - started
+
+    @property
+    def has_open(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def busy(self) -> bool:
+        return self._policy.busy
 
     def enqueue(
         self,
@@ -141,11 +149,11 @@ class StepwiseExecutor(ModelExecutor):
         """
         rows = self._model.check(inputs)
         now = self._clock.monotonic()
-        ticket = self._policy.offer(rows, now, now + timeout, priority)
+        ticket = Ticket(rows, None, now, now + timeout, priority)
+        self._policy.offer(ticket)
         run = _Run(ticket, self._model.steps(inputs, whole=whole), None if whole else timeout)
         run.stream = AnswerStream(partial(self._taken, run), partial(self._disconnected, run))
-        self._runs[ticket.number] = run
-        self._opened()
+        self._runs[ticket] = run
         self._schedule()
         return run.stream
 
@@ -153,11 +161,11 @@ class StepwiseExecutor(ModelExecutor):
         self._pumping = False
         now = self._clock.monotonic()
         for ticket in self._policy.expire(now):
-            self._fail(self._runs[ticket.number], deadline_exceeded())
+            self._fail(self._runs[ticket], deadline_exceeded())
         if (released := self._policy.release()) is not None:
-            self._start(self._runs[released.number], now)
+            self._start(self._runs[released], now)
         self._meter.queue_rows(self._policy.waiting_rows)
-        self._note(open_requests=bool(self._runs), busy=self._policy.busy)
+        self._changed.set()
         self._arm(self._policy.next_event(), now)
 
     def _start(self, run: _Run, now: float) -> None:
@@ -213,7 +221,7 @@ class StepwiseExecutor(ModelExecutor):
 
     def _drop(self, run: _Run, *, streamed: bool = False) -> None:
         """Drop the request and close its generator, after the running step if there is one."""
-        if self._runs.pop(run.ticket.number, None) is not None:
+        if self._runs.pop(run.ticket, None) is not None:
             self._meter.batch(BatchStats(run.ticket.rows, run.queued, run.total, streamed))
         if not run.running:
             self._thread.submit(run.steps.close, _closed)

@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import Hold
 from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.fields import fields_of
-from services.online.http.inference import InferHandler, too_large
+from services.online.http.inference import InferHandler, PendingRequest, too_large
 from services.online.http.responses import MethodError, Response, error_response, json_response
 from services.online.http.sse import EventWriter, GoneError, Message, Receive, Send, send_events
 from services.online.models.metadata import (
@@ -199,11 +199,12 @@ async def _stream(
     receive: Receive,
     seen: RequestRecord | None,
 ) -> None:
-    head = inference.open(headers, events.request_id, seen)
     deadline = asyncio.get_running_loop().time() + inference.seconds
-    with Hold(inference.inflight) as hold:
-        body = await read_in_time(receive, inference, hold, deadline)
-        streamed = await inference.submit_stream(head, body, hold)
+    with PendingRequest(inference.inflight) as pending:
+        pending.record = seen
+        inference.read_headers(pending, headers)
+        body = await read_in_time(receive, inference, pending, deadline)
+        streamed = await inference.submit_stream(pending, body)
         await send_events(streamed, inference, events, receive)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
 from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
@@ -25,7 +24,7 @@ from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.responses import Response, error_response, success_to_wire, to_wire
 from services.online.http.unparsed import header_value, whole_request_size
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import HTTP, RequestRecord, Stages
+from services.online.observability.calls import HTTP, RequestRecord
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.codec import V2Codec
@@ -53,42 +52,31 @@ _PROTOCOL_CODES = {
 logger = logging.getLogger("mlctl.http")
 
 
-class RequestHead(NamedTuple):
-    """The headers of an infer request.
-
-    `json_length` is the size of the body's JSON part in bytes, `priority` overrides the body's;
-    both are None if not given. `coding` is the body's content coding, `accept` the header
-    Accept-Encoding, `record` the observability record of the request, or None.
-
-    A named tuple, because one is made for every request.
-    """
-
-    request_id: bytes
-    json_length: int | None
-    coding: str
-    accept: bytes
-    priority: Priority | None
-    record: RequestRecord | None = None
-
-
 class PendingRequest(Hold):
-    """An infer request that waits for its answer, as `ModelExecutor.enqueue` takes one.
+    """An infer request from its headers to its answer, as `ModelExecutor.enqueue` takes one.
 
-    `head` is set when its headers were accepted, `request` when it was decoded, which took
-    `parse_seconds`. It is its own share of the memory budget.
+    The headers give `json_length`, the size of the body's JSON part in bytes, and `priority`, which
+    overrides the body's (None if they do not), the body's content coding, and `accept`, the header
+    Accept-Encoding. `record` is the observability record, or None. `request` is set when the body
+    was decoded, which took `parse_seconds`. The request is its own share of the memory budget.
     """
 
-    __slots__ = ("head", "parse_seconds", "request")
-    head: RequestHead
+    __slots__ = (
+        "accept", "coding", "json_length", "parse_seconds", "priority", "record", "request",
+        "request_id",
+    )  # fmt: skip
     request: InferRequest
 
     def __init__(self, inflight: Inflight) -> None:
-        super().__init__(inflight)
+        self.inflight = inflight
+        self.size = 0
+        self.request_id = b""
+        self.record: RequestRecord | None = None
+        self.json_length: int | None = None
+        self.coding = IDENTITY
+        self.accept = b""
+        self.priority: Priority | None = None
         self.parse_seconds = 0.0
-
-    def done(self) -> bool:
-        """Whether it was answered, failed or left."""
-        raise NotImplementedError
 
     def set_result(self, answer: Answer, /) -> None:
         """Send the answer."""
@@ -122,7 +110,7 @@ class InferHandler:
         self._ids = RequestIds()
         self._full: tuple[QueueFullError, Response] | None = None
         self._full_wire: tuple[QueueFullError, bytes, bytes, bytes] | None = None
-        # Whether the last request that could be rejected unparsed was rejected.
+        # Whether a request was rejected since one found room in the queue.
         self.rejecting = False
         self.inflight = host.inflight
         # The maximum time of a request from its headers to its answer, in seconds.
@@ -155,16 +143,22 @@ class InferHandler:
         traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
         return observer.begin(HTTP, request_id, traceparent, tracestate)
 
-    def admit(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raise UNAUTHENTICATED if the server requires a token and the headers have none."""
-        access = self._host.access
+    def begin(self, pending: PendingRequest, headers: Mapping[bytes, bytes]) -> None:
+        """Give the request its id and its record, and check its headers.
+
+        Raises UNAUTHENTICATED if the server requires a token and the headers have none, and what
+        `read_headers` raises.
+        """
+        pending.request_id = self._ids.of(headers.get(b"x-request-id"))
+        observer, access = self._host.observer, self._host.access
+        if observer is not None and observer.active:
+            pending.record = self.observe(headers, pending.request_id)
         if access.required:
             access.require(headers.get(b"authorization"))
+        self.read_headers(pending, headers)
 
-    def open(
-        self, headers: Mapping[bytes, bytes], request_id: bytes, record: RequestRecord | None = None
-    ) -> RequestHead:
-        """Check the headers before the body is read.
+    def read_headers(self, pending: PendingRequest, headers: Mapping[bytes, bytes]) -> None:
+        """Check the headers before the body is read, and set the attributes that they give.
 
         Raises UNSUPPORTED_MEDIA_TYPE, INVALID_INPUT, PAYLOAD_TOO_LARGE.
         """
@@ -173,21 +167,18 @@ class InferHandler:
             media_type = media_type.partition(b";")[0].strip().lower()
             if media_type not in _MEDIA_TYPES:
                 raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content type is not served")
-        coding = IDENTITY
         if b"content-encoding" in headers:
-            coding = content_coding(headers[b"content-encoding"].decode("latin-1"))
+            pending.coding = content_coding(headers[b"content-encoding"].decode("latin-1"))
         length = headers.get(b"content-length")
         if length is not None and (len(length) >= self._digits or not length.isdigit()):
             self.check_size(_number(b"content-length", length))
-        json_length = None
         length = headers.get(b"inference-header-content-length")
         if length is not None:
-            json_length = _number(b"inference-header-content-length", length)
-        priority = None
+            pending.json_length = _number(b"inference-header-content-length", length)
         if b"mlctl-priority" in headers:
-            priority = parse_priority(headers[b"mlctl-priority"].decode("latin-1"))
-        accept = headers.get(b"accept-encoding", b"")
-        return RequestHead(request_id, json_length, coding, accept, priority, record)
+            pending.priority = parse_priority(headers[b"mlctl-priority"].decode("latin-1"))
+        if b"accept-encoding" in headers:
+            pending.accept = headers[b"accept-encoding"]
 
     def check_size(self, size: int) -> None:
         """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the limit."""
@@ -201,47 +192,44 @@ class InferHandler:
         Returns what withdraws the request.
         """
         start = perf_counter()
-        head = pending.head
-        if head.record is not None:
-            head.record.bytes_in = len(body)
-        if self._host.rejecting and head.coding == IDENTITY and b"priority" not in body:
-            full = self._host.quick_reject(head.priority or Priority.NORMAL, len(body))
+        if pending.record is not None:
+            pending.record.bytes_in = len(body)
+        if self.rejecting and pending.coding == IDENTITY and b"priority" not in body:
+            full = self._host.quick_reject(pending.priority or Priority.NORMAL, len(body))
             if full is not None:
                 raise full
-        if _is_heavy(head, body):
+        if _is_heavy(pending, body):
             task = asyncio.get_running_loop().create_task(
                 self._submit_apart(pending, body, timeout)
             )
             return forward(task, pending)
-        request = pending.request = self._codec.decode(body, head.json_length)
+        request = pending.request = self._codec.decode(body, pending.json_length)
         pending.parse_seconds = perf_counter() - start
-        limit = timeout if request.timeout is None else min(timeout, request.timeout)
-        return self._host.handle(request, pending, limit, head.priority or request.priority)
+        if request.timeout is not None and request.timeout < timeout:
+            timeout = request.timeout
+        return self._host.handle(request, pending, timeout, pending.priority or request.priority)
 
-    async def submit_stream(self, head: RequestHead, body: bytes, hold: Hold) -> StreamedAnswer:
+    async def submit_stream(self, pending: PendingRequest, body: bytes) -> StreamedAnswer:
         """Decode the body and queue the request for a streamed answer, sent as JSON.
 
-        `hold` has the body's bytes.
+        `pending` is charged for the body's bytes.
         """
-        if head.record is not None:
-            head.record.bytes_in = len(body)
-        if _is_heavy(head, body):
-            request = await self._decode_apart(head, body, hold)
-        else:
-            request = self._codec.decode(body, head.json_length)
+        if pending.record is not None:
+            pending.record.bytes_in = len(body)
+        request = await self._decode_apart(pending, body)
         if binary := [name for name, wanted in request.outputs.items() if wanted]:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"output {binary[0]!r} is requested as binary data, which no event carries",
                 "Request it as JSON, or use ModelStreamInfer of the gRPC API.",
             )
-        priority = head.priority or request.priority
+        priority = pending.priority or request.priority
         parts = self._host.stream(request.inputs, request.timeout, priority)
         return StreamedAnswer(request, parts)
 
     def encode_part(self, streamed: StreamedAnswer, part: Answer) -> bytes:
         """Encode one part of a streamed answer as one line of JSON."""
-        return self._codec.encode(streamed.request, part.outputs).body
+        return self._codec.encode(streamed.request, part.outputs)[0]
 
     def encode_end(self, streamed: StreamedAnswer) -> bytes:
         """Encode the response that ends a streamed answer, and count the request."""
@@ -256,31 +244,26 @@ class InferHandler:
         `headers` are the server's own header lines; `close` announces the end of the connection.
         """
         start = perf_counter()
-        head = pending.head
-        encoded = self._codec.encode(pending.request, answer.outputs, answer.parameters)
-        queue, infer = answer.queue_seconds, answer.infer_seconds
-        body = encoded.body
+        request = pending.request
+        body, header_length = self._codec.encode(request, answer.outputs, answer.parameters)
         packing: Sequence[tuple[bytes, bytes]] = ()
-        if head.accept:
-            body, packing = compress_response(body, head.accept)
-        times = self._timing(queue, infer)
+        if pending.accept:
+            body, packing = compress_response(body, pending.accept)
+        queue, infer = answer.queue_seconds, answer.infer_seconds
+        if (queue, infer) != self._times:  # most requests of a batch have the same
+            self._times = (queue, infer)
+            self._times_text = timing(queue, infer)
         response = success_to_wire(
-            headers, head.request_id, times, body, encoded.header_length, packing, close=close
+            headers, pending.request_id, self._times_text, body, header_length, packing, close=close
         )
         serialize = perf_counter() - start
         self._host.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
-        record, observer = head.record, self._host.observer
+        record, observer = pending.record, self._host.observer
         if record is not None and observer is not None:
-            stages = Stages(pending.parse_seconds, queue, infer, serialize)
-            observer.answered(record, stages, pending.request.inputs, answer, len(body))
+            observer.answered(
+                record, request.inputs, answer, pending.parse_seconds, serialize, len(body)
+            )
         return response
-
-    def _timing(self, queue: float, infer: float) -> bytes:
-        """Return the Server-Timing header; most requests of a batch have the same."""
-        if (queue, infer) != self._times:
-            self._times = (queue, infer)
-            self._times_text = timing(queue, infer)
-        return self._times_text
 
     def reject(
         self, error: BaseException, request_id: bytes, record: RequestRecord | None = None
@@ -360,33 +343,35 @@ class InferHandler:
         start = perf_counter()
         try:
             async with asyncio.timeout(seconds):
-                request = await self._decode_apart(pending.head, body, pending)
+                request = await self._decode_apart(pending, body)
         except TimeoutError:
             raise deadline_exceeded() from None
         pending.request = request
         pending.parse_seconds = perf_counter() - start
         left = seconds - pending.parse_seconds
         limit = left if request.timeout is None else min(left, request.timeout)
-        return await self._host.ask(request, limit, pending.head.priority or request.priority)
+        return await self._host.ask(request, limit, pending.priority or request.priority)
 
-    async def _decode_apart(self, head: RequestHead, body: bytes, hold: Hold) -> InferRequest:
-        if head.coding != IDENTITY:
+    async def _decode_apart(self, pending: PendingRequest, body: bytes) -> InferRequest:
+        """Decode a body of any size and coding, on another thread if that takes long."""
+        if pending.coding != IDENTITY:
             arrived, limit = len(body), self.max_body_bytes
             body = await inflate_on_thread(
-                body, head.coding, limit, lambda size: hold.grow(arrived + size), self._decoder
-            )
-            head = head._replace(coding=IDENTITY)
-        if not _is_heavy(head, body):
-            return self._codec.decode(body, head.json_length)
+                body, pending.coding, limit, lambda size: pending.grow(arrived + size),
+                self._decoder,
+            )  # fmt: skip
+            pending.coding = IDENTITY
+        if not _is_heavy(pending, body):
+            return self._codec.decode(body, pending.json_length)
         loop = asyncio.get_running_loop()
         decode = self._codec.decode
-        return await loop.run_in_executor(self._decoder, decode, body, head.json_length)
+        return await loop.run_in_executor(self._decoder, decode, body, pending.json_length)
 
 
-def _is_heavy(head: RequestHead, body: bytes) -> bool:
+def _is_heavy(pending: PendingRequest, body: bytes) -> bool:
     """Return whether decoding the body may block the event loop for milliseconds."""
-    json = len(body) if head.json_length is None else head.json_length
-    return json > _HEAVY_JSON or head.coding != IDENTITY
+    json = len(body) if pending.json_length is None else pending.json_length
+    return json > _HEAVY_JSON or pending.coding != IDENTITY
 
 
 def timing(queue: float, infer: float) -> bytes:

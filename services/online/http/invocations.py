@@ -73,7 +73,7 @@ class Invocations(ModelCalls):
         return dict(request.inputs), partial(self._write_v2, request)
 
     def _write_v2(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> bytes:
-        return self._codec.encode(request, outputs).body
+        return self._codec.encode(request, outputs)[0]
 
     def _read_csv(self, body: bytes) -> dict[str, np.ndarray]:
         """Return the input: a row of a two-dimensional one for each line, or else a value."""

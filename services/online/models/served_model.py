@@ -77,6 +77,7 @@ class ServedModel:
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
+        self.generates = bundle.manifest.generation is not None
         self.optional_inputs = bundle.manifest.optional_inputs
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)
@@ -247,7 +248,9 @@ class ServedModel:
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
             limit = self._deadline
             seconds = limit if timeout is None or timeout > limit else timeout
-            return self._serving().enqueue(request.inputs, waiter, seconds, priority)
+            if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
+                raise self._unavailable()
+            return self._batching.enqueue(request.inputs, waiter, seconds, priority)
         return forward(self.ask(request, timeout, priority), waiter)
 
     def ask(
@@ -272,8 +275,11 @@ class ServedModel:
 
     def _serving(self) -> ModelExecutor:
         if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
-            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
+            raise self._unavailable()
         return self._batching
+
+    def _unavailable(self) -> MlctlError:
+        return MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
 
     def _seconds(self, timeout: float | None) -> float:
         limit = self._deadline
@@ -371,13 +377,14 @@ class ServedModel:
         ours, theirs = self.settings, self._bundle.manifest.batching
         max_queue_ms = _first(ours.max_queue_ms, theirs.max_queue_ms)
         max_wait_ms = _first(ours.max_wait_ms, theirs.max_wait_ms)
+        # A batch on the event loop takes less time than a wait could save.
+        longest_wait = 0.0 if inline else math.inf
         return Limits(
             max_rows=scorer.max_rows,
             max_queue_rows=ours.max_queue_rows or theirs.max_queue_rows or _MAX_QUEUE_ROWS,
-            max_wait=(max_wait_ms or 0.0) / 1000,
+            max_wait=longest_wait if max_wait_ms is None else max_wait_ms / 1000,
             joinable=scorer.joinable,
             max_queue=None if max_queue_ms is None else max_queue_ms / 1000,
-            linger=max_wait_ms is None and not inline,
         )
 
 

@@ -6,6 +6,7 @@ worker that answers; /metrics has the sums over all of them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
@@ -39,7 +40,7 @@ def model_config(host: ServedModel) -> dict[str, Any]:
     }
     if limits.joinable:
         config["dynamic_batching"] = {
-            "max_queue_delay_microseconds": round(limits.max_wait * 1e6),
+            "max_queue_delay_microseconds": _microseconds(limits.max_wait),
             "priority_levels": _LANES,
             "default_priority_level": _LANES,
         }
@@ -92,6 +93,11 @@ def _requests(tally: Tally) -> dict[str, Any]:
         "fail": _duration(tally.failed, 0.0),
         **{name: _duration(tally.answered, seconds) for name, seconds in stages.items()},
     }
+
+
+def _microseconds(seconds: float) -> int:
+    """Return a delay in microseconds; 0 for one without a limit, which the server chooses."""
+    return 0 if seconds == math.inf else round(seconds * 1e6)
 
 
 def _duration(count: int, seconds: float) -> dict[str, int]:

@@ -28,7 +28,6 @@ BY_NAME: Mapping[str, str] = MappingProxyType(
         "arrow": "services.stream.payloads.arrow",
         "raw": "services.stream.payloads.raw",
         "avro": "services.stream.payloads.avro",
-        "protobuf": "services.stream.payloads.protobuf",
     }
 )
 

@@ -40,10 +40,9 @@ def test_json_in_and_out() -> None:
     request = CODEC.decode(body(id="7"), None)
     assert request.inputs["x"].tolist() == [[1, 2]]
     assert request.inputs["w"].tolist() == [b"a"]
-    encoded = CODEC.encode(request, ANSWER)
-    assert encoded.header_length is None
-    assert encoded.content_type == "application/json"
-    assert json.loads(encoded.body) == {
+    found, header_length = CODEC.encode(request, ANSWER)
+    assert header_length is None
+    assert json.loads(found) == {
         "model_name": "m",
         "model_version": "d" * 64,
         "id": "7",
@@ -61,13 +60,12 @@ def test_binary_in_and_out_beside_json() -> None:
     )
     request = CODEC.decode(head + np.array([3, 4], "<f4").tobytes(), len(head))
     assert request.inputs["x"].tolist() == [[3, 4]]
-    encoded = CODEC.encode(request, ANSWER)
-    assert encoded.content_type == "application/octet-stream"
-    assert encoded.header_length is not None
-    document = json.loads(encoded.body[: encoded.header_length])
+    found, header_length = CODEC.encode(request, ANSWER)
+    assert header_length is not None
+    document = json.loads(found[:header_length])
     assert [output["name"] for output in document["outputs"]] == ["n", "y"]
     assert document["outputs"][1]["parameters"] == {"binary_data_size": 8}
-    assert encoded.body[encoded.header_length :] == np.array([1, 2], "<f4").tobytes()
+    assert found[header_length:] == np.array([1, 2], "<f4").tobytes()
 
 
 def test_binary_data_output_is_the_default_of_every_output() -> None:
@@ -174,7 +172,7 @@ def test_half_floats_are_numbers_in_json() -> None:
     tensor = {"name": "h", "datatype": "FP16", "shape": [3], "data": [0.1, -2, 65504]}
     request = codec.decode(json.dumps({"inputs": [tensor]}).encode(), None)
     assert request.inputs["h"].dtype == np.float16
-    answer = json.loads(codec.encode(request, request.inputs).body)
+    answer = json.loads(codec.encode(request, request.inputs)[0])
     assert np.array(answer["outputs"][0]["data"], np.float16).tolist() == [
         np.float16(0.1), -2, 65504,
     ]  # fmt: skip
@@ -187,8 +185,8 @@ def test_bfloat16_travels_as_its_two_bytes() -> None:
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     request = codec.decode(head + b"\x80\x3f\0\xc0", len(head))
     assert request.inputs["b"].tolist() == [0x3F80, 0xC000]  # 1.0 and -2.0
-    encoded = codec.encode(request, request.inputs)
-    assert encoded.body[encoded.header_length :] == b"\x80\x3f\0\xc0"
+    found, header_length = codec.encode(request, request.inputs)
+    assert found[header_length:] == b"\x80\x3f\0\xc0"
     with pytest.raises(MlctlError, match="BF16: request it as binary data"):
         codec.encode(InferRequest("", {}, {"b": False}), request.inputs)
 

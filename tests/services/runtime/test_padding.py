@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.batching.joining import cut, run_joined
 from services.runtime.padding import Arrays, LengthPadding, RowPaddedSession, shape_key
+from tests.services.online.batching.test_joining import joined
 from tests.support.sessions import FunctionSession
 
 
@@ -46,8 +46,8 @@ def test_a_request_whose_sequences_differ_in_length_is_joined_only_with_its_like
     assert LENGTHS.length(odd) is None
     assert LENGTHS.key(odd) == shape_key(odd)
     assert LENGTHS.pad_to(odd, 9) is odd
-    answers = run_joined(lambda inputs: {"n": inputs["ids"]}, [odd, odd], [1, 1], LENGTHS)
-    assert [cut(share)["n"].shape for share in answers if isinstance(share, tuple)] == [(1, 3)] * 2
+    answers = joined(lambda inputs: {"n": inputs["ids"]}, [odd, odd], [1, 1], LENGTHS)
+    assert [share["n"].shape for share in answers if isinstance(share, dict)] == [(1, 3)] * 2
 
 
 def test_each_request_gets_what_it_would_have_got_alone() -> None:
@@ -59,12 +59,12 @@ def test_each_request_gets_what_it_would_have_got_alone() -> None:
         seen.append(inputs["ids"])
         return tag(inputs)
 
-    outcomes = run_joined(run, requests, [1, 2, 1], LENGTHS)
+    outcomes = joined(run, requests, [1, 2, 1], LENGTHS)
     assert seen[0].tolist() == [[1, 2, 7, 7], [1, 2, 3, 4], [1, 2, 3, 4], [5, 7, 7, 7]]
     for outcome, request in zip(outcomes, requests, strict=True):
-        assert isinstance(outcome, tuple)
+        assert isinstance(outcome, dict)
         for name, want in tag(request).items():
-            np.testing.assert_array_equal(cut(outcome)[name], want)
+            np.testing.assert_array_equal(outcome[name], want)
 
 
 def test_padding_keeps_the_datatype() -> None:

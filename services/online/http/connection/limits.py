@@ -317,7 +317,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _end_head(self) -> None:
         self._in_head = False
         self._in_body = self._progress = True
-        self._disarm_head()
+        if self._head_timer is not None:
+            self._disarm_head()
 
     def _arm_head(self) -> None:
         if self._head_timer is None and not self._broken:

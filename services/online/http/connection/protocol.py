@@ -21,23 +21,9 @@ from services.online.http.connection.limits import LimitedProtocol
 from services.online.http.fields import fields_of
 from services.online.http.inference import InferHandler, PendingRequest
 from services.online.http.responses import Headers, render_headers, to_wire
-from services.online.observability.calls import RequestRecord
 
+_EXPECTED = b"100-continue"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class ServerHeaders:
-    """The server's own headers as bytes; uvicorn makes a new list of them every second."""
-
-    def __init__(self) -> None:
-        self._headers: Headers = []
-        self._rendered = b""
-
-    def render(self, headers: Headers) -> bytes:
-        """Return `headers` as lines."""
-        if headers is not self._headers:
-            self._headers, self._rendered = headers, render_headers(headers)
-        return self._rendered
 
 
 class _NoEvent:
@@ -56,8 +42,8 @@ class InferCycle(PendingRequest):
 
     __slots__ = (
         "_body", "_deadline", "_error", "_expects", "_handler", "_headers", "_protocol", "_queued",
-        "_record", "_request_id", "_submitted", "_timer", "disconnected", "keep_alive",
-        "more_body", "response_complete", "waits",
+        "_submitted", "_timer", "disconnected", "keep_alive", "more_body", "response_complete",
+        "waits",
     )  # fmt: skip
     message_event = _NoEvent()
     response_started = False
@@ -71,9 +57,7 @@ class InferCycle(PendingRequest):
         keep_alive: bool,
         expects: bool,
     ) -> None:
-        self.inflight = handler.inflight
-        self.size = 0
-        self.parse_seconds = 0.0
+        super().__init__(handler.inflight)
         self.keep_alive = keep_alive
         self.waits = True
         self.disconnected = False
@@ -83,8 +67,6 @@ class InferCycle(PendingRequest):
         self._protocol = protocol
         self._headers = headers
         self._expects = expects
-        self._request_id = b""
-        self._record: RequestRecord | None = None
         self._body: bytes | bytearray = b""
         self._error: MlctlError | None = None
         self._submitted = False
@@ -98,26 +80,22 @@ class InferCycle(PendingRequest):
 
     def begin(self) -> None:
         """Check the headers; all earlier requests of the connection are answered."""
-        handler, headers, protocol = self._handler, self._headers, self._protocol
         self.waits = False
-        request_id = self._request_id = handler.request_id(headers)
-        self._record = handler.observe(headers, request_id)
         try:
-            handler.admit(headers)
-            self.head = handler.open(headers, request_id, self._record)
+            self._handler.begin(self, self._headers)
             if self._error is not None:
                 raise self._error
         except MlctlError as error:
             self._reject(error)
             return
         if self._expects and self.more_body:
-            protocol.transport.write(_CONTINUE)
+            self._protocol.transport.write(_CONTINUE)
 
     def feed(self, piece: bytes) -> None:
         """Take a piece of the body."""
         if self.response_complete or not self.more_body or self._error is not None:
             return  # a body after the body is that of a pipelined upgrade
-        size = len(self._body) + len(piece)
+        size = self.size + len(piece)  # it is charged for what has arrived
         try:
             if size > self._handler.max_body_bytes:
                 self._handler.check_size(size)
@@ -173,12 +151,11 @@ class InferCycle(PendingRequest):
         self._complete()
         if queued is not None:
             queued.cancel()
-        self._handler.disconnected(self._record)
-
-    def done(self) -> bool:
-        return self.response_complete
+        self._handler.disconnected(self.record)
 
     def set_result(self, answer: Answer, /) -> None:
+        if self.response_complete:
+            return
         protocol = self._protocol
         try:
             response = self._handler.respond(
@@ -199,7 +176,7 @@ class InferCycle(PendingRequest):
         if self._expects and self.more_body:
             # The client may never send the body, and the server would take its next request for it.
             self.keep_alive = False
-        response = self._handler.reject(error, self._request_id, self._record)
+        response = self._handler.reject(error, self.request_id, self.record)
         self._complete()
         close, protocol = not self.keep_alive, self._protocol
         protocol.send(to_wire(response, protocol.server_headers(), close=close), close=close)
@@ -224,7 +201,9 @@ class InferProtocol(LimitedProtocol):
     cycle: Any
     _started: Any = None
     pipeline: deque[tuple[Any, Any]]
-    own_headers: ClassVar[ServerHeaders]
+    # The server's own headers, of which uvicorn makes a new list every second, and as lines.
+    headers_source: ClassVar[Headers] = []
+    header_lines: ClassVar[bytes] = b""
 
     def data_received(self, data: bytes) -> None:
         if self.handler.rejecting and self._is_between_requests():
@@ -262,12 +241,14 @@ class InferProtocol(LimitedProtocol):
             self.headers += headers  # the scope has this very list
             super().on_headers_complete()
             return
-        fields = fields_of(self.headers)
-        several = len(fields) != len(self.headers)
+        fields, count = dict(self.headers), len(self.headers)
+        several = len(fields) != count
+        if several:
+            fields = fields_of(self.headers)
         if (
             several
             or b"host" not in fields
-            or len(fields) > self.max_headers
+            or count > self.max_headers
             or self._read_bytes > self.max_head_bytes
         ):
             self._check_head()
@@ -278,7 +259,7 @@ class InferProtocol(LimitedProtocol):
             handler,
             fields,
             keep_alive=current and not self._leaving and parser.should_keep_alive(),
-            expects=current and fields.get(b"expect", b"").lower() == b"100-continue",
+            expects=current and b"expect" in fields and fields[b"expect"].lower() == _EXPECTED,
         )
         previous, self.cycle = self.cycle, cycle
         if previous is not None and not previous.response_complete:
@@ -331,7 +312,11 @@ class InferProtocol(LimitedProtocol):
 
     def server_headers(self) -> bytes:
         """Return the server's own header lines."""
-        return self.own_headers.render(self.server_state.default_headers)
+        headers = self.server_state.default_headers
+        if headers is not self.headers_source:
+            kind = type(self)
+            kind.headers_source, kind.header_lines = headers, render_headers(headers)
+        return self.header_lines
 
     def note_rejection(self, status: int) -> None:
         """Count a connection that was rejected before a request was complete."""
@@ -380,6 +365,5 @@ def infer_protocol(*handlers: InferHandler) -> type[InferProtocol]:
     attributes = {
         "handler": handlers[0],
         "handlers": {target: each for each in handlers for target in each.targets},
-        "own_headers": ServerHeaders(),
     }
     return type("ModelProtocol", (InferProtocol,), attributes)

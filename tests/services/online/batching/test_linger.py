@@ -15,7 +15,7 @@ SOON = 0.0003
 
 
 def server(cost: Cost, rows: int, *, linger: bool) -> SimulatedServer:
-    return SimulatedServer(Limits(rows, 4096, linger=linger), cost)
+    return SimulatedServer(Limits(rows, 4096, inf if linger else 0.0), cost)
 
 
 def gathering_of(measured: dict[int, float], rows: int) -> LingerHeuristic:

@@ -3,18 +3,8 @@ import pytest
 from services.online.batching.offered_load import OfferedLoad
 
 
-def test_the_gap_follows_the_requests_and_forgets_a_pause() -> None:
-    load = OfferedLoad(longest_gap=1.0)
-    assert load.gap == 1.0
-    for number in range(40):
-        load.arrived(number * 0.1)
-    assert load.gap == pytest.approx(0.1, rel=0.1)
-    load.arrived(1000.0)
-    assert load.gap < 0.25
-
-
 def test_one_burst_does_not_look_like_overload_and_a_lasting_one_does() -> None:
-    load = OfferedLoad(1.0)
+    load = OfferedLoad()
     load.offered(10_000)
     load.ended(64, 1.0)
     assert load.utilization < 1.0
@@ -24,7 +14,7 @@ def test_one_burst_does_not_look_like_overload_and_a_lasting_one_does() -> None:
 
 
 def test_it_is_over_when_the_server_was_idle_for_a_while() -> None:
-    load = OfferedLoad(1.0)
+    load = OfferedLoad()
     for _ in range(20):
         load.offered(300)
         load.ended(64, 1.0)
@@ -36,7 +26,7 @@ def test_it_is_over_when_the_server_was_idle_for_a_while() -> None:
 
 
 def test_what_full_batches_can_do_is_a_utilization_of_one() -> None:
-    load = OfferedLoad(1.0)
+    load = OfferedLoad()
     for _ in range(60):
         load.offered(64)
         load.ended(64, 1.0)
@@ -47,7 +37,7 @@ def test_what_full_batches_can_do_is_a_utilization_of_one() -> None:
 
 def test_a_short_batch_counts_for_its_time() -> None:
     """Forty clients in a loop, batches of 32 and of 8: no more comes than is answered."""
-    load, seen = OfferedLoad(1.0), []
+    load, seen = OfferedLoad(), []
     for _ in range(60):
         load.offered(8)
         load.ended(32, 1.0)

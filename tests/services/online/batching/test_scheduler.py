@@ -1,4 +1,6 @@
+import gc
 from collections.abc import Mapping
+from math import inf
 
 import pytest
 
@@ -25,14 +27,29 @@ def batcher(
     joinable: bool = True,
     max_queue: float | None = None,
     costs: Mapping[int, float] = NOTHING_MEASURED,
-) -> BatchScheduler:
+) -> BatchScheduler[Ticket]:
     return BatchScheduler(Limits(rows, queue, wait, joinable, max_queue), BatchCosts(costs))
 
 
-def busy(**options: object) -> BatchScheduler:
+def offer(
+    policy: BatchScheduler[Ticket],
+    rows: int,
+    key: str,
+    now: float,
+    deadline: float,
+    priority: Priority = Priority.NORMAL,
+    *,
+    part: bool = False,
+) -> Ticket:
+    ticket = Ticket(rows, key, now, deadline, priority)
+    policy.offer(ticket, part=part)
+    return ticket
+
+
+def busy(**options: object) -> BatchScheduler[Ticket]:
     """A batcher whose first request, number 0, is running since 0.0."""
     policy = batcher(**options)  # type: ignore[arg-type]
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     assert numbers(policy.release(0.0)) == [0]
     return policy
 
@@ -43,73 +60,68 @@ def numbers(batch: list[Ticket]) -> list[int]:
 
 def test_an_idle_server_answers_at_once_whatever_the_wait() -> None:
     policy = batcher(wait=0.5)
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     assert numbers(policy.release(0.0)) == [0]
 
 
 def test_one_batch_runs_at_a_time() -> None:
     policy = batcher()
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     policy.release(0.0)
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     assert policy.release(0.0) == []
     policy.finished(0.01)
     assert numbers(policy.release(0.01)) == [1]
 
 
-def test_company_is_waited_for_while_the_next_request_is_likely_to_come_in_time() -> None:
-    policy = busy(wait=5.0, costs=FLAT)
-    for hundredth in range(40):  # they come quickly, one by one
-        policy.cancel(policy.offer(1, "k", hundredth / 100, FAR))
-    policy.offer(1, "k", 0.4, FAR)
-    policy.offer(1, "k", 0.5, FAR)
+def after_a_batch(wait: float, *, deadline: float = FAR) -> BatchScheduler[Ticket]:
+    """Four clients were answered at 1.0, and a fifth waits since 0.9: four more may come."""
+    policy = batcher(rows=8, wait=wait, costs=FLAT)
+    for _ in range(4):
+        offer(policy, 1, "k", 0.0, FAR)
+    policy.release(0.0)
+    offer(policy, 1, "k", 0.9, deadline)
     policy.finished(1.0)
-    # Two wait, one more would save a batch: until 0.5 + 1.0 / 3.
-    assert policy.next_event(0.6) == pytest.approx(0.5 + 1 / 3)
-    assert policy.release(0.8) == []
-    assert numbers(policy.release(0.84)) == [41, 42]
+    return policy
 
 
-def test_company_that_is_not_expected_is_not_waited_for() -> None:
-    policy = busy(wait=5.0, costs=FLAT)
-    policy.offer(1, "k", 0.9, FAR)
+@pytest.mark.parametrize(
+    ("wait", "deadline", "until"),
+    [
+        (inf, FAR, 1.1875),  # a quarter of what a batch saves, while no request comes
+        (0.2, FAR, 1.05),
+        (inf, 3.1, 1.1),  # twice the batch's time is left
+    ],
+)
+def test_release__clients_were_just_answered__waits_no_longer_than_it_pays(
+    wait: float, deadline: float, until: float
+) -> None:
+    policy = after_a_batch(wait, deadline=deadline)
+    assert policy.next_event(1.0) == pytest.approx(until)
+    assert policy.release(until - 0.01) == []
+    assert policy.expire(until) == []
+    assert numbers(policy.release(until)) == [4]
+
+
+def test_release__no_wait_allowed__starts_at_once() -> None:
+    assert numbers(after_a_batch(0.0).release(1.0)) == [4]
+
+
+def test_release__larger_batch_saves_nothing__starts_at_once() -> None:
+    policy = batcher(rows=4, wait=inf, costs=LINEAR)
+    for moment in (0.0, 0.1, 0.2):
+        offer(policy, 1, "k", moment, FAR)
+        policy.release(0.0)
     policy.finished(1.0)
-    assert numbers(policy.release(1.0)) == [1]  # a second between requests so far
-
-
-def test_nobody_waits_where_a_larger_batch_saves_nothing() -> None:
-    policy = busy(wait=5.0, costs=LINEAR)
-    for moment in (0.1, 0.2, 0.3):
-        policy.offer(1, "k", moment, FAR)
-    policy.finished(1.0)
-    assert numbers(policy.release(1.0)) == [1, 2, 3]
-
-
-def test_max_wait_and_a_deadline_end_the_wait_for_company() -> None:
-    def rushed(wait: float, deadline: float) -> BatchScheduler:
-        policy = busy(wait=wait, costs=FLAT, rows=8)
-        for _ in range(40):  # at one moment, so that the gap is next to nothing
-            policy.cancel(policy.offer(1, "k", 0.9, FAR))
-        policy.offer(1, "k", 0.9, deadline)
-        policy.finished(1.0)
-        return policy
-
-    assert rushed(0.2, FAR).next_event(1.0) == pytest.approx(1.1)
-    assert rushed(5.0, FAR).next_event(1.0) == pytest.approx(1.4)
-    hurried = rushed(5.0, 3.2)
-    moment = hurried.next_event(1.0)
-    assert moment is not None
-    assert moment == pytest.approx(1.2)  # twice the batch's time is left
-    assert hurried.expire(1.2) == []
-    assert numbers(hurried.release(moment)) == [41]
+    assert numbers(policy.release(1.0)) == [1, 2]
 
 
 def test_a_full_batch_does_not_wait() -> None:
     policy = batcher(rows=2, wait=0.5)
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     policy.release(0.0)
-    policy.offer(1, "k", 0.1, FAR)
-    policy.offer(1, "k", 0.1, FAR)
+    offer(policy, 1, "k", 0.1, FAR)
+    offer(policy, 1, "k", 0.1, FAR)
     policy.finished(0.1)
     assert numbers(policy.release(0.1)) == [1, 2]
 
@@ -117,7 +129,7 @@ def test_a_full_batch_does_not_wait() -> None:
 def test_release__next_request_does_not_fit__a_later_small_one_fills_the_batch() -> None:
     policy = batcher(rows=4)
     for rows in (3, 2, 1):
-        policy.offer(rows, "k", 0.0, FAR)
+        offer(policy, rows, "k", 0.0, FAR)
     assert numbers(policy.release(0.0)) == [0, 2]
     policy.finished(0.1)
     assert numbers(policy.release(0.1)) == [1]
@@ -126,9 +138,9 @@ def test_release__next_request_does_not_fit__a_later_small_one_fills_the_batch()
 def test_release__parts_of_a_large_request_wait__whole_requests_lead_every_second_batch() -> None:
     policy = batcher(rows=4, queue=100)
     for _ in range(3):
-        policy.offer(4, "k", 0.0, FAR, part=True)
+        offer(policy, 4, "k", 0.0, FAR, part=True)
     for _ in range(5):
-        policy.offer(1, "k", 0.0, FAR)
+        offer(policy, 1, "k", 0.0, FAR)
     batches = []
     for _ in range(5):
         batches.append(numbers(policy.release(0.0)))
@@ -138,47 +150,47 @@ def test_release__parts_of_a_large_request_wait__whole_requests_lead_every_secon
 
 def test_a_request_above_the_limit_runs_alone() -> None:
     policy = batcher(rows=4)
-    policy.offer(6, "k", 0.0, FAR)
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 6, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     assert numbers(policy.release(0.0)) == [0]
 
 
 def test_other_shapes_and_dependent_rows_are_not_joined() -> None:
     policy = batcher()
     for key in ("a", "b", "a"):
-        policy.offer(1, key, 0.0, FAR)
+        offer(policy, 1, key, 0.0, FAR)
     assert numbers(policy.release(0.0)) == [0, 2]
     alone = batcher(joinable=False)
-    alone.offer(1, "k", 0.0, FAR)
-    alone.offer(1, "k", 0.0, FAR)
+    offer(alone, 1, "k", 0.0, FAR)
+    offer(alone, 1, "k", 0.0, FAR)
     assert numbers(alone.release(0.0)) == [0]
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
     policy = batcher(rows=4, queue=8)
-    policy.offer(4, "k", 0.0, FAR)
+    offer(policy, 4, "k", 0.0, FAR)
     policy.release(0.0)
     policy.finished(2.0)
-    policy.offer(4, "k", 2.0, FAR)
+    offer(policy, 4, "k", 2.0, FAR)
     policy.release(2.0)
-    policy.offer(8, "k", 2.0, FAR)
+    offer(policy, 8, "k", 2.0, FAR)
     with pytest.raises(QueueFullError) as caught:
-        policy.offer(1, "k", 2.0, FAR)
+        offer(policy, 1, "k", 2.0, FAR)
     assert caught.value.retry_after == pytest.approx(6.0)  # one batch runs and two wait
     assert caught.value.code is ErrorCode.QUEUE_FULL
 
 
 def test_what_can_never_fit_is_too_large() -> None:
     with pytest.raises(MlctlError) as caught:
-        batcher(queue=8).offer(9, "k", 0.0, FAR)
+        offer(batcher(queue=8), 9, "k", 0.0, FAR)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
 def test_deadlines_pass_while_waiting_and_while_running() -> None:
     policy = batcher(rows=1)
-    running = policy.offer(1, "k", 0.0, 1.0)
+    running = offer(policy, 1, "k", 0.0, 1.0)
     policy.release(0.0)
-    waiting = policy.offer(1, "k", 0.0, 2.0)
+    waiting = offer(policy, 1, "k", 0.0, 2.0)
     assert policy.next_event(0.0) == 1.0
     assert policy.expire(0.9) == []
     assert policy.expire(1.0) == [running]
@@ -187,14 +199,14 @@ def test_deadlines_pass_while_waiting_and_while_running() -> None:
     assert policy.waiting_rows == 0
     assert policy.expire(3.0) == []
     with pytest.raises(MlctlError) as caught:
-        policy.offer(1, "k", 3.0, 3.0)
+        offer(policy, 1, "k", 3.0, 3.0)
     assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
 
 
 def test_who_left_is_not_run() -> None:
     policy = batcher()
-    left = policy.offer(2, "k", 0.0, FAR)
-    policy.offer(1, "k", 0.0, FAR)
+    left = offer(policy, 2, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     assert policy.cancel(left)
     assert numbers(policy.release(0.0)) == [1]
     assert not policy.cancel(left)
@@ -203,33 +215,33 @@ def test_who_left_is_not_run() -> None:
 def test_answered_requests_do_not_pile_up() -> None:
     policy = batcher()
     for turn in range(2000):
-        policy.offer(1, "k", float(turn), turn + 1e6)
+        offer(policy, 1, "k", float(turn), turn + 1e6)
         policy.release(float(turn))
         policy.finished(0.001)
-    assert len(policy._deadlines) < 600
+    assert sum(type(each) is Ticket for each in gc.get_objects()) < 600
     assert policy.next_event(2000.0) is None
 
 
 def test_a_predicted_wait_above_the_limit_is_refused_at_once() -> None:
     policy = busy(max_queue=1.5, costs=FLAT, queue=100)
-    policy.offer(4, "k", 0.0, FAR)  # waits for 1 s
+    offer(policy, 4, "k", 0.0, FAR)  # waits for 1 s
     with pytest.raises(QueueFullError, match="about 2 s") as caught:
-        policy.offer(1, "k", 0.0, FAR)  # a full batch is ahead
+        offer(policy, 1, "k", 0.0, FAR)  # a full batch is ahead
     assert caught.value.retry_after == pytest.approx(2.0)
-    policy.offer(1, "k", 0.6, FAR)  # by now it is but 1.4 s
+    offer(policy, 1, "k", 0.6, FAR)  # by now it is but 1.4 s
 
 
 def test_who_would_be_too_late_is_refused_at_once() -> None:
     policy = busy(costs=FLAT, queue=100)
-    policy.offer(4, "k", 0.0, FAR)
+    offer(policy, 4, "k", 0.0, FAR)
     with pytest.raises(QueueFullError):
-        policy.offer(1, "k", 0.0, 2.9)
-    policy.offer(1, "k", 0.0, 3.1)
+        offer(policy, 1, "k", 0.0, 2.9)
+    offer(policy, 1, "k", 0.0, 3.1)
 
 
 def test_who_cannot_be_answered_in_time_any_more_is_told_before_the_deadline() -> None:
     policy = busy(costs=FLAT)
-    late = policy.offer(1, "k", 0.0, 2.5)
+    late = offer(policy, 1, "k", 0.0, 2.5)
     assert policy.next_event(0.0) == pytest.approx(1.5)
     assert policy.expire(1.4) == []
     assert policy.expire(1.6) == [late]  # the first batch takes longer than it should
@@ -239,7 +251,7 @@ def test_who_cannot_be_answered_in_time_any_more_is_told_before_the_deadline() -
 
 def test_an_idle_server_tries_whatever_the_estimate() -> None:
     policy = batcher(costs=FLAT)
-    policy.offer(1, "k", 0.0, 0.5)
+    offer(policy, 1, "k", 0.0, 0.5)
     assert policy.expire(0.1) == []
     assert numbers(policy.release(0.1)) == [0]
     assert [ticket.number for ticket in policy.expire(0.5)] == [0]
@@ -247,9 +259,9 @@ def test_an_idle_server_tries_whatever_the_estimate() -> None:
 
 def test_a_batch_does_not_grow_past_a_deadline_in_it() -> None:
     policy = busy(costs=LINEAR)
-    policy.offer(1, "k", 0.0, 4.5)
+    offer(policy, 1, "k", 0.0, 4.5)
     for _ in range(2):
-        policy.offer(1, "k", 0.0, FAR)
+        offer(policy, 1, "k", 0.0, FAR)
     policy.finished(1.0)
     assert numbers(policy.release(2.0)) == [1, 2]  # three rows would end at 5.0
 
@@ -257,9 +269,9 @@ def test_a_batch_does_not_grow_past_a_deadline_in_it() -> None:
 def test_the_high_lane_goes_first_and_the_normal_one_does_not_starve() -> None:
     policy = busy(rows=1, queue=100)
     for _ in range(12):
-        policy.offer(1, "k", 0.0, FAR)
+        offer(policy, 1, "k", 0.0, FAR)
     for _ in range(12):
-        policy.offer(1, "k", 0.0, FAR, Priority.HIGH)
+        offer(policy, 1, "k", 0.0, FAR, Priority.HIGH)
     led = []
     for _ in range(24):
         policy.finished(0.0)
@@ -270,11 +282,11 @@ def test_the_high_lane_goes_first_and_the_normal_one_does_not_starve() -> None:
 
 def test_both_lanes_share_a_batch_and_the_high_one_waits_for_its_own_only() -> None:
     policy = busy(costs=FLAT, queue=100, max_queue=1.0)
-    policy.offer(3, "k", 0.0, FAR)
-    policy.offer(1, "k", 0.0, FAR, Priority.HIGH)
+    offer(policy, 3, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR, Priority.HIGH)
     with pytest.raises(QueueFullError):
-        policy.offer(1, "k", 0.0, FAR)
-    policy.offer(1, "k", 0.0, FAR, Priority.HIGH)
+        offer(policy, 1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR, Priority.HIGH)
     policy.finished(1.0)
     assert numbers(policy.release(1.0)) == [2, 3]
     policy.finished(1.0)
@@ -289,56 +301,56 @@ def test_a_batch_that_failed_teaches_nothing_about_its_cost() -> None:
 
 def test_requests_that_are_not_joined_wait_for_each_other() -> None:
     policy = busy(joinable=False, max_queue=2.5, costs={1: 1.0})
-    policy.offer(1, "k", 0.0, FAR)
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
     with pytest.raises(QueueFullError, match="about 3 s"):
-        policy.offer(1, "k", 0.0, FAR)
+        offer(policy, 1, "k", 0.0, FAR)
 
 
 def test_who_is_alike_is_refused_without_a_look_until_one_might_be_taken() -> None:
     policy = busy(costs=FLAT, max_queue=0.1)  # what runs takes 1 s
     assert policy.quick_reject(1, Priority.NORMAL, 0.0) is None
     with pytest.raises(QueueFullError) as refused:
-        policy.offer(1, "k", 0.25, FAR)
+        offer(policy, 1, "k", 0.25, FAR)
     assert policy.running_seconds(0.25) == 0.25
     assert policy.quick_reject(1, Priority.NORMAL, 0.875) is refused.value
     assert policy.quick_reject(2, Priority.NORMAL, 0.875) is None
     assert policy.quick_reject(1, Priority.HIGH, 0.875) is None
     assert policy.quick_reject(1, Priority.NORMAL, 0.91) is None
-    policy.offer(1, "k", 0.91, FAR)
+    offer(policy, 1, "k", 0.91, FAR)
 
 
 def test_quick_reject__rows_unknown__only_where_any_number_would_be_rejected() -> None:
     policy = busy(costs=FLAT, max_queue=0.1)  # one second is too long for any rows
     with pytest.raises(QueueFullError):
-        policy.offer(2, "k", 0.25, FAR)
+        offer(policy, 2, "k", 0.25, FAR)
     assert policy.quick_reject(None, Priority.NORMAL, 0.875) is not None
     full = busy(costs=FLAT, queue=4)
-    full.offer(3, "k", 0.0, FAR)
+    offer(full, 3, "k", 0.0, FAR)
     with pytest.raises(QueueFullError):
-        full.offer(2, "k", 0.0, FAR)
+        offer(full, 2, "k", 0.0, FAR)
     assert full.quick_reject(None, Priority.NORMAL, 0.0) is None  # one row has room
-    full.offer(1, "k", 0.0, FAR)
+    offer(full, 1, "k", 0.0, FAR)
     with pytest.raises(QueueFullError):
-        full.offer(1, "k", 0.0, FAR)
+        offer(full, 1, "k", 0.0, FAR)
     assert full.quick_reject(None, Priority.NORMAL, 0.0) is not None
 
 
 def test_who_was_refused_for_his_deadline_says_nothing_of_others() -> None:
     policy = busy(costs=FLAT)
     with pytest.raises(QueueFullError):
-        policy.offer(1, "k", 0.0, 1.5)
+        offer(policy, 1, "k", 0.0, 1.5)
     assert policy.quick_reject(1, Priority.NORMAL, 0.0) is None
-    policy.offer(1, "k", 0.0, FAR)
+    offer(policy, 1, "k", 0.0, FAR)
 
 
 @pytest.mark.parametrize("how", ["leave", "expire", "finish"])
 def test_a_look_is_worth_it_when_the_queue_is_shorter(how: str) -> None:
     policy = busy(costs=LINEAR, max_queue=1.5)
-    policy.offer(1, "k", 0.0, FAR)
-    waiting = [policy.offer(1, "k", 0.0, 5.5) for _ in range(3)]
+    offer(policy, 1, "k", 0.0, FAR)
+    waiting = [offer(policy, 1, "k", 0.0, 5.5) for _ in range(3)]
     with pytest.raises(QueueFullError):
-        policy.offer(1, "k", 0.0, FAR)
+        offer(policy, 1, "k", 0.0, FAR)
     assert policy.quick_reject(1, Priority.NORMAL, 0.125) is not None
     if how == "leave":
         policy.cancel(waiting[0])
@@ -351,9 +363,9 @@ def test_a_look_is_worth_it_when_the_queue_is_shorter(how: str) -> None:
 
 def test_offer__arrived_before_the_end_of_the_last_batch__is_accepted() -> None:
     costs = BatchCosts({1: 1e-6, 4: 2e-6})
-    policy = BatchScheduler(Limits(4, 100), costs)
-    first = policy.offer(1, "k", 0.0, 100.0)
+    policy: BatchScheduler[Ticket] = BatchScheduler(Limits(4, 100), costs)
+    first = offer(policy, 1, "k", 0.0, 100.0)
     assert policy.release(0.0) == [first]
     policy.finished(1.0)
-    second = policy.offer(1, "k", 0.5, 100.0)
+    second = offer(policy, 1, "k", 0.5, 100.0)
     assert policy.release(1.0) == [second]

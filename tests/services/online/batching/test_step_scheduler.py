@@ -4,7 +4,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import Limits, QueueFullError
-from services.online.batching.priority_queue import MAX_CONSECUTIVE_HIGH
+from services.online.batching.priority_queue import MAX_CONSECUTIVE_HIGH, Ticket
 from services.online.batching.step_scheduler import StepScheduler
 from services.protocol.priority import Priority
 
@@ -13,6 +13,18 @@ FAR = 100.0
 
 def scheduler(queue: int = 100, max_open: int = 8) -> StepScheduler:
     return StepScheduler(Limits(8, queue), max_open)
+
+
+def offer(
+    policy: StepScheduler,
+    rows: int,
+    now: float,
+    deadline: float,
+    priority: Priority = Priority.NORMAL,
+) -> Ticket:
+    ticket = Ticket(rows, None, now, deadline, priority)
+    policy.offer(ticket)
+    return ticket
 
 
 def turns(policy: StepScheduler, count: int) -> list[int]:
@@ -29,7 +41,7 @@ def turns(policy: StepScheduler, count: int) -> list[int]:
 def test_steps__several_requests__take_turns_in_order() -> None:
     policy = scheduler()
     for _ in range(3):
-        policy.offer(2, 0.0, FAR)
+        offer(policy, 2, 0.0, FAR)
     assert turns(policy, 7) == [0, 1, 2, 0, 1, 2, 0]
     assert policy.waiting_rows == 6
     for _ in range(3):
@@ -41,8 +53,8 @@ def test_steps__several_requests__take_turns_in_order() -> None:
 
 def test_steps__one_is_running__the_others_wait() -> None:
     policy = scheduler()
-    policy.offer(2, 0.0, FAR)
-    policy.offer(2, 0.0, FAR)
+    offer(policy, 2, 0.0, FAR)
+    offer(policy, 2, 0.0, FAR)
     assert policy.release() is not None
     assert policy.busy
     assert policy.release() is None
@@ -50,15 +62,15 @@ def test_steps__one_is_running__the_others_wait() -> None:
 
 def test_steps__high_priority__has_most_turns_and_the_other_one_some() -> None:
     policy = scheduler()
-    policy.offer(1, 0.0, FAR)
-    policy.offer(1, 0.0, FAR, Priority.HIGH)
+    offer(policy, 1, 0.0, FAR)
+    offer(policy, 1, 0.0, FAR, Priority.HIGH)
     expected = ([1] * MAX_CONSECUTIVE_HIGH + [0]) * 2
     assert turns(policy, len(expected)) == expected
 
 
 def test_parked__reader_is_behind__has_no_turn_and_a_deadline_of_its_own() -> None:
     policy = scheduler()
-    ticket = policy.offer(1, 0.0, 10.0)
+    ticket = offer(policy, 1, 0.0, 10.0)
     assert policy.release() == ticket
     policy.stepped(20.0, parked=True)
     assert policy.release() is None
@@ -78,17 +90,17 @@ def test_parked__reader_is_behind__has_no_turn_and_a_deadline_of_its_own() -> No
 
 def test_offer__at_a_limit__is_rejected() -> None:
     policy = scheduler(queue=10, max_open=2)
-    policy.offer(8, 0.0, FAR)
+    offer(policy, 8, 0.0, FAR)
     with pytest.raises(QueueFullError, match="8 rows wait already, the limit is 10") as full:
-        policy.offer(3, 0.0, FAR)
+        offer(policy, 3, 0.0, FAR)
     assert full.value.retry_after > 0
-    policy.offer(2, 0.0, FAR)
+    offer(policy, 2, 0.0, FAR)
     with pytest.raises(QueueFullError, match="2 streams are open already, the limit is 2"):
-        policy.offer(1, 0.0, FAR)
+        offer(policy, 1, 0.0, FAR)
     for rows, deadline, code in (
         (11, FAR, ErrorCode.PAYLOAD_TOO_LARGE),
         (1, 0.0, ErrorCode.DEADLINE_EXCEEDED),
     ):
         with pytest.raises(MlctlError) as caught:
-            scheduler(queue=10).offer(rows, 0.0, deadline)
+            offer(scheduler(queue=10), rows, 0.0, deadline)
         assert caught.value.code is code

@@ -46,10 +46,14 @@ def asked(inference: InferHandler, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     loop.close()
 
 
-def submit(inference: InferHandler, headers: dict[bytes, bytes], body: bytes, left: float) -> None:
+def opened(inference: InferHandler, headers: dict[bytes, bytes]) -> PendingRequest:
     pending = PendingRequest(inference.inflight)
-    pending.head = inference.open(headers, b"id")
-    inference.submit(pending, body, left)
+    inference.begin(pending, headers)
+    return pending
+
+
+def submit(inference: InferHandler, headers: dict[bytes, bytes], body: bytes, left: float) -> None:
+    inference.submit(opened(inference, headers), body, left)
 
 
 def test_targets_are_what_clients_send(tmp_path: Any) -> None:
@@ -81,7 +85,7 @@ def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> 
     normal, other = Priority.NORMAL, Priority.HIGH
     assert [priority for *_, priority in asked] == [normal, other, other, normal]
     with pytest.raises(MlctlError) as caught:
-        inference.open({b"mlctl-priority": b"\xff"}, b"id")
+        opened(inference, {b"mlctl-priority": b"\xff"})
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
@@ -94,9 +98,9 @@ def test_the_shorter_time_counts(inference: InferHandler, asked: list[Any]) -> N
 
 
 def test_a_declared_length_is_refused_before_the_body(inference: InferHandler) -> None:
-    inference.open({b"content-length": b"100"}, b"id")
+    opened(inference, {b"content-length": b"100"})
     with pytest.raises(MlctlError) as caught:
-        inference.open({b"content-length": b"101"}, b"id")
+        opened(inference, {b"content-length": b"101"})
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
@@ -111,6 +115,7 @@ def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
         executor: Any = model._batching
         policy = executor._policy
         policy.rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
+        inference.rejecting = True
 
         def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
             try:

@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
         host = host_of(bundle, **settings)
         return host._limits(Scorer.open(bundle, host.settings), inline=False)
 
-    assert limits(plain) == Limits(32, 4096, linger=True)
+    assert limits(plain) == Limits(32, 4096, inf)
     assert limits(told) == Limits(32, 9, 0.003, max_queue=0.05)
     ours = limits(told, max_wait_ms=0, max_queue_ms=0)
     assert ours == Limits(32, 9, 0.0, max_queue=0.0)

@@ -70,9 +70,6 @@ class Waiting(PendingRequest):
         super().__init__(inference.inflight)
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    def done(self) -> bool:
-        return self.future.done()
-
     def set_result(self, answer: Answer, /) -> None:
         self.future.set_result(answer)
 
@@ -102,12 +99,12 @@ class Reference:
         inference, headers = self._inference, fields_of(scope["headers"])
         request_id = inference.request_id(headers)
         try:
-            head, body, more = inference.open(headers, request_id), b"", True
+            pending = Waiting(inference)
+            inference.begin(pending, headers)
+            body, more = b"", True
             while more:
                 message = await receive()
                 body, more = body + message["body"], message.get("more_body", False)
-            pending = Waiting(inference)
-            pending.head = head
             inference.submit(pending, body, inference.seconds)
             answer = await pending.future
             wire = inference.respond(pending, answer, b"", close=False)
