@@ -12,7 +12,8 @@ from services.batch.filters import Filter
 from services.batch.run import BatchPhase, Run, RunControl
 from services.batch.scoring import ScoringPlan
 from services.batch.units import BatchTotals, Job, Sink, Source, Unit
-from services.batch.worker import Scoring
+from services.batch.worker import Scoring, is_language_model
+from services.generate.options import AnswerOptions
 from services.runtime.scorable import Scorable, check_batched
 from services.runtime.tabular.input_columns import find_feeds, parse_map
 
@@ -28,7 +29,7 @@ Executor = Callable[[Scoring, Run, Sequence[Unit]], None]
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """Settings that decide the answers, as the user wrote them."""
+    """Settings that decide the answers, as the user wrote them; `answers` of a language model."""
 
     map: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class BatchConfig:
     unit_rows: int = UNIT_ROWS
     forbid_nan: bool = False
     finite_outputs: bool = False
+    answers: AnswerOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,21 @@ def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> Scorin
     feeds = find_feeds(schema, model.signature, parse_map(config.map), model.optional_inputs)
     columns = schema.names if KEEP_ALL in config.keep else config.keep
     keep = tuple(dict.fromkeys((*columns, *config.partition_by)))
-    return ScoringPlan(feeds, keep, condition, config.forbid_nan, config.finite_outputs)
+    answers = config.answers
+    if answers is not None and not is_language_model(model):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"model {model.name!r} is no language model, and takes none of --max-tokens, "
+            "--temperature and --seed",
+        )
+    return ScoringPlan(
+        feeds,
+        keep,
+        condition,
+        config.forbid_nan,
+        config.finite_outputs,
+        answers=answers or AnswerOptions(),
+    )
 
 
 def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchConfig) -> Job:
@@ -84,6 +100,7 @@ def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchCo
         config.partition_by,
         plan.keep,
         {"input": source.name},
+        model.signature.outputs,
     )
 
 

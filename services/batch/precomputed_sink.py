@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -19,9 +18,8 @@ import numpy as np
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from bundle.tensors import Datatype, TensorSpec
 from services.batch.units import (
-    DIGEST_COLUMN,
     REASON_COLUMN,
     Job,
     Marker,
@@ -37,7 +35,7 @@ from services.precomputed.base import (
     StoreError,
     check_name,
 )
-from services.precomputed.row_codec import RowCodec
+from services.precomputed.row_codec import RowCodec, check_storable
 from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import open_store
 from services.protocol.keys import key_text
@@ -46,9 +44,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEY, _DIGEST = "precomputed key", "model digest"
-_DATATYPES: Mapping[np.dtype, Datatype] = MappingProxyType(
-    {np.dtype(each.numpy_name): each for each in Datatype if each is not Datatype.BYTES}
-)
 
 
 def open_precomputed(location: str, options: Mapping[str, str]) -> PrecomputedSink:
@@ -98,7 +93,7 @@ class PrecomputedSink:
                 ErrorCode.INVALID_INPUT, "--partition-by: precomputed:// has no folders"
             )
         job = replace(job, fingerprint={**job.fingerprint, _KEY: self._key_column(job)})
-        output_specs(job)  # rejects a model before anything is scored
+        check_storable(job.outputs)  # before anything is scored
         self._job = job
         with _translated():
             found = self._find(job)
@@ -197,37 +192,9 @@ class PrecomputedSink:
         return key
 
 
-def output_specs(job: Job) -> list[TensorSpec]:
-    """Return the outputs among a job's columns, flat.
-
-    UNSUPPORTED_MODEL for those of varying length.
-    """
-    import pyarrow as pa
-
-    others = {*job.keep, DIGEST_COLUMN}
-    specs = []
-    for field in job.schema:
-        if field.name in others:
-            continue
-        kind = field.type
-        shape: tuple[int, ...] = (DYNAMIC,)
-        if pa.types.is_fixed_size_list(kind):
-            kind, shape = kind.value_type, (DYNAMIC, kind.list_size)
-        if pa.types.is_list(kind):
-            raise MlctlError(
-                ErrorCode.UNSUPPORTED_MODEL,
-                f"output {field.name!r} varies in length, which cannot be precomputed",
-            )
-        text = pa.types.is_string(kind)
-        dtype = Datatype.BYTES if text else _DATATYPES[np.dtype(kind.to_pandas_dtype())]
-        specs.append(TensorSpec(name=field.name, dtype=dtype, shape=shape))
-    return specs
-
-
 def _rows(table: pa.Table, job: Job, at: float) -> list[PrecomputedRow]:
     """Return the rows as they are stored; INVALID_INPUT for one without a key."""
-    specs = output_specs(job)
-    payloads = RowCodec(specs).encode({spec.name: _array(table, spec) for spec in specs})
+    payloads = RowCodec(job.outputs).encode({s.name: _array(table, s) for s in job.outputs})
     try:
         keys = [key_text(key) for key in table[job.fingerprint[_KEY]].to_pylist()]
     except MlctlError as error:
@@ -237,9 +204,12 @@ def _rows(table: pa.Table, job: Job, at: float) -> list[PrecomputedRow]:
 
 
 def _array(table: pa.Table, spec: TensorSpec) -> np.ndarray:
+    """Return the column of an output in the shape of the model."""
+    import pyarrow as pa
+
     column: Any = table[spec.name].combine_chunks()
+    flat = column.flatten() if pa.types.is_nested(column.type) else column
     shape = (table.num_rows, *spec.shape[1:])
-    flat = column.flatten() if len(shape) > 1 else column
     if spec.dtype is not Datatype.BYTES:
         return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(shape)
     texts = np.empty(len(flat), object)

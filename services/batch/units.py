@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,6 +131,8 @@ class Job:
         quarantine: columns of the quarantine.
         partition_by: columns whose values become folders.
         keep: columns copied from the input.
+        facts: more for the record of the job.
+        outputs: those of the model.
     """
 
     fingerprint: Mapping[str, str]
@@ -138,6 +141,7 @@ class Job:
     partition_by: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    outputs: tuple[TensorSpec, ...] = ()
 
     @cached_property
     def id(self) -> str:

@@ -17,7 +17,7 @@ import orjson
 
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
 from services.protocol.header import Header, Part, read_header
-from services.protocol.json_data import decode_data, encode_data
+from services.protocol.json_data import decode_data, decode_flat, encode_data
 from services.protocol.wire import (
     FINAL_RESPONSE,
     InferRequest,
@@ -77,15 +77,19 @@ class V2Codec:
         """
         tensors: list[bytes] = []
         chunks: list[bytes] = []
+        key: tuple[str, tuple[int, ...], int | None]
         for name, binary in request.outputs.items():
             spec, array = self._outputs[name], outputs[name]
             if binary:
                 chunk = encode_raw(spec.dtype, array)
                 chunks.append(chunk)
-                tensors.append(self._tensor_head(spec, array.shape, len(chunk)))
+                key = name, array.shape, len(chunk)
+                tensors.append(self._tensor_heads.get(key) or self._tensor_head(spec, *key[1:]))
             else:
                 data = orjson.dumps(encode_data(spec, array), option=orjson.OPT_SERIALIZE_NUMPY)
-                tensors.append(b"%b%b}" % (self._tensor_head(spec, array.shape, None), data))
+                key = name, array.shape, None
+                start = self._tensor_heads.get(key) or self._tensor_head(spec, *key[1:])
+                tensors.append(b"%b%b}" % (start, data))
         identity = b',"id":' + orjson.dumps(request.id) if request.id else b""
         end = b',"parameters":' + orjson.dumps(parameters) if parameters else b""
         head = b'%b%b,"outputs":[%b]%b}' % (self._start, identity, b",".join(tensors), end)
@@ -126,13 +130,10 @@ class V2Codec:
         key = b"%b\0%b" % (before, body[end:])
         cached = self._headers.get(key)
         if cached is not None and name is not None:
-            try:
-                data = orjson.loads(body[start:end])
-            except orjson.JSONDecodeError:
-                data = None  # the parser of the whole body knows the character
-            if data is not None:
-                declared = cached.parts[0].declared
-                inputs = {declared.spec.name: decode_data(declared, data)}
+            declared = cached.parts[0].declared
+            array = decode_flat(declared, body[start:end])
+            if array is not None:
+                inputs = {declared.spec.name: array}
                 return InferRequest(name, inputs, cached.outputs, cached.timeout, cached.priority)
         header = read_header(body, self._inputs, self._outputs)
         if len(key) <= _CACHED_BYTES and _is_flat(header, body[start:end]):
@@ -148,22 +149,19 @@ class V2Codec:
 
     def _tensor_head(self, spec: TensorSpec, shape: tuple[int, ...], size: int | None) -> bytes:
         """Return the JSON of an output of `size` binary bytes, or its start up to its data."""
-        key = (spec.name, shape, size)
-        head = self._tensor_heads.get(key)
-        if head is None:
-            tensor: dict[str, object] = {
-                "name": spec.name,
-                "datatype": spec.dtype.value,
-                "shape": shape,
-            }
-            if size is not None:
-                tensor["parameters"] = {"binary_data_size": size}
-                head = orjson.dumps(tensor)
-            else:
-                head = orjson.dumps(tensor)[:-1] + b',"data":'
-            if len(self._tensor_heads) >= _CACHED:
-                self._tensor_heads.clear()
-            self._tensor_heads[key] = head
+        tensor: dict[str, object] = {
+            "name": spec.name,
+            "datatype": spec.dtype.value,
+            "shape": shape,
+        }
+        if size is not None:
+            tensor["parameters"] = {"binary_data_size": size}
+            head = orjson.dumps(tensor)
+        else:
+            head = orjson.dumps(tensor)[:-1] + b',"data":'
+        if len(self._tensor_heads) >= _CACHED:
+            self._tensor_heads.clear()
+        self._tensor_heads[spec.name, shape, size] = head
         return head
 
     def _bare(self, size: int) -> Header:

@@ -59,12 +59,12 @@ def write_numbers(folder: Path) -> None:
         path = folder / "in" / f"land={land}" / "a.parquet"
         path.parent.mkdir(parents=True)
         half = slice(land * ROWS // 2, (land + 1) * ROWS // 2)
-        parquet.write_table(tables.table(x[half], half.start), path, row_group_size=40)
+        parquet.write_table(tables.table(x[half], half.start), path, row_group_size=UNIT)
 
 
 def run_numbers(folder: Path) -> None:
     """Score the numbers into partitions of the output that is named in a file of the folder."""
-    config = BatchConfig(keep=("id", "x"), partition_by=("land",), unit_rows=40, forbid_nan=True)
+    config = BatchConfig(keep=("id", "x"), partition_by=("land",), unit_rows=UNIT, forbid_nan=True)
     sink = open_sink((folder / "target").read_text())
     bundle = verify(folder / "bundle")
     tables.score(bundle, folder / "in", sink, config=config, limit=str(len(POISONED)))

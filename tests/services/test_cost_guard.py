@@ -10,27 +10,37 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 import sys
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import uvloop
+from hpack import Encoder
 from prometheus_client import CollectorRegistry
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from bundle.sampling import Sampling
 from bundle.verify import VerifiedBundle
+from services.online.grpc.http2 import frames
+from services.online.grpc.http2.head import OK_TRAILERS
+from services.online.grpc.http2.hpack import encode
+from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
+from services.protocol.messages import methods
+from tests.services.online.grpc.http2.conftest import framed, head
 from tests.support import wires
 from tests.support.bundles import make_bundle
 from tests.support.clock import ManualClock
@@ -43,32 +53,68 @@ TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, FEATURES]}
 # The calls that are not the server's: this file's, and the waiting of the loop's side.
 OTHERS = (__file__, wires.__file__, asyncio.tasks.__file__)
 TURNS = 8
+ENVOYS_HEADERS = b"x-forwarded-proto: http\r\nx-envoy-expected-rq-timeout-ms: 30000\r\n"
+# Makes the request of a number: each has ids, a trace and values of its own.
+Make = Callable[[int], bytes]
 
 
-def post(body: bytes, **headers: str) -> bytes:
-    """A request with `body`; `_` in a header's name is a dash."""
-    lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    head = [f"POST {TARGET} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *lines]
-    return "\r\n".join([*head, "", ""]).encode() + body
+def headers_of(number: int) -> list[tuple[bytes, bytes]]:
+    trace = b"00-%032x-%016x-01" % (number + 1, number + 1)
+    return [(b"x-request-id", b"%032x" % (7919 * number)), (b"traceparent", trace)]
 
 
-def binary() -> bytes:
-    """The row as binary data, and so the answer."""
+def row_of(number: int) -> np.ndarray:
+    return ROW + np.float32(number % 100)
+
+
+def post(number: int, body: bytes, *lines: bytes) -> bytes:
+    head = [f"POST {TARGET} HTTP/1.1".encode(), b"Host: test", b"Content-Length: %d" % len(body)]
+    own = [b"%b: %b" % header for header in headers_of(number)]
+    return b"\r\n".join([*head, *lines, *own, b"", b""]) + body
+
+
+def binary(number: int) -> bytes:
+    """A row as binary data, and so the answer."""
     tensor = {**TENSOR, "parameters": {"binary_data_size": ROW.nbytes}}
     wanted = [{"name": "y", "parameters": {"binary_data": True}}]
-    head = json.dumps({"inputs": [tensor], "outputs": wanted}).encode()
-    return post(head + ROW.tobytes(), Inference_Header_Content_Length=str(len(head)))
+    head = json.dumps({"id": f"r{number}", "inputs": [tensor], "outputs": wanted}).encode()
+    length = b"Inference-Header-Content-Length: %d" % len(head)
+    return post(number, head + row_of(number).tobytes(), length)
 
 
-def text() -> bytes:
-    """The row as JSON, and so the answer."""
-    return post(json.dumps({"inputs": [{**TENSOR, "data": ROW.ravel().tolist()}]}).encode())
+def text(number: int) -> bytes:
+    """A row as JSON, and so the answer."""
+    tensor = {**TENSOR, "data": row_of(number).ravel().tolist()}
+    return post(number, json.dumps({"id": f"r{number}", "inputs": [tensor]}).encode())
+
+
+class Caller:
+    """A gRPC client; `indexed` if it adds ids to its table of headers, as Envoy does."""
+
+    def __init__(self, *, indexed: bool) -> None:
+        self._encoder = Encoder()
+        self._indexed = indexed
+        self._stream = -1
+
+    def request(self, number: int) -> bytes:
+        self._stream += 2
+        own = [(name, value, not self._indexed) for name, value in headers_of(number)]
+        block = self._encoder.encode([*head(), *own], huffman=self._indexed)
+        message = methods()["ModelInfer"].request(model_name="tiny", id=f"r{number}")
+        message.inputs.add(name="x", datatype="FP32", shape=[1, FEATURES])
+        message.raw_input_contents.append(row_of(number).tobytes())
+        data = framed(message.SerializeToString())
+        return frames.frame(frames.HEADERS, frames.END_HEADERS, self._stream, block) + frames.frame(
+            frames.DATA, frames.END_STREAM, self._stream, data
+        )
 
 
 class Server:
     """One started host and its connections."""
 
     def __init__(self, host: ServedModel) -> None:
+        self._host = host
+        self._grpc: list[GrpcServer] = []
         inference = InferHandler(host)
         self._protocol = infer_protocol(inference)
         app: Any = V2App(host, inference)
@@ -77,9 +123,9 @@ class Server:
         self._state = ServerState()
         self._state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
 
-    def connect(self, count: int) -> list[tuple[Any, Wire]]:
-        """So many connections."""
-        found = []
+    def connect(self, count: int) -> list[Link]:
+        """So many HTTP connections."""
+        found: list[Link] = []
         for _ in range(count):
             protocol = self._protocol(config=self._config, server_state=self._state, app_state={})
             wire = Wire()
@@ -87,22 +133,45 @@ class Server:
             found.append((protocol, wire))
         return found
 
+    async def connect_grpc(self, count: int) -> list[Link]:
+        """So many gRPC connections, which have exchanged their settings."""
+        server = GrpcServer(self._host, "127.0.0.1", 0)
+        self._grpc.append(server)
+        window = {frames.Setting.INITIAL_WINDOW_SIZE: 1 << 20}
+        hello = frames.PREFACE + frames.settings(window) + frames.window_update(0, 1 << 30)
+        found: list[Link] = []
+        for _ in range(count):
+            protocol, wire = server._server._connect(), Wire()
+            protocol.connection_made(wire)
+            protocol.data_received(hello)
+            found.append((protocol, wire))
+        await asyncio.sleep(0)
+        for _, wire in found:
+            wire.sent.clear()
+        return found
 
-async def ask(connections: list[tuple[Any, Wire]], request: bytes) -> None:
-    """Ask once on each of `connections` in one turn of the loop, and wait for every answer."""
-    for protocol, _ in connections:
+    async def stop(self) -> None:
+        for each in self._grpc:
+            await each.stop(0.0)
+
+
+Link = tuple[Any, Wire]
+
+
+async def ask(links: list[Link], requests: list[bytes]) -> list[bytes]:
+    """Send one request on each of `links` in one turn of the loop, and return the answers."""
+    for (protocol, _), request in zip(links, requests, strict=True):
         protocol.data_received(request)
     async with asyncio.timeout(60):
-        while not all(wire.sent for _, wire in connections):  # noqa: ASYNC110 - turns count
+        while not all(wire.sent for _, wire in links):  # noqa: ASYNC110 - turns count
             await asyncio.sleep(0)
-    for _, wire in connections:
-        assert wire.sent.pop().startswith(b"HTTP/1.1 200 ")
-        assert not wire.sent
-        assert not wire.closed
+    answers = [wire.sent.pop() for _, wire in links]
+    assert not any(wire.sent or wire.closed for _, wire in links)
+    return answers
 
 
 Use = Callable[[Server], Awaitable[float]]
-Measure = Callable[[Use], float]
+Measure = Callable[..., float]
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +183,21 @@ def wide_bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
 def measure(wide_bundle: VerifiedBundle) -> Measure:
     """Calls a function with a server, on the event loop that servers run on."""
 
-    def run(use: Use) -> float:
+    def run(use: Use, **settings: Any) -> float:
         async def main() -> float:
             # By this clock every batch takes no time, so that what is learned is the same, too.
             host = ServedModel(
                 wide_bundle,
-                ServerSettings(),
+                ServerSettings(**settings),
                 clock=ManualClock(),
                 registry=CollectorRegistry(),
             )
             await host.start()
+            server = Server(host)
             try:
-                return await use(Server(host))
+                return await use(server)
             finally:
+                await server.stop()
                 await host.stop()
 
         return uvloop.run(main())
@@ -134,16 +205,29 @@ def measure(wide_bundle: VerifiedBundle) -> Measure:
     return run
 
 
-def calls_of(request: bytes, count: int, parts: tuple[str, ...] = ("",)) -> Use:
+def calls_of(kind: str, count: int, *, proxied: bool = False, parts: Sequence[str] = ("",)) -> Use:
     """The calls that each of `count` requests costs which come at the same time.
 
-    Only those by files with one of `parts` in their path.
+    Only those by files with one of `parts` in their path. With `proxied` they have Envoy's headers.
     """
+    grpc = kind.startswith("grpc")
 
     async def use(server: Server) -> float:
-        connections = server.connect(count)
+        links = await server.connect_grpc(count) if grpc else server.connect(count)
+        makes: list[Make] = [{"binary": binary, "text": text}.get(kind, binary)] * count
+        if grpc:
+            makes = [Caller(indexed=kind == "grpc indexed").request for _ in links]
+        numbers = itertools.count()
+
+        def requests() -> list[bytes]:
+            found = [make(next(numbers)) for make in makes]
+            if not proxied:
+                return found
+            return [each.replace(b"\r\n", b"\r\n" + ENVOYS_HEADERS, 1) for each in found]
+
         for _ in range(3):
-            await ask(connections, request)
+            await ask(links, requests())
+        prepared = [requests() for _ in range(TURNS)]
         calls = 0
 
         def note(frame: FrameType, event: str, _: object) -> None:
@@ -152,40 +236,71 @@ def calls_of(request: bytes, count: int, parts: tuple[str, ...] = ("",)) -> Use:
             counts = event in ("call", "c_call") and file not in OTHERS
             calls += counts and any(part in file for part in parts)
 
+        answers = []
         sys.setprofile(note)
         try:
-            for _ in range(TURNS):
-                await ask(connections, request)
+            for each in prepared:
+                answers += await ask(links, each)
         finally:
             sys.setprofile(None)
+        good = encode(OK_TRAILERS) if grpc else b"HTTP/1.1 200 "
+        assert all(good in answer for answer in answers)
         return calls / TURNS / count
 
     return use
 
 
 @pytest.mark.parametrize(
-    ("request_of", "count", "bound"),
-    [(binary, 1, 289), (binary, 64, 152), (text, 1, 300), (text, 64, 163)],
+    ("kind", "count", "bound"),
+    [
+        *[("binary", 1, 227), ("binary", 64, 117)],
+        *[("text", 1, 233), ("text", 64, 123)],
+        *[("grpc", 1, 238), ("grpc", 64, 124), ("grpc indexed", 64, 186)],
+    ],
 )
-def test_a_request_costs_no_more_calls(
-    measure: Measure, request_of: Callable[[], bytes], count: int, bound: float
+def test_calls__mixed_requests__are_at_most_so_many(
+    measure: Measure, kind: str, count: int, bound: float
 ) -> None:
-    first, second = (measure(calls_of(request_of(), count)) for _ in range(2))
+    if kind == "grpc indexed":
+        measure(calls_of(kind, count))  # fills the table of Huffman codes, which all share
+    first, second = (measure(calls_of(kind, count)) for _ in range(2))
     # Else no bound would mean anything. Which deadline is the first is the real clock's say.
     assert first == pytest.approx(second, abs=0.5)
     assert first <= bound
 
 
+@pytest.mark.parametrize("kind", ["binary", "text", "grpc"])
+def test_calls__server_of_a_deployment__are_a_tenth_more_at_most(
+    measure: Measure, tmp_path: Path, kind: str
+) -> None:
+    """The recorder of a deployment waits for a share above 0, and Envoy adds headers."""
+    control = tmp_path / "control.json"
+    control.write_text(Sampling(share=0.0).to_json())
+    deployed = {"sample_dir": tmp_path / "samples", "sample_control": control}
+    alone = measure(calls_of(kind, 64))
+    assert measure(calls_of(kind, 64, proxied=kind != "grpc"), **deployed) <= 1.1 * alone
+
+
+@pytest.mark.parametrize(("kind", "more"), [("binary", 17), ("text", 17), ("grpc", 23)])
+def test_calls__access_log__are_at_most_so_many_more(
+    measure: Measure, tmp_path: Path, kind: str, more: float
+) -> None:
+    logged = measure(calls_of(kind, 64), access_log=str(tmp_path / "access.log"))
+    bare = measure(calls_of(kind, 64))
+    assert logged - bare <= more
+
+
 async def retained(server: Server) -> float:
     """The bytes that each answered request leaves behind."""
     connections = server.connect(8)
-    count, request = 160, binary()  # the times of 1,024 requests are kept at most
+    numbers = itertools.count()
+    count = 160  # the times of 1,024 requests are kept at most
 
     async def least() -> int:
         """The low-water mark: what is kept up to a bound comes and goes."""
         found = []
         for _ in range(count):
-            await ask(connections, request)
+            await ask(connections, [binary(next(numbers)) for _ in connections])
             gc.collect()
             found.append(tracemalloc.get_traced_memory()[0])
         return min(found)
@@ -210,8 +325,8 @@ async def peak(server: Server) -> float:
     """The most bytes that one request has at a time."""
     connections = server.connect(1)
     for _ in range(3):
-        await ask(connections, binary())
-    request, most = binary(), []
+        await ask(connections, [binary(0)])
+    request, most = [binary(0)], []
     tracemalloc.start()
     try:
         for _ in range(TURNS):
@@ -231,5 +346,5 @@ def test_a_request_takes_little_memory(measure: Measure) -> None:
 
 def test_what_is_off_costs_a_look(measure: Measure) -> None:
     """Neither a token nor a log, a trace or a sample is asked for: four calls in all."""
-    parts = (f"{os.sep}services{os.sep}observe{os.sep}", f"{os.sep}services{os.sep}secure{os.sep}")
-    assert measure(calls_of(binary(), 8, parts)) <= 4
+    parts = [f"{os.sep}{folder}{os.sep}" for folder in ("observability", "security")]
+    assert measure(calls_of("binary", 8, parts=[*parts, f"{os.sep}access.py"])) <= 4

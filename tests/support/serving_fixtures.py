@@ -11,6 +11,7 @@ from bento.packaging import BuiltBento, build_bento
 from bundle.verify import VerifiedBundle
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running
+from tests.support.tiny_llm import make_tiny_llm_bundle
 
 LABELS = {
     "mlctl.model": "tiny-optimized",
@@ -33,6 +34,12 @@ def store_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
     return make_bundle(tmp_path_factory.mktemp("shared") / "bundle")
+
+
+@pytest.fixture(scope="session")
+def tiny_llm_bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
+    """A language model; a test that uses it is slow, because the first one trains it."""
+    return make_tiny_llm_bundle(tmp_path_factory.mktemp("tiny-llm") / "bundle")
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,7 @@ class Forecast:
         self._computed = -inf
         self._left = 0.0
         self._longest = inf
+        self._full = 0.0
 
     def offered(self, rows: int, now: float) -> None:
         """Record that a request of `rows` rows arrived, accepted or not."""
@@ -150,10 +151,11 @@ class Forecast:
         """
         if now != self._computed:
             self._computed, self._left = now, self._seconds_left(now)
-            self._longest = self.longest_wait()
+            self._longest, self._full = self.longest_wait(), self._full_seconds
         rows, requests = self._queue.ahead_of(priority)
-        batches = rows // self._limits.max_rows
-        return self._left + self._seconds_of(rows, requests, batches), self._longest
+        if self._limits.joinable:
+            return self._left + rows // self._limits.max_rows * self._full, self._longest
+        return self._left + self._seconds_of(rows, requests, 0), self._longest
 
     def retry_after(self, now: float) -> float:
         """Return the predicted seconds until the current queue is drained."""

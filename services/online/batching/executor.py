@@ -291,11 +291,11 @@ class BatchExecutor(ModelExecutor):
     ) -> None:
         """Complete every request of a batch that ran and that is still open."""
         for job, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                log_failure(outcome)
-                if job.open:
-                    job.open = False
-                    job.waiter.set_exception(outcome)
-            elif job.open:
-                job.open = False
-                job.waiter.set_result(Answer(outcome, started - job.arrived, seconds, rows))
+            is_open, job.open = job.open, False
+            if isinstance(outcome, dict):
+                if is_open:
+                    job.waiter.set_result(Answer(outcome, started - job.arrived, seconds, rows))
+                continue
+            log_failure(outcome)
+            if is_open:
+                job.waiter.set_exception(outcome)

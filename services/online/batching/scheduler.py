@@ -104,7 +104,7 @@ class BatchScheduler(Generic[TicketT]):
         ticket.large = part or (rows > LARGE_ROWS and limits.joinable)
         if not ticket.large:
             self._forecast.offered(rows, now)
-        if not part and (queue.count or rows > limits.max_queue_rows):
+        if not part and queue.rows + rows > limits.max_queue_rows // 2:
             self.check_room(rows, ticket.priority, now)
         seconds = self.costs.seconds(rows)
         if self._busy or queue.rows >= limits.max_rows:
@@ -119,7 +119,8 @@ class BatchScheduler(Generic[TicketT]):
         queue.add(ticket)
         # A request that can no longer be answered in time expires then, and not at its deadline.
         ticket.last_start = deadline if ticket.prompt else deadline - seconds
-        self._next_expiry = min(self._next_expiry, ticket.last_start)
+        if ticket.last_start < self._next_expiry:  # noqa: PLR1730 - min is a call for each request
+            self._next_expiry = ticket.last_start
 
     def check_room(self, rows: int, priority: Priority, now: float) -> None:
         """Raise QUEUE_FULL unless the queue has room for a request of `rows` rows.

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
 from bundle.errors import MlctlError
+from services.online.batching.admission import QueueFullError
 from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer, Cancellable
 from services.online.grpc.http2.head import HEADERS, CallHead, Fields, make_trailers
-from services.online.grpc.http2.messages import PREFIX_BYTES, prefix
+from services.online.grpc.http2.messages import PREFIX_BYTES
 from services.online.grpc.http2.outbox import Outbox
 from services.online.grpc.infer_message import InferMessages
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.online.grpc.status import status_of, trailers
-from services.online.observability.calls import GRPC, RequestRecord, Stages
+from services.online.observability.calls import GRPC, RequestRecord
 from services.online.security.public import failed, is_public
 from services.protocol.messages import SERVICE
 from services.protocol.priority import Priority
@@ -39,70 +39,69 @@ class InferConnection(Protocol):
         """Forget the call, which was answered."""
 
 
-class InferCall:
-    """One call in progress, as `ModelExecutor.enqueue` takes a request."""
+class InferCall(Hold):
+    """One call in progress, as `ModelExecutor.enqueue` takes a request.
+
+    It is its own share of the memory budget.
+    """
 
     __slots__ = (
-        "_answered", "_connection", "_handler", "_hold", "_model", "_parse_seconds", "_queued",
-        "_record", "_request", "stream",
+        "_answered", "_connection", "_handler", "_parse_seconds", "_queued", "_record",
+        "_request", "model", "stream",
     )  # fmt: skip
     _request: InferRequest
 
     def __init__(
         self, handler: InferCalls, connection: InferConnection, stream: int, model: GrpcModel
     ) -> None:
+        super().__init__(handler.inflight)
         self.stream = stream
         self._handler = handler
         self._connection = connection
-        self._model = model
-        self._hold = Hold(handler.models.inflight)
+        self.model = model
         self._parse_seconds = 0.0
         self._record: RequestRecord | None = None
         self._queued: Cancellable | None = None
         self._answered = False
 
-    def begin(self, head: CallHead, message: bytes, arrived: int) -> None:
-        """Decode and queue the call whose message has `arrived` bytes."""
+    def begin(self, head: CallHead, message: bytes) -> None:
+        """Decode and queue the call whose message follows its prefix in `message`."""
         start = perf_counter()
-        handler = self._handler
-        self._observe(head, arrived)
+        handler, arrived = self._handler, len(message) - PREFIX_BYTES
+        observer = self.model.host.observer
+        if observer is not None and observer.active:
+            self._observe(head, arrived)
         try:
-            handler.access.require(head.authorization)
-            self._hold.grow(arrived)
-            host = self._model.host
-            if host.rejecting and handler.is_single and b"priority" not in message:
-                full = host.quick_reject(Priority.NORMAL, arrived)
+            if handler.access.required:
+                handler.access.require(head.authorization)
+            self.grow(arrived)
+            if handler.rejecting and handler.is_single and b"priority" not in message:
+                full = self.model.host.quick_reject(Priority.NORMAL, arrived)
+                handler.rejecting = full is not None
                 if full is not None:
                     raise full  # noqa: TRY301 - as the decoder does
-            before = self._model
-            request = self._request = handler.messages.decode(message, self._use)
-            if self._model is not before:
+            before = self.model
+            request = self._request = handler.messages.decode(message, self)
+            if self.model is not before:
                 self._observe(head, arrived)
             timeout = request.timeout
             if head.timeout_text is not None:
                 seconds = head.timeout
                 timeout = seconds if timeout is None or seconds is None else min(seconds, timeout)
             self._parse_seconds = perf_counter() - start
-            self._queued = self._model.host.handle(request, self, timeout, request.priority)
+            self._queued = self.model.host.handle(request, self, timeout, request.priority)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self.set_exception(error)
 
-    def _use(self, model: GrpcModel) -> None:
-        self._model = model
-
     def _observe(self, head: CallHead, arrived: int) -> None:
-        observer = self._model.host.observer
-        if observer is not None and observer.active:
-            self._record = self._model.calls.begin_call(head, arrived)
-
-    def done(self) -> bool:
-        """Whether the call was answered or cancelled."""
-        return self._answered
+        self._record = self.model.calls.begin_call(head, arrived)
 
     def set_result(self, answer: Answer, /) -> None:
         """Send the answer."""
+        if self._answered:
+            return
         start = perf_counter()
-        model, request = self._model, self._request
+        model, request = self.model, self._request
         try:
             data = self._handler.messages.encode(model, request, answer.outputs, answer.parameters)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
@@ -110,19 +109,21 @@ class InferCall:
             return
         self._complete()
         connection = self._connection
-        content = prefix(PREFIX_BYTES + len(data)) + data
-        connection.outbox.answer(self.stream, content, self._handler.seconds)
+        connection.outbox.answer(self.stream, data, self._handler.seconds)
         connection.over(self)
         host, parse = model.host, self._parse_seconds
         queue, infer = answer.queue_seconds, answer.infer_seconds
         serialize = perf_counter() - start
         host.answered(GRPC, parse, queue, infer, serialize)
         if self._record is not None and host.observer is not None:
-            stages = Stages(parse, queue, infer, serialize)
-            host.observer.answered(self._record, stages, request.inputs, answer, len(data))
+            host.observer.answered(
+                self._record, request.inputs, answer, parse, serialize, len(data)
+            )
 
     def set_exception(self, error: BaseException, /) -> None:
         """Send the status of `error`; an unexpected error shows no details."""
+        if self._answered:
+            return
         if not is_public(error):
             logger.error("a call of %s failed", PATH, exc_info=error)
             error = failed()
@@ -158,13 +159,13 @@ class InferCall:
         connection.over(self)
 
     def _report(self, error: BaseException) -> None:
-        self._model.host.count(GRPC, error)
-        self._model.calls.ended(self._record, error)
+        self.model.host.count(GRPC, error)
+        self.model.calls.ended(self._record, error)
 
     def _complete(self) -> None:
         self._answered = True
         self._queued = None  # it refers to this object, and a cycle would wait for the collector
-        self._hold.release()
+        self.release()
 
 
 class InferCalls:
@@ -174,6 +175,9 @@ class InferCalls:
         self.models = models
         self.messages = InferMessages(models)
         self._settings = models.settings
+        self.inflight = models.inflight
+        # Whether a call was rejected since one found room in the queue.
+        self.rejecting = False
         # Whether all calls are to one model, so that its queue may reject them unparsed.
         self.is_single = len(models.all) == 1
         self._rejection: tuple[MlctlError, Fields] | None = None
@@ -182,29 +186,19 @@ class InferCalls:
 
     def rejection(self, error: MlctlError) -> Fields:
         """Return the headers of a failed call; in overload many calls get the same error."""
+        self.rejecting = self.rejecting or isinstance(error, QueueFullError)
         if self._rejection is None or self._rejection[0] is not error:
             fields = HEADERS + make_trailers(*status_of(error), trailers(error))
             self._rejection = error, fields
         return self._rejection[1]
 
     def open(
-        self,
-        connection: InferConnection,
-        stream: int,
-        head: CallHead,
-        data: bytes,
-        register: Callable[[InferCall], None],
-    ) -> bool:
-        """Begin the call and return True, if it is one uncompressed message of ModelInfer.
-
-        `register` makes the connection remember it, before it may be answered.
-        """
+        self, connection: InferConnection, stream: int, head: CallHead, data: bytes
+    ) -> InferCall | None:
+        """Return a call, if it is one uncompressed message of ModelInfer; `begin` follows."""
         size = len(data) - PREFIX_BYTES
         if not head.plain or head.path != PATH or size < 0 or size > self._settings.max_body_bytes:
-            return False
+            return None
         if data[0] or int.from_bytes(data[1:PREFIX_BYTES]) != size:
-            return False
-        call = InferCall(self, connection, stream, self.models.default)
-        register(call)
-        call.begin(head, data[PREFIX_BYTES:], size)
-        return True
+            return None
+        return InferCall(self, connection, stream, self.models.default)

@@ -6,14 +6,15 @@ The response's fields but its id and its raw tensors are encoded once for each s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from bundle.errors import MlctlError
 from services.online.grpc.codec import GrpcCodec
+from services.online.grpc.http2.messages import PREFIX_BYTES
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.protocol.messages import methods
 from services.protocol.priority import Priority
@@ -25,6 +26,16 @@ _BYTES_FIELD = 2  # the wire type of strings, bytes and messages
 _ID, _INPUTS, _RAW = 3, 5, 7
 _FIELDS = range(1, 8)
 _ID_TAG, _RAW_OUTPUT_TAG = b"\x1a", b"\x32"
+
+
+# Where a field's content begins and ends in a message.
+_Span = tuple[int, int]
+
+
+class ModelCall(Protocol):
+    """A call, which counts for its model."""
+
+    model: GrpcModel
 
 
 class _Header(NamedTuple):
@@ -48,37 +59,37 @@ class InferMessages:
         self._layouts: dict[int, _Layout] = {}
         self._outputs: dict[tuple[Any, ...], bytes] = {}
 
-    def decode(self, message: bytes, use: Callable[[GrpcModel], None]) -> InferRequest:
-        """Return the request in a ModelInferRequest; call `use` with the model that it names.
+    def decode(self, message: bytes, call: ModelCall) -> InferRequest:
+        """Return the request in a ModelInferRequest, which follows its prefix in `message`.
 
-        Raises MODEL_NOT_FOUND, and INVALID_INPUT with the tensor and the reason.
+        Sets the model of `call`. Raises MODEL_NOT_FOUND, and INVALID_INPUT with the tensor and the
+        reason.
         """
         layout = self._layouts.get(len(message))
         if layout is not None and layout.fits(message):
-            return _fill(layout.header, message[layout.identity], layout.tensors(message), use)
+            return _fill(layout.header, message, layout.identity, layout.raw, call)
         spans = _split(message)
         if spans is None:
-            return self._decode_whole(message, use)[2]
-        others, identity, tensors = spans
-        key = b"".join([message[span] for span in others])
-        raw = [message[span] for span in tensors]
+            return self._decode_whole(message, call)[0]
+        others, identity, raw = spans
+        key = b"".join([message[start:end] for start, end in others])
         header = self._headers.get(key)
         if header is None:
-            model, found, request = self._decode_whole(message, use)
+            request, found = self._decode_whole(message, call)
             if raw and not request.keys and len(key) <= _CACHED_BYTES:
-                declared = model.codec.declarations(found)
+                declared = call.model.codec.declarations(found)
                 if len(self._headers) >= _CACHED:
                     self._headers.clear()
                 self._headers[key] = _Header(
-                    model, declared, request.outputs, request.timeout, request.priority
+                    call.model, declared, request.outputs, request.timeout, request.priority
                 )
             return request
         if len(raw) != len(header.inputs):
-            return self._decode_whole(message, use)[2]
+            return self._decode_whole(message, call)[0]
         if len(self._layouts) >= _CACHED:
             self._layouts.clear()
-        self._layouts[len(message)] = _layout(message, identity, tensors, header)
-        return _fill(header, message[identity], raw, use)
+        self._layouts[len(message)] = _layout(message, identity, raw, header)
+        return _fill(header, message, identity, raw, call)
 
     def encode(
         self,
@@ -117,16 +128,13 @@ class InferMessages:
         serialized: bytes = message.SerializeToString()
         return serialized
 
-    def _decode_whole(
-        self, message: bytes, use: Callable[[GrpcModel], None]
-    ) -> tuple[GrpcModel, Any, InferRequest]:
+    def _decode_whole(self, message: bytes, call: ModelCall) -> tuple[InferRequest, Any]:
         try:
-            found = self._request.FromString(message)
+            found = self._request.FromString(message[PREFIX_BYTES:])
         except DecodeError:
             raise _not_a_request() from None
-        model = self._models.find(found.model_name, found.model_version)
-        use(model)
-        return model, found, model.codec.decode(found)
+        call.model = self._models.find(found.model_name, found.model_version)
+        return call.model.codec.decode(found), found
 
 
 class _Layout(NamedTuple):
@@ -136,8 +144,8 @@ class _Layout(NamedTuple):
     """
 
     fixed: tuple[tuple[slice, bytes], ...]
-    identity: slice
-    raw: tuple[slice, ...]
+    identity: _Span
+    raw: Sequence[_Span]
     header: _Header
 
     def fits(self, message: bytes) -> bool:
@@ -147,46 +155,42 @@ class _Layout(NamedTuple):
                 return False
         return True
 
-    def tensors(self, message: bytes) -> list[bytes]:
-        """Return the raw tensors of a message that fits."""
-        return [message[span] for span in self.raw]
 
-
-def _layout(message: bytes, identity: slice, raw: Sequence[slice], header: _Header) -> _Layout:
-    at, fixed = 0, []
-    variable = sorted((span.start, span.stop) for span in (identity, *raw))
-    for start, stop in (*variable, (len(message), len(message))):
+def _layout(message: bytes, identity: _Span, raw: Sequence[_Span], header: _Header) -> _Layout:
+    at, fixed = PREFIX_BYTES, []
+    for start, end in (*sorted((identity, *raw)), (len(message), len(message))):
         if at < start:
             fixed.append((slice(at, start), message[at:start]))
-        at = stop
-    return _Layout(tuple(fixed), identity, tuple(raw), header)
+        at = end
+    return _Layout(tuple(fixed), identity, raw, header)
 
 
 def _fill(
-    header: _Header, identity: bytes, raw: Sequence[bytes], use: Callable[[GrpcModel], None]
+    header: _Header, message: bytes, identity: _Span, raw: Sequence[_Span], call: ModelCall
 ) -> InferRequest:
-    """Return the request of `header` with an id and tensors."""
-    use(header.model)
+    """Return the request of `header` with the id and the tensors at these places."""
+    call.model = header.model
+    start, end = identity
     try:
-        name = identity.decode()
+        name = message[start:end].decode() if start < end else ""
     except UnicodeDecodeError:
         raise _not_a_request() from None
     inputs = {}
-    for declared, data in zip(header.inputs, raw, strict=True):
-        inputs[declared.spec.name] = decode_raw(declared, data)
+    for declared, (start, end) in zip(header.inputs, raw, strict=True):
+        inputs[declared.spec.name] = decode_raw(declared, message, start, end - start)
     return InferRequest(name, inputs, header.outputs, header.timeout, header.priority)
 
 
-def _split(message: bytes) -> tuple[list[slice], slice, list[slice]] | None:
+def _split(message: bytes) -> tuple[list[_Span], _Span, list[_Span]] | None:
     """Return where a request has its other fields, its id and its raw tensors; None if unusual.
 
     Fields of protobuf are independent of each other's position, so equal other fields mean equal
     requests whatever id and tensors stand between them.
     """
-    others: list[slice] = []
-    raw: list[slice] = []
-    identity = slice(0, 0)
-    at, size = 0, len(message)
+    others: list[_Span] = []
+    raw: list[_Span] = []
+    at, size = PREFIX_BYTES, len(message)
+    identity = at, at
     while at < size:
         tag = message[at]
         start, field = at, tag >> 3
@@ -210,11 +214,11 @@ def _split(message: bytes) -> tuple[list[slice], slice, list[slice]] | None:
         if end > size:
             return None
         if field == _RAW:
-            raw.append(slice(at, end))
+            raw.append((at, end))
         elif field == _ID:
-            identity = slice(at, end)
+            identity = at, end
         else:
-            others.append(slice(start, end))
+            others.append((start, end))
         at = end
     return others, identity, raw
 

@@ -10,7 +10,7 @@ from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.observability.calls import GRPC, Stages
+from services.online.observability.calls import GRPC
 from services.protocol.priority import PRIORITY_HEADER, Priority, priority_of_headers
 from services.protocol.wire import InferRequest
 
@@ -51,8 +51,8 @@ async def ask(
     serialize = perf_counter() - start
     host.answered(GRPC, parse, answer.queue_seconds, answer.infer_seconds, serialize)
     if seen is not None and host.observer is not None:
-        stages = Stages(parse, answer.queue_seconds, answer.infer_seconds, serialize)
-        host.observer.answered(seen, stages, request.inputs, answer, response.ByteSize())
+        size = response.ByteSize()
+        host.observer.answered(seen, request.inputs, answer, parse, serialize, size)
     return response
 
 

@@ -24,7 +24,7 @@ from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.responses import Response, error_response, success_to_wire, to_wire
 from services.online.http.unparsed import header_value, whole_request_size
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import HTTP, RequestRecord, Stages
+from services.online.observability.calls import HTTP, RequestRecord
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.codec import V2Codec
@@ -68,7 +68,8 @@ class PendingRequest(Hold):
     request: InferRequest
 
     def __init__(self, inflight: Inflight) -> None:
-        super().__init__(inflight)
+        self.inflight = inflight
+        self.size = 0
         self.request_id = b""
         self.record: RequestRecord | None = None
         self.json_length: int | None = None
@@ -259,8 +260,9 @@ class InferHandler:
         self._host.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
         record, observer = pending.record, self._host.observer
         if record is not None and observer is not None:
-            stages = Stages(pending.parse_seconds, queue, infer, serialize)
-            observer.answered(record, stages, request.inputs, answer, len(body))
+            observer.answered(
+                record, request.inputs, answer, pending.parse_seconds, serialize, len(body)
+            )
         return response
 
     def reject(

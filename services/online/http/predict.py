@@ -38,7 +38,7 @@ from services.online.http.fields import fields_of
 from services.online.http.responses import MethodError, error_response, make_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import PREDICT, RequestRecord, Stages
+from services.online.observability.calls import PREDICT, RequestRecord
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.json_body import parse_document
@@ -159,8 +159,7 @@ class ModelCalls:
             answer = await model.infer(inputs, left, priority)
             content = encode(answer.outputs)
         if record is not None and model.observer is not None:
-            stages = Stages(None, answer.queue_seconds, answer.infer_seconds, None)
-            model.observer.answered(record, stages, inputs, answer, len(content))
+            model.observer.answered(record, inputs, answer, bytes_out=len(content))
         return content
 
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -97,7 +97,8 @@ class Metrics:
         names = ("parse", "queue", "infer", "serialize")
         self._stages = {name: Distribution(_STAGE_SECONDS) for name in names}
         # The times of answered requests that are not in the histograms yet, by protocol.
-        self._finished: dict[str, deque[tuple[float, float, float, float]]] = {}
+        self._finished: defaultdict[str, deque[tuple[float, float, float, float]]]
+        self._finished = defaultdict(deque)
         self._lock = Lock()
         self._sizes: dict[int, tuple[int, float]] = {}
         # Their stages are no part of the histograms: an answer in pieces may take any time.
@@ -123,13 +124,12 @@ class Metrics:
         self, protocol: str, parse: float, queue: float, infer: float, serialize: float
     ) -> None:
         """Count an answered request and the seconds that it spent in each stage."""
-        finished = self._finished.get(protocol)
-        if finished is None:
-            finished = self._finished[protocol] = deque()
+        finished = self._finished[protocol]
         finished.append((parse, queue, infer, serialize))
         if len(finished) >= _FOLD:
             self._fold()
-        self._exposition.touch()
+        if not self._exposition.due:
+            self._exposition.touch()
 
     def _fold(self) -> None:
         """Add the times of answered requests to the histograms; a scrape may run on any thread."""

@@ -41,7 +41,8 @@ class Exposition:
         # A scrape may run on another thread than the event loop's.
         several = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         self._loop = asyncio.get_running_loop() if several else None
-        self._due = not several
+        # Whether a publication is scheduled, or needless.
+        self.due = not several
         # A registry collects in order: the first one updates all of them.
         self._all = _FIRST.setdefault(registry, [])
         self._all.append(self)
@@ -50,8 +51,8 @@ class Exposition:
 
     def touch(self) -> None:
         """Publish within `PUBLISH_SECONDS`, or on the next scrape: a sum has changed."""
-        if not self._due and self._loop is not None:
-            self._due = True
+        if not self.due and self._loop is not None:
+            self.due = True
             self._loop.call_later(PUBLISH_SECONDS, self._publish_due)
 
     def publish(self) -> None:
@@ -70,7 +71,7 @@ class Exposition:
         return ()
 
     def _publish_due(self) -> None:
-        self._due = False
+        self.due = False
         self.publish()
 
 

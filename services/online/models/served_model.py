@@ -77,6 +77,7 @@ class ServedModel:
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
+        self.generates = bundle.manifest.generation is not None
         self.optional_inputs = bundle.manifest.optional_inputs
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)
@@ -247,7 +248,9 @@ class ServedModel:
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
             limit = self._deadline
             seconds = limit if timeout is None or timeout > limit else timeout
-            return self._serving().enqueue(request.inputs, waiter, seconds, priority)
+            if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
+                raise self._unavailable()
+            return self._batching.enqueue(request.inputs, waiter, seconds, priority)
         return forward(self.ask(request, timeout, priority), waiter)
 
     def ask(
@@ -272,8 +275,11 @@ class ServedModel:
 
     def _serving(self) -> ModelExecutor:
         if self.phase is not ModelPhase.READY or self._hung or self._batching is None:
-            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
+            raise self._unavailable()
         return self._batching
+
+    def _unavailable(self) -> MlctlError:
+        return MlctlError(ErrorCode.UNAVAILABLE, f"model {self.name!r} is {self.state}")
 
     def _seconds(self, timeout: float | None) -> float:
         limit = self._deadline

@@ -17,7 +17,7 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.observability.backlog import Backlog
-from services.online.observability.calls import Done
+from services.online.observability.calls import RequestRecord
 from services.online.observability.traceparent import trace_id
 
 # A fifth of a second's worth at far more requests than a worker answers.
@@ -109,7 +109,7 @@ class AccessLog:
     def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
-        self._waiting = Backlog[Done](MAX_WAITING)
+        self._waiting = Backlog[RequestRecord](MAX_WAITING)
         self._lost = 0
         self._outcomes: dict[tuple[str, str, int | None], bytes] = {}
         self._second = -1
@@ -120,9 +120,9 @@ class AccessLog:
         """Requests that are not in the log: they came too fast, or it could not be written."""
         return self._waiting.dropped + self._lost
 
-    def put(self, done: Done) -> None:
+    def put(self, record: RequestRecord) -> None:
         """Note one request."""
-        self._waiting.put(done)
+        self._waiting.put(record)
 
     def flush(self) -> None:
         """Write what was noted; OSError if that fails, and these lines are lost."""
@@ -139,24 +139,23 @@ class AccessLog:
         """Let go of the output."""
         self._output.close()
 
-    def _line(self, done: Done) -> bytes:
+    def _line(self, record: RequestRecord) -> bytes:
         """Return one line of JSON; a general encoder takes several times as long."""
-        record, stages = done.record, done.stages
-        key = (record.protocol, done.code, done.reported_status)
+        key = (record.protocol, record.code, record.reported_status)
         outcome = self._outcomes.get(key)
         if outcome is None:
-            outcome = self._outcomes[key] = self._render_outcome(done)
+            outcome = self._outcomes[key] = self._render_outcome(record)
         head = _HEAD % (
-            self._stamp(done.at), outcome, _text(record.request_id), _trace_id(record.traceparent),
-            _number(done.rows), _number(done.batch_rows), _number(record.bytes_in),
-            _number(done.bytes_out), done.seconds * 1e3,
+            self._stamp(record.at), outcome, _text(record.request_id),
+            _trace_id(record.traceparent), _number(record.rows), _number(record.batch_rows),
+            _number(record.bytes_in), _number(record.bytes_out), record.seconds * 1e3,
         )  # fmt: skip
-        if stages is None:
+        if record.queue is None or record.infer is None:
             return head + b"}\n"
-        queue, infer = stages.queue * 1e3, stages.infer * 1e3
-        if stages.parse is None or stages.serialize is None:
+        queue, infer = record.queue * 1e3, record.infer * 1e3
+        if record.parse is None or record.serialize is None:
             return head + _RUN % (queue, infer) + b"}\n"
-        return head + _STAGES % (queue, infer, stages.parse * 1e3, stages.serialize * 1e3)
+        return head + _STAGES % (queue, infer, record.parse * 1e3, record.serialize * 1e3)
 
     def _stamp(self, at: float) -> bytes:
         """Return a Unix time in ISO 8601, UTC; the part that most lines share is cached."""
@@ -167,10 +166,10 @@ class AccessLog:
             self._second_text = text.encode()
         return b"%b.%06dZ" % (self._second_text, (at - second) * 1e6)
 
-    def _render_outcome(self, done: Done) -> bytes:
+    def _render_outcome(self, record: RequestRecord) -> bytes:
         """Return the part that is the same in all lines of a protocol and code."""
-        fields = {"protocol": done.record.protocol, **self._model}
-        return orjson.dumps({**fields, "status": done.status, "code": done.code})[1:-1]
+        fields = {"protocol": record.protocol, **self._model}
+        return orjson.dumps({**fields, "status": record.status, "code": record.code})[1:-1]
 
 
 def _number(value: int | None) -> bytes:

@@ -20,15 +20,24 @@ _CLIENT_CLOSED = 499
 
 
 class RequestRecord:
-    """A request that is recorded; `bytes_in` is the size of its body once that is known.
+    """A request that is recorded, from its headers on.
 
-    `traced` is whether its caller records the trace, `sampling` how its tensors are recorded.
+    `bytes_in` is the size of its body once that is known, `traced` whether its caller records the
+    trace, `sampling` how its tensors are recorded. When it has ended, `at` is the Unix time of
+    that, `seconds` after its headers arrived, and `code` is "ok", "gone" or an error code.
+    `reported_status` is the HTTP status of a rejection whose status is not that of its code. The
+    rest is known of answered requests only: the seconds in each stage, of which `parse` and
+    `serialize` may not be measured, the rows, and the size of the response.
     """
 
     __slots__ = (
-        "bytes_in", "protocol", "request_id", "sampling", "started", "traced", "traceparent",
-        "tracestate",
+        "at", "batch_rows", "bytes_in", "bytes_out", "code", "infer", "parse", "protocol", "queue",
+        "reported_status", "request_id", "rows", "sampling", "seconds", "serialize", "started",
+        "traced", "traceparent", "tracestate",
     )  # fmt: skip
+    at: float
+    seconds: float
+    code: str
 
     def __init__(
         self,
@@ -46,42 +55,23 @@ class RequestRecord:
         self.tracestate = tracestate
         self.traced = traced
         self.sampling = sampling
-        self.bytes_in: int | None = None
         self.started = perf_counter()
-
-
-class Stages(NamedTuple):
-    """The seconds that an answered request spent in each stage; None for a stage not measured."""
-
-    parse: float | None
-    queue: float
-    infer: float
-    serialize: float | None
-
-
-class Done(NamedTuple):
-    """A recorded request that ended at Unix time `at`, `seconds` after its headers arrived.
-
-    `code` is "ok", "gone" or an error code. `reported_status` is the HTTP status of a rejection
-    whose status is not that of its code. The rest is known of answered requests only.
-    """
-
-    record: RequestRecord
-    at: float
-    seconds: float
-    code: str
-    stages: Stages | None = None
-    rows: int | None = None
-    batch_rows: int | None = None
-    bytes_out: int | None = None
-    reported_status: int | None = None
+        self.bytes_in: int | None = None
+        self.bytes_out: int | None = None
+        self.reported_status: int | None = None
+        self.rows: int | None = None
+        self.batch_rows: int | None = None
+        self.parse: float | None = None
+        self.queue: float | None = None
+        self.infer: float | None = None
+        self.serialize: float | None = None
 
     @property
     def status(self) -> int | str:
         """The HTTP status, or gRPC's by its name."""
         if self.reported_status is not None:
             return self.reported_status
-        grpc = self.record.protocol == GRPC
+        grpc = self.protocol == GRPC
         if self.code == OK:
             return "OK" if grpc else 200
         if self.code == GONE:

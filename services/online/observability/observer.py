@@ -18,7 +18,7 @@ from bundle.tensors import Signature
 from services.online.batching.executor import Answer
 from services.online.metrics.exposition import CounterSink, Exposition
 from services.online.observability.access_log import AccessLog, open_output
-from services.online.observability.calls import OK, Done, RequestRecord, Stages, outcome_of
+from services.online.observability.calls import OK, RequestRecord, outcome_of
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from services.online.observability.settings import OFF, ObserveSettings
@@ -99,17 +99,27 @@ class Observer:
     def answered(
         self,
         record: RequestRecord,
-        stages: Stages,
         inputs: Arrays,
         answer: Answer,
-        bytes_out: int | None,
+        parse: float | None = None,
+        serialize: float | None = None,
+        bytes_out: int | None = None,
     ) -> None:
-        """Record the answer to a request, in a body of `bytes_out` bytes if that is known."""
-        rows = next(iter((inputs or answer.outputs).values())).shape[0] if self._batched else 1
-        seconds, at = perf_counter() - record.started, time.time()
-        self._put(Done(record, at, seconds, OK, stages, rows, answer.batch_rows, bytes_out))
+        """Record the answer to a request, with what is known of it.
+
+        `parse` and `serialize` are seconds, `bytes_out` is the size of the body.
+        """
+        rows = 1
+        if self._batched:
+            for array in (inputs or answer.outputs).values():
+                rows = array.shape[0]
+                break
+        record.parse, record.serialize, record.bytes_out = parse, serialize, bytes_out
+        record.queue, record.infer = answer.queue_seconds, answer.infer_seconds
+        record.rows, record.batch_rows = rows, answer.batch_rows
+        self._end(record, OK)
         if self._recorder is not None and record.sampling is not None and inputs:
-            self._recorder.put(record, record.sampling, at, rows, inputs, answer.outputs)
+            self._recorder.put(record, record.sampling, record.at, rows, inputs, answer.outputs)
 
     def ended(
         self, record: RequestRecord, error: BaseException | None, status: int | None = None
@@ -118,9 +128,8 @@ class Observer:
 
         `status` is the HTTP status if it is not that of the error.
         """
-        seconds = perf_counter() - record.started
-        code = outcome_of(error)
-        self._put(Done(record, time.time(), seconds, code, reported_status=status))
+        record.reported_status = status
+        self._end(record, outcome_of(error))
 
     def expose(self, model: str, registry: CollectorRegistry) -> None:
         """Add metrics to `registry` of what was dropped and what was recorded."""
@@ -150,11 +159,13 @@ class Observer:
         self._ending.set()
         self._thread.join(_STOP_SECONDS)
 
-    def _put(self, done: Done) -> None:
+    def _end(self, record: RequestRecord, code: str) -> None:
+        record.code = code
+        record.seconds, record.at = perf_counter() - record.started, time.time()
         if self._log is not None:
-            self._log.put(done)
-        if self._tracing is not None and done.record.traced:
-            self._tracing.put(done)
+            self._log.put(record)
+        if self._tracing is not None and record.traced:
+            self._tracing.put(record)
 
     def _is_active(self) -> bool:
         if self._log is not None or self._tracing is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import install_hint
 from services.online.observability.backlog import Backlog
-from services.online.observability.calls import GONE, GRPC, OK, PREDICT, Done
+from services.online.observability.calls import GONE, GRPC, OK, PREDICT, RequestRecord
 from services.online.observability.traceparent import (
     TraceParent,
     parse_traceparent,
@@ -30,7 +30,7 @@ _NANOSECONDS = 1e9
 
 
 class Tracing:
-    """Makes spans of requests that are done. `provider` is an SDK's TracerProvider."""
+    """Makes spans of requests that are record. `provider` is an SDK's TracerProvider."""
 
     def __init__(self, provider: Any, model: str, digest: str) -> None:
         self._provider = provider
@@ -41,72 +41,70 @@ class Tracing:
             GRPC: "inference.GRPCInferenceService/ModelInfer",
             PREDICT: "POST /predict",
         }
-        self._waiting = Backlog[Done](MAX_WAITING)
+        self._waiting = Backlog[RequestRecord](MAX_WAITING)
 
     @property
     def dropped(self) -> int:
         """Requests without spans, because they came too fast."""
         return self._waiting.dropped
 
-    def put(self, done: Done) -> None:
+    def put(self, record: RequestRecord) -> None:
         """Note one request."""
-        self._waiting.put(done)
+        self._waiting.put(record)
 
     def flush(self) -> None:
         """Give the SDK the spans of what was noted."""
-        for done in self._waiting.take():
-            parent = parse_traceparent(done.record.traceparent)
+        for record in self._waiting.take():
+            parent = parse_traceparent(record.traceparent)
             if parent is not None:
-                self._record(done, parent)
+                self._record(record, parent)
 
     def close(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
 
-    def _record(self, done: Done, parent: TraceParent) -> None:
+    def _record(self, record: RequestRecord, parent: TraceParent) -> None:
         from opentelemetry.trace import SpanKind, StatusCode
 
-        record = done.record
-        end = _nanoseconds(done.at)
-        start = end - _nanoseconds(done.seconds)
+        end = _nanoseconds(record.at)
+        start = end - _nanoseconds(record.seconds)
         span = self._tracer.start_span(
             self._names[record.protocol],
             context=_context(parent, record.tracestate),
             kind=SpanKind.SERVER,
-            attributes=self._describe(done),
+            attributes=self._describe(record),
             start_time=start,
         )
-        if done.code not in (OK, GONE):
-            span.set_attribute("error.type", done.code)
+        if record.code not in (OK, GONE):
+            span.set_attribute("error.type", record.code)
             span.set_status(StatusCode.ERROR)
-        self._record_stages(done, span, start, end)
+        self._record_stages(record, span, start, end)
         span.end(end)
 
-    def _record_stages(self, done: Done, span: Any, start: int, end: int) -> None:
+    def _record_stages(self, record: RequestRecord, span: Any, start: int, end: int) -> None:
         """One after the other, so that the last one ends with the request."""
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(span)
-        stages = {} if done.stages is None else done.stages._asdict()
-        for name, seconds in reversed(stages.items()):
+        for name in ("serialize", "infer", "queue", "parse"):
+            seconds: float | None = getattr(record, name)
             if seconds is None:
                 continue
             begin = max(start, end - _nanoseconds(seconds))
             stage = self._tracer.start_span(name, context=context, start_time=begin)
-            if name == "infer" and done.batch_rows is not None:
-                stage.set_attribute("mlctl.batch_rows", done.batch_rows)
+            if name == "infer" and record.batch_rows is not None:
+                stage.set_attribute("mlctl.batch_rows", record.batch_rows)
             stage.end(end)
             end = begin
 
-    def _describe(self, done: Done) -> dict[str, Any]:
-        record = done.record
+    def _describe(self, record: RequestRecord) -> dict[str, Any]:
         if record.protocol == GRPC:
-            attributes = {"rpc.system": "grpc", "mlctl.grpc_status": done.status}
+            attributes = {"rpc.system": "grpc", "mlctl.grpc_status": record.status}
         else:
-            attributes = {"http.request.method": "POST", "http.response.status_code": done.status}
+            attributes = {"http.request.method": "POST", "http.response.status_code": record.status}
         attributes["mlctl.request_id"] = record.request_id.decode("latin-1")
-        if done.rows is not None:
-            attributes["mlctl.rows"] = done.rows
+        if record.rows is not None:
+            attributes["mlctl.rows"] = record.rows
         return {**self._attributes, **attributes}
 
 

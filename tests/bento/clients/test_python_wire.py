@@ -43,9 +43,9 @@ def test_encode_and_decode__every_datatype__keep_every_value(client: Any) -> Non
         sent = getattr(request, each.field)
         assert decoded.inputs[each.name].dtype == sent.dtype
         np.testing.assert_array_equal(decoded.inputs[each.name], sent)
-    answer = CODEC.encode(decoded, decoded.inputs, {"source": "model"})
-    answer_headers = {"x-request-id": "r", LENGTH: str(answer.header_length)}
-    response = client.decode(200, answer_headers, answer.body)
+    content, length = CODEC.encode(decoded, decoded.inputs, {"source": "model"})
+    answer_headers = {"x-request-id": "r", LENGTH: str(length)}
+    response = client.decode(200, answer_headers, content)
     meta = (response.meta.model_name, response.meta.model_digest, response.meta.request_id)
     assert meta == (MODEL.name, DIGEST, "r")
     assert response.meta.parameters == {"source": "model"}

@@ -109,13 +109,13 @@ def echo() -> Iterator[str]:
             body = self.rfile.read(int(self.headers["content-length"]))
             length = self.headers.get("inference-header-content-length")
             request = codec.decode(body, None if length is None else int(length))
-            answer = codec.encode(request, request.inputs)
+            content, header_length = codec.encode(request, request.inputs)
             self.send_response(200)
-            if answer.header_length is not None:
-                self.send_header("inference-header-content-length", str(answer.header_length))
-            self.send_header("content-length", str(len(answer.body)))
+            if header_length is not None:
+                self.send_header("inference-header-content-length", str(header_length))
+            self.send_header("content-length", str(len(content)))
             self.end_headers()
-            self.wfile.write(answer.body)
+            self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""

@@ -22,7 +22,7 @@ from services.online.grpc.http2.events import (
     HeadersReceived,
     PongReceived,
     StreamReset,
-    WholeCall,
+    WholeCallReceived,
     WindowOpened,
 )
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
@@ -74,9 +74,15 @@ class ConnectionCall(Protocol):
         """End the call with the status of `reason`."""
 
 
-# Answers a call that arrived whole and returns True, or returns False for others; it registers the
-# call with its last argument.
-OpenWhole = Callable[["Connection", int, CallHead, bytes, Callable[[ConnectionCall], None]], bool]
+class WholeCall(ConnectionCall, Protocol):
+    """A call that arrived whole."""
+
+    def begin(self, head: CallHead, message: bytes) -> None:
+        """Answer the message, which has its prefix, now or later."""
+
+
+# Returns a call that arrived whole, which is to begin; None for one of another kind.
+OpenWhole = Callable[["Connection", int, CallHead, bytes], WholeCall | None]
 
 
 class Connection(asyncio.Protocol):
@@ -112,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._draining = False
         self._announced_last = False
         self._handlers: Mapping[type, Callable[[Any], None]] = {
-            WholeCall: self._on_whole_call,
+            WholeCallReceived: self._on_whole_call,
             HeadersReceived: self._on_headers,
             DataReceived: self._on_data_received,
             StreamReset: self._on_stream_reset,
@@ -185,13 +191,11 @@ class Connection(asyncio.Protocol):
             self._core.give(stream, size)
             self._wake()
 
-    def _register(self, call: ConnectionCall) -> None:
-        self._calls[call.stream] = call
-
     def over(self, call: ConnectionCall) -> None:
         """Forget the call, which was answered."""
-        self._bucket.answered()
-        if self._calls.pop(call.stream, None) is not None:
+        if self._bucket.level:
+            self._bucket.answered()
+        if self._calls.pop(call.stream, None) is not None and not self._calls:
             self._note_called()
 
     def drain(self) -> None:
@@ -218,14 +222,15 @@ class Connection(asyncio.Protocol):
             call.stop(reason)
         self._end()
 
-    def _on_whole_call(self, event: WholeCall) -> None:
-        self._begin_whole(*event)
-
-    def _begin_whole(self, stream: int, head: CallHead, data: bytes) -> None:
+    def _on_whole_call(self, event: WholeCallReceived) -> None:
         """Begin a call that arrived whole."""
+        stream, head, data = event
         if not self._takes(stream):
             return
-        if self._open_whole(self, stream, head, data, self._register):
+        whole = self._open_whole(self, stream, head, data)
+        if whole is not None:
+            self._calls[stream] = whole
+            whole.begin(head, data)
             return
         call = self._open_call(self, stream, head, True)
         if not call.done:
@@ -267,7 +272,8 @@ class Connection(asyncio.Protocol):
         call = self._calls.pop(event.stream, None)
         if call is not None:
             call.leave()
-            self._note_called()
+            if not self._calls:
+                self._note_called()
 
     def _on_window_opened(self, event: WindowOpened) -> None:
         if event.stream:
@@ -305,10 +311,9 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _note_called(self) -> None:
-        if not self._calls:
-            self._called = self._loop.time()
-            if self._announced_last:
-                self._loop.call_soon(self._end_if_done)
+        self._called = self._loop.time()
+        if self._announced_last:
+            self._loop.call_soon(self._end_if_done)
 
     def _end_if_done(self) -> None:
         if not self._calls and self.outbox.is_empty:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from services.online.grpc.http2.head import CallHead
 
 
-class WholeCall(NamedTuple):
+class WholeCallReceived(NamedTuple):
     """A call that arrived whole: its head, and all its data in one frame."""
 
     stream: int
@@ -64,7 +64,7 @@ class GoAwayReceived(NamedTuple):
 
 
 Event = (
-    WholeCall
+    WholeCallReceived
     | HeadersReceived
     | DataReceived
     | StreamReset

@@ -47,6 +47,9 @@ _FIELD_BYTES = 160
 _PLAIN = bytes(set(range(0x20, 0x7F)) - {0x25}).decode()
 
 
+_make = tuple.__new__
+
+
 class MalformedError(Exception):
     """Headers that HTTP/2 forbids."""
 
@@ -74,18 +77,18 @@ class CallHead(NamedTuple):
             return False
         return all(name not in PER_CALL for name, _ in self.fields)
 
-    def extended(self, fields: Fields, start: int) -> CallHead:
-        """Return this head with `fields`: its own, and from `start` on fields of PER_CALL."""
-        size = self.size
-        for name, value in fields[start:]:
-            size += len(name) + len(value) + _FIELD_BYTES
-        method, path, content_type, timeout, encoding, token, _, _, plain = self
-        return CallHead(method, path, content_type, timeout, encoding, token, fields, size, plain)
+    def extended(self, fields: Fields, start: int, size: int) -> CallHead:
+        """Return this head with `fields`: its own, and from `start` on fields of PER_CALL.
 
-    def field(self, name: bytes) -> bytes | None:
-        """Return the value of a header that occurs once; several values are joined by commas."""
-        values = [value for found, value in self.fields if found == name]
-        return b", ".join(dict.fromkeys(values)) if values else None
+        They have at most `size` bytes.
+        """
+        size += self.size + (len(fields) - start) * _FIELD_BYTES
+        method, path, content_type, timeout, encoding, token, _, _, plain = self
+        # Not by the class: that takes a function's call more.
+        return _make(
+            CallHead,
+            (method, path, content_type, timeout, encoding, token, fields, size, plain),
+        )
 
     @property
     def is_grpc(self) -> bool:

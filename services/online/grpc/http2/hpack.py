@@ -11,7 +11,12 @@ from collections import deque
 from functools import lru_cache
 
 from hpack import Encoder, HPACKDecodingError
-from hpack.huffman_table import decode_huffman
+from hpack.huffman_table import (
+    HUFFMAN_COMPLETE,
+    HUFFMAN_EMIT_SYMBOL,
+    HUFFMAN_FAIL,
+    HUFFMAN_TABLE,
+)
 from hpack.table import HeaderTable
 
 from services.online.grpc.http2.frames import BrokenError, Reason
@@ -30,7 +35,28 @@ _MAX_BLOCK_BYTES = 512
 # A field takes about a microsecond, and may be one byte. No honest call has so many.
 _FREE_FIELDS = 64
 _FIELD_COST = 0.125
-_huffman = lru_cache(maxsize=1024)(decode_huffman)
+
+
+class _HuffmanSteps(dict[int, tuple[int, bytes, bool]]):
+    """The steps of the library's decoder by bytes, which has one of half a byte: made when needed.
+
+    From the state in the upper bits and a byte to the next state, the text between, and whether
+    the string may end here.
+    """
+
+    def __missing__(self, key: int) -> tuple[int, bytes, bool]:
+        state, flags, text = key >> 8, 0, bytearray()
+        for half in (key >> 4 & 0xF, key & 0xF):
+            state, flags, symbol = HUFFMAN_TABLE[state * 16 + half]
+            if flags & HUFFMAN_FAIL:
+                raise _broken()
+            if flags & HUFFMAN_EMIT_SYMBOL:
+                text.append(symbol)
+        step = self[key] = state, bytes(text), bool(flags & HUFFMAN_COMPLETE)
+        return step
+
+
+_STEPS = _HuffmanSteps()
 
 
 class HeadReader:
@@ -75,7 +101,7 @@ class HeadReader:
                 return parse_head(fields)
         if self._start_head is None:
             self._start_head = parse_head(self._start_fields)
-        return self._start_head.extended(fields, start)
+        return self._start_head.extended(fields, start, len(block))
 
     def decode(self, block: bytes) -> Fields:
         """Return the fields of a block; unwanted blocks are decoded, too: they change the table."""
@@ -143,8 +169,15 @@ class HeadReader:
             name = self._entry(index)[0]
         else:
             name, at = _string(block, at)
-        value, at = _string(block, at, secret=name == b"authorization")
-        if byte >= 0x40:
+        byte = block[at]
+        if byte < 0x7F:  # not Huffman-coded, and the length is one byte: as in `_string`
+            end = at + 1 + byte
+            if end > len(block):
+                raise _broken()
+            value, at = block[at + 1 : end], end
+        else:
+            value, at = _string(block, at)
+        if mask == 0x3F:
             self._add((name, value))
         return (name, value), at
 
@@ -190,22 +223,25 @@ def _integer(block: bytes, at: int, value: int, mask: int) -> tuple[int, int]:
     raise _broken()
 
 
-def _string(block: bytes, at: int, *, secret: bool = False) -> tuple[bytes, int]:
-    """Return the string at `at`, and where the next field begins; secrets are not cached."""
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    """Return the string at `at`, and where the next field begins."""
     byte = block[at]
-    if byte < 0x7F:  # not Huffman-coded, and the length is one byte
-        end = at + 1 + byte
-        if end > len(block):
-            raise _broken()
-        return block[at + 1 : end], end
     length, at = _integer(block, at + 1, byte & 0x7F, 0x7F)
     end = at + length
     if end > len(block):
         raise _broken()
     text = block[at:end]
-    if byte >= 0x80:
-        text = decode_huffman(text) if secret else _huffman(text)
-    return text, end
+    return (_huffman(text) if byte >= 0x80 else text), end
+
+
+def _huffman(coded: bytes) -> bytes:
+    state, complete, text = 0, True, bytearray()
+    for byte in coded:
+        state, decoded, complete = _STEPS[state << 8 | byte]
+        text += decoded
+    if not complete:
+        raise _broken()
+    return bytes(text)
 
 
 def _broken() -> BrokenError:

@@ -12,21 +12,20 @@ PER_ANSWER = 2.0
 
 
 class Bucket:
-    """One connection's; `now` is in monotonic seconds."""
+    """One connection's; `now` is in monotonic seconds, `level` above zero while it drains."""
 
-    __slots__ = ("_at", "_level")
+    __slots__ = ("_at", "level")
 
     def __init__(self, now: float) -> None:
         self._at = now
-        self._level = 0.0
+        self.level = 0.0
 
     def add(self, now: float, cost: float = 1.0) -> bool:
         """Add `cost`; return whether the level is within the capacity."""
-        self._level = max(0.0, self._level - (now - self._at) * PER_SECOND) + cost
+        self.level = max(0.0, self.level - (now - self._at) * PER_SECOND) + cost
         self._at = now
-        return self._level <= CAPACITY
+        return self.level <= CAPACITY
 
     def answered(self) -> None:
         """Drain the share of one sent response."""
-        if self._level:
-            self._level = max(0.0, self._level - PER_ANSWER)
+        self.level = max(0.0, self.level - PER_ANSWER)

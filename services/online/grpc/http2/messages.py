@@ -152,11 +152,6 @@ def frame(data: bytes) -> bytes:
     return _PREFIX.pack(0, len(data)) + data
 
 
-def prefix(size: int) -> bytes:
-    """Return the prefix of a message of `size` bytes including the prefix."""
-    return _PREFIX.pack(0, size - PREFIX_BYTES)
-
-
 def too_large(limit: int) -> MlctlError:
     """Return the error of a message above `limit` bytes."""
     return MlctlError(

@@ -41,8 +41,9 @@ class GrpcCalls:
         observer = self._host.observer
         if observer is None or not observer.active:
             return None
-        request_id = self._ids.of(head.field(b"x-request-id"))
-        traceparent, tracestate = head.field(b"traceparent"), head.field(b"tracestate")
+        fields = fields_of(head.fields)
+        request_id = self._ids.of(fields.get(b"x-request-id"))
+        traceparent, tracestate = fields.get(b"traceparent"), fields.get(b"tracestate")
         record = observer.begin(GRPC, request_id, traceparent, tracestate)
         if record is not None:
             record.bytes_in = size

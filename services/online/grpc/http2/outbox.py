@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from services.online.grpc.http2.frames import Reason
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
+from services.online.grpc.http2.messages import frame
 from services.online.grpc.http2.sending import Sending
 
 
@@ -90,7 +91,7 @@ class Outbox:
             self._wake()
         else:
             self.start(stream, HEADERS)
-            self.message(stream, message)
+            self.message(stream, frame(message))
             self.end(stream, OK_TRAILERS, reset_unfinished=False, seconds=seconds)
 
     def end(self, stream: int, trailers: Fields, *, reset_unfinished: bool, seconds: float) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final
 
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.frames import Reason, Setting
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
 from services.online.grpc.http2.hpack import NO_TABLE, encode
+from services.online.grpc.http2.messages import PREFIX_BYTES
 
 WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
@@ -25,11 +27,13 @@ _HELLO = (
     ),
     frames.window_update(0, CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW),
 )
-# An answer's frames but for the stream's number.
+# The frames of an answer: headers, the head of the data with the message's prefix, trailers.
 _HEADERS, _OK_TRAILERS = encode(HEADERS), encode(OK_TRAILERS)
 _BEGIN = frames.frame(frames.HEADERS, frames.END_HEADERS, 0, _HEADERS)[:5]
 _LAST = frames.END_HEADERS | frames.END_STREAM
 _END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
+_ANSWER = Struct(f">5sL{len(_HEADERS)}sLBLBL").pack
+_ENDING = Struct(f">5sL{len(_OK_TRAILERS)}s").pack
 
 
 class Stream:
@@ -69,17 +73,16 @@ class Sending:
 
     def answer(self, stream: int, message: bytes) -> bool:
         """Send a whole answer of one message, if the windows and a frame have room for it."""
-        found, size = self.streams[stream], len(message)
+        found, length = self.streams[stream], len(message)
+        size = length + PREFIX_BYTES
         if size > self.max_frame or size > self.window or size > found.window:
             return False
         if not self.ready or not found.ended:
             return False
         self.window -= size
         del self.streams[stream]
-        number = frames.NUMBER.pack(stream)
-        data = frames.FRAME_HEAD.pack(size << 8, 0, stream)
-        parts = (_BEGIN, number, _HEADERS, data, message, _END, number, _OK_TRAILERS)
-        self.out.append(b"".join(parts))
+        begin = _ANSWER(_BEGIN, stream, _HEADERS, size << 8, 0, stream, 0, length)
+        self.out += (begin, message, _ENDING(_END, stream, _OK_TRAILERS))
         return True
 
     def send_data(self, stream: int, data: bytes | memoryview) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.online.grpc.http2 import frames
-from services.online.grpc.http2.events import ControlFrame, WholeCall
+from services.online.grpc.http2.events import ControlFrame, WholeCallReceived
 from services.online.grpc.http2.frames import BrokenError, Reason
 from services.online.grpc.http2.head import MalformedError
 from services.online.grpc.http2.hpack import HeadReader
@@ -50,7 +50,7 @@ class Receiving(Sending):
 
     def _whole(
         self, data: bytes, stream: int, start: int, end: int
-    ) -> tuple[WholeCall | ControlFrame, int] | None:
+    ) -> tuple[WholeCallReceived | ControlFrame, int] | None:
         """Return the call whose headers begin at `start`, and its end, if it is complete."""
         found = None if end - start > MAX_HEADER_BYTES else self._body(data, stream, end)
         if found is None or self._block is not None:
@@ -62,8 +62,10 @@ class Receiving(Sending):
             self.last_stream = stream
             self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
             return ControlFrame(1.0), end  # its block is read, and its data comes late
-        self._begin(stream, window, stop - at)
-        return WholeCall(stream, head, data[at:stop]), stop
+        self.last_stream = stream
+        self.streams[stream] = Stream(self._first_window + window, ended=True)
+        self._take(stop - at)
+        return WholeCallReceived(stream, head, data[at:stop]), stop
 
     def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int] | None:
         """Return the window update of a new call and the span of its data, or None.
@@ -88,12 +90,6 @@ class Receiving(Sending):
         ):  # fmt: skip
             return None
         return window, at, stop
-
-    def _begin(self, stream: int, window: int, size: int) -> None:
-        """Open the stream of a call that arrived whole with `size` bytes."""
-        self.last_stream = stream
-        self.streams[stream] = Stream(self._first_window + window, ended=True)
-        self._take(size)
 
     def _take(self, size: int) -> None:
         """Charge `size` bytes to the connection's window; reopen it when a quarter is used."""

@@ -22,6 +22,7 @@ from services.online.http.fields import fields_of
 from services.online.http.inference import InferHandler, PendingRequest
 from services.online.http.responses import Headers, render_headers, to_wire
 
+_EXPECTED = b"100-continue"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -94,7 +95,7 @@ class InferCycle(PendingRequest):
         """Take a piece of the body."""
         if self.response_complete or not self.more_body or self._error is not None:
             return  # a body after the body is that of a pipelined upgrade
-        size = len(self._body) + len(piece)
+        size = self.size + len(piece)  # it is charged for what has arrived
         try:
             if size > self._handler.max_body_bytes:
                 self._handler.check_size(size)
@@ -240,12 +241,14 @@ class InferProtocol(LimitedProtocol):
             self.headers += headers  # the scope has this very list
             super().on_headers_complete()
             return
-        fields = fields_of(self.headers)
-        several = len(fields) != len(self.headers)
+        fields, count = dict(self.headers), len(self.headers)
+        several = len(fields) != count
+        if several:
+            fields = fields_of(self.headers)
         if (
             several
             or b"host" not in fields
-            or len(fields) > self.max_headers
+            or count > self.max_headers
             or self._read_bytes > self.max_head_bytes
         ):
             self._check_head()
@@ -256,7 +259,7 @@ class InferProtocol(LimitedProtocol):
             handler,
             fields,
             keep_alive=current and not self._leaving and parser.should_keep_alive(),
-            expects=current and fields.get(b"expect", b"").lower() == b"100-continue",
+            expects=current and b"expect" in fields and fields[b"expect"].lower() == _EXPECTED,
         )
         previous, self.cycle = self.cycle, cycle
         if previous is not None and not previous.response_complete:

@@ -6,11 +6,10 @@ import numpy as np
 
 from bundle.sampling import Sampling
 from services.online.batching.executor import Answer
-from services.online.observability.calls import Done, RequestRecord, Stages
+from services.online.observability.calls import RequestRecord
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{SPAN}-01".encode()
-STAGES = Stages(0.001, 0.002, 0.003, 0.004)
 
 
 def seen(
@@ -33,11 +32,14 @@ def seen(
 
 def done(
     request: RequestRecord | None = None, code: str = "ok", at: float = 1_700_000_000.5
-) -> Done:
-    if code != "ok":
-        return Done(request or seen(), at, 0.02, code)
-    return Done(request or seen(), at, 0.02, code, STAGES, rows=2, batch_rows=8, bytes_out=64)
+) -> RequestRecord:
+    record = request or seen()
+    record.at, record.seconds, record.code = at, 0.02, code
+    if code == "ok":
+        record.parse, record.queue, record.infer, record.serialize = 0.001, 0.002, 0.003, 0.004
+        record.rows, record.batch_rows, record.bytes_out = 2, 8, 64
+    return record
 
 
 def answer(outputs: dict[str, np.ndarray]) -> Answer:
-    return Answer(outputs, STAGES.queue, STAGES.infer, 8)
+    return Answer(outputs, 0.002, 0.003, 8)

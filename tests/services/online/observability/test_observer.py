@@ -16,7 +16,7 @@ from bundle.sampling import Sampling, write_sampling
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.observability.observer import Observer, open_observer
 from services.online.settings import ServerSettings, load_settings
-from tests.services.online.observability.calls import STAGES, TRACEPARENT, answer
+from tests.services.online.observability.calls import TRACEPARENT, answer
 from tests.support.wait import wait_until
 
 SIGNATURE = Signature(
@@ -66,7 +66,7 @@ def test_the_thread_writes_and_what_was_lost_is_told(tmp_path: Path) -> None:
     ours.expose("tiny", registry)
     seen = ours.begin("http", b"r1", None)
     assert seen is not None
-    ours.answered(seen, STAGES, {"x": X}, answer(Y), 10)
+    ours.answered(seen, {"x": X}, answer(Y), 0.001, 0.004, 10)
     wait_until(path.read_bytes, what="a line is written while the server runs")
     other = ours.begin("grpc", b"r2", None)
     assert other is not None
@@ -93,7 +93,7 @@ def test_a_sink_that_fails_is_counted_and_harms_no_other(
     def ask(request_id: bytes) -> None:
         seen = ours.begin("http", request_id, None)
         assert seen is not None
-        ours.answered(seen, STAGES, {"x": X}, answer(Y), None)
+        ours.answered(seen, {"x": X}, answer(Y))
 
     def value(name: str) -> float | None:
         return registry.get_sample_value(name, {"model": "tiny"})

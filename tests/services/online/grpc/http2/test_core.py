@@ -19,7 +19,7 @@ from services.online.grpc.http2.events import (
     Event,
     HeadersReceived,
     StreamReset,
-    WholeCall,
+    WholeCallReceived,
     WindowOpened,
 )
 from services.online.grpc.http2.frames import BrokenError, Reason, frame
@@ -31,7 +31,7 @@ from services.online.grpc.http2.sending import (
     MAX_STREAMS,
     WINDOW_BYTES,
 )
-from tests.services.online.grpc.http2.conftest import INFER, head
+from tests.services.online.grpc.http2.conftest import INFER, framed, head
 
 HELLO = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
 BLOCK = encode(tuple(head()))
@@ -216,7 +216,7 @@ def test_a_call_that_comes_at_once() -> None:
     for between, window in ((b"", 65535), (opening, 65635)):
         core = greeted()
         (event,) = told(asking() + between + data, core)
-        assert isinstance(event, WholeCall)
+        assert isinstance(event, WholeCallReceived)
         assert (event.stream, event.head.path, event.data) == (1, INFER.decode(), b"message")
         assert core.streams[1].window == window
         core = greeted()
@@ -296,9 +296,9 @@ class Client:
             self.over.add(event.stream_id or 0)
 
     def serve(self, event: Event) -> None:
-        if isinstance(event, HeadersReceived | WholeCall):
+        if isinstance(event, HeadersReceived | WholeCallReceived):
             self.came[event.stream] = getattr(event, "data", b"")
-            if isinstance(event, WholeCall) or event.ended:
+            if isinstance(event, WholeCallReceived) or event.ended:
                 self.finish(event.stream)
         elif isinstance(event, DataReceived):
             self.came[event.stream] += event.data
@@ -312,10 +312,10 @@ class Client:
     def finish(self, stream: int) -> None:
         self.ended.add(stream)
         answer = bytes(self.draw.draw(st.sampled_from([1, 300, 20_000, 100_000])))
-        self.promised[stream] = len(answer)
+        self.promised[stream] = len(framed(answer))
         if not self.server.answer(stream, answer):
             self.server.send_headers(stream, HEADERS)
-            self.owed[stream] = answer
+            self.owed[stream] = framed(answer)
 
     def pay(self) -> None:
         for stream in list(self.owed):

@@ -80,7 +80,7 @@ def test_nothing_stays_counted(serve: Serve, caplog: pytest.LogCaptureFixture, s
 
         def counted() -> list[int]:
             budgets = (lean._room, lean._probes, host.inflight)
-            others = (lean._parking.size, len(batching._jobs), server._health._watches)
+            others = (lean._parking.size, int(batching.has_open), server._health._watches)
             return [*(budget.used for budget in budgets), *others]
 
         for _ in range(3):
@@ -109,7 +109,7 @@ def test_connection__peer_reset_before_accept__is_aborted_without_error() -> Non
     asyncio.run(accept())
 
 
-def _no_infer(*_args: object) -> bool:
+def _no_infer(*_args: object) -> None:
     raise AssertionError("no call is made")
 
 

@@ -14,7 +14,7 @@ from services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
     HeadersReceived,
-    WholeCall,
+    WholeCallReceived,
     WindowOpened,
 )
 from services.online.grpc.http2.frames import BrokenError, frame
@@ -67,7 +67,7 @@ def receive(core: Core, pieces: list[bytes]) -> list[Any]:
     try:
         for piece in pieces:
             for event in core.receive(piece):
-                if isinstance(event, WholeCall):
+                if isinstance(event, WholeCallReceived):
                     size = len(event.data)
                     found.append(HeadersReceived(event.stream, event.head, ended=False))
                     found.append(DataReceived(event.stream, event.data, size, ended=True))
