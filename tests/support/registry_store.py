@@ -7,7 +7,7 @@ Processes that tests start still create their own.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,11 +40,10 @@ def _stores_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 def _create(store: Path) -> None:
     import sqlalchemy
-    from mlflow.store.db import utils
+    from mlflow.store.db.utils import _initialize_tables
 
-    create_tables: Callable[[sqlalchemy.Engine], None] = utils._initialize_tables
     part = store.with_suffix(".part")
     engine = sqlalchemy.create_engine(f"{_SQLITE}{part}")
-    create_tables(engine)
+    _initialize_tables(engine)  # type: ignore[no-untyped-call]
     engine.dispose()
     part.rename(store)
