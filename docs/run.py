@@ -68,9 +68,12 @@ pipeline = make_pipeline(
 """
 _PORT = "8000"
 _BLOCK = re.compile(
-    r"(?:<!-- (?P<mark>[^>]*) -->\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+    r"(?:<!-- (?P<mark>[^>]*) -->\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
-_COMMAND = re.compile(r"^(?:\$ )?(?:\S*/|\w+=\S+ )?(?:mlctl|make|pip|docker|kubectl) ", re.M)
+_COMMAND = re.compile(
+    r"^(?:\$ )?(?:\S*/|\w+=\S+ )?(?:mlctl|make|pip|docker|kubectl) ", re.MULTILINE
+)
 _EXITS = re.compile(r"exits (\d+)")
 _NOT_RUN = re.compile(r"<!-- not run: \S[^>]+ -->")
 
@@ -161,7 +164,9 @@ def run_page(name: str, folder: Path, timeout: float = 900.0) -> str | None:
     (folder / "mlctl.toml").write_text(CONFIG)
     commands = script(command_blocks(page), free_ports(1)[0])
     if name == README:  # each of its blocks begins after a model was logged
-        (code,) = re.findall(r"^```python\n(import mlflow\n.*?)^```$", page, re.M | re.S)
+        (code,) = re.findall(
+            r"^```python\n(import mlflow\n.*?)^```$", page, re.MULTILINE | re.DOTALL
+        )
         (folder / "log_model.py").write_text(README_MODEL + code)
         commands = commands.replace("mlctl optimize", "python log_model.py\nmlctl optimize")
     elif name != "docs/tutorial.md":

@@ -21,12 +21,10 @@ from loadtest.search import Knob, Score, Values, search
 from loadtest.server import serving
 from services.runtime.bento_store import BentoInfo
 
-_WAITS_MS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 _VARIABLES = {
     "threads": "MLCTL_THREADS",
     "workers": "MLCTL_WORKERS",
     "max_rows": "MLCTL_MAX_ROWS",
-    "max_wait_ms": "MLCTL_MAX_WAIT_MS",
 }
 
 
@@ -123,7 +121,6 @@ class Tuning:
         knobs = [Knob("threads", processors, 1), Knob("workers", processors, 1)]
         if batching.row_independent and batching.max_rows > 1:
             knobs.append(Knob("max_rows", _doubling(batching.max_rows), batching.max_rows))
-            knobs.append(Knob("max_wait_ms", _WAITS_MS, 0.0))
         return knobs
 
     def _try(self, values: Values) -> Score:
@@ -161,9 +158,8 @@ class Tuning:
 
 
 def environment_of(values: Values) -> dict[str, str]:
-    """Return the settings as environment variables; without a wait the server chooses its own."""
-    given = {name: value for name, value in values.items() if name != "max_wait_ms" or value}
-    return {_VARIABLES[name]: f"{value:g}" for name, value in given.items()}
+    """Return the settings as environment variables."""
+    return {_VARIABLES[name]: f"{value:g}" for name, value in values.items()}
 
 
 def judge(runs: tuple[Figures, ...], max_p99_ms: float) -> tuple[Figures, Score]:

@@ -26,6 +26,8 @@ class Gate(StrEnum):
     LATENCY_VS_LIMIT = "latency_vs_limit"
     MEDIAN_VS_LIMIT = "median_vs_limit"
     LATENCY_VS_LIVE = "latency_vs_live"
+    TTFT_VS_LIMIT = "ttft_vs_limit"
+    TPOT_VS_LIMIT = "tpot_vs_limit"
     ACCURACY_VS_LIMIT = "accuracy_vs_limit"
     DISAGREEMENT = "disagreement"
     NON_FINITE = "non_finite"

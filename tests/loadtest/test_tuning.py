@@ -49,14 +49,12 @@ def test_judge__no_answer__does_not_fit() -> None:
 
 
 def test_environment_of__values__are_server_settings() -> None:
-    values = {"threads": 2.0, "workers": 1.0, "max_rows": 16.0, "max_wait_ms": 0.5}
+    values = {"threads": 2.0, "workers": 1.0, "max_rows": 16.0}
     assert environment_of(values) == {
         "MLCTL_THREADS": "2",
         "MLCTL_WORKERS": "1",
         "MLCTL_MAX_ROWS": "16",
-        "MLCTL_MAX_WAIT_MS": "0.5",
     }
-    assert "MLCTL_MAX_WAIT_MS" not in environment_of({**values, "max_wait_ms": 0.0})
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def test_tuning__interrupted_search__resumes(bento: BentoInfo) -> None:
     http, grpc = free_ports(2)
     reported: list[str] = []
     first = tune(bento, [(http, grpc)], reported)
-    assert reported == ["Trial 1: threads 1, workers 1, max_rows 32, max_wait_ms 0 ..."]
+    assert reported == ["Trial 1: threads 1, workers 1, max_rows 32 ..."]
     assert (first.fits, first.complete) == (True, False)
     assert first.environment_lines().splitlines()[0] == "MLCTL_THREADS=1"
     (trial,) = first.trials
