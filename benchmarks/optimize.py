@@ -148,7 +148,7 @@ def run_net(net: Net, home: Path, goals: Goals, table: ResultTable) -> None:
         np.savez(file, allow_pickle=False, **rows)
     catalog = MlflowCatalog()
     optimized = optimize(net.name, data, catalog=catalog, goals=goals)
-    exported = export_source(prepare(net.name, data, catalog, Options()))
+    exported = export_source(prepare(catalog.resolve(net.name), data, Options()))
     int8 = [item.variant for item in optimized.judged if item.variant.precision == "int8"]
     chosen = next((item.variant for item in choose(int8, goals) if item.chosen), None)
     fp32 = Candidate("fp32", exported.graph)
