@@ -40,7 +40,7 @@ class HoldReason(StrEnum):
     """What a verdict rests on that says nothing against the candidate."""
 
     DATA = "data"
-    BAKE_TIME = "bake_time"
+    STEP_TIME = "step_time"
     PROOF = "proof"
     DEADLINE = "deadline"
     OPERATOR = "operator"

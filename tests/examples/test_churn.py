@@ -5,21 +5,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 
-from examples.churn.train import main
-from examples.digits.story import replaced_environment
+from bundle.home import HOME_VARIABLE
+from examples.churn.train import train
+from registry.tracking import TRACKING_VARIABLE
 from tests.support.mlctl import Mlctl
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_churn__from_training_to_a_table__answers_every_customer(tmp_path: Path) -> None:
+def test_churn__from_training_to_a_table__answers_every_customer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mlctl, data = Mlctl(tmp_path / "home"), tmp_path / "data"
     mlctl.home.mkdir()
-    with replaced_environment(mlctl.environment):
-        trained = CliRunner().invoke(main, ["--data", str(data)])
-    assert trained.exit_code == 0, trained.output
+    monkeypatch.setenv(HOME_VARIABLE, str(mlctl.home))
+    monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
+    assert train(data) == "1"
     rows = str(data / "evaluation.parquet")
     mlctl.json("optimize", "churn@candidate", "--data", rows)
     mlctl.json("build", "churn")

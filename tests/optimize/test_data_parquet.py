@@ -132,6 +132,13 @@ def test_parquet__rows_of_unequal_length__are_padded_as_the_server_does(
     assert "--batching" in (caught.value.hint or "")
 
 
+def test_parquet__labels_as_text__hint_says_how_to_number_them(tmp_path: Path) -> None:
+    path = save_parquet(tmp_path / "d.parquet", {"x": X[:, 0, 0], "labels": ["cat"] * 40})
+    with pytest.raises(MlctlError) as caught:
+        load_data(path, signature())
+    assert "pandas.Categorical(labels).codes" in caught.value.hint
+
+
 def test_parquet__a_list_length_that_changes__is_rejected(tmp_path: Path) -> None:
     path = save_parquet(tmp_path / "d.parquet", {"x": RAGGED})
     wanted = signature(-1)
