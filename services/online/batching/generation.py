@@ -152,6 +152,14 @@ class GenerationExecutor(ModelExecutor):
         started = self._started  # read once: the watchdog calls this on another thread
         return 0.0 if started is None else self._clock.monotonic() - started
 
+    @property
+    def has_open(self) -> bool:
+        return bool(self._streams)
+
+    @property
+    def busy(self) -> bool:
+        return self._started is not None
+
     def open(self, request: GenerationRequest, timeout: float) -> TokenStream:
         """Queue a request, whose first token must come within `timeout` seconds.
 
@@ -167,7 +175,6 @@ class GenerationExecutor(ModelExecutor):
         stream = self._streams[sequence] = TokenStream(self, sequence, now)
         self._deadlines[sequence] = now + timeout
         self._joining.append(sequence)
-        self._opened()
         self._schedule()
         return stream
 
@@ -299,7 +306,7 @@ class GenerationExecutor(ModelExecutor):
         waiting, running = self.waiting_rows, self.running_rows
         self._meter.queue_rows(waiting)
         self._metrics.state(running, waiting, self._batch.cached_tokens)
-        self._note(open_requests=bool(self._streams), busy=self._started is not None)
+        self._changed.set()
         self._arm(min(self._deadlines.values(), default=None), now)
 
     def _apply(self) -> None:

@@ -18,7 +18,6 @@ import orjson
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import FinishReason, GenerationRequest, Piece
 from services.generate.text import TextCodec
-from services.online.batching.budget import Hold
 from services.online.batching.generation import Timing, TokenStream
 from services.online.http.app import (
     GoneError,
@@ -40,12 +39,13 @@ from services.online.http.generation_requests import (
     parse_request,
     v2,
 )
-from services.online.http.inference import InferHandler
+from services.online.http.inference import InferHandler, PendingRequest
 from services.online.http.responses import MethodError, Response, make_response
 from services.online.http.sse import HEARTBEAT_SECONDS, EventWriter
 from services.online.models.generator import ServedGenerator
 from services.online.models.repository import Serving
 from services.online.observability.calls import HTTP
+from services.protocol.compression import IDENTITY
 
 _V1 = "/v1/"
 _V2_VERBS = frozenset({"generate", "generate_stream"})
@@ -224,10 +224,11 @@ class GenerateApp:
                 return
             read = self._reader(path)
             _require(method, "POST")
-            handler.open(headers, request_id, record)
             end = asyncio.get_running_loop().time() + handler.seconds
-            with Hold(handler.inflight) as hold:
-                body = await read_in_time(receive, handler, hold, end)
+            with PendingRequest(handler.inflight) as pending:
+                handler.read_headers(pending, headers)
+                _require_plain(pending)
+                body = await read_in_time(receive, handler, pending, end)
                 if record is not None:
                     record.bytes_in = len(body)
                 model, request, form = read(body)
@@ -409,6 +410,11 @@ def _openai_error(response: Response, param: str | None) -> Response:
     named = (b"content-type", b"content-length")
     extra = [header for header in response.headers if header[0] not in named]
     return make_response(response.status, _JSON, orjson.dumps({"error": document}), extra)
+
+
+def _require_plain(pending: PendingRequest) -> None:
+    if pending.coding != IDENTITY:
+        raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not accepted here")
 
 
 def _require(method: str, *allowed: str) -> None:
