@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check fix coverage coverage-core mutants bench soak fuzz audit docs pictures container-check clean
+.PHONY: help demo test quick check fix coverage coverage-core mutants bench soak fuzz audit docs docs-test pictures container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -56,6 +56,9 @@ check: .venv/.dev docs ## Check format, lint, types, layers and the site; change
 
 docs: .venv/.dev ## Build the site into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-test: .venv/.dev ## Run the commands of README and site that are marked sh, in temporary homes
+	$(BIN)/python -m docs.run
 
 pictures: .venv/.dev ## Run the demo and the simulations, and draw them into docs/images
 	$(BIN)/python -m docs.pictures

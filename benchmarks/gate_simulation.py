@@ -85,9 +85,10 @@ class Service:
         total, tick = Counts(), self.tick
         for _ in range(round(BLOCK_SECONDS / tick)):
             n = int(generator.poisson(self.per_second * tick))
-            stuck = int(generator.binomial(n, self.stuck_client))
-            answered = draw(live, n - stuck, generator, inside=next(episodes))
-            total = total.plus(answered).plus(Counts(stuck, 0, stuck, client_errors=stuck))
+            stuck = _hits(n, self.stuck_client, generator)
+            total = total.plus(draw(live, n - stuck, generator, inside=next(episodes)))
+            if stuck:
+                total = total.plus(Counts(stuck, 0, stuck, client_errors=stuck))
         return total
 
 
@@ -147,15 +148,19 @@ def draw(
     """Draw what `n` requests to `version` do in one tick."""
     slow = version.slow_inside if inside else version.slow
     errors = version.errors_inside if inside else version.errors
-    slows = int(generator.binomial(n, slow))
+    slows = _hits(n, slow, generator)
     return Counts(
         n,
-        int(generator.binomial(n, errors)),
+        _hits(n, errors, generator),
         n,
         slow=slows,
         tail=slows,
-        client_errors=int(generator.binomial(n, version.client_errors)),
+        client_errors=_hits(n, version.client_errors, generator),
     )
+
+
+def _hits(n: int, share: float, generator: np.random.Generator) -> int:
+    return int(generator.binomial(n, share)) if share else 0
 
 
 def _with_stuck_client(window: Window, service: Service, generator: np.random.Generator) -> Window:

@@ -15,29 +15,46 @@ from benchmarks.result import BarChart, BenchmarkResult, ResultTable, RunConditi
 
 README = Path(__file__).with_name("README.md")
 _WIDTH, _LABEL_WIDTH, _VALUE_WIDTH, _ROW_HEIGHT, _TOP = 720, 260, 80, 22, 34
+# The colours of a reader's light or dark scheme, also where a picture is an <img>.
+SVG_STYLE = """<style>
+.page { fill: #ffffff } text, .ink { fill: #24292f } .line { stroke: #57606a; fill: none }
+.a { fill: #3367a6; stroke: #3367a6 } .b { fill: #b35900; stroke: #b35900 }
+.c { fill: #b3261e; stroke: #b3261e } .curve { fill: none; stroke-width: 2 } .box { fill: #dbe7f5 }
+@media (prefers-color-scheme: dark) {
+.page { fill: #1e2129 } text, .ink { fill: #e6edf3 } .line { stroke: #9aa4af }
+.a { fill: #79b0f0; stroke: #79b0f0 } .b { fill: #f0a35e; stroke: #f0a35e }
+.c { fill: #ff8a80; stroke: #ff8a80 } .curve { fill: none } .box { fill: #2c405c }
+}
+</style>"""
+
+
+def svg(width: int, height: int, title: str, parts: list[str]) -> str:
+    """Return a picture of `width` x `height` pixels with an accessible title."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'font-family="sans-serif" font-size="13"><title>{escape(title)}</title>\n{SVG_STYLE}\n'
+        f'<rect class="page" width="{width}" height="{height}"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
 
 
 def bar_chart(chart: BarChart) -> str:
     """Return `chart` as SVG: a horizontal bar from zero with its value for each label."""
     largest = max(chart.values.values(), default=0.0) or 1.0
     height = _TOP + _ROW_HEIGHT * len(chart.values) + 8
-    title = escape(f"{chart.title} ({chart.unit})")
-    parts = [f'<text x="0" y="18" font-weight="bold">{title}</text>']
+    title = f"{chart.title} ({chart.unit})"
+    parts = [f'<text x="8" y="18" font-weight="bold">{escape(title)}</text>']
     for index, (label, value) in enumerate(chart.values.items()):
         y = _TOP + _ROW_HEIGHT * index
         length = value / largest * (_WIDTH - _LABEL_WIDTH - _VALUE_WIDTH)
         number = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
         parts += [
             f'<text x="{_LABEL_WIDTH - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>',
-            f'<rect x="{_LABEL_WIDTH}" y="{y}" width="{length:.1f}" height="16" fill="#3367a6"/>',
+            f'<rect x="{_LABEL_WIDTH}" y="{y}" width="{length:.1f}" height="16" class="a"/>',
             f'<text x="{_LABEL_WIDTH + length + 6:.1f}" y="{y + 13}">{number}</text>',
         ]
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-        f'font-family="sans-serif" font-size="12"><title>{title}</title>\n'
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>\n{body}\n</svg>\n'
-    )
+    return svg(_WIDTH, height, title, parts)
 
 
 def update_page(folder: Path, page: Path = README) -> None:

@@ -27,7 +27,7 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from rollout.drivers.local.ports import free_ports
 from services.online.models.precomputed import PrecomputedLookup
 from services.online.models.precomputed_metrics import PrecomputedMetrics
-from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
+from services.precomputed.base import PrecomputedRow, PrecomputedStore
 from services.precomputed.lookup import Lookup
 from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
@@ -65,8 +65,8 @@ def fill(store: PrecomputedStore, keys: int) -> float:
         count = min(_PUT, keys - start)
         payloads = codec.encode({"y": values.normal(size=(count, 8)).astype(np.float32)})
         rows = [PrecomputedRow(_key(start + i), now, payload) for i, payload in enumerate(payloads)]
-        store.commit(number, "bench", GenerationCommit(rows))
-    store.seal(number, "bench")
+        store.commit(number, rows)
+    store.seal(number)
     store.flip(number, now)
     return keys / (time.monotonic() - since)
 

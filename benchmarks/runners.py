@@ -1,7 +1,7 @@
 """The runners in one document: batch, stream and precomputed predictions.
 
-Runs `benchmarks.batch` and `benchmarks.stream`, which have more options of their own, and
-`benchmarks.precomputed`.
+Runs `benchmarks.batch` and `benchmarks.stream`, which have more options of their own,
+`benchmarks.stream.kills` and `benchmarks.precomputed`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 from benchmarks.batch.__main__ import MODELS
 from benchmarks.precomputed import measure_stores
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
+from benchmarks.stream import kills
 from bundle.home import HOME_VARIABLE
 
-_PARTS = ("batch", "stream", "precomputed")
+_PARTS = ("batch", "stream", "kills", "precomputed")
 
 
 def run_program(name: str, folder: Path, *options: str) -> Any:
@@ -68,6 +69,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--batch-peers", metavar="PYTHON", help="a Python with the batch peers")
     parser.add_argument("--faststream", metavar="PYTHON", help="a Python with FastStream")
+    parser.add_argument("--kills", type=int, default=100, help="killed runs of each transport")
+    parser.add_argument("--seed", type=int, default=1, help="when runs are killed")
     parser.add_argument("--keys", type=int, default=1_000_000, help="precomputed predictions")
     options = parser.parse_args()
     peers = ["--python", options.batch_peers] if options.batch_peers else ["--ways", "ours", "loop"]
@@ -81,6 +84,8 @@ def main() -> None:
             report_batch(run_program("batch", folder, *peers), result)
         if "stream" in options.parts:
             report_stream(run_program("stream", folder, "--one-by-one", *faststream), result)
+        if "kills" in options.parts:
+            kills.measure(options.kills, options.seed, folder, result)
         if "precomputed" in options.parts:
             os.environ[HOME_VARIABLE] = name
             measure_stores(folder, options.keys, result)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from registry.catalog import ModelRow, PublishedModel
 
 _PREFIX = re.compile(r"[0-9a-f]{6,64}")
-_ORIGIN = ("source", "optimized", "signature", "variant", "variants", "evidence")
+_ORIGIN = ("source", "optimized", "signature", "generation", "variant", "variants", "evidence")
 _HINT = "`mlctl models` and `mlctl status` show digests."
 
 
@@ -115,6 +115,9 @@ def _model_origin(
         "source": _source(manifest, published, rows),
         "optimized": _optimized(published, rows),
         "signature": manifest.signature.model_dump(mode="json") if manifest else None,
+        "generation": manifest.generation and manifest.generation.model_dump()
+        if manifest
+        else None,
         "variant": manifest.variant.model_dump() if manifest else None,
         "variants": [_variant(each) for each in facts.evidence["variants"]] if facts else None,
         "evidence": manifest.evidence.model_dump() if manifest else None,

@@ -385,7 +385,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "The server is starting or stopping.", "Retry shortly.", 9, 503, "UNAVAILABLE"
         ),
         ErrorCode.INTERRUPTED: ErrorSpec(
-            "Stopped by the user.", "Run the same command again to continue.", 130, 503, "CANCELLED"
+            "Stopped by the user.", "Run the same command again.", 130, 503, "CANCELLED"
         ),
     }
 )

@@ -32,6 +32,7 @@ EVIDENCE_NAME = "evidence.json"
 TRANSFORM_FOLDER = "transform"
 TRANSFORM_NAME = f"{TRANSFORM_FOLDER}/transform.py"
 TRANSFORM_REQUIREMENTS = f"{TRANSFORM_FOLDER}/requirements.txt"
+GENERATION_FOLDER = "generate"
 MAX_MANIFEST_BYTES = 4 << 20
 _OPTIONAL_BATCHING = ("measure_larger", "pad", "max_wait_ms", "max_queue_rows", "max_queue_ms")
 
@@ -143,6 +144,20 @@ class InputConstraints(_Value):
     optional: tuple[Annotated[str, Field(max_length=256)], ...] = ()
 
 
+class Generation(_Value):
+    """A causal language model; the folder generate/ has its files in onnxruntime-genai's layout.
+
+    `context_length` is the maximum number of tokens of a prompt with its answer. Generation ends at
+    any of `eos_ids`, each below `vocabulary_size`. `chat_template` says that the tokenizer turns
+    a list of messages into a prompt.
+    """
+
+    context_length: PositiveInt
+    vocabulary_size: PositiveInt
+    eos_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    chat_template: bool
+
+
 class FileEntry(_Value):
     """One file of the bundle, by its path relative to the manifest."""
 
@@ -155,7 +170,8 @@ class Manifest(_Value):
     """The whole manifest. `files` is sorted by path and never lists the manifest itself.
 
     Clients see `signature`. With a `transform` it has the inputs and outputs of the code in the
-    folder transform/, which may differ from the model's.
+    folder transform/, which may differ from the model's. With `generation` the model file is
+    generate/model.onnx, and `signature` is a prompt and the text that follows it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="mlctl bundle manifest")
@@ -166,6 +182,7 @@ class Manifest(_Value):
     signature: Signature
     input_constraints: InputConstraints | None = None
     transform: TransformSpec | None = None
+    generation: Generation | None = None
     variant: VariantInfo
     batching: Batching
     evidence: Evidence
@@ -187,6 +204,16 @@ class Manifest(_Value):
             raise ValueError(f"the field transform and the file {TRANSFORM_NAME} need each other")
         if self.signature.batched != self.model_signature.batched:
             raise ValueError("signature and transform.model_signature: only one has a batch size")
+        return self
+
+    @model_validator(mode="after")
+    def _generation_has_its_files(self) -> Self:
+        found = self.generation
+        listed = any(entry.path.startswith(f"{GENERATION_FOLDER}/") for entry in self.files)
+        if self.files and listed != (found is not None):
+            raise ValueError(f"the field generation and {GENERATION_FOLDER}/ need each other")
+        if found is not None and max(found.eos_ids) >= found.vocabulary_size:
+            raise ValueError("generation.eos_ids must be below vocabulary_size")
         return self
 
     @model_validator(mode="after")
@@ -231,7 +258,7 @@ class Manifest(_Value):
         """Return the bytes of the file, which the digest covers."""
         document = self.model_dump(mode="json")
         # Absent optional fields are omitted, so that a new field does not change old digests.
-        for name in ("transform", "input_constraints"):
+        for name in ("transform", "generation", "input_constraints"):
             if document[name] is None:
                 del document[name]
         constraints = document.get("input_constraints")

@@ -12,6 +12,7 @@ from bundle.files import NO_SPACE
 from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, home_path
 
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_FULL = (os.strerror(errno.ENOSPC), "database or disk is full")
 _WRONG_KIND = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
 
 
@@ -43,6 +44,20 @@ def translate_os_error(error: OSError) -> MlctlError | None:
         f"cannot access {path}: {os.strerror(error.errno).lower()}",
         f"{advice}, or {_alternative(path)}.",
     )
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return whether `error`, or one that caused it, is that of a full disk.
+
+    SQLite and MLflow report it in the text of errors of their own.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            return True
+        if any(text in str(error) for text in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _alternative(path: Path) -> str:

@@ -14,6 +14,9 @@ import numpy as np
 # Rows have norm or sum 1 within what float16 arithmetic leaves of it.
 _UNIT = 1e-3
 
+# Scores within this share of the row's largest one are equal: float32 sums differ by as much.
+_TIE = 1e-6
+
 _SCORE_NAME = re.compile(r"logit|prob|score|class", re.IGNORECASE)
 _NUMBER_NAME = re.compile(r"box|embed|forecast|predict|regress|hidden|vector", re.IGNORECASE)
 
@@ -22,7 +25,8 @@ class OutputKind(StrEnum):
     """How the answers in an output are compared."""
 
     CLASS_SCORES = "class scores"
-    """[rows, classes]: two rows agree if the same class has the highest score."""
+    """[rows, classes]: two rows agree if the same class has the highest score, or one of equal
+    scores: a forest whose votes are even has no top class."""
     LABELS = "labels"
     """Integers, booleans, text: two rows agree if they are equal."""
     NUMBERS = "numbers"
@@ -59,12 +63,23 @@ def agreement(kind: OutputKind, reference: np.ndarray, found: np.ndarray) -> np.
     """
     match kind:
         case OutputKind.CLASS_SCORES:
-            return np.asarray(reference.argmax(axis=1) == found.argmax(axis=1))
+            return same_top_class(reference, found)
         case OutputKind.LABELS:
             equal = np.asarray(reference == found).reshape(len(reference), -1)
             return np.asarray(equal.all(axis=1))
         case OutputKind.NUMBERS:
             return None
+
+
+def same_top_class(reference: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Return for each row whether the top class of `found` is one of `reference`, bool [rows].
+
+    Both are scores [rows, classes]. Only equal scores of `reference` are a tie: a variant that
+    makes different scores equal has lost a decision.
+    """
+    own = np.take_along_axis(reference, found.argmax(axis=1)[:, None], axis=1)[:, 0]
+    limit = _TIE * np.abs(reference).max(axis=1)
+    return np.asarray(reference.max(axis=1) - own <= limit)
 
 
 def _compete(values: np.ndarray) -> bool:

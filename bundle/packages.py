@@ -34,6 +34,17 @@ def install_hint(extras: str) -> str:
     return f"In the checkout of mlctl: pip install -c constraints.txt '.[{extras}]'"
 
 
+def require_packages(extra: str, *names: str) -> None:
+    """Raise RUNTIME_MISSING unless the distributions `names`, of mlctl's `extra`, are installed."""
+    for name in names:
+        if installed_version(name) is None:
+            raise MlctlError(
+                ErrorCode.RUNTIME_MISSING,
+                f"the package {name} is not installed",
+                install_hint(extra),
+            )
+
+
 def require_onnxruntime(is_installed: Callable[[str], bool] | None = None) -> None:
     """Raise RUNTIME_MISSING or RUNTIME_CONFLICT unless exactly one ONNX Runtime is installed.
 

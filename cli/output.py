@@ -90,6 +90,9 @@ class CommandOutput:
     def warn_unknown_variables(self) -> None:
         """Warn on stderr about `MLCTL_*` variables that nothing reads, even with --json."""
         from bundle.variables import unknown_variables
+
+        if not unknown_variables(os.environ, ()):
+            return  # the server's settings take time to load
         from services.online.settings import ServerSettings
 
         for sentence in unknown_variables(os.environ, ServerSettings.model_fields):
@@ -158,6 +161,8 @@ def _with_json(function: Body[P], text: str) -> Callable[..., None]:
     def body(as_json: bool, *args: P.args, **kwargs: P.kwargs) -> None:
         output = CommandOutput(as_json=as_json)
         try:
+            if click.get_current_context().invoked_subcommand is None:
+                output.warn_unknown_variables()
             function(output, *args, **kwargs)
         except MlctlError as error:
             output.fail(error)
@@ -242,6 +247,10 @@ def _missing_package(error: ModuleNotFoundError) -> MlctlError:
 
 
 def _unexpected(error: Exception) -> MlctlError:
+    from bundle.os_errors import is_disk_full
+
+    if is_disk_full(error):
+        return MlctlError(ErrorCode.DISK_FULL, "there is no space left")
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error, file=sys.stderr)
     return MlctlError(

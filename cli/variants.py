@@ -7,8 +7,12 @@ from typing import Any
 
 from cli.output import CommandOutput
 
-# `Drop max` is the upper bound that the gate uses; `ms@N` is the median latency of N rows.
-NUMBERS = ("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>", "ms@1>", "ms@32>", "Size>")
+# `Drop max` is the upper bound that the gate uses; `ms@N` is the median latency of N rows. Only
+# language models have `First ms`, the time to the first token, and `Tokens/s`.
+NUMBERS = (
+    *("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>"),
+    *("ms@1>", "ms@32>", "First ms>", "Tokens/s>", "Size>"),
+)
 COLUMNS = ("Variant", "Verdict", *NUMBERS)
 NONE = "-"
 
@@ -31,7 +35,10 @@ def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
     if measured is None:
         return (NONE,) * len(NUMBERS)
     score = measured["score"]
-    latency = {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
+    generates = measured.get("tokens_per_second") is not None
+    latency = (
+        {} if generates else {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
+    )
     return (
         _number(score and score["value"], ".4f"),
         _number(score and score["drop"]["value"], "+.4f"),
@@ -40,6 +47,8 @@ def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
         _number(measured["parity"]["centred_cosine"], ".4f"),
         _number(latency.get(1), ".3f"),
         _number(latency.get(32), ".3f"),
+        _number(measured.get("first_token_ms"), ".3f"),
+        _number(measured.get("tokens_per_second"), ".1f"),
         _size(measured["size_bytes"]),
     )
 

@@ -16,34 +16,13 @@ import numpy as np
 from benchmarks import effects
 from benchmarks.effects import EFFECTS, RULES, SPEC, TICK_SECONDS, TICKS, Effect
 from benchmarks.gate_simulation import Version, draw
-from benchmarks.page import bar_chart
+from benchmarks.page import bar_chart, svg
 from benchmarks.result import BarChart
 from rollout.domain import e_values, gates
 from rollout.domain.counts import Window
 from rollout.domain.gates import GateEvidence
 
 RUNS = 500
-_STYLE = """<style>
-.page { fill: #ffffff } text, .ink { fill: #24292f } .line { stroke: #57606a; fill: none }
-.a { fill: #3367a6; stroke: #3367a6 } .b { fill: #b35900; stroke: #b35900 }
-.c { fill: #b3261e; stroke: #b3261e } .curve { fill: none; stroke-width: 2 } .box { fill: #dbe7f5 }
-@media (prefers-color-scheme: dark) {
-.page { fill: #1e2129 } text, .ink { fill: #e6edf3 } .line { stroke: #9aa4af }
-.a { fill: #79b0f0; stroke: #79b0f0 } .b { fill: #f0a35e; stroke: #f0a35e }
-.c { fill: #ff8a80; stroke: #ff8a80 } .curve { fill: none } .box { fill: #2c405c }
-}
-</style>"""
-
-
-def svg(width: int, height: int, title: str, parts: list[str]) -> str:
-    """Return a picture of `width` x `height` pixels with an accessible title."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'font-family="sans-serif" font-size="13"><title>{escape(title)}</title>\n{_STYLE}\n'
-        f'<rect class="page" width="{width}" height="{height}"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
 
 
 def text(x: float, y: float, words: str, anchor: str = "start") -> str:

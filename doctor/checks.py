@@ -9,13 +9,18 @@ import importlib
 import os
 import platform
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from urllib.parse import urlsplit
 
 from bundle.home import BENTO_HOME_VARIABLE, bento_home, mlctl_home
+from bundle.os_errors import translate_os_error
 from bundle.packages import RUNTIMES, install_hint, installed_version
+
+REGISTRY_SECONDS = 3.0
 
 
 class Severity(StrEnum):
@@ -142,10 +147,22 @@ def check_bento_store() -> Finding:
 
 
 def check_registry() -> Finding:
-    """Show the address of the MLflow registry."""
-    from registry.tracking import TRACKING_VARIABLE, registry_address
+    """Check that the MLflow registry can be reached; one in a file needs no server."""
+    from registry.tracking import TRACKING_VARIABLE, registry_address, tracking_uri
 
     source = TRACKING_VARIABLE if os.environ.get(TRACKING_VARIABLE) else "default"
+    server = urlsplit(tracking_uri())
+    if server.scheme in ("http", "https") and server.hostname:
+        port = server.port or {"http": 80, "https": 443}[server.scheme]
+        try:
+            socket.create_connection((server.hostname, port), timeout=REGISTRY_SECONDS).close()
+        except OSError as error:
+            return Finding(
+                "registry",
+                Severity.FAIL,
+                f"no MLflow registry answers at {registry_address()}: {error.strerror or error}",
+                f"Check {TRACKING_VARIABLE}, or unset it to use the local registry.",
+            )
     return Finding("registry", Severity.OK, f"{registry_address()} ({source})")
 
 
@@ -225,6 +242,9 @@ def _run_check(check: Callable[[], Finding]) -> Finding:
         return check()
     except Exception as error:  # noqa: BLE001 - a broken library is a finding
         name = check.__name__.removeprefix("check_").replace("_", " ")
+        known = translate_os_error(error) if isinstance(error, OSError) else None
+        if known is not None:
+            return Finding(name, Severity.FAIL, known.message, known.hint)
         return Finding(
             name,
             Severity.FAIL,

@@ -36,6 +36,7 @@ from optimize.recipes.base import (
     Target,
     Workbench,
 )
+from optimize.recipes.generation import GenerationRecipe
 from optimize.source_graph import Exported
 from optimize.variant import (
     Measured,
@@ -103,8 +104,7 @@ class Attempt:
         self.progress.event(StepEvent(Stage.LATENCY, StepStatus.STARTED))
 
         def build(directory: Path) -> None:
-            timings = time_variants(variants, self.exported.baseline, self.device, self.clock)
-            save_timings(timings, directory)
+            save_timings(self._time(variants), directory)
 
         models = {
             variant.recipe: variant.model.name
@@ -192,6 +192,9 @@ class Attempt:
         )
         return replace(measured, importer=importer)
 
+    def _time(self, variants: Sequence[Variant]) -> Timings:
+        return time_variants(variants, self.exported.baseline, self.device, self.clock)
+
     def _importer(self, model: Path) -> str | None:
         """Return what TensorRT's importer says; ValueError if it rejects the graph."""
         if self.device.target is not Target.TENSORRT:
@@ -260,7 +263,8 @@ def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) 
         if isinstance(error, OSError) and error.errno in _DISK:
             raise
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
-    _check_files(directory)
+    if not isinstance(recipe, GenerationRecipe):
+        _check_files(directory)
     return details
 
 

@@ -15,7 +15,7 @@ from optimize.goals import Goals, Prefer, accuracy_faults, over
 from optimize.metrics.latency import TIE, BatchLatency, Ratio, time_ratio
 from optimize.variant import Measured, Variant
 
-BASELINE = "fp32"
+BASELINES = ("fp32", "gen-fp32")
 MEGABYTE = 1_000_000
 
 
@@ -98,13 +98,13 @@ def _judge(
 
 def _not_faster(winner: Variant, passing: Sequence[Variant], prefer: Prefer) -> str:
     """Return how the winner's time compares with the baseline's, unless it is clearly faster."""
-    base = next((variant for variant in passing if variant.recipe == BASELINE), None)
+    base = next((variant for variant in passing if variant.recipe in BASELINES), None)
     if base is None or base is winner or not (_latencies(base) and _latencies(winner)):
         return ""
     ratio = time_ratio(_preferred(winner, prefer), _preferred(base, prefer))
     if ratio.high < 1 / (1 + TIE):
         return ""
-    return f"it is not faster than {BASELINE} ({_times(ratio)} its time)"
+    return f"it is not faster than {base.recipe} ({_times(ratio)} its time)"
 
 
 def _unbatched(winner: Variant, passing: Sequence[Variant]) -> str:
@@ -148,7 +148,7 @@ def _faults(measured: Measured, goals: Goals) -> Iterator[str]:
 def _inaccuracies(measured: Measured, goals: Goals) -> Iterator[str]:
     score = measured.score
     for fault in accuracy_faults(measured.parity, score, goals):
-        if score is not None and fault.startswith("accuracy drop"):
+        if score is not None and fault.startswith(goals.drop_name):
             yield f"{fault} (upper bound; {score.drop.value:.4g} on these {measured.rows} rows)"
         else:
             yield fault
@@ -190,9 +190,15 @@ def _latencies(variant: Variant) -> tuple[BatchLatency, ...]:
 
 
 def _preferred(variant: Variant, prefer: Prefer) -> BatchLatency:
-    """Return the latency to compare: the best batch for throughput, else a single row."""
+    """Return the latency to compare: the best batch for throughput, else a single row.
+
+    Of a language model it is always that of an answer.
+    """
     latencies = _latencies(variant)
-    return min(latencies, key=_row_ms) if prefer is Prefer.THROUGHPUT else latencies[0]
+    generates = variant.measured is not None and variant.measured.generates
+    if generates or prefer is not Prefer.THROUGHPUT:
+        return latencies[0]
+    return min(latencies, key=_row_ms)
 
 
 def _row_ms(latency: BatchLatency) -> float:

@@ -36,7 +36,8 @@ class StepEvent:
     """A change of one step; `recipe` and `variant` (once it is built) only in stage VARIANT.
 
     WORKING: `done` of `total` pieces of the work named in `detail` are finished.
-    `judged` is the table, once the choice is made.
+    `judged` is the table, once the choice is made; `recipes` are those that will run, once RESOLVE
+    has finished.
     """
 
     stage: Stage
@@ -47,6 +48,7 @@ class StepEvent:
     total: int = 0
     variant: Variant | None = None
     judged: tuple[Judged, ...] = ()
+    recipes: tuple[str, ...] = ()
 
 
 class ProgressListener(Protocol):

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from optimize.cache import versions
 from optimize.choice import Judged
 from optimize.device import RunDevice
 from optimize.goals import Goals
+from optimize.metrics.perplexity import PERPLEXITY
 from optimize.metrics.scores import Metric
 from optimize.proofs.splits import SplitCheck
 from optimize.source_graph import Exported
@@ -32,6 +33,7 @@ REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"
 
 _LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "torch")
+_GENERATION_LIBRARIES = ("onnxruntime-genai", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ class OptimizeReport:
     conditions: Conditions
 
     @property
+    def generates(self) -> bool:
+        """Whether it is about a language model."""
+        return self.metric is PERPLEXITY
+
+    @property
     def chosen(self) -> Judged | None:
         return next((item for item in self.judged if item.chosen), None)
 
@@ -102,6 +109,10 @@ def make_report(
     """Return the outcome with the inputs and conditions it depends on."""
     prepared, baseline = exported.prepared, exported.baseline
     source, transform = prepared.source, prepared.transform
+    conditions = find_conditions()
+    if source.generates:
+        libraries = versions(*_LIBRARIES, *_GENERATION_LIBRARIES)
+        conditions = replace(conditions, libraries=libraries)
     return OptimizeReport(
         source=SourceSummary(source.uri, source.run_id, source.sha256),
         data=DataSummary(
@@ -119,7 +130,7 @@ def make_report(
         metric=baseline.metric,
         source_score=baseline.score,
         judged=tuple(judged),
-        conditions=find_conditions(),
+        conditions=conditions,
     )
 
 
@@ -236,6 +247,10 @@ def _numbers(measured: Measured) -> dict[str, float]:
         "relative_l2": measured.parity.relative_l2,
         "centred_cosine": measured.parity.centred_cosine,
     }
+    if measured.generates:
+        found["first_token_ms"] = measured.first_token_ms
+        found["tokens_per_second"] = measured.tokens_per_second
+        return {name: value for name, value in found.items() if value is not None}
     for batch in measured.latency:
         found[f"batch{batch.batch}_median_ms"] = batch.median_ms
         found[f"batch{batch.batch}_p95_ms"] = batch.p95_ms
@@ -245,7 +260,9 @@ def _numbers(measured: Measured) -> dict[str, float]:
 def _row(item: Judged) -> dict[str, str | float | None]:
     measured = item.variant.measured
     values: dict[str, float] = {} if measured is None else _numbers(measured)
-    columns = ("score", "drop", "drop_high", "agreement", "size_bytes", "batch1_median_ms")
+    columns = ["score", "drop", "drop_high", "agreement", "size_bytes", "batch1_median_ms"]
+    if measured is not None and measured.generates:
+        columns[-1:] = ["first_token_ms", "tokens_per_second"]
     return {
         "recipe": item.variant.recipe,
         "verdict": item.verdict.value,

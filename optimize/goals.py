@@ -17,12 +17,15 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.output_kinds import OutputKind, output_kind
 from optimize.data import Tensors
 from optimize.metrics.parity import OutputParity, Parity
+from optimize.metrics.perplexity import PERPLEXITY_NAME
 from optimize.metrics.scores import Metric, MetricResult
 
 # In units of the metric, for metrics where higher is better: accuracy and other shares.
 MAX_ACCURACY_DROP = 0.01
 # For errors such as RMSE: a share of the source model's own error.
 MAX_ERROR_GROWTH = 0.01
+# Of a language model, as a share of the source model's.
+MAX_PERPLEXITY_INCREASE = 0.05
 MIN_AGREEMENT = 0.99
 MIN_CENTRED_COSINE = 0.98
 
@@ -42,6 +45,9 @@ class Goals:
     None takes the default: with labels MAX_ACCURACY_DROP, or MAX_ERROR_GROWTH of the source
     model's error; for outputs that no metric judges MIN_AGREEMENT and MIN_CENTRED_COSINE. Limits
     on agreement and cosine that are set hold for all outputs, with labels too.
+
+    `max_perplexity_increase` is a share of the source model's perplexity: the limit of a language
+    model in place of `max_accuracy_drop`; None is MAX_PERPLEXITY_INCREASE.
     """
 
     max_accuracy_drop: float | None = None
@@ -49,6 +55,7 @@ class Goals:
     max_size_mb: float | None = None
     min_agreement: float | None = None
     min_centred_cosine: float | None = None
+    max_perplexity_increase: float | None = None
     prefer: Prefer = Prefer.LATENCY
 
     def __post_init__(self) -> None:
@@ -64,6 +71,11 @@ class Goals:
                 )
 
     @property
+    def drop_name(self) -> str:
+        """What `accuracy_drop` limits."""
+        return "accuracy drop" if self.max_perplexity_increase is None else "perplexity increase"
+
+    @property
     def accuracy_drop(self) -> float:
         """The largest drop of the metric that passes."""
         limit = self.max_accuracy_drop
@@ -75,7 +87,18 @@ class Goals:
             return self
         if metric.higher_is_better:
             return self
-        return replace(self, max_accuracy_drop=MAX_ERROR_GROWTH * abs(source_score))
+        growth = self.error_growth(metric)
+        found = replace(self, max_accuracy_drop=growth * abs(source_score))
+        if metric.name == PERPLEXITY_NAME:
+            found = replace(found, max_perplexity_increase=growth)
+        return found
+
+    def error_growth(self, metric: Metric) -> float:
+        """Return the largest increase of an error metric, as a share of the source model's."""
+        if metric.name != PERPLEXITY_NAME:
+            return MAX_ERROR_GROWTH
+        limit = self.max_perplexity_increase
+        return MAX_PERPLEXITY_INCREASE if limit is None else limit
 
     def words(self, metric: Metric | None) -> str:
         """Return the gates and the preference in words; `metric` is None without labels."""
@@ -87,9 +110,8 @@ class Goals:
         elif metric.higher_is_better:
             gates.append(f"{metric.name} may drop by at most {self.accuracy_drop:g}")
         elif self.max_accuracy_drop is None:
-            gates.append(
-                f"{metric.name} may rise by at most {MAX_ERROR_GROWTH:.0%} of the source's"
-            )
+            growth = f"{100 * self.error_growth(metric):g}%"
+            gates.append(f"{metric.name} may rise by at most {growth} of the source's")
         else:
             gates.append(f"{metric.name} may rise by at most {self.accuracy_drop:.4g}")
         if agreement is not None:
@@ -132,6 +154,26 @@ def require_labels_for(goals: Goals, *, labelled: bool) -> None:
         )
 
 
+def require_fitting_limit(goals: Goals, metric: Metric | None) -> None:
+    """Reject an accuracy limit of a language model, or one on perplexity of another model.
+
+    Neither could be judged; INVALID_INPUT.
+    """
+    generates = metric is not None and metric.name == PERPLEXITY_NAME
+    if generates and goals.max_accuracy_drop is not None:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "a language model has no accuracy to limit",
+            "Limit its perplexity with --max-perplexity-increase.",
+        )
+    if not generates and goals.max_perplexity_increase is not None:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            "only a language model has a perplexity to limit",
+            "Leave --max-perplexity-increase out.",
+        )
+
+
 def require_agreement(goals: Goals, outputs: Tensors) -> None:
     """Reject a limit on agreement if all `outputs` are numbers, which cannot agree; INVALID_INPUT.
 
@@ -159,7 +201,7 @@ def accuracy_faults(
     """
     limit = goals.accuracy_drop * share
     if score is not None and score.drop.high > limit:
-        yield over("accuracy drop", score.drop.high, limit)
+        yield over(goals.drop_name, score.drop.high, limit)
     for name, output in parity.outputs.items():
         judged = score is not None and name in score.outputs
         label = f" of output {name!r}" if len(parity.outputs) > 1 else ""

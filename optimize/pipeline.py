@@ -15,19 +15,23 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import require_onnxruntime
 from bundle.verify import VerifiedBundle
-from optimize.attempt import Attempt
 from optimize.choice import Judged, choose
 from optimize.device import find_device
 from optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
 from optimize.evidence import make_report, publish_report
-from optimize.goals import Goals, require_agreement, require_labels_for
-from optimize.prepare import Options, Prepared, prepare
+from optimize.goals import (
+    Goals,
+    require_agreement,
+    require_fitting_limit,
+    require_labels_for,
+)
+from optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
+from optimize.prepare import Options, Prepared
 from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Recipe
-from optimize.recipes.discovery import select
 from optimize.report import report_html
 from optimize.seal import seal_bundle
-from optimize.source_graph import Exported, export_source
+from optimize.source_graph import Exported
 from registry.catalog import Catalog, PublishedModel, SourceModel
 
 
@@ -79,19 +83,19 @@ def optimize(
     """Optimize the registered model `uri` on the rows in `data` and publish the best variant.
 
     Raises the errors of `prepare` and `export_source`, and `NothingPassedError` if no
-    variant meets `goals`. Without `recipes`, all recipes for the target are tried.
+    variant meets `goals`. Without `recipes`, all for the target and the kind of model are tried.
     """
     require_onnxruntime()
     goals, options = goals or Goals(), options or Options()
     progress, clock = progress or Silent(), clock or SystemClock()
-    recipes = select(None, options.target) if recipes is None else recipes
-    prepared = _prepare(uri, data, catalog, options, progress)
+    prepared, recipes = _prepare(uri, data, catalog, options, recipes, progress)
     require_labels_for(goals, labelled=prepared.metric is not None)
+    require_fitting_limit(goals, prepared.metric)
     exported = _export(prepared, progress)
     require_agreement(goals, exported.baseline.outputs)
     goals = goals.resolved(exported.baseline.metric, exported.baseline.score)
     device = find_device(options.target, exported.graph)
-    attempt = Attempt(exported, goals, device, options.calibrator, progress, clock)
+    attempt = start_attempt(exported, goals, device, options, progress, clock)
     variants = attempt.with_latencies([attempt.make_variant(recipe) for recipe in recipes])
     judged = choose(variants, goals)
     report = make_report(exported, goals, device, judged)
@@ -112,20 +116,30 @@ def optimize(
 
 
 def _prepare(
-    uri: str, data: str | Path, catalog: Catalog, options: Options, progress: ProgressListener
-) -> Prepared:
+    uri: str,
+    data: str | Path,
+    catalog: Catalog,
+    options: Options,
+    recipes: Sequence[Recipe] | None,
+    progress: ProgressListener,
+) -> tuple[Prepared, tuple[Recipe, ...]]:
     progress.event(StepEvent(Stage.RESOLVE, StepStatus.STARTED))
-    prepared = prepare(uri, data, catalog, options)
-    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=prepared.source.uri))
-    return prepared
+    prepared = prepare_model(uri, data, catalog, options)
+    source = prepared.source
+    fitting = fitting_recipes(recipes, source, options)
+    names = tuple(recipe.name for recipe in fitting)
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri, recipes=names))
+    return prepared, fitting
 
 
 def _export(prepared: Prepared, progress: ProgressListener) -> Exported:
     progress.event(StepEvent(Stage.EXPORT, StepStatus.STARTED))
-    exported = export_source(prepared)
+    exported = export_model(prepared)
     status = StepStatus.CACHED if exported.reused else StepStatus.FINISHED
     baseline = exported.baseline
     rows = "rows are independent" if baseline.row_independent else "rows depend on each other"
     detail = f"opset {exported.opset}, {baseline.rows.count} rows, {rows}"
+    if prepared.source.generates:
+        detail = f"perplexity {baseline.score:.4g} on {baseline.rows.count} texts"
     progress.event(StepEvent(Stage.EXPORT, status, detail=detail))
     return exported

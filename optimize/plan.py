@@ -10,16 +10,17 @@ from typing import Any
 
 from bundle.clock import SystemClock
 from bundle.packages import require_onnxruntime
-from optimize.attempt import Attempt
 from optimize.cache import is_cached
 from optimize.device import RunDevice, find_device
 from optimize.events import Silent
-from optimize.goals import Goals, require_labels_for
-from optimize.prepare import Options, Prepared, prepare
+from optimize.goals import Goals, require_fitting_limit, require_labels_for
+from optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
+from optimize.prepare import Options, Prepared
 from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover
-from optimize.source_graph import export_key, export_source
-from registry.catalog import Catalog
+from optimize.recipes.generation import GenerationRecipe
+from optimize.source_graph import export_key
+from registry.catalog import Catalog, SourceModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,14 @@ def make_plan(
     catalog: Catalog,
     goals: Goals,
     options: Options,
-    recipes: Sequence[Recipe],
+    recipes: Sequence[Recipe] | None,
 ) -> Plan:
     """Resolve the model, read the rows and check the cache; raises the errors of `prepare`."""
     require_onnxruntime()
-    prepared = prepare(uri, data, catalog, options)
+    prepared = prepare_model(uri, data, catalog, options)
     require_labels_for(goals, labelled=prepared.metric is not None)
+    require_fitting_limit(goals, prepared.metric)
+    recipes = fitting_recipes(recipes, prepared.source, options)
     device = _device(options.target)
     return Plan(
         source=prepared.source.uri,
@@ -77,7 +80,7 @@ def make_plan(
         missing=device.missing,
         gates=goals.words(prepared.metric),
         steps=tuple(_steps(prepared, goals, device, options, recipes)),
-        excluded=_excluded(options.target),
+        excluded=_excluded(prepared.source, options.target),
     )
 
 
@@ -88,9 +91,9 @@ def _steps(
     yield Step("export", exported)
     attempt = None
     if exported:
-        source = export_source(prepared)
+        source = export_model(prepared)
         goals = goals.resolved(source.baseline.metric, source.baseline.score)
-        attempt = Attempt(source, goals, device, options.calibrator, Silent(), SystemClock())
+        attempt = start_attempt(source, goals, device, options, Silent(), SystemClock())
     for recipe in recipes:
         built = attempt is not None and is_cached(attempt.model_key(recipe))
         yield Step(f"{recipe.name}: build", built, recipe.tuned)
@@ -118,9 +121,9 @@ _PROBE = (
 )
 
 
-def _excluded(target: Target) -> dict[str, str]:
+def _excluded(source: SourceModel, target: Target) -> dict[str, str]:
     return {
         recipe.name: ", ".join(sorted(each.value for each in recipe.targets))
         for recipe in discover()
-        if target not in recipe.targets
+        if target not in recipe.targets and isinstance(recipe, GenerationRecipe) == source.generates
     }

@@ -13,9 +13,9 @@ from optimize.data.source import NO_MISSING, ColumnMap, Missing
 from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Calibrator, Target
-from optimize.text.classifier import read_text_classifier
+from optimize.text.encoder import read_text_encoder
 from optimize.transforms.transform import SourceTransform, read_transform
-from registry.catalog import Catalog, ModelFormat, SourceModel
+from registry.catalog import ModelFormat, SourceModel
 
 DEFAULT_METRIC = "accuracy"
 
@@ -62,20 +62,20 @@ class Prepared:
         return self.source.signature if self.transform is None else self.transform.api_signature
 
 
-def prepare(uri: str, data: str | Path, catalog: Catalog, options: Options) -> Prepared:
-    """Resolve the model and read the rows; raises what `Catalog.resolve` and `load_data` raise.
+def prepare(source: SourceModel, data: str | Path, options: Options) -> Prepared:
+    """Read the rows for a resolved model; raises what `load_data` raises.
 
     INVALID_INPUT also for a metric without labels, an invalid transform, and padding that
     does not fit the inputs.
     """
-    source = with_outputs(catalog.resolve(uri, allow_pickle=options.allow_pickle))
+    source = with_outputs(source)
     transform = None
     if source.format is ModelFormat.TRANSFORMERS:
-        classifier = read_text_classifier(source)
-        source = classifier.source
+        encoder = read_text_encoder(source)
+        source = encoder.source
         if options.transform is None:
             with tempfile.TemporaryDirectory() as folder:
-                classifier.write_transform(Path(folder))
+                encoder.write_transform(Path(folder))
                 transform = read_transform(Path(folder), source.signature)
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from bundle.entries import LIST_NAME
 from bundle.errors import MlctlError
 from bundle.files import scratch_directory, settle, write_atomic
 from bundle.home import state_dir
 from bundle.manifest import (
     EVIDENCE_NAME,
+    GENERATION_FOLDER,
     GOLDEN_NAME,
     MODEL_NAME,
     SCHEMA_VERSION,
+    Batching,
     Manifest,
     SourceVersion,
     canonical_json,
@@ -23,8 +26,11 @@ from optimize.choice import Judged
 from optimize.constraints import find_constraints
 from optimize.device import RunDevice
 from optimize.evidence import OptimizeReport, evidence_document, manifest_evidence
+from optimize.generation.source import SourceAnswers
 from optimize.recipes.base import DATA_NAME
+from optimize.recipes.generation import read_generation
 from optimize.source_graph import Exported
+from optimize.variant import DETAILS_NAME
 from registry.names import bundle_name
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.padding import LengthPadding
@@ -45,13 +51,18 @@ def seal_bundle(exported: Exported, report: OptimizeReport, chosen: Judged) -> V
     assert model is not None
     store = state_dir("bundles")
     with scratch_directory(store) as scratch:
-        for name in (MODEL_NAME, DATA_NAME):
-            if (model / name).is_file():
-                shutil.copyfile(model / name, scratch / name)
-        transform = exported.prepared.transform
-        if transform is not None:
-            transform.copy_into(scratch)
-        _write_golden(exported, scratch / GOLDEN_NAME)
+        if isinstance(exported, SourceAnswers):
+            records = shutil.ignore_patterns(DETAILS_NAME, LIST_NAME)
+            shutil.copytree(model, scratch / GENERATION_FOLDER, ignore=records)
+            shutil.copyfile(exported.golden, scratch / GOLDEN_NAME)
+        else:
+            for name in (MODEL_NAME, DATA_NAME):
+                if (model / name).is_file():
+                    shutil.copyfile(model / name, scratch / name)
+            transform = exported.prepared.transform
+            if transform is not None:
+                transform.copy_into(scratch)
+            _write_golden(exported, scratch / GOLDEN_NAME)
         evidence = canonical_json(evidence_document(report))
         write_atomic(scratch / EVIDENCE_NAME, evidence)
         scratch.chmod(0o755)
@@ -65,6 +76,7 @@ def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest
     prepared, variant = exported.prepared, chosen.variant
     source = prepared.source
     assert variant.measured is not None
+    assert variant.model is not None
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=bundle_name(source.name),
@@ -76,7 +88,8 @@ def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest
             pickle_allowed=source.pickle_allowed,
         ),
         signature=prepared.api_signature,
-        input_constraints=find_constraints(exported),
+        input_constraints=None if source.generates else find_constraints(exported),
+        generation=read_generation(variant.model) if source.generates else None,
         transform=None if prepared.transform is None else prepared.transform.manifest_entry(),
         variant=ManifestVariant(
             recipe=variant.recipe,
@@ -84,7 +97,10 @@ def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest
             target=device.target.value,
             opset=variant.measured.opset,
         ),
-        batching=exported.baseline.batching_options.batching(
+        # The engine forms its own batches, token by token.
+        batching=Batching(max_rows=1, buckets=(1,), row_independent=True)
+        if source.generates
+        else exported.baseline.batching_options.batching(
             row_independent=variant.measured.row_independent
         ),
         evidence=manifest_evidence(variant.measured, exported.baseline.metric),

@@ -31,8 +31,17 @@ from services.runtime.session import open_session
 
 VERSION = 5
 _LIBRARIES = (
-    *("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
+    *(
+        "torch",
+        "transformers",
+        "onnxruntime-genai",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+        "onnxruntime-gpu",
+    ),
     *("scikit-learn", "skl2onnx", "onnxmltools", "xgboost", "xgboost-cpu", "lightgbm"),
+    "catboost",
 )
 EXAMPLE_ROWS = 3
 

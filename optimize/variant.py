@@ -39,6 +39,9 @@ class Measured:
     verdict of TensorRT's importer. `contaminated_relative_l2` is the relative L2 to the
     source's answers beside outlier rows; `row_independent` follows from it. It is None if the
     source's own rows depend on each other.
+
+    Only language models have `prompt_tokens`, the length of the prompt that was timed. Their
+    `latency` counts tokens as rows: first a whole answer, then its first token alone.
     """
 
     rows: int
@@ -53,10 +56,26 @@ class Measured:
     importer: str | None = None
     row_independent: bool = True
     contaminated_relative_l2: float | None = None
+    prompt_tokens: int | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a variant of a language model."""
+        return self.prompt_tokens is not None
+
+    @property
+    def first_token_ms(self) -> float | None:
+        """The median time to the first token of a language model."""
+        return self.latency[-1].median_ms if self.generates and self.latency else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The tokens of an answer per second, its prompt included; of a language model."""
+        return self.latency[0].rows_per_second if self.generates and self.latency else None
 
     @property
     def p95_ms(self) -> float:
-        """The 95th percentile for a single row."""
+        """The 95th percentile for a single row, or for an answer of a language model."""
         return self.latency[0].p95_ms
 
     @property
@@ -76,7 +95,12 @@ class Measured:
 
     def record(self) -> dict[str, Any]:
         """Return the proof with the latencies summarized."""
-        return {**self.proof(), "latency": [batch.summary() for batch in self.latency]}
+        speed = {
+            "first_token_ms": self.first_token_ms,
+            "tokens_per_second": self.tokens_per_second,
+        }
+        latency = [batch.summary() for batch in self.latency]
+        return {**self.proof(), **(speed if self.generates else {}), "latency": latency}
 
 
 @dataclass(frozen=True, slots=True)

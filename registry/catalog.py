@@ -33,12 +33,18 @@ class ModelFormat(StrEnum):
     SKLEARN = "sklearn"
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
+    CATBOOST = "catboost"
     TRANSFORMERS = "transformers"
 
     @property
     def is_estimator(self) -> bool:
         """Whether it is an estimator with scikit-learn's interface, fed with rows of a table."""
-        return self in (ModelFormat.SKLEARN, ModelFormat.XGBOOST, ModelFormat.LIGHTGBM)
+        return self in (
+            ModelFormat.SKLEARN,
+            ModelFormat.XGBOOST,
+            ModelFormat.LIGHTGBM,
+            ModelFormat.CATBOOST,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ class SourceModel:
     `sha256` covers the relative path and content of every file under `artifacts`;
     `model_path` is the model inside it (a directory that MLflow loads, or a file). `columns` says
     that the inputs are the columns of a table; text is missing in rows where an input of
-    `optional` is empty. The outputs of an estimator follow from the estimator, not from what MLflow
+    `optional` is empty. `generates` says that it is a causal language model: a prompt in, text out.
+    The outputs of an estimator follow from the estimator, not from what MLflow
     recorded: `optimize.estimators` fills them in.
     """
 
@@ -64,11 +71,22 @@ class SourceModel:
     pickle_allowed: bool = False
     columns: bool = False
     optional: frozenset[str] = frozenset()
+    generates: bool = False
 
     @property
     def takes_nan(self) -> bool:
         """Whether NaN stands for a missing number: estimators have their own rule for it."""
         return self.format.is_estimator
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """A version that was registered from a file or folder."""
+
+    name: str
+    version: str
+    uri: str
+    signature: Signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from registry.catalog import (
     Selection,
 )
 from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, printable, suggestion
-from registry.tracking import TRACKING_VARIABLE, registry_address
+from registry.tracking import missing_model_hint, registry_address
 
 _PAGE = 100
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -176,8 +176,7 @@ def _no_model(name: str, names: list[str]) -> MlctlError:
     return MlctlError(
         ErrorCode.MODEL_NOT_FOUND,
         f"no model {name!r} is registered in {registry_address()}; {near}",
-        f"If it was logged to another registry, set {TRACKING_VARIABLE} to that one; "
-        "`mlctl models` lists the models in this one.",
+        missing_model_hint(),
     )
 
 

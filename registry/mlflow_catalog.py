@@ -17,6 +17,7 @@ from bundle.verify import VerifiedBundle, verify
 from registry import attachments, lookup
 from registry.catalog import (
     CHAMPION,
+    ImportedModel,
     ModelFormat,
     ModelRow,
     PublishedModel,
@@ -25,9 +26,10 @@ from registry.catalog import (
     SourceModel,
     artifacts_sha256,
 )
+from registry.hugging_face import LanguageModelFolder, register_folder
 from registry.mlmodel import read_mlmodel
 from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, parse_ref
-from registry.onnx_import import ImportedModel, OnnxImport, register
+from registry.onnx_import import OnnxImport, register
 from registry.publish import BUNDLE_ARTIFACT, publish_bundle
 from registry.quiet import quiet
 from registry.tracking import configure_tracking, registry_errors
@@ -97,6 +99,7 @@ class MlflowCatalog:
             pickle_allowed=stored.pickled,
             columns=stored.columns,
             optional=stored.optional,
+            generates=stored.generates,
         )
 
     def import_onnx(self, read: OnnxImport) -> ImportedModel:
@@ -104,6 +107,12 @@ class MlflowCatalog:
         with quiet(), registry_errors():
             self._connected()
             return register(read)
+
+    def import_language_model(self, folder: LanguageModelFolder) -> ImportedModel:
+        """Register a folder that `read_folder` checked as the newest version of its name."""
+        with quiet(), registry_errors():
+            self._connected()
+            return register_folder(folder)
 
     def publish(
         self, bundle: VerifiedBundle, source: SourceModel, report: PublishReport

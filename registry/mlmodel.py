@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import resolve_inside
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from registry import hugging_face
 from registry.catalog import ModelFormat
 from registry.names import printable
 from registry.quiet import first_line
@@ -62,6 +63,7 @@ class StoredModel:
     pickled: bool = False
     columns: bool = False
     optional: frozenset[str] = frozenset()
+    generates: bool = False
 
 
 def read_mlmodel(root: Path, label: str) -> StoredModel:
@@ -76,6 +78,9 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
         ) from error
     flavor, path, pickled = _flavor(root, model.flavors, label)
     if flavor is ModelFormat.TRANSFORMERS:  # its inputs follow from the tokenizer
+        if model.flavors[flavor.value].get("task") == hugging_face.TASK:
+            hugging_face.check_folder(path, label)
+            return StoredModel(flavor, path, hugging_face.SIGNATURE, pickled, generates=True)
         return StoredModel(flavor, path, _TEXT_SIGNATURE, pickled)
     signature = model.signature
     if signature is None or signature.inputs is None:
@@ -122,6 +127,8 @@ def _is_data(found: ModelFormat, path: Path, config: Mapping[str, Any]) -> bool:
             return config.get("serialization_format") == _SKOPS
         case ModelFormat.XGBOOST:
             return path.suffix in _XGBOOST_FILES
+        case ModelFormat.CATBOOST:
+            return True  # none of its formats holds code
         case _:
             return path.suffix in _LIGHTGBM_FILES
 

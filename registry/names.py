@@ -49,6 +49,19 @@ def parse_ref(text: str) -> ModelRef:
     )
 
 
+def parse_new_name(text: str) -> str:
+    """Return the name of a model to register; INVALID_INPUT with a version or alias."""
+    ref = parse_ref(text)
+    if ref.version or ref.alias or ref.name.endswith(OPTIMIZED_SUFFIX):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"--name {printable(text)}: expected the name of a model, without version and alias",
+            f"MLflow numbers versions; names that end with {OPTIMIZED_SUFFIX} belong to `mlctl "
+            "optimize`.",
+        )
+    return ref.name
+
+
 def optimized_name(name: str) -> str:
     """Return the registered name of the optimized variants of `name`."""
     return name if name.endswith(OPTIMIZED_SUFFIX) else name + OPTIMIZED_SUFFIX

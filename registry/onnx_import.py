@@ -9,8 +9,9 @@ from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Signature
+from registry.catalog import ImportedModel
 from registry.mlmodel import check_signature
-from registry.names import OPTIMIZED_SUFFIX, ModelRef, parse_ref, printable
+from registry.names import ModelRef, parse_new_name, printable
 from registry.onnx_file import (
     Shape,
     declare_shapes,
@@ -30,16 +31,6 @@ class OnnxImport:
     signature: Signature
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedModel:
-    """A version that was registered from a file."""
-
-    name: str
-    version: str
-    uri: str
-    signature: Signature
-
-
 def read_import(
     path: Path, name: str, shapes: Sequence[str] = (), constants: Sequence[str] = ()
 ) -> OnnxImport:
@@ -49,13 +40,7 @@ def read_import(
     NAME=VALUE for inputs that are not sent with each request. INVALID_INPUT, FILE_MISSING, or
     UNSUPPORTED_MODEL with the reason.
     """
-    ref = parse_ref(name)
-    if ref.version or ref.alias or ref.name.endswith(OPTIMIZED_SUFFIX):
-        raise _invalid(
-            f"--name {printable(name)}: expected the name of a model, without version and alias",
-            f"MLflow numbers versions; names that end with {OPTIMIZED_SUFFIX} belong to `mlctl "
-            "optimize`.",
-        )
+    new_name = parse_new_name(name)
     model = load_graph(path)
     fix_inputs(model, _items(constants, "--constant", "VALUE"))
     declare_shapes(model, _shapes(_items(shapes, "--signature", "-1,SIZE,...")))
@@ -64,7 +49,7 @@ def read_import(
         check_signature(signature)
     except ValueError as error:
         raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, f"{path.name}: {error}") from error
-    return OnnxImport(ref.name, model, signature)
+    return OnnxImport(new_name, model, signature)
 
 
 def register(read: OnnxImport) -> ImportedModel:

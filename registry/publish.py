@@ -52,7 +52,6 @@ def publish_bundle(
     if existing is not None:
         return existing
     import mlflow
-    import onnx
 
     tags = _tags(bundle, source, report.verdict)
     with _run(source, {**tags, PUBLISHER_TAG: publisher}) as run:
@@ -60,16 +59,42 @@ def publish_bundle(
         mlflow.log_artifacts(str(bundle.root), BUNDLE_ARTIFACT)
         _log_table(report)
         _log_files(report)
-        model = log_onnx(
-            onnx.load(str(bundle.path(MODEL_NAME))),
-            bundle.manifest.model_signature,
-            metadata={DIGEST_TAG: bundle.digest},
-        )
-        mlflow.log_metrics(dict(report.metrics), model_id=model.model_id)
-    registered = mlflow.register_model(model.model_uri, name, tags=tags)
+        model_id = location = None
+        if bundle.manifest.generation is None:
+            model = _log_model(bundle)
+            model_id, location = model.model_id, model.model_uri
+        mlflow.log_metrics(dict(report.metrics), model_id=model_id)
+    if location is None:
+        # MLflow has no flavor for the files of a language model: its version is the bundle.
+        registered = _register_bundle(client, name, run, tags)
+    else:
+        registered = mlflow.register_model(location, name, tags=tags)
     found = client.get_model_version(name, str(registered.version))
     assert found.run_id == run.info.run_id
     return as_published(found)
+
+
+def _log_model(bundle: VerifiedBundle) -> Any:
+    import onnx
+
+    return log_onnx(
+        onnx.load(str(bundle.path(MODEL_NAME))),
+        bundle.manifest.model_signature,
+        metadata={DIGEST_TAG: bundle.digest},
+    )
+
+
+def _register_bundle(client: Any, name: str, run: Any, tags: Mapping[str, str]) -> Any:
+    """Register the run's folder of the bundle as a version."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    location = f"{run.info.artifact_uri}/{BUNDLE_ARTIFACT}"
+    return client.create_model_version(name, location, run.info.run_id, tags=dict(tags))
 
 
 def _publisher() -> str:

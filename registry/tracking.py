@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive
 from bundle.home import mlctl_home, state_dir
+from bundle.os_errors import is_disk_full
 from registry.names import printable
 from registry.quiet import first_line, quiet
 
@@ -46,6 +48,19 @@ def registry_address() -> str:
     return printable(f"{scheme}{separator}{rest}")
 
 
+def missing_model_hint() -> str:
+    """Return what to do about a model that is not in this registry.
+
+    MLflow itself logs to `mlflow.db` in the current folder if TRACKING_VARIABLE is not set.
+    """
+    if not os.environ.get(TRACKING_VARIABLE) and Path("mlflow.db").exists():
+        return (
+            "MLflow logged to mlflow.db in this folder: "
+            f"export {TRACKING_VARIABLE}=sqlite:///$PWD/mlflow.db"
+        )
+    return f"If it was logged to another registry, set {TRACKING_VARIABLE} to that one."
+
+
 def configure_tracking(experiment: str = EXPERIMENT) -> str:
     """Point MLflow at the store, make `experiment` its active one, and return the URI.
 
@@ -75,6 +90,8 @@ def registry_errors() -> Iterator[None]:
     except Exception as error:
         if not _is_store_error(error):
             raise
+        if is_disk_full(error):
+            raise MlctlError(ErrorCode.DISK_FULL, "there is no space left") from error
         address = registry_address()
         reason = printable(first_line(error).replace(tracking_uri(), address))
         message = f"the MLflow registry at {address} failed: {reason}"

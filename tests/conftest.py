@@ -1,7 +1,10 @@
 """Settings of every test, and of the processes that tests start."""
 
+import gc
 import os
 import signal
+import sys
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -9,6 +12,11 @@ from hypothesis import settings
 # Threads of OpenMP wait for one another in busy loops: where other work shares two cores, torch
 # with two threads trains a small net seven times slower than with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Images of containers often switch bytecode files off. Each process of a run would then compile
+# mlctl again, and pytest would rewrite the assertions of 450 files again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A background job of a shell ignores SIGINT, and every process started from it inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,6 +34,7 @@ pytest_plugins = [
     "tests.suite.skips",
     "tests.suite.slow",
     "tests.suite.tour",
+    "tests.support.registry_store",
     "tests.support.serving_fixtures",
 ]
 
@@ -36,6 +45,17 @@ _FIRST_FOLDERS = {"scenarios": 0, "faults": 1}
 def anyio_backend() -> str:
     """The event loop of `async def` tests; parametrize it to run a test on another one."""
     return "asyncio"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile, nor later from what is there now: modules and tests stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.test_architecture import PACKAGES, ROOT, sources
 
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-_COLUMNS = ["Asset", "Who", "Way in", "Default", "Test"]
+_COLUMNS = ["Asset", "Attacker", "Attack", "Protection", "Test"]
 
 
 def threats() -> list[list[str]]:

@@ -88,7 +88,6 @@ def estimate(
     from services.batch.sources import open_source
     from services.runtime.scorable import find_scorable
 
-    output.warn_unknown_variables()
     model = find_scorable(bento)
     config = BatchConfig(
         map=given["mapped"],

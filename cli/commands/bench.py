@@ -158,7 +158,6 @@ def bench(
     """
     from loadtest.runs import LoadProfile, Protocols, RequestShape
 
-    output.warn_unknown_variables()
     target, model = _named(target, model)
     _check(target, data, cold=cold, tune=tune, goal=max_p99_ms, write=write)
     model = _known(target, model)

@@ -24,8 +24,12 @@ def events(output: CommandOutput, name: str, *, ticks: bool, follow: bool) -> No
     from rollout.client import deployments
     from rollout.client.rendering import event_line
 
-    for event in deployments.record(name, ticks=ticks, follow=follow):
-        if output.as_json:
-            click.echo(json.dumps(asdict(event), ensure_ascii=False))
-        elif line := event_line(event):
-            output.line(line)
+    try:
+        for event in deployments.record(name, ticks=ticks, follow=follow):
+            if output.as_json:
+                click.echo(json.dumps(asdict(event), ensure_ascii=False))
+            elif line := event_line(event):
+                output.line(line)
+    except KeyboardInterrupt:
+        if not follow:  # it is the usual end of --follow
+            raise

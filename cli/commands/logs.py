@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING
@@ -46,10 +47,11 @@ def logs(output: CommandOutput, name: str, role: str | None, lines: int, *, foll
     for each in wanted:
         for line in files.tail(directory, each, lines):
             _print(output, line, named=len(wanted) > 1)
-    while follower is not None:
-        for line in follower.read():
-            _print(output, line, named=True)
-        time.sleep(_POLL_SECONDS)
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end of --follow
+        while follower is not None:
+            for line in follower.read():
+                _print(output, line, named=True)
+            time.sleep(_POLL_SECONDS)
 
 
 def _print(output: CommandOutput, line: LogLine, *, named: bool) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cli.output import CommandOutput, reporting
+
+if TYPE_CHECKING:
+    from registry.catalog import ImportedModel
 
 
 @click.group(invoke_without_command=True)
@@ -17,16 +21,13 @@ def models(output: CommandOutput) -> None:
     if click.get_current_context().invoked_subcommand is not None:
         return
     from registry.mlflow_catalog import MlflowCatalog
-    from registry.tracking import TRACKING_VARIABLE, registry_address
+    from registry.tracking import missing_model_hint, registry_address
 
     rows = MlflowCatalog().list_models()
     if output.as_json:
         output.document({"models": [asdict(row) for row in rows]})
     elif not rows:
-        output.note(
-            f"The registry {registry_address()} has no models. Log one there with MLflow, set "
-            f"{TRACKING_VARIABLE} to another registry, or try `mlctl demo`."
-        )
+        output.note(f"The registry {registry_address()} has no models. {missing_model_hint()}")
     else:
         output.table(
             ("Model", "Version>", "Aliases", "Digest", "Optimized from"),
@@ -69,21 +70,21 @@ def import_(
     shapes: tuple[str, ...],
     constants: tuple[str, ...],
 ) -> None:
-    """Register the ONNX file, or the folder with one, as the newest version of a model.
+    """Register an ONNX file, or a folder with one or a language model, as the newest version.
+
+    A language model is a folder in Hugging Face's layout: config.json, *.safetensors and
+    tokenizer.json.
 
     \b
     Examples:
       mlctl models import detector.onnx --name detector
       mlctl models import vad.onnx --name vad --constant sr=16000
       mlctl models import cnn.onnx --name cnn --signature image=-1,3,224,224
+      mlctl models import llama/ --name llama
     """
-    from registry.mlflow_catalog import MlflowCatalog
-    from registry.onnx_import import read_import
+    from registry.hugging_face import is_language_model
 
-    read = read_import(path, name, shapes, constants)
-    with output.working() as show:
-        show(f"registering {read.name}")
-        imported = MlflowCatalog().import_onnx(read)
+    imported = _import(output, path, name, shapes, constants)
     if output.as_json:
         signature = imported.signature.model_dump(mode="json")
         output.document(
@@ -102,4 +103,29 @@ def import_(
             for spec in specs
         ),
     )
-    output.note(f"Next: mlctl optimize {imported.uri} --data ROWS.npz")
+    rows = "TEXT.jsonl" if is_language_model(path) else "ROWS.npz"
+    output.note(f"Next: mlctl optimize {imported.uri} --data {rows}")
+
+
+def _import(
+    output: CommandOutput,
+    path: Path,
+    name: str,
+    shapes: tuple[str, ...],
+    constants: tuple[str, ...],
+) -> ImportedModel:
+    from registry.hugging_face import is_language_model, read_folder
+    from registry.mlflow_catalog import MlflowCatalog
+    from registry.onnx_import import read_import
+
+    if is_language_model(path):
+        if shapes or constants:
+            raise click.UsageError("--signature and --constant are for ONNX files")
+        folder = read_folder(path, name)
+        with output.working() as show:
+            show(f"registering {folder.name}")
+            return MlflowCatalog().import_language_model(folder)
+    read = read_import(path, name, shapes, constants)
+    with output.working() as show:
+        show(f"registering {read.name}")
+        return MlflowCatalog().import_onnx(read)

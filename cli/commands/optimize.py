@@ -37,6 +37,7 @@ Examples:
   mlctl optimize digits --data eval.parquet --max-accuracy-drop 0.005 --report digits.html
   mlctl optimize encoder --data rows:batches --device tensorrt --min-cosine 0.98
   mlctl optimize digits --data eval.npz --recipes fp32,int8-cpu --dry-run
+  mlctl optimize llama --data articles.jsonl --max-perplexity-increase 0.03
 """
 
 
@@ -60,7 +61,8 @@ _DATA = (
         metavar="PATH|MODULE:FUNCTION",
         help="Rows to calibrate with and to judge on: .npz, .parquet, a folder of .parquet (such "
         "as a server's samples), or a function that yields batches. One array per model input, and "
-        "`labels` if you have them.",
+        "`labels` if you have them. For a language model texts: .txt, or `text` in .jsonl or "
+        ".parquet.",
     ),
     click.option(
         "--map",
@@ -139,6 +141,12 @@ _GATES = (
         help="Minimum centred cosine with the source's outputs; also limits relative L2.  "
         "[default: 0.98 without labels]",
     ),
+    click.option(
+        "--max-perplexity-increase",
+        type=click.FloatRange(0),
+        help="Maximum increase of a language model's perplexity, as a share of the source model's, "
+        "judged by its upper bound.  [default: 0.05]",
+    ),
     click.option("--max-p95-ms", type=_POSITIVE, help="Maximum p95 latency of a single row."),
     click.option(
         "--max-size-mb", type=_POSITIVE, help="Maximum size of the model file with its weights."
@@ -185,7 +193,7 @@ class _Request:
     data: str
     goals: Goals
     options: Options
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[Recipe, ...] | None
 
 
 @click.command(epilog=_EPILOG)
@@ -246,8 +254,8 @@ def _check_paths(data: str, report: Path | None) -> None:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"--data: file {data} does not exist",
-            "Give an .npz or .parquet file, a folder of .parquet files, or a function as "
-            "package.module:function.",
+            "Give an .npz or .parquet file, a folder of .parquet files, a function as "
+            "package.module:function, or for a language model a .txt or .jsonl file.",
         )
     if report is None:
         return
@@ -275,6 +283,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         max_size_mb=given["max_size_mb"],
         min_agreement=given["min_agreement"],
         min_centred_cosine=given["min_cosine"],
+        max_perplexity_increase=given["max_perplexity_increase"],
         prefer=Prefer(given["prefer"]),
     )
     options = Options(
@@ -289,17 +298,15 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         allow_pickle=given["allow_pickle"],
         columns=parse_map(given["mapped"]),
     )
-    return _Request(
-        model, data, goals, options, select(names if given["recipes"] else None, target)
-    )
+    recipes = select(names, target) if given["recipes"] else None
+    return _Request(model, data, goals, options, recipes)
 
 
 def _run(output: CommandOutput, request: _Request) -> OptimizeResult:
     from optimize.pipeline import optimize as run
     from registry.mlflow_catalog import MlflowCatalog
 
-    names = [recipe.name for recipe in request.recipes]
-    with interruptible(), only_results_on_stdout(), watching(output, names) as progress:
+    with interruptible(), only_results_on_stdout(), watching(output) as progress:
         return run(
             request.model,
             request.data,
@@ -411,13 +418,15 @@ class StepRow:
 class Board:
     """The progress table: events change it, and it can be drawn at any time."""
 
-    def __init__(self, recipes: Sequence[str], clock: Clock) -> None:
-        names = (*_STEPS_BEFORE, *recipes, *_STEPS_AFTER)
-        self._rows = {name: StepRow(name) for name in names}
+    def __init__(self, clock: Clock) -> None:
+        self._rows = {name: StepRow(name) for name in (*_STEPS_BEFORE, *_STEPS_AFTER)}
         self._clock = clock
 
     def event(self, event: StepEvent) -> None:
         name = event.recipe or event.stage.value
+        if event.recipes:
+            names = (*_STEPS_BEFORE, *event.recipes, *_STEPS_AFTER)
+            self._rows = {each: self._rows.get(each, StepRow(each)) for each in names}
         row = self._rows.get(name)
         if row is not None:
             self._rows[name] = self._changed(row, event)
@@ -477,7 +486,7 @@ class Lines:
 
 
 @contextlib.contextmanager
-def watching(output: CommandOutput, recipes: Sequence[str]) -> Iterator[ProgressListener]:
+def watching(output: CommandOutput) -> Iterator[ProgressListener]:
     """Yield a listener: a live table on a terminal, plain lines elsewhere."""
     if not output.live:
         yield Lines(output)
@@ -485,7 +494,7 @@ def watching(output: CommandOutput, recipes: Sequence[str]) -> Iterator[Progress
     from rich.console import Console
     from rich.live import Live
 
-    board = Board(recipes, SystemClock())
+    board = Board(SystemClock())
     # Libraries are silenced by replacing sys.stderr, which must not affect this table.
     console = Console(file=sys.stderr, highlight=False)
     with Live(board, console=console, refresh_per_second=4, transient=True):

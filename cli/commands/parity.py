@@ -38,7 +38,6 @@ def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
     from services.runtime.bento_store import find_bento
     from services.runtime.scorable import find_scorable
 
-    output.warn_unknown_variables()
     name, slash, model = bento.partition("/")
     tag = find_bento(name).tag
     reference = f"{tag}{slash}{model}"

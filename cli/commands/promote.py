@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rollout.domain.spec import Revision, RolloutSpec
     from rollout.journal.records import JournalEvent
 
+QUIET_SECONDS = 30.0
+"""A log shows at least one line in this time, in seconds."""
+
 
 @click.command()
 @click.argument("name")
@@ -173,18 +176,23 @@ def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
 
 
 def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
-    """One line for each event that matters; quiet ticks only move the status line."""
+    """Print one line for each event that matters.
+
+    Quiet ticks move the status line; in a log they are lines, one in `QUIET_SECONDS`.
+    """
     from rollout.client.rendering import event_line, is_quiet
 
+    printed = 0.0
     with output.working() as say:
         for event in events:
             line = event_line(event)
             if line is None or output.as_json:
                 continue
-            if is_quiet(event):
+            if is_quiet(event) and (output.live or event.at - printed < QUIET_SECONDS):
                 say(line)
             else:
                 output.line(line)
+                printed = event.at
 
 
 def _follow(output: CommandOutput, name: str, rollout: int) -> None:

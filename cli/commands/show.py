@@ -62,6 +62,8 @@ def _show_origin(output: CommandOutput, model: dict[str, Any]) -> None:
     for side in ("inputs", "outputs"):
         tensors = model["signature"] and ", ".join(map(_tensor, model["signature"][side]))
         output.line(f"{side:<10} {tensors or 'not on this machine'}")
+    if model["generation"] is not None:
+        output.line(f"generation {_pairs(model['generation'])}")
     output.line(f"variant    {_pairs(model['variant'])}")
     output.line(f"evidence   {_pairs(model['evidence'])}")
     for each in model["variants"] or ():

@@ -119,7 +119,6 @@ def up(
     if everything or name is None or bento is None:
         _show(output, *_brought_back(name, everything=everything))
     else:
-        output.warn_unknown_variables()
         insecure, guarded = security_settings(others, target)
         settings = _settings(target, others, replicas=replicas, workers=workers)
         settings = guarded(settings)

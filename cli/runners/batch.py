@@ -15,6 +15,7 @@ from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
 if TYPE_CHECKING:
     from services.batch.job import BatchReport
     from services.batch.run import BatchEvent
+    from services.generate.options import AnswerOptions
     from services.runtime.scorable import Scorable
 
 # Seconds between progress lines where no terminal shows a moving one.
@@ -38,7 +39,6 @@ def run_batch(
     from services.batch.sinks import open_sink, part_format
     from services.batch.sources import open_source
 
-    output.warn_unknown_variables()
     limit = ErrorLimit.parse(given["max_errors"])
     options = parse_options(given["options"])
     if given["executor"] == "ray":
@@ -60,6 +60,7 @@ def run_batch(
         unit_rows=unit_rows or UNIT_ROWS,
         forbid_nan=given["forbid_nan"],
         finite_outputs=given["finite_outputs"],
+        answers=_answers(given),
     )
     rows = open_source(source, config.unit_rows, options)
     sink = open_sink(target, config.format, options)
@@ -69,6 +70,15 @@ def run_batch(
         )
         report = run_job(model, rows, sink, config, executor, control, given["batch_rows"])
     _show_report(output, report, without_password(target))
+
+
+def _answers(given: Mapping[str, Any]) -> AnswerOptions | None:
+    """Return how a language model answers; None if no option says so."""
+    from services.generate.options import AnswerOptions
+
+    names = ("max_tokens", "temperature", "seed")
+    chosen = {name: given[name] for name in names if given[name] is not None}
+    return AnswerOptions(**chosen) if chosen else None
 
 
 def _require_unset(what: str, given: Mapping[str, object]) -> None:

@@ -88,6 +88,24 @@ SIZES = (
     ),
 )
 
+_ANSWERS = (
+    click.option(
+        "--max-tokens",
+        type=click.IntRange(1),
+        help="Language models: maximum tokens of an answer.  [default: 256]",
+    ),
+    click.option(
+        "--temperature",
+        type=click.FloatRange(0),
+        help="Language models: 0 takes the most probable tokens.  [default: 0]",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        help="Language models: equal seeds give equal answers.  [default: 0]",
+    ),
+)
+
 _EXECUTOR = (
     click.option(
         "--executor",
@@ -133,4 +151,4 @@ _WORK = (
 
 def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a run to `command`."""
-    return add_options((*INPUT, *_OUTPUT, *SIZES, *_EXECUTOR, *_WORK), command)
+    return add_options((*INPUT, *_OUTPUT, *SIZES, *_ANSWERS, *_EXECUTOR, *_WORK), command)

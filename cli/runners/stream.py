@@ -32,7 +32,6 @@ def score_stream(
     from services.stream.metrics import counted_events
     from services.stream.run import run_stream
 
-    output.warn_unknown_variables()
     config = stream_config(given, as_json=output.as_json)
     model = find()
     address = (given["metrics_host"], given["metrics_port"])

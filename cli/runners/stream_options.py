@@ -55,7 +55,7 @@ _OPTIONS = (
         "--payload",
         default="json",
         show_default=True,
-        help="Format of messages: json, arrow, raw, avro, protobuf.",
+        help="Format of messages: json, arrow, raw, avro.",
     ),
     click.option(
         "--keep",

@@ -34,6 +34,9 @@ from services.runtime.tabular.tensors import to_tensors
 _INDEX_PREFIX = "__index_level_"
 _READ_BYTES = 1024 * 1024
 _MAP_HINT = "Drop or fill those rows, or map another column."
+_LABELS_HINT = (
+    "Labels are class numbers, positions in the sorted classes: pandas.Categorical(labels).codes"
+)
 _HINT = "Store one number, or one list of a fixed length, for each row in a column."
 
 
@@ -190,7 +193,10 @@ def _check_kind(name: str, kind: Any, *, text: bool) -> None:
     )
     if not any(test(kind) for test in tests):
         expected = "text" if text else "numbers"
-        raise invalid(f"column {name!r} holds values of type {kind}, expected {expected}", _HINT)
+        raise invalid(
+            f"column {name!r} holds values of type {kind}, expected {expected}",
+            _LABELS_HINT if name in LABEL_NAMES else _HINT,
+        )
 
 
 def _fixed(kind: Any) -> bool:

@@ -91,7 +91,7 @@ def invalid(message: str, hint: str | None = None) -> MlctlError:
     return MlctlError(
         ErrorCode.INVALID_INPUT,
         message,
-        hint or "Save the rows with numpy.savez(FILE, INPUT_NAME=..., labels=...).",
+        hint or "An .npz file has an array, a Parquet file a column, for each input and `labels`.",
     )
 
 

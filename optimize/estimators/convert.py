@@ -1,7 +1,8 @@
 """Convert an estimator to an ONNX graph with the inputs and outputs of its signature.
 
-skl2onnx and onnxmltools convert the estimator to a graph whose inputs are matrices. Nodes around it
-turn the signature's columns into these matrices, and its answers into the signature's outputs.
+skl2onnx, onnxmltools and CatBoost convert the estimator to a graph whose inputs are matrices. Nodes
+around it turn the signature's columns into these matrices, and its answers into the signature's
+outputs.
 
 Numbers are computed in float64, as scikit-learn does, wherever ONNX Runtime has kernels for it.
 Trees get float32: scikit-learn's own trees round their features to float32 as well.
@@ -9,6 +10,7 @@ Trees get float32: scikit-learn's own trees round their features to float32 as w
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ from optimize.estimators.estimator import (
 )
 from registry.catalog import ModelFormat
 from registry.names import printable
+from registry.onnx_file import make_plain
 from registry.quiet import first_line, quiet
 from services.runtime.session import open_session
 
@@ -128,6 +131,8 @@ def _converted(estimator: Estimator, form: _Form) -> Any:
             return _from_sklearn(estimator, form)
         case ModelFormat.XGBOOST:
             return _from_xgboost(estimator)
+        case ModelFormat.CATBOOST:
+            return _from_catboost(estimator)
         case _:
             return _from_lightgbm(estimator)
 
@@ -223,6 +228,21 @@ def _from_lightgbm(estimator: Estimator) -> Any:
     booster = getattr(model, "booster_", model)
     types = [(_MATRIX, FloatTensorType([None, int(booster.num_feature())]))]
     return convert_lightgbm(model, initial_types=types, zipmap=False)
+
+
+def _from_catboost(estimator: Estimator) -> Any:
+    """Return CatBoost's own export, with scores instead of maps of class to score."""
+    import onnx
+
+    with tempfile.TemporaryDirectory(prefix="mlctl-catboost-") as folder:
+        path = Path(folder) / "model.onnx"
+        estimator.model.save_model(str(path), format="onnx")
+        model = onnx.load(str(path))
+    make_plain(model)
+    model.graph.input[0].name = _MATRIX
+    for node in model.graph.node:
+        node.input[:] = [_MATRIX if name == "features" else name for name in node.input]
+    return model
 
 
 def _wrap(estimator: Estimator, model: Any, form: _Form) -> Any:

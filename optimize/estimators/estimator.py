@@ -29,6 +29,10 @@ from registry.names import printable
 from registry.quiet import first_line, quiet
 from registry.tracking import pickle_loading
 
+# CatBoost's loss functions of models that choose one class; MultiLogloss chooses several.
+_CATBOOST_MAGIC = b"CBM1"
+_CATBOOST_CLASSIFIERS = ("Logloss", "CrossEntropy", "MultiClass")
+
 PROBABILITIES, LABEL, PREDICTION, SCORE = "probabilities", "label", "prediction", "score"
 
 # The packages that each format needs, by their names for `import`; also the name of the extra.
@@ -36,6 +40,7 @@ _PACKAGES: Mapping[ModelFormat, tuple[str, ...]] = {
     ModelFormat.SKLEARN: ("sklearn", "skops", "skl2onnx"),
     ModelFormat.XGBOOST: ("xgboost", "sklearn", "skl2onnx", "onnxmltools"),
     ModelFormat.LIGHTGBM: ("lightgbm", "sklearn", "skops", "skl2onnx", "onnxmltools"),
+    ModelFormat.CATBOOST: ("catboost", "sklearn", "skops", "skl2onnx"),
 }
 
 
@@ -150,6 +155,8 @@ def _load(source: SourceModel) -> Any:
             return load_skops(source.model_path, source.uri)
         case ModelFormat.XGBOOST:
             return load_xgboost(source.model_path, source.uri)
+        case ModelFormat.CATBOOST:
+            return load_catboost(source)
         case _:
             if source.model_path.suffix == ".skops":
                 return load_skops(source.model_path, source.uri, lightgbm=True)
@@ -195,6 +202,42 @@ def _objective(booster: Any) -> str:
     import json
 
     return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+
+
+def load_catboost(source: SourceModel) -> Any:
+    """Return the model in CatBoost's own file as its scikit-learn class, by its loss function.
+
+    UNSUPPORTED_MODEL names features that are not numbers: CatBoost exports none of them to ONNX.
+    """
+    import catboost
+
+    path = str(source.model_path)
+    try:
+        binary = source.model_path.read_bytes().startswith(_CATBOOST_MAGIC)
+        kind = "cbm" if binary else "json"
+        with quiet():
+            probe: Any = catboost.CatBoost()
+            probe.load_model(path, kind)
+            loss = str(probe.get_all_params()["loss_function"])
+            classify = loss.startswith(_CATBOOST_CLASSIFIERS)
+            model: Any = catboost.CatBoostClassifier() if classify else catboost.CatBoostRegressor()
+            model.load_model(path, kind)
+    except Exception as error:  # a foreign file
+        reason = printable(first_line(error))
+        raise _unsupported(source, f"it cannot be loaded: {reason}") from error
+    kinds = (
+        model.get_cat_feature_indices(),
+        model.get_text_feature_indices(),
+        model.get_embedding_feature_indices(),
+    )
+    if odd := sorted(index for indices in kinds for index in indices):
+        names = ", ".join(printable(model.feature_names_[index]) for index in odd)
+        raise _unsupported(
+            source,
+            f"catboost exports numeric features only, and these are categories or text: {names}",
+            "Encode them in a scikit-learn Pipeline, or train on numbers.",
+        )
+    return model
 
 
 def _load_booster(source: SourceModel) -> Any:

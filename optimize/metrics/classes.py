@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.output_kinds import same_top_class
 from optimize.data import Tensors
 from optimize.metrics.bootstrap import Statistic, weighted_mean
 
@@ -21,7 +22,7 @@ _OWN_HINT = "Give --metric module:function for such an output, or leave the labe
 def accuracy(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
     """The share of rows whose answer is their label."""
     scores = _scores(outputs, reference)
-    return weighted_mean(scores.argmax(axis=1) == _classes(labels, scores))
+    return weighted_mean(_answers(scores, reference) == _classes(labels, scores))
 
 
 def top5(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
@@ -46,7 +47,7 @@ def f1(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
     Classes that neither occur nor are predicted in the weighted rows do not count.
     """
     scores = _scores(outputs, reference)
-    labels, answers = _classes(labels, scores), scores.argmax(axis=1)
+    labels, answers = _classes(labels, scores), _answers(scores, reference)
     hits, classes = answers == labels, scores.shape[1]
 
     def weighted(weights: np.ndarray) -> float:
@@ -104,6 +105,13 @@ def _scores(outputs: Tensors, reference: Tensors) -> np.ndarray:
     probabilities = bool(np.all((like >= 0) & (like <= 1)))
     threshold = 0.5 if probabilities else 0.0
     return np.stack([np.full_like(score, threshold), score], axis=1)
+
+
+def _answers(scores: np.ndarray, reference: Tensors) -> np.ndarray:
+    """Return the class of each row, [rows]: that of the reference where it has a tie."""
+    before = _scores(reference, reference)
+    same = same_top_class(before, scores)
+    return np.asarray(np.where(same, before.argmax(axis=1), scores.argmax(axis=1)))
 
 
 def _classes(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from optimize.proofs.adapter import adapt
 from optimize.proofs.export import export_torch
 from optimize.proofs.source_checks import check_onnx_source, check_torch_source
 from optimize.recipes.base import save_graph
-from optimize.text.classifier import load_text_classifier
+from optimize.text.encoder import load_text_encoder
 from registry.catalog import ModelFormat, SourceModel
 from registry.names import printable
 from registry.onnx_file import make_plain, zipmap_classes, zipmaps
@@ -63,7 +63,7 @@ def load_reference(source: SourceModel) -> Reference:
         check_onnx_source(source, model)
         return OnnxReference(source.model_path, model)
     if source.format is ModelFormat.TRANSFORMERS:
-        return TorchReference(load_text_classifier(source), source.signature)
+        return TorchReference(load_text_encoder(source), source.signature)
     specs = (*source.signature.inputs, *source.signature.outputs)
     if odd := [spec for spec in specs if spec.dtype in _NOT_IN_TORCH]:
         raise MlctlError(

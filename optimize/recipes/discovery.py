@@ -16,6 +16,7 @@ from optimize.recipes.base import Precision, Recipe, Target
 from optimize.recipes.bf16 import Bf16
 from optimize.recipes.fp16 import Fp16
 from optimize.recipes.fp32 import Fp32
+from optimize.recipes.generation import GenerationRecipe
 from optimize.recipes.int4 import Int4
 from optimize.recipes.int8_cpu import Int8Cpu
 from optimize.recipes.int8_trt import Int8Trt
@@ -24,7 +25,10 @@ from registry.quiet import first_line, quiet
 
 GROUP = "mlctl.recipes"
 
-OWN: tuple[Recipe, ...] = (Fp32(), Fp16(), Bf16(), Int8Cpu(), Int8Trt(), Int4())
+OWN: tuple[Recipe, ...] = (
+    *(Fp32(), Fp16(), Bf16(), Int8Cpu(), Int8Trt(), Int4()),
+    *(GenerationRecipe("fp32"), GenerationRecipe("fp16"), GenerationRecipe("int4")),
+)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -46,15 +50,21 @@ def discover() -> tuple[Recipe, ...]:
     return tuple(found.values())
 
 
-def select(names: Sequence[str] | None, target: Target) -> tuple[Recipe, ...]:
-    """Return the recipes called `names`, each once; None for all that support `target`.
+def select(
+    names: Sequence[str] | None, target: Target, *, generates: bool = False
+) -> tuple[Recipe, ...]:
+    """Return the recipes called `names`, each once.
+
+    None takes all that support `target`, for language models if `generates`, else for all others.
 
     INVALID_INPUT for a name that does not exist or does not support `target`, and for no name.
     """
     recipes = {recipe.name: recipe for recipe in discover()}
     supported = [recipe for recipe in recipes.values() if target in recipe.targets]
     if names is None:
-        return tuple(supported)
+        return tuple(
+            recipe for recipe in supported if isinstance(recipe, GenerationRecipe) == generates
+        )
     problem = "" if names else "no recipe is named"
     for name in names:
         if name not in recipes:

@@ -139,6 +139,8 @@ def _costs(report: OptimizeReport) -> tuple[str, str, list[Uncertain]]:
     if report.goals.prefer is Prefer.SIZE or not report.timed:
         sizes = [measured.size_bytes / MEGABYTE for measured in found]
         return "size in MB", "", [Uncertain(value, value, value) for value in sizes]
+    if report.generates:
+        return "ms for a token", "quartiles", [_row_ms(each.latency[0]) for each in found]
     if report.goals.prefer is Prefer.THROUGHPUT:
         return (
             "ms for one row, best batch",

@@ -9,8 +9,9 @@ from pathlib import Path
 from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
 from optimize.charts.shapes import Chart
 from optimize.charts.templates import chart_environment
-from optimize.choice import BASELINE, Judged, Verdict
+from optimize.choice import BASELINES, Judged, Verdict
 from optimize.evidence import OptimizeReport
+from optimize.metrics.scores import Metric
 from optimize.report.charts import (
     SHOWN_LAYERS,
     latency_charts,
@@ -75,7 +76,7 @@ def report_html(report: OptimizeReport) -> str:
             variants=[_variant_row(item, columns) for item in report.judged],
             sensitivities=list(_sensitivities(report)),
             batches=batches,
-            panels=latency_charts(report) if report.timed else [],
+            panels=latency_charts(report) if report.timed and not report.generates else [],
             latencies=[
                 (item.variant.recipe, _latency(found, batches)) for item, found in report.measured
             ],
@@ -98,15 +99,15 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
     if chosen is None or chosen.variant.measured is None:
         yield from _no_choice(report)
         return
-    found, base = chosen.variant.measured, _baseline(report)
+    found, (name, base) = chosen.variant.measured, _baseline(report)
     yield f"{_capital(chosen.reason.removeprefix('chosen: '))}."
     yield _accuracy(report, found)
     if base is not None and base is not found:
         gains = [f"{found.size_bytes / base.size_bytes:.0%} of the size"]
         if found.latency and base.latency:
             ratio = base.latency[0].median_ms / found.latency[0].median_ms
-            gains.insert(0, f"{times(ratio)} as fast for a single row")
-        yield f"Against {BASELINE} it is {' and '.join(gains)}."
+            gains.insert(0, f"{times(ratio)} as fast for {_unit(found)}")
+        yield f"Against {name} it is {' and '.join(gains)}."
     if not found.latency:
         missing = report.device.missing or f"{report.device.target} is not on this machine"
         yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
@@ -130,7 +131,7 @@ def figures(report: OptimizeReport) -> Iterator[Figure]:
     chosen = report.chosen
     if chosen is None or chosen.variant.measured is None:
         return
-    found, base = chosen.variant.measured, _baseline(report)
+    found, (name, base) = chosen.variant.measured, _baseline(report)
     compared = base is not None and base is not found
     if found.score is not None and report.metric is not None:
         note = f"source model: {score(found.score.reference)}"
@@ -143,13 +144,17 @@ def figures(report: OptimizeReport) -> Iterator[Figure]:
         note = "from the source model's answers"
         yield Figure("Relative L2", significant(found.parity.relative_l2), note)
     if found.latency:
-        note = "median for a single row"
+        note = f"median for {_unit(found)}"
         if base is not None and compared and base.latency:
-            note = f"one row; {BASELINE}: {milliseconds(base.latency[0].median_ms)}"
+            note += f"; {name}: {milliseconds(base.latency[0].median_ms)}"
         yield Figure("Latency", milliseconds(found.latency[0].median_ms), note)
-        throughput = f"{rate(found.rows_per_second)} rows/s"
-        yield Figure("Throughput", throughput, "one thread, best batch")
-    note = f"{BASELINE}: {size(base.size_bytes)}" if base is not None and compared else ""
+        if found.generates:
+            note = f"one answer at a time, to a prompt of {found.prompt_tokens} tokens"
+            yield Figure("Throughput", f"{rate(found.tokens_per_second or 0)} tokens/s", note)
+        else:
+            throughput = f"{rate(found.rows_per_second)} rows/s"
+            yield Figure("Throughput", throughput, "one thread, best batch")
+    note = f"{name}: {size(base.size_bytes)}" if base is not None and compared else ""
     yield Figure("Size", size(found.size_bytes), note or "model file and its data")
 
 
@@ -157,15 +162,18 @@ def conditions(report: OptimizeReport) -> dict[str, str]:
     """Return everything that the numbers depend on."""
     data, device, machine = report.data, report.device, report.conditions
     labels = "labelled" if data.labelled else "without labels"
+    rows = (
+        f"{data.rows:,} in the data; {data.calibration_rows:,} calibrate, "
+        f"{data.held_out_rows:,} others judge; {labels}"
+    )
+    if report.generates:
+        rows = f"{data.rows:,} texts in the data, of which {data.held_out_rows:,} judge"
     metric = report.metric
     return {
         "Source model": report.source.uri,
         "Source digest": report.source.sha256,
         "Data digest": data.sha256,
-        "Rows": (
-            f"{data.rows:,} in the data; {data.calibration_rows:,} calibrate, "
-            f"{data.held_out_rows:,} others judge; {labels}"
-        ),
+        "Rows": rows,
         "Metric": metric.name if metric else "none: judged by the distance to the source model",
         "Goals": report.goals.words(metric),
         "Transform": report.transform or "none",
@@ -205,14 +213,23 @@ def _accuracy(report: OptimizeReport, found: Measured) -> str:
     drop = found.score.drop
     return (
         f"Its {report.metric.name} on {rows} is {score(found.score.value)}, the source model's is "
-        f"{score(found.score.reference)}. The {drop.level:.0%} interval of the drop ends at "
+        f"{score(found.score.reference)}. The {drop.level:.0%} interval of the "
+        f"{_drop_name(report.metric)} ends at "
         f"{score(drop.high)} (limit {report.goals.accuracy_drop:.4g})."
     )
 
 
-def _baseline(report: OptimizeReport) -> Measured | None:
-    found = (measured for item, measured in report.measured if item.variant.recipe == BASELINE)
-    return next(found, None)
+def _baseline(report: OptimizeReport) -> tuple[str, Measured | None]:
+    """Return the variant that others are compared with, and its name."""
+    names = ((item.variant.recipe, measured) for item, measured in report.measured)
+    return next((pair for pair in names if pair[0] in BASELINES), (BASELINES[0], None))
+
+
+def _unit(measured: Measured) -> str:
+    """Return what a latency is the time of."""
+    if measured.generates and measured.latency:
+        return f"an answer of {measured.latency[0].batch} tokens"
+    return "a single row"
 
 
 def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured], Cell]]]:
@@ -222,17 +239,25 @@ def _columns(report: OptimizeReport) -> Iterator[tuple[str, Callable[[Measured],
         return
     if report.metric is not None:
         yield report.metric.name, lambda m: (score(m.score.value) if m.score else _NONE, "")
-        yield "drop", _drop
+        yield _drop_name(report.metric), _drop
     if any(each.parity.agreement is not None for each in found):
         yield "agreement", _agreement
     yield "centred cosine", lambda m: (score(m.parity.centred_cosine), "")
     if report.metric is None:
         yield "relative L2", lambda m: (significant(m.parity.relative_l2), "")
-    if report.timed:
+    if report.timed and report.generates:
+        yield "first token, ms", lambda m: (significant(m.first_token_ms or 0), "")
+        yield "answer, ms", _single_row
+        yield "tokens/s", lambda m: (rate(m.tokens_per_second or 0), "")
+    elif report.timed:
         yield "1 row, ms", _single_row
         yield "p95, ms", lambda m: (significant(m.p95_ms), "")
         yield "rows/s", lambda m: (rate(m.rows_per_second), "")
     yield "size", lambda m: (size(m.size_bytes), "")
+
+
+def _drop_name(metric: Metric) -> str:
+    return "drop" if metric.higher_is_better else "increase"
 
 
 def _drop(measured: Measured) -> Cell:

@@ -16,6 +16,7 @@ from bundle.home import bento_home
 from registry.tracking import tracking_uri
 from rollout.client.lifecycle import ensure_daemon, spawn_daemon, take_down
 from rollout.domain import agreement, labels, slo
+from rollout.domain.batch_traffic import BatchHint, batch_hint
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.process_ref import NO_PROCESS, PROXY
@@ -39,6 +40,7 @@ from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import ENDED, Deployment, JournalEvent, Rollout
+from rollout.journal.traffic import read_traffic
 
 _POLL_SECONDS = 0.05
 _PAGE = 500
@@ -52,7 +54,8 @@ _BENTO_FAILED = "the Bento did not become ready"
 class DeploymentStatus:
     """A deployment now; `weights` and `healthy` are None if its proxy does not answer.
 
-    `measured` is the record of a split, None without one.
+    `measured` is the record of a split, None without one. `batch_hint` is set if a batch job would
+    answer the traffic of the last days for less.
     """
 
     deployment: Deployment
@@ -62,6 +65,7 @@ class DeploymentStatus:
     rollout: Rollout | None
     last: JournalEvent | None
     measured: SplitRecord | None
+    batch_hint: BatchHint | None
 
 
 def up(
@@ -376,6 +380,7 @@ def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
         rollout=journal.active(deployment.name),
         last=journal.last_event(deployment.name),
         measured=None if deployment.split is None else journal.split_record(deployment.name),
+        batch_hint=batch_hint(read_traffic(deployment.name)),
     )
 
 

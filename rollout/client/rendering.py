@@ -54,7 +54,10 @@ def require_promoted(rollout: Rollout) -> None:
     log = str(verdict["why"]).partition("\n")[2]
     ends = f"; its log ends:\n{log}" if log else ""
     message = f"{rollout.candidate.bento} was not promoted: {verdict_text(verdict)}{ends}"
-    raise MlctlError(code, message)
+    hint = (
+        f"`mlctl history {rollout.deployment}` shows the gate, its value, its limit and the counts."
+    )
+    raise MlctlError(code, message, hint)
 
 
 def event_line(event: JournalEvent) -> str | None:

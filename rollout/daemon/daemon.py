@@ -25,6 +25,7 @@ import psutil
 
 from bundle.clock import Clock, SystemClock
 from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.hourly_traffic import HourlyTraffic
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
 from rollout.daemon.reporting.outbox import Outbox, Sink, run_command
@@ -94,6 +95,7 @@ class Daemon:
         self._recorded = ""
         self._split_meter = SplitMeter(name, self._world, journal, self._epoch)
         self._answered = 0
+        self._traffic = HourlyTraffic(name, self._vitals.take_work, clock)
         self._watch = Watch(self._epoch, deployment.settings, self._record)
         self._show(settings, stack)
         self._controller: Controller | None = None
@@ -146,6 +148,8 @@ class Daemon:
         )
         self._vitals.watch(served, loads=deployment.settings.autoscaled)
         self._scale(deployment)
+        if not remote:
+            self._traffic.observe(len(served) * deployment.settings.workers)
         try:
             self._drive(deployment)
             self._proxy_lost = False

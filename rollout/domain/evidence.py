@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rollout.domain import agreement, e_values
 from rollout.domain.agreement import ShadowEvidence
@@ -32,7 +33,7 @@ class Streak:
     theirs: Hits = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GateTrials:
     """What one gate has counted.
 
@@ -57,7 +58,7 @@ class GateTrials:
     step_worse: Logs = NO_EVIDENCE
     streak: Streak = field(default_factory=Streak)
 
-    @property
+    @cached_property
     def design_effect(self) -> float:
         """How many requests count as one: the candidate's figure, or the live slot's if larger."""
         return max(self.ours.design_effect, self.theirs.design_effect)
@@ -166,8 +167,7 @@ def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvide
     """Add one tick. A tick without candidate requests changes nothing."""
     if window.candidate.total == 0:
         return evidence
-    return replace(
-        evidence,
+    return GateEvidence(
         ticks=evidence.ticks + 1,
         candidate=evidence.candidate.plus(window.candidate),
         live=evidence.live.plus(window.live),
@@ -179,6 +179,7 @@ def fold(evidence: GateEvidence, window: Window, spec: RolloutSpec) -> GateEvide
         },
         representative_seconds=evidence.representative_seconds
         + (window.seconds if window.representative else 0.0),
+        shadow=evidence.shadow,
     )
 
 

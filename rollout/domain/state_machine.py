@@ -272,7 +272,8 @@ def absorb(
 ) -> RolloutProgress:
     """Fold one tick into the progress. Warm-up ticks count only towards health."""
     unhealthy = 0 if observation.healthy else progress.unhealthy_ticks + 1
-    progress = replace(progress, unhealthy_ticks=unhealthy)
+    if unhealthy != progress.unhealthy_ticks:
+        progress = replace(progress, unhealthy_ticks=unhealthy)
     progress = _absorb_shadow(_absorb_idle(progress, observation, now), observation, spec)
     if observation.labelled is not None:
         evidence = gates.fold_labels(progress.evidence, observation.labelled)
@@ -295,7 +296,7 @@ def _absorb_idle(
     if window is None:
         return progress
     if window.candidate.total or window.live.total:
-        return replace(progress, idle_since=None)
+        return progress if progress.idle_since is None else replace(progress, idle_since=None)
     since = now - window.seconds if progress.idle_since is None else progress.idle_since
     return replace(progress, idle_since=since)
 

@@ -1,7 +1,7 @@
 """One rollout driven by another tool: its evidence and the verdict so far. Pure.
 
-The evidence is kept over all steps, so that alpha bounds the chance of a false alarm over the
-whole rollout, however often it is requested. A failure is final.
+The evidence is kept over all steps, and that of the current weight besides: a candidate that
+fails under more load is not excused by what it did under less. A failure is final.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def absorb(
 ) -> GateSession:
     """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was given."""
     if weight != session.step:
-        session = replace(session, step=weight, step_requests=0, step_ticks=0)
+        evidence = gates.next_step(session.evidence)
+        session = replace(session, evidence=evidence, step=weight, step_requests=0, step_ticks=0)
     unhealthy = 0 if observation.healthy else session.unhealthy_ticks + 1
     session = replace(session, unhealthy_ticks=unhealthy)
     if observation.window is None:

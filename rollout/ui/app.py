@@ -31,6 +31,7 @@ from optimize.charts.templates import chart_environment
 from rollout.client import deployments
 from rollout.journal import paths
 from rollout.journal.journal import Journal
+from rollout.journal.traffic import read_traffic
 from rollout.ui.access import HEADERS, HOSTS, Access
 from rollout.ui.view import COMMANDS, Page, RolloutRecord, allowed, deployment_page
 
@@ -141,7 +142,8 @@ class Feed:
                 record = self._record
                 while events := journal.events(self._name, record.seq, shown.id, limit=_PAGE):
                     record.add(events)
-        return deployment_page(deployment, rollouts, self._record, self._clock.wall())
+        traffic = read_traffic(self._name)
+        return deployment_page(deployment, rollouts, self._record, self._clock.wall(), traffic)
 
 
 async def _updates(feed: Feed, stopping: Callable[[], bool]) -> AsyncIterator[str]:

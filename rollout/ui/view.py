@@ -10,6 +10,7 @@ from optimize.charts.shapes import Chart
 from rollout.client.rendering import event_line, local_time, verdict_text
 from rollout.client.view import GateView, RolloutView, rollout_view
 from rollout.daemon.reporting.series import Series, SeriesPoint
+from rollout.domain.batch_traffic import TrafficHour, batch_hint
 from rollout.domain.evidence import GateEvidence
 from rollout.domain.gate_table import GATES
 from rollout.domain.operator_commands import OperatorCommand
@@ -89,11 +90,15 @@ class RolloutPage:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Everything that changes on the page of a deployment; `rollout` is None before the first."""
+    """Everything that changes on the page of a deployment; `rollout` is None before the first.
+
+    `hint` is a sentence about its traffic, or empty.
+    """
 
     name: str
     address: str
     up: bool
+    hint: str
     slots: tuple[SlotRow, ...]
     rollouts: tuple[RolloutLine, ...]
     rollout: RolloutPage | None
@@ -143,12 +148,18 @@ class RolloutRecord:
 
 
 def deployment_page(
-    deployment: Deployment, rollouts: Sequence[Rollout], record: RolloutRecord | None, now: float
+    deployment: Deployment,
+    rollouts: Sequence[Rollout],
+    record: RolloutRecord | None,
+    now: float,
+    traffic: Sequence[TrafficHour] = (),
 ) -> Page:
     """Return the page of `deployment` at `now` (wall clock).
 
-    `rollouts` are all of the deployment, newest first; `record` is of the one that is shown.
+    `rollouts` are all of the deployment, newest first; `record` is of the one that is shown;
+    `traffic` are its last days.
     """
+    hint = batch_hint(traffic)
     cluster = deployment.settings.kubernetes
     shown = next((each for each in rollouts if record and each.id == record.rollout), None)
     if shown is None or record is None:
@@ -162,6 +173,7 @@ def deployment_page(
         name=deployment.name,
         address=cluster.where if cluster else url_of(deployment.ports, deployment.settings),
         up=deployment.up,
+        hint="" if hint is None else hint.sentence(),
         slots=slots,
         rollouts=tuple(_line(each, shown) for each in rollouts[:_SHOWN_ROLLOUTS]),
         rollout=_rollout_page(deployment, shown, record, now) if shown and record else None,

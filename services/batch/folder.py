@@ -36,7 +36,6 @@ _GROUP_BYTES = 32 << 20
 class FolderSink:
     """Part files in `storage`, of one of PART_FORMATS."""
 
-    distributed = True
     forbids_nul = False
 
     def __init__(self, storage: Storage, form: str) -> None:
@@ -72,6 +71,7 @@ class FolderSink:
         return _parsed(self._storage.read([name]).get(name))
 
     def markers(self) -> dict[str, Marker]:
+        """Return the markers of the job by unit."""
         pattern = re.compile(rf"\d+-{self._begun.id}\.json")
         names = [f"{STATE}/{n}" for n in self._storage.names(STATE) if pattern.fullmatch(n)]
         found = map(_parsed, self._storage.read(names).values())

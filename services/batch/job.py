@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bundle.errors import ErrorCode, MlctlError
 from services.batch.answers import quarantine_schema, result_schema
 from services.batch.filters import Filter
 from services.batch.run import BatchPhase, Run, RunControl
 from services.batch.scoring import ScoringPlan
 from services.batch.units import BatchTotals, Job, Sink, Source, Unit
-from services.batch.worker import Scoring
+from services.batch.worker import Scoring, is_language_model
+from services.generate.options import AnswerOptions
 from services.runtime.scorable import Scorable, check_batched
 from services.runtime.tabular.input_columns import find_feeds, parse_map
 
@@ -29,7 +29,7 @@ Executor = Callable[[Scoring, Run, Sequence[Unit]], None]
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """Settings that decide the answers, as the user wrote them."""
+    """Settings that decide the answers, as the user wrote them; `answers` of a language model."""
 
     map: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
@@ -39,6 +39,7 @@ class BatchConfig:
     unit_rows: int = UNIT_ROWS
     forbid_nan: bool = False
     finite_outputs: bool = False
+    answers: AnswerOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,21 @@ def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> Scorin
     feeds = find_feeds(schema, model.signature, parse_map(config.map), model.optional_inputs)
     columns = schema.names if KEEP_ALL in config.keep else config.keep
     keep = tuple(dict.fromkeys((*columns, *config.partition_by)))
-    return ScoringPlan(feeds, keep, condition, config.forbid_nan, config.finite_outputs)
+    answers = config.answers
+    if answers is not None and not is_language_model(model):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"model {model.name!r} is no language model, and takes none of --max-tokens, "
+            "--temperature and --seed",
+        )
+    return ScoringPlan(
+        feeds,
+        keep,
+        condition,
+        config.forbid_nan,
+        config.finite_outputs,
+        answers=answers or AnswerOptions(),
+    )
 
 
 def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchConfig) -> Job:
@@ -85,6 +100,7 @@ def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchCo
         config.partition_by,
         plan.keep,
         {"input": source.name},
+        model.signature.outputs,
     )
 
 
@@ -116,7 +132,6 @@ def run_job(
                 model, source, sink, plan, job.schema, job.quarantine, limit, batch_rows, piece_rows
             )
             execute(scoring, run, waiting)
-            _check_committed(sink, units.units)
         run.total = run.totals.seen if run.total is None else run.total
         run.check()
         report = BatchReport(run.totals, run.rows, run.seconds, model.digest)
@@ -125,18 +140,6 @@ def run_job(
         return report
     finally:
         sink.close()
-
-
-def _check_committed(sink: Sink, units: Sequence[Unit]) -> None:
-    """Raise unless this machine sees every marker: workers may have written to their own disks."""
-    markers = sink.markers()
-    missing = [unit for unit in units if unit.id not in markers]
-    if missing:
-        raise MlctlError(
-            ErrorCode.SINK_UNAVAILABLE,
-            f"{len(missing)} of {len(units)} units were scored and are not in the output",
-            "Every machine of the cluster must see --out: a bucket, or a volume at the same path.",
-        )
 
 
 def column_list(texts: Sequence[str]) -> tuple[str, ...]:

@@ -8,9 +8,7 @@ three times; after that the job ends, and the same command resumes it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -28,6 +26,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME
 from bundle.packages import install_hint
 from bundle.paths import check_relative
+from services.batch.folder import FolderSink
 from services.batch.job import Executor
 from services.batch.run import Run
 from services.batch.units import Marker, Unit
@@ -54,7 +53,8 @@ def ray_executor(address: str | None, actors: int | None) -> Executor:
     _require_ray()
 
     def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
-        if not scoring.sink.distributed:
+        sink = scoring.sink
+        if not isinstance(sink, FolderSink):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 "--executor ray writes to folders and buckets, not to this kind of --out",
@@ -69,8 +69,21 @@ def ray_executor(address: str | None, actors: int | None) -> Executor:
                 raise run.too_many(error) from error
             finally:
                 _close(ray, pool)
+        _check_visible(sink, units)
 
     return execute
+
+
+def _check_visible(sink: FolderSink, units: Sequence[Unit]) -> None:
+    """Raise unless this machine sees every marker: actors may have written to their own disks."""
+    markers = sink.markers()
+    missing = [unit for unit in units if unit.id not in markers]
+    if missing:
+        raise MlctlError(
+            ErrorCode.SINK_UNAVAILABLE,
+            f"{len(missing)} of {len(units)} units were scored and are not in the output",
+            "Every machine of the cluster must see --out: a bucket, or a volume at the same path.",
+        )
 
 
 def _start_actors(ray: Any, scoring: Scoring, actors: int | None) -> list[Any]:
@@ -123,8 +136,6 @@ def _close(ray: Any, actors: Sequence[Any]) -> None:
         ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
     for actor in actors:
         ray.kill(actor)
-    # The files of actors that were killed, if they were on this machine.
-    sweep()
 
 
 @contextlib.contextmanager
@@ -249,7 +260,7 @@ class ScoringActor:
 
     def __init__(self, fetch: Callable[[Any], WorkerSetup]) -> None:
         self._fetch = fetch
-        self._scratch: Scratch | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._worker: UnitWorker | None = None
 
     def open(self, setup: Sequence[Any]) -> Failure | None:
@@ -273,18 +284,18 @@ class ScoringActor:
         self._remove()
 
     def _remove(self) -> None:
-        if self._scratch is not None:
-            self._scratch.close()
-            self._scratch = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _opened(self, setup: Sequence[Any]) -> UnitWorker:
         if self._worker is None:
             # A sequence of one, because Ray would fetch a bare reference for each call.
             (stored,) = setup
             found = self._fetch(stored)
-            sweep()
-            self._scratch = self._scratch or Scratch()
-            folder = self._scratch.folder
+            self._remove()
+            self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+            folder = Path(self._folder.name)
             write_files(folder, found.files)
             model = verify_copies(found.scoring.model, lambda bundle: folder / bundle.name)
             self._worker = replace(found.scoring, model=model).open()
@@ -309,45 +320,3 @@ def write_files(folder: Path, files: Files) -> None:
         path = folder / check_relative(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         content.tofile(path)
-
-
-class Scratch:
-    """A new temporary folder; it is locked while its process lives, until `close`.
-
-    A killed process cannot clean up: the next one on the machine removes folders without a lock.
-    """
-
-    def __init__(self) -> None:
-        # Locked before it has the name that `sweep` looks for.
-        made = Path(tempfile.mkdtemp(prefix=".mlctl-"))
-        self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.folder = made.rename(made.with_name(PREFIX + made.name.removeprefix(".mlctl-")))
-
-    def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder)
-        os.close(self._lock)
-
-
-def sweep() -> int:
-    """Remove the folders of dead processes; return how many there were."""
-    return sum(map(_removed, Path(tempfile.gettempdir()).glob(f"{PREFIX}*")))
-
-
-def _removed(folder: Path) -> bool:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(folder, flags)
-    except OSError:  # removed meanwhile, or another user's
-        return False
-    try:
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            return False
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-            return True
-        return False
-    finally:
-        os.close(descriptor)

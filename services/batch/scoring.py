@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from services.batch.answers import (
 )
 from services.batch.filters import Filter
 from services.batch.units import Piece, ScoredPiece, Unit
+from services.generate.options import AnswerOptions
 from services.runtime.bisect import Arrays, Scored, score_rows
 from services.runtime.tabular.input_columns import InputColumns
 from services.runtime.tabular.tensors import Reasons, Tensors, to_tensors
@@ -28,8 +29,11 @@ from services.runtime.tabular.values import with_nul
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from services.generate.scorer import TextScorer
     from services.runtime.pipeline_scorer import PipelineScorer
     from services.runtime.scorer import Scorer
+
+BatchScorer: TypeAlias = "Scorer | PipelineScorer | TextScorer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class ScoringPlan:
     forbid_nan: bool = False
     finite_outputs: bool = False
     forbid_nul: bool = False
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -51,7 +56,7 @@ class ScoringPlan:
         return tuple(dict.fromkeys((*self.keep, *inputs, *condition)))
 
 
-def run_checked(scorer: Scorer | PipelineScorer, inputs: Arrays) -> dict[str, np.ndarray]:
+def run_checked(scorer: BatchScorer, inputs: Arrays) -> dict[str, np.ndarray]:
     """Check and score `inputs`; one row at a time, as online, where rows influence each other."""
     scorer.check(inputs)
     if scorer.joinable:
@@ -72,7 +77,7 @@ class PieceScorer:
 
     def __init__(
         self,
-        scorer: Scorer | PipelineScorer,
+        scorer: BatchScorer,
         plan: ScoringPlan,
         schema: pa.Schema,
         quarantine: pa.Schema,

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,6 +131,8 @@ class Job:
         quarantine: columns of the quarantine.
         partition_by: columns whose values become folders.
         keep: columns copied from the input.
+        facts: more for the record of the job.
+        outputs: those of the model.
     """
 
     fingerprint: Mapping[str, str]
@@ -138,6 +141,7 @@ class Job:
     partition_by: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    outputs: tuple[TensorSpec, ...] = ()
 
     @cached_property
     def id(self) -> str:
@@ -203,9 +207,9 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """A destination of answers, for several threads; for several machines if `distributed`."""
+    """A destination of answers, for several threads."""
 
-    distributed: bool
+    # Whether text with a NUL character is rejected.
     forbids_nul: bool
 
     def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
@@ -226,10 +230,6 @@ class Sink(Protocol):
         The caller may repeat the call. SINK_UNAVAILABLE and the OSError of a full disk are
         transient.
         """
-        ...
-
-    def markers(self) -> dict[str, Marker]:
-        """Return the markers of the job by unit."""
         ...
 
     def finish(self, summary: Mapping[str, object]) -> None:

@@ -7,13 +7,16 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.scoring import PieceScorer, ScoringPlan
+from bundle.packages import require_packages
+from bundle.verify import VerifiedBundle
+from services.batch.scoring import BatchScorer, PieceScorer, ScoringPlan
 from services.batch.units import Marker, Piece, ScoredPiece, Sink, Source, Unit
 from services.runtime.bisect import TooManyError
 from services.runtime.scorable import Scorable, open_scorable, unit_rows
+from services.runtime.settings import RuntimeSettings, read_environment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +94,7 @@ class Scoring:
     def open(self) -> UnitWorker:
         """Load the model."""
         scorer = PieceScorer(
-            open_scorable(self.model, self.batch_rows),
+            self._open_scorer(),
             self.plan,
             self.schema,
             self.quarantine,
@@ -99,3 +102,17 @@ class Scoring:
         )
         rows = self.piece_rows or unit_rows(self.model)
         return UnitWorker(self.source, self.sink, self.plan.columns, scorer, rows, self.max_bad)
+
+    def _open_scorer(self) -> BatchScorer:
+        if not is_language_model(self.model):
+            return open_scorable(self.model, self.batch_rows)
+        require_packages("generate", "llguidance", "tokenizers")
+        from services.generate.scorer import open_text_scorer
+
+        settings = read_environment(RuntimeSettings)
+        return open_text_scorer(self.model, settings, self.plan.answers)
+
+
+def is_language_model(model: Scorable) -> TypeGuard[VerifiedBundle]:
+    """Return whether the answers are generated text."""
+    return isinstance(model, VerifiedBundle) and model.manifest.generation is not None

@@ -32,7 +32,8 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
             accepted; unset, what the bundle says, else 4096 and no limit below overload.
         max_wait_ms: the longest time that a batch is held back for clients that were just answered;
             unset, what the bundle says, else as long as that pays.
-        deadline_ms: the time of a request, reading included.
+        deadline_ms: the time of a request, reading included; of a language model's until its first
+            token.
         hang_s: a batch that runs for longer, and for 20 times what is expected, hangs, and its
             worker ends.
     """

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from bundle.errors import ErrorCode, MlctlError
 
 # Digests whose generations are kept: both slots of a rollout, and one that was tried before.
 KEPT_DIGESTS = 3
-# A job renews the lease on its generation several times in this time. A job whose lease has run
-# out counts as dead: another one may resume its generation or drop it.
-LEASE_SECONDS = 60.0
+# An incomplete generation of this age is dropped once a newer one of its model is complete.
+ABANDONED_SECONDS = 86_400.0
+NO_UNITS: Mapping[str, str] = MappingProxyType({})
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -49,30 +50,16 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationCommit:
-    """One step of a job: rows, and the records of the units that they complete.
-
-    `units` and `bad` map ids to records in JSON; `resolved` are ids of bad rows to remove.
-    """
-
-    rows: Sequence[PrecomputedRow]
-    units: Mapping[str, str] = field(default_factory=dict)
-    bad: Mapping[str, str] = field(default_factory=dict)
-    resolved: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class JobRecord:
     """The store's record of the job that writes a generation.
 
-    `job` describes the job, `units` maps the ids of committed units to their records, `bad` is
-    the number of bad rows. A generation that is not `intact` has lost rows.
+    `job` describes the job, `units` maps the ids of committed units to their records. A generation
+    that is not `intact` has lost rows.
     """
 
     job: str
     units: Mapping[str, str]
-    bad: int
-    intact: bool
+    intact: bool = True
 
 
 class GenerationReader(Protocol):
@@ -94,27 +81,22 @@ class PrecomputedStore(Protocol):
         """Return a reader whose lookups time out after `timeout` seconds; opens nothing yet."""
         ...
 
-    def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
-        """Create a generation that no reader sees, leased to `owner`; return its number."""
+    def create(self, digest: str, made_at: float, job: str = "") -> int:
+        """Create a generation that no reader sees; return its number."""
         ...
 
-    def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
-        """Take or renew the lease on a generation, and replace its `job` if one is given.
+    def commit(
+        self,
+        generation: int,
+        rows: Sequence[PrecomputedRow],
+        units: Mapping[str, str] = NO_UNITS,
+        committed: int = 0,
+    ) -> None:
+        """Add rows, or replace those of the same keys, and then record their units in JSON by id.
 
-        False if the generation is gone, or while another owner has the lease.
-        """
-        ...
-
-    def release(self, generation: int, owner: str) -> None:
-        """End the lease if `owner` has it."""
-        ...
-
-    def commit(self, generation: int, owner: str, commit: GenerationCommit, units: int = 0) -> None:
-        """Add rows, or replace those of the same keys, and record their units.
-
-        A unit is recorded only after all its rows. JOB_RUNNING if `owner` no longer owns the
-        generation; JOB_CHANGED if the store holds fewer than the `units` units that the job has
-        committed before, or has lost rows.
+        Doing a unit twice is harmless, so several runs of one job may write a generation.
+        JOB_CHANGED if the generation was dropped, if the store holds fewer than the `committed`
+        units that the job has committed before, or if it has lost rows.
         """
         ...
 
@@ -122,16 +104,12 @@ class PrecomputedStore(Protocol):
         """Return the record of the generation's job; None if no job made it."""
         ...
 
-    def quarantine(self, generation: int) -> Mapping[str, str]:
-        """Return the records of the generation's bad rows by their ids."""
-        ...
-
     def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
         """Put `rows` into the live generation of `digest`; create one if there is none."""
         ...
 
-    def seal(self, generation: int, owner: str, units: int = 0) -> None:
-        """Mark a generation of at least `units` units as complete; raises what `commit` does."""
+    def seal(self, generation: int, committed: int = 0) -> None:
+        """Mark a generation as complete; raises what `commit` does."""
         ...
 
     def flip(self, generation: int, at: float) -> None:
@@ -186,13 +164,12 @@ def surplus(generations: Sequence[Generation]) -> list[Generation]:
     ]
 
 
-def taken_over(generation: int) -> MlctlError:
-    """The error of a job whose generation is no longer its own."""
+def dropped(generation: int) -> MlctlError:
+    """The error of a job whose generation does not exist any more."""
     return MlctlError(
-        ErrorCode.JOB_RUNNING,
-        f"generation {generation} no longer belongs to this job: it was dropped or lost, or "
-        "another machine took it over after this job did not renew its lease",
-        "Run the same command again: it resumes the generation or starts another one.",
+        ErrorCode.JOB_CHANGED,
+        f"generation {generation} was dropped while the job wrote it",
+        "Run the same command again: it starts another generation.",
     )
 
 

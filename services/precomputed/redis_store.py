@@ -16,51 +16,42 @@ import redis
 
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import (
-    LEASE_SECONDS,
+    NO_UNITS,
     Generation,
-    GenerationCommit,
     JobRecord,
     PrecomputedRow,
     StoreError,
+    dropped,
     incomplete,
     require_sealed,
     rows_lost,
     surplus,
-    taken_over,
 )
 
 _WRITE_SECONDS = 30.0
 _FIELDS = 3_500  # per call of a script; unpack() takes up to 8,000 values
 _AT = struct.Struct("<d")
 _NAMES = "mlctl:precomputed:names"
-_STREAM = "stream"  # owner of a generation that a stream writes
-_NOT_OWNED, _LOST = -1, -2
+_DROPPED, _LOST = -1, -2
 _GET = """
 local live = redis.call('HGET', KEYS[1], ARGV[1])
 if not live then return {} end
 return redis.call('HMGET', KEYS[2] .. live, unpack(ARGV, 2))
 """
-_CLAIM = """
-local holder = redis.call('GET', KEYS[2])
-if redis.call('EXISTS', KEYS[1]) == 0 or (holder and holder ~= ARGV[1]) then return 0 end
-redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], unpack(ARGV, 3))
-return 1
-"""
-_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
-# Keys: the generation's metadata, rows and units. Returns the number of its rows, -1 if another
-# owner has it, -2 if it has fewer rows or units than were committed.
+# Keys: the generation's metadata, rows and units. Records and returns the number of its rows; -1 if
+# it was dropped, -2 if it has fewer rows or units than were committed.
 _CHECK = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return -1 end
+if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local rows = redis.call('HLEN', KEYS[2])
 if rows < tonumber(redis.call('HGET', KEYS[1], 'rows') or 0) then return -2 end
-if redis.call('HLEN', KEYS[3]) < tonumber(ARGV[2]) then return -2 end
+if redis.call('HLEN', KEYS[3]) < tonumber(ARGV[1]) then return -2 end
+redis.call('HSET', KEYS[1], 'rows', rows)
 return rows
 """
-# Sets fields of the hash KEYS[2]; returns their number, -1 if another owner has the generation.
+# Sets fields of the hash KEYS[2]; returns their number, -1 if the generation was dropped.
 _WRITE = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return -1 end
-redis.call('HSET', KEYS[2], unpack(ARGV, 2))
+if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
+redis.call('HSET', KEYS[2], unpack(ARGV))
 return redis.call('HLEN', KEYS[2])
 """
 # Sets rows of a generation only while it is the live one of its digest; returns 1 if it was.
@@ -85,10 +76,9 @@ return 1
 class RedisStore:
     """The generations of `name` in the Redis server at `url`."""
 
-    def __init__(self, name: str, url: str, lease: float = LEASE_SECONDS) -> None:
+    def __init__(self, name: str, url: str) -> None:
         self._url = url
         self._name = name
-        self._lease_ms = int(lease * 1000)
         # The braces make a cluster keep all keys of a name on one node.
         self._prefix = f"mlctl:precomputed:{{{name}}}"
         self._db = _client(url, socket_timeout=_WRITE_SECONDS)
@@ -96,58 +86,46 @@ class RedisStore:
     def reader(self, digest: str, timeout: float) -> RedisReader:
         return RedisReader(self._url, self._prefix, digest, timeout)
 
-    def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
+    def create(self, digest: str, made_at: float, job: str = "") -> int:
         with _translate_errors():
             number = int(self._db.incr(f"{self._prefix}:last"))
-            meta = {"digest": digest, "made_at": made_at, "sealed": 0, "owner": owner, "job": job}
             pipe = self._db.pipeline()
             pipe.sadd(_NAMES, self._name)
+            meta = {"digest": digest, "made_at": made_at, "sealed": 0, "job": job}
             pipe.hset(self._meta(number), mapping=meta)
-            pipe.set(self._lease(number), owner, px=self._lease_ms)
             pipe.sadd(f"{self._prefix}:numbers", number)
             pipe.execute()
             return number
 
-    def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
-        facts = () if job is None else ("job", job)
-        keys = (self._meta(generation), self._lease(generation))
+    def commit(
+        self,
+        generation: int,
+        rows: Sequence[PrecomputedRow],
+        units: Mapping[str, str] = NO_UNITS,
+        committed: int = 0,
+    ) -> None:
         with _translate_errors():
-            return bool(self._db.eval(_CLAIM, 2, *keys, owner, self._lease_ms, *facts))
-
-    def release(self, generation: int, owner: str) -> None:
-        with _translate_errors():
-            self._db.eval(_RELEASE, 1, self._lease(generation), owner)
-
-    def commit(self, generation: int, owner: str, commit: GenerationCommit, units: int = 0) -> None:
-        with _translate_errors():
-            count = self._check(generation, owner, units)
-            values = [(row.key, _AT.pack(row.at) + row.payload) for row in commit.rows]
+            count = self._check(generation, committed)
+            values = [(row.key, _AT.pack(row.at) + row.payload) for row in rows]
             for start in range(0, len(values), _FIELDS):
                 part = values[start : start + _FIELDS]
-                now = self._write(generation, owner, self._rows(generation), part)
+                now = self._write(generation, self._rows(generation), part)
                 if now < count:
                     raise rows_lost(generation)
                 count = now
-            self._write(generation, owner, self._bad(generation), list(commit.bad.items()))
-            self._write(generation, owner, self._meta(generation), [("rows", str(count))])
+            self._check(generation, committed)
             # Last, so that a recorded unit has its rows.
-            self._write(generation, owner, self._units(generation), list(commit.units.items()))
-            if commit.resolved:
-                self._db.hdel(self._bad(generation), *commit.resolved)
+            self._write(generation, self._units(generation), list(units.items()))
 
     def record(self, generation: int) -> JobRecord | None:
         with _translate_errors():
             job, rows = self._db.hmget(self._meta(generation), "job", "rows")
             if not job:
                 return None
-            units = _texts(self._db.hgetall(self._units(generation)))
-            bad = int(self._db.hlen(self._bad(generation)))
+            found = self._db.hgetall(self._units(generation))
+            units = {key.decode(): value.decode() for key, value in found.items()}
             intact = self._db.hlen(self._rows(generation)) >= int(rows or 0)
-            return JobRecord(job.decode(), units, bad, intact)
-
-    def quarantine(self, generation: int) -> Mapping[str, str]:
-        with _translate_errors():
-            return _texts(self._db.hgetall(self._bad(generation)))
+            return JobRecord(job.decode(), units, intact)
 
     def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
         with _translate_errors():
@@ -166,8 +144,8 @@ class RedisStore:
         live = self._db.hget(pointer, digest)
         if live is not None:
             return int(live)
-        number = self.create(digest, at, _STREAM)
-        self.seal(number, _STREAM)
+        number = self.create(digest, at)
+        self.seal(number)
         if self._db.hsetnx(pointer, digest, number):
             self._db.hset(self._meta(number), "flipped_at", repr(at))
             return number
@@ -178,10 +156,10 @@ class RedisStore:
         keys = (f"{self._prefix}:live", self._rows(generation))
         return bool(self._db.eval(_UPSERT, len(keys), *keys, digest, generation, *values))
 
-    def seal(self, generation: int, owner: str, units: int = 0) -> None:
+    def seal(self, generation: int, committed: int = 0) -> None:
         with _translate_errors():
-            self._check(generation, owner, units)
-            self._write(generation, owner, self._meta(generation), [("sealed", "1")])
+            self._check(generation, committed)
+            self._write(generation, self._meta(generation), [("sealed", "1")])
 
     def flip(self, generation: int, at: float) -> None:
         with _translate_errors():
@@ -230,46 +208,32 @@ class RedisStore:
     def close(self) -> None:
         self._db.close()
 
-    def _check(self, generation: int, owner: str, units: int) -> int:
-        """Return the number of rows; raise if another owner has the generation or rows are lost."""
+    def _check(self, generation: int, committed: int) -> int:
+        """Return the number of rows; raise if the generation was dropped or has lost some."""
         keys = (self._meta(generation), self._rows(generation), self._units(generation))
-        found = int(self._db.eval(_CHECK, len(keys), *keys, owner, units))
-        if found == _NOT_OWNED:
-            raise taken_over(generation)
+        found = int(self._db.eval(_CHECK, len(keys), *keys, committed))
         if found == _LOST:
             raise rows_lost(generation)
+        if found == _DROPPED:
+            raise dropped(generation)
         return found
 
-    def _write(
-        self, generation: int, owner: str, key: str, fields: Sequence[tuple[str, str | bytes]]
-    ) -> int:
+    def _write(self, generation: int, key: str, fields: Sequence[tuple[str, str | bytes]]) -> int:
         """Set fields of the hash `key`; return the number of its fields."""
         count = 0
         for start in range(0, len(fields), _FIELDS):
             flat = [part for pair in fields[start : start + _FIELDS] for part in pair]
-            count = int(self._db.eval(_WRITE, 2, self._meta(generation), key, owner, *flat))
-            if count == _NOT_OWNED:
-                raise taken_over(generation)
+            count = int(self._db.eval(_WRITE, 2, self._meta(generation), key, *flat))
+            if count == _DROPPED:
+                raise dropped(generation)
         return count
 
     def _parts(self, generation: int) -> tuple[str, ...]:
         """Return all keys of a generation."""
-        return (
-            self._rows(generation),
-            self._units(generation),
-            self._bad(generation),
-            self._meta(generation),
-            self._lease(generation),
-        )
-
-    def _lease(self, generation: int) -> str:
-        return f"{self._prefix}:lease:{generation}"
+        return self._rows(generation), self._units(generation), self._meta(generation)
 
     def _units(self, generation: int) -> str:
         return f"{self._prefix}:units:{generation}"
-
-    def _bad(self, generation: int) -> str:
-        return f"{self._prefix}:bad:{generation}"
 
     def _meta(self, generation: int) -> str:
         return f"{self._prefix}:meta:{generation}"
@@ -303,10 +267,6 @@ class RedisReader:
 
     def close(self) -> None:
         self._db.close()
-
-
-def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {key.decode(): value.decode() for key, value in fields.items()}
 
 
 def list_names(url: str) -> list[str]:

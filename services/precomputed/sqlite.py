@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,16 +10,15 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import (
-    LEASE_SECONDS,
+    NO_UNITS,
     Generation,
-    GenerationCommit,
     JobRecord,
     PrecomputedRow,
     StoreError,
+    dropped,
     require_sealed,
     rows_lost,
     surplus,
-    taken_over,
 )
 
 # Rows that a reader caches, including keys without a row.
@@ -32,105 +30,69 @@ _READ_SECONDS = 0.005
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS generations (
     number INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT NOT NULL, made_at REAL NOT NULL,
-    sealed INTEGER NOT NULL DEFAULT 0, flipped_at REAL
+    sealed INTEGER NOT NULL DEFAULT 0, flipped_at REAL, job TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS live (
     digest TEXT PRIMARY KEY, generation INTEGER NOT NULL, previous INTEGER
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS jobs (
-    generation INTEGER PRIMARY KEY, owner TEXT NOT NULL, lease_until REAL NOT NULL,
-    job TEXT NOT NULL
-);
 CREATE TABLE IF NOT EXISTS units (
     generation INTEGER, id TEXT, record TEXT NOT NULL, PRIMARY KEY (generation, id)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS bad (
-    generation INTEGER, id TEXT, record TEXT NOT NULL, PRIMARY KEY (generation, id)
-) WITHOUT ROWID;
 """
-# Unix time in seconds.
-_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
-_CLAIM = f"""
-INSERT INTO jobs SELECT number, ?, {_NOW} + ?, coalesce(?, '') FROM generations WHERE number = ?
-ON CONFLICT (generation) DO UPDATE
-SET owner = excluded.owner, lease_until = excluded.lease_until, job = coalesce(?, job)
-WHERE owner = excluded.owner OR lease_until < {_NOW}
-"""  # noqa: S608 - a constant
 
 
 class SqliteStore:
     """The generations in the file `path`, which the first write creates."""
 
-    def __init__(self, path: Path, lease: float = LEASE_SECONDS) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._lease = lease
         self._db: sqlite3.Connection | None = None
-        self._lock = threading.Lock()  # a thread renews the job's lease
 
     def reader(self, digest: str, timeout: float) -> SqliteReader:  # noqa: ARG002 - it never waits
         return SqliteReader(self._path, digest)
 
-    def create(self, digest: str, made_at: float, owner: str, job: str = "") -> int:
+    def create(self, digest: str, made_at: float, job: str = "") -> int:
         with self._transaction() as db:
-            number = _create(db, digest, made_at)
-            db.execute(_CLAIM, (owner, self._lease, job, number, job))
-            return number
+            return _create(db, digest, made_at, job)
 
-    def claim(self, generation: int, owner: str, job: str | None = None) -> bool:
+    def commit(
+        self,
+        generation: int,
+        rows: Sequence[PrecomputedRow],
+        units: Mapping[str, str] = NO_UNITS,
+        committed: int = 0,
+    ) -> None:
         with self._transaction() as db:
-            return db.execute(_CLAIM, (owner, self._lease, job, generation, job)).rowcount == 1
-
-    def release(self, generation: int, owner: str) -> None:
-        with self._transaction() as db:
-            values = (generation, owner)
-            db.execute("UPDATE jobs SET lease_until = 0 WHERE generation = ? AND owner = ?", values)
-
-    def commit(self, generation: int, owner: str, commit: GenerationCommit, units: int = 0) -> None:
-        with self._transaction() as db:
-            _require_owned(db, generation, owner, units)
-            _put(db, generation, commit.rows)
-            for table, records in (("units", commit.units), ("bad", commit.bad)):
-                db.executemany(
-                    f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",  # noqa: S608 - ours
-                    [(generation, key, record) for key, record in records.items()],
-                )
+            _check(db, generation, committed)
+            _put(db, generation, rows)
             db.executemany(
-                "DELETE FROM bad WHERE generation = ? AND id = ?",
-                [(generation, key) for key in commit.resolved],
+                "INSERT OR REPLACE INTO units VALUES (?, ?, ?)",
+                [(generation, key, record) for key, record in units.items()],
             )
 
     def record(self, generation: int) -> JobRecord | None:
         with self._transaction() as db:
-            found = db.execute("SELECT job FROM jobs WHERE generation = ?", (generation,))
-            job = found.fetchone()
-            if job is None or not job[0]:
+            query = "SELECT job FROM generations WHERE number = ?"
+            found = db.execute(query, (generation,)).fetchone()
+            if found is None or not found[0]:
                 return None
             units = db.execute("SELECT id, record FROM units WHERE generation = ?", (generation,))
-            (bad,) = db.execute(
-                "SELECT count(*) FROM bad WHERE generation = ?", (generation,)
-            ).fetchone()
-            # Rows and units are committed in one transaction.
-            return JobRecord(job[0], dict(units), bad, intact=True)
-
-    def quarantine(self, generation: int) -> Mapping[str, str]:
-        with self._transaction() as db:
-            return dict(
-                db.execute("SELECT id, record FROM bad WHERE generation = ?", (generation,))
-            )
+            # Rows and units are committed in one transaction, so no rows are lost.
+            return JobRecord(found[0], dict(units))
 
     def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
         with self._transaction() as db:
             found = db.execute("SELECT generation FROM live WHERE digest = ?", (digest,)).fetchone()
             if found is None:
-                generation = _create(db, digest, rows[0].at, sealed=True)
+                generation = _create(db, digest, rows[0].at, "", sealed=True)
                 _flip(db, generation, rows[0].at)
             else:
                 (generation,) = found
             _put(db, generation, rows)
 
-    def seal(self, generation: int, owner: str, units: int = 0) -> None:
+    def seal(self, generation: int, committed: int = 0) -> None:
         with self._transaction() as db:
-            _require_owned(db, generation, owner, units)
+            _check(db, generation, committed)
             db.execute("UPDATE generations SET sealed = 1 WHERE number = ?", (generation,))
 
     def flip(self, generation: int, at: float) -> None:
@@ -157,7 +119,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._translate_errors() as db:
+        with self._translate_errors() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -279,10 +241,12 @@ def _table(generation: int) -> str:
     return f"rows_{int(generation)}"
 
 
-def _create(db: sqlite3.Connection, digest: str, made_at: float, *, sealed: bool = False) -> int:
-    values = (digest, made_at, sealed)
+def _create(
+    db: sqlite3.Connection, digest: str, made_at: float, job: str, *, sealed: bool = False
+) -> int:
     cursor = db.execute(
-        "INSERT INTO generations (digest, made_at, sealed) VALUES (?, ?, ?)", values
+        "INSERT INTO generations (digest, made_at, job, sealed) VALUES (?, ?, ?, ?)",
+        (digest, made_at, job, sealed),
     )
     number = int(cursor.lastrowid or 0)
     db.execute(
@@ -316,19 +280,17 @@ def _flip(db: sqlite3.Connection, generation: int, at: float) -> None:
 def _drop(db: sqlite3.Connection, generation: int) -> None:
     db.execute(f"DROP TABLE IF EXISTS {_table(generation)}")
     db.execute("DELETE FROM generations WHERE number = ?", (generation,))
-    for table in ("jobs", "units", "bad"):
-        db.execute(f"DELETE FROM {table} WHERE generation = ?", (generation,))  # noqa: S608 - ours
+    db.execute("DELETE FROM units WHERE generation = ?", (generation,))
     db.execute("UPDATE live SET previous = NULL WHERE previous = ?", (generation,))
     db.execute("DELETE FROM live WHERE generation = ?", (generation,))
 
 
-def _require_owned(db: sqlite3.Connection, generation: int, owner: str, units: int) -> None:
-    """Raise unless `owner` has the generation, and it has at least `units` units."""
-    found = db.execute("SELECT owner FROM jobs WHERE generation = ?", (generation,)).fetchone()
-    if found != (owner,):
-        raise taken_over(generation)
+def _check(db: sqlite3.Connection, generation: int, committed: int) -> None:
+    """Raise unless the generation exists and has at least `committed` units."""
+    if _sealed(db, generation) is None:
+        raise dropped(generation)
     query = "SELECT count(*) FROM units WHERE generation = ?"
-    if db.execute(query, (generation,)).fetchone()[0] < units:
+    if db.execute(query, (generation,)).fetchone()[0] < committed:
         raise rows_lost(generation)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
@@ -66,15 +65,6 @@ def list_names(location: str | None = None) -> list[str]:
         return sorted(path.stem for path in _folder(location).glob("*.db"))
     found: list[str] = _redis_module().list_names(location)
     return found
-
-
-def lock_path(name: str, location: str | None = None) -> Path:
-    """Return the file that jobs of this machine lock while they write the predictions `name`."""
-    location = (
-        str(_folder(location).absolute()) if location is None or "://" not in location else location
-    )
-    digest = hashlib.sha256(location.encode()).hexdigest()
-    return _folder(None) / f"{name}-{digest[:12]}.lock"
 
 
 def _folder(location: str | None) -> Path:

@@ -7,7 +7,7 @@ tensor no numbers; overflow is an error; BF16 has no JSON form.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from types import MappingProxyType
@@ -47,6 +47,23 @@ _OTHER: Mapping[Datatype, frozenset[type]] = MappingProxyType(
 _CALLED: Mapping[type, str] = MappingProxyType(
     {bool: "true and false", str: "strings", int: "whole numbers", float: "numbers"}
 )
+
+
+def decode_nullable(
+    spec: TensorSpec, values: Sequence[Any], decode: Callable[[list[Any]], np.ndarray]
+) -> np.ndarray:
+    """Return one value per row, with NaN or empty text where it is None.
+
+    `decode` converts the other values, and raises INVALID_INPUT for a wrong one.
+    """
+    missing = [number for number, value in enumerate(values) if value is None]
+    text = spec.dtype is _BYTES
+    filler = "" if text else 0
+    array = decode([filler if value is None else value for value in values])
+    if missing and not text:
+        array = array.copy()
+        array[missing] = np.nan
+    return array
 
 
 def decode_flat(declared: Declared, text: bytes) -> np.ndarray | None:

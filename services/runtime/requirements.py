@@ -26,6 +26,8 @@ REQUIREMENTS = (
     "prometheus-client", "protobuf",
     "pydantic", "pydantic-settings", "uvicorn", "uvloop",
 )  # fmt: skip
+# What a bundle of a language model needs besides.
+_GENERATION = ("jinja2", "llguidance", "tokenizers")
 MAX_BYTES = 16 << 10
 _MAX_PACKAGES = 64
 # ONNX Runtime's provider is linked to major version 10; a newer major does not load.
@@ -53,13 +55,14 @@ def pin_requirements(
     not installed, INVALID_INPUT for transforms that need different versions.
     """
     pins = dict[str, str]()
-    for name in REQUIREMENTS:
+    generates = any(bundle.manifest.generation is not None for bundle in bundles)
+    for name in (*REQUIREMENTS, *(_GENERATION if generates else ())):
         version = installed(name)
         if version is None:
             raise MlctlError(
                 ErrorCode.RUNTIME_MISSING,
                 f"package {name!r} is not installed",
-                install_hint("serve"),
+                install_hint("generate" if name in _GENERATION else "serve"),
             )
         pins[name] = f"{name}=={version}"
     for name, pin in _runtime(flavor, installed):

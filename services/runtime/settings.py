@@ -37,6 +37,9 @@ class RuntimeSettings(BaseSettings):
         threads: CPU threads of the session.
         cuda_graphs: run each of the bundle's batch sizes as one CUDA graph (provider cuda).
         require_signature: the public key that must have signed a bundle before it is loaded.
+        max_sequences: the answers that a language model writes at once.
+        max_sequence_tokens: of a prompt with its answer; at most the model's context. The KV cache
+            is as large as `max_sequences` of these need.
         tensorrt_lengths: MIN:OPT:MAX size of every dynamic dimension but the batch, for engines.
     """
 
@@ -48,6 +51,8 @@ class RuntimeSettings(BaseSettings):
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     cuda_graphs: bool = False
     require_signature: Path | None = None
+    max_sequences: Annotated[int, Field(ge=1, le=256)] = 8
+    max_sequence_tokens: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
     tensorrt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
 
     @property

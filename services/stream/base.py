@@ -165,6 +165,14 @@ class RejectedAnswersError(MlctlError):
         self.rejected = rejected
 
 
+class RetryLaterError(MlctlError):
+    """A destination is unavailable; it may accept the messages after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(ErrorCode.SINK_UNAVAILABLE, message)
+        self.retry_after = retry_after
+
+
 class RebalanceListener(Protocol):
     """Notified from inside poll() when partitions move to another consumer."""
 

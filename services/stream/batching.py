@@ -23,6 +23,9 @@ _FIRST_LIMIT = 256
 _GROWTH = 4
 # Shares of the latency goal: for waiting, and for the batch itself; another batch may be before it.
 _WAITING, _WORKING = 0.25, 0.4
+# A batch may take as long as so many of one message. The first estimate of a larger size is twice
+# that of its half, so a factor of 2 would try none.
+_ALONE = 2.5
 _VALUE = itemgetter(2)
 
 
@@ -49,7 +52,10 @@ class BatchingWindow:
         self._costs.observe(messages, seconds)
         self._largest = max(self._largest, messages)
         bound = min(self.goals.messages, max(_FIRST_LIMIT, _GROWTH * self._largest))
-        working = _WORKING * self.goals.latency_s
+        # A batch of one message may already take longer, as with a distant broker: more messages
+        # in a batch then keep up with the stream, and cost hardly any latency.
+        alone = self._costs.known.get(1, 0.0)
+        working = max(_WORKING * self.goals.latency_s, _ALONE * alone)
         # Powers of two, so that costs of few sizes have to be learned.
         self.limit = 1
         while 2 * self.limit <= bound and self._costs.seconds(2 * self.limit) <= working:

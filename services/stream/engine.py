@@ -24,6 +24,7 @@ from services.stream.base import (
     Message,
     Outgoing,
     RejectedAnswersError,
+    RetryLaterError,
     StreamConnection,
 )
 from services.stream.batching import BatchGoals, BatchingWindow, DeadLetterLimit, MessageBuffer
@@ -474,6 +475,8 @@ class StreamEngine:
                 left = deadline - self.clock.monotonic()
                 if error.code not in TRANSIENT or left <= 0 or self.stop.is_set():
                     raise
+                if isinstance(error, RetryLaterError):
+                    wait = max(wait, error.retry_after)
                 wait = min(wait, left)
                 self._report(StreamPhase.PAUSED, f"{error.message}; trying again in {wait:.1f} s")
                 self.stop.wait(wait)

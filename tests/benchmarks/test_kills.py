@@ -1,4 +1,4 @@
-"""The kills of `benchmarks.rollout`, with one promotion for each of two victims."""
+"""The kills of `benchmarks.rollout` and `benchmarks.runners`, with one or two of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import pytest
 
 from benchmarks import kills
 from benchmarks.result import BenchmarkResult, RunConditions
+from benchmarks.stream import kills as stream_kills
+
+
+def empty_result() -> BenchmarkResult:
+    conditions = RunConditions(
+        started=datetime.now(UTC), commit="", machine="", versions={}, load_at_start=0.0
+    )
+    return BenchmarkResult(program="runners", conditions=conditions)
 
 
 @pytest.mark.slow
@@ -16,10 +24,7 @@ def test_kills__client_and_daemon_killed__promotions_end_without_failed_requests
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path))
-    conditions = RunConditions(
-        started=datetime.now(UTC), commit="", machine="", versions={}, load_at_start=0.0
-    )
-    result = BenchmarkResult(program="rollout", conditions=conditions)
+    result = empty_result()
     kills.measure(2, 1, result)
     (table,) = result.tables
     assert "0 processes left" in table.title
@@ -28,3 +33,19 @@ def test_kills__client_and_daemon_killed__promotions_end_without_failed_requests
         killed, promoted, _rolled_back, wrong, requests, failed = rows[victim]
         assert (killed, promoted, wrong, failed) == ("1", "1", "0", "0")
         assert requests != "0"
+
+
+@pytest.mark.slow
+def test_stream_kills__one_kill__counts_every_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = {"SQLite log": stream_kills.STREAMS["SQLite log"]}
+    monkeypatch.setattr(stream_kills, "STREAMS", streams)
+    result = empty_result()
+    stream_kills.measure(1, 1, tmp_path, result)
+    ((_name, killed, sent, lost, twice, dead, dead_twice, _ended, early, failed, _seconds),) = (
+        result.tables[0].rows
+    )
+    assert int(killed) >= 1
+    assert (lost, twice, dead_twice, early, failed) == ("0", "0", "0", "0", "0")
+    assert int(dead) == int(sent.replace(",", "")) // 50

@@ -15,6 +15,7 @@ from services.online.settings import ServerSettings
 from services.runtime.bento_store import find_bento
 from services.runtime.requirements import RuntimeFlavor
 from tests.support.serving import launch, stop
+from tests.support.serving_fixtures import LABELS
 from tests.support.wait import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ def test_build_bento__bundle__names_the_tag_and_labels(
     assert labels == {
         "mlctl.digest": built.digest,
         "mlctl.content": built.content_digest,
-        "mlctl.model": "tiny-optimized",
+        **LABELS,
     }
 
 
@@ -72,7 +73,7 @@ def test_build_bento__altered_bento__is_built_again_with_the_same_bytes(
 ) -> None:
     path, before = built.path / "src" / name, files_of(built.path)
     path.write_bytes(before[f"src/{name}"][::-1])
-    repaired = build_bento(shared_bundle, {"mlctl.model": "tiny-optimized"})
+    repaired = build_bento(shared_bundle, LABELS)
     assert not repaired.reused
     assert repaired.content_digest == built.content_digest
     # BentoML notes when it built; every other byte of the second build is the first one's.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bundle.output_kinds import OutputKind, agreement, output_kind
+from bundle.output_kinds import OutputKind, agreement, output_kind, same_top_class
 
 ROWS = 500
 RANDOM = np.random.default_rng(3)
@@ -47,6 +47,14 @@ def test_agreement__scores__is_the_same_top_class() -> None:
     found = agreement(OutputKind.CLASS_SCORES, scores, scores * [[0.1, 2.0]])
     assert found is not None
     assert found.tolist() == [False, True]
+
+
+def test_agreement__equal_scores__any_of_their_classes_agrees() -> None:
+    reference = np.array([[0.5, 0.5, 0.0], [0.5, 0.4, 0.1]])
+    found = reference + np.array([0.0, 1e-8, 0.0])
+    third = np.array([[0.4, 0.1, 0.5], [0.4, 0.5, 0.1]])
+    assert same_top_class(reference, found).tolist() == [True, True]
+    assert same_top_class(reference, third).tolist() == [False, False]
 
 
 def test_agreement__labels__is_equality_of_the_row() -> None:

@@ -17,6 +17,7 @@ from bundle.home import HOME_VARIABLE
 from cli.main import cli
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
+from tests.support.tiny_llm import tiny_llm_source, write_texts
 
 
 @pytest.fixture
@@ -117,6 +118,40 @@ def test_sigterm__while_it_publishes__is_an_interrupt(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_optimize__a_language_model__prints_its_speed_and_perplexity(
+    catalog: MemoryCatalog, tmp_path: Path
+) -> None:
+    write_texts(tmp_path / "texts.jsonl")
+    catalog.sources["tiny", "1"] = tiny_llm_source()
+    result = run("--data", "texts.jsonl", "--recipes", "gen-int4", "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["variants"]
+    assert found["measured"]["score"]["value"] < 1.5
+    assert found["measured"]["first_token_ms"] > 0
+    assert found["measured"]["tokens_per_second"] > 0
+    table = run("--data", "texts.jsonl", "--recipes", "gen-int4").stdout
+    assert "First ms  Tokens/s" in table
+    assert "ms@" not in table
+
+
+def test_optimize__a_perplexity_limit_of_another_model__is_rejected(catalog: MemoryCatalog) -> None:
+    result = run("--data", "rows.npz", "--max-perplexity-increase", "0.1")
+    assert result.exit_code == 2
+    assert "only a language model has a perplexity to limit" in result.stderr
+    assert not catalog.published
+
+
+def test_models_import__a_folder_that_is_no_language_model__says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    command = ["models", "import", str(tmp_path), "--name", "bert"]
+    result = CliRunner().invoke(cli, command)
+    assert "it is BertModel, not a model ForCausalLM" in result.stderr
+    result = CliRunner().invoke(cli, [*command, "--constant", "sr=1"])
+    assert "--signature and --constant are for ONNX files" in result.stderr
+
+
 def test_models__of_an_empty_registry__names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

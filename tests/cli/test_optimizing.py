@@ -20,6 +20,12 @@ def told(stage: Stage, status: StepStatus, recipe: str | None = None) -> StepEve
     return StepEvent(stage, status, recipe)
 
 
+def new_board(recipes: tuple[str, ...], clock: ManualClock) -> Board:
+    board = Board(clock)
+    board.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, recipes=recipes))
+    return board
+
+
 def step(done: int, total: int, what: str = "sensitivity") -> StepEvent:
     return StepEvent(Stage.VARIANT, StepStatus.WORKING, "int8-cpu", what, done, total)
 
@@ -30,7 +36,7 @@ def state(board: Board, name: str) -> str:
 
 def test_the_board_follows_a_recipe_from_waiting_to_measured() -> None:
     clock = ManualClock()
-    board = Board(["fp32", "int8-cpu"], clock)
+    board = new_board(("fp32", "int8-cpu"), clock)
     assert [row[0] for row in board.cells()] == ["resolve", "export", "fp32", "int8-cpu", "publish"]
     assert state(board, "int8-cpu") == "waiting"
     board.event(told(Stage.VARIANT, StepStatus.STARTED, "int8-cpu"))
@@ -52,7 +58,7 @@ def test_the_board_follows_a_recipe_from_waiting_to_measured() -> None:
 
 def test_a_new_phase_starts_its_own_count() -> None:
     clock = ManualClock()
-    board = Board(["int8-cpu"], clock)
+    board = new_board(("int8-cpu",), clock)
     for event in (step(0, 2, "calibration"), step(2, 2, "calibration")):
         board.event(event)
         clock.advance(10)
@@ -63,7 +69,7 @@ def test_a_new_phase_starts_its_own_count() -> None:
 
 
 def test_failures_and_cached_steps_say_so() -> None:
-    board = Board(["int4"], ManualClock())
+    board = new_board(("int4",), ManualClock())
     board.event(told(Stage.EXPORT, StepStatus.CACHED))
     board.event(
         StepEvent(Stage.VARIANT, StepStatus.FAILED, "int4", "no kernel", variant=failed("int4"))
@@ -84,7 +90,7 @@ def test_durations_are_shown_as_a_clock_does(seconds: float, text: str) -> None:
 
 
 def test_the_board_is_drawn_without_columns_that_say_nothing() -> None:
-    board = Board(["fp32"], ManualClock())
+    board = new_board(("fp32",), ManualClock())
     board.event(told(Stage.RESOLVE, StepStatus.STARTED))
     file = io.StringIO()
     Console(file=file, width=100).print(board)
@@ -93,12 +99,12 @@ def test_the_board_is_drawn_without_columns_that_say_nothing() -> None:
 
 
 def test_a_pipe_gets_one_line_for_each_finished_step(capsys: pytest.CaptureFixture[str]) -> None:
-    with watching(CommandOutput(as_json=False), ["fp32"]) as progress:
+    with watching(CommandOutput(as_json=False)) as progress:
         assert isinstance(progress, Lines)
         progress.event(told(Stage.VARIANT, StepStatus.STARTED, "fp32"))
         progress.event(step(1, 2))
         progress.event(told(Stage.VARIANT, StepStatus.FINISHED, "fp32"))
-    with watching(CommandOutput(as_json=True), ["fp32"]) as progress:
+    with watching(CommandOutput(as_json=True)) as progress:
         progress.event(told(Stage.VARIANT, StepStatus.FINISHED, "fp32"))
     assert capsys.readouterr() == ("", "  fp32 finished\n")
 

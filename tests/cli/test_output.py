@@ -1,5 +1,6 @@
 import errno
 import json
+import sqlite3
 from pathlib import Path
 
 import click
@@ -50,6 +51,11 @@ def test_an_error_with_json_is_a_document_on_stdout() -> None:
     assert result.stderr == ""
 
 
+def test_reporting__misspelt_variable__every_command_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCTL_HOEM", "/tmp/x")
+    assert "did you mean MLCTL_HOME?" in run(MlctlError(ErrorCode.PORT_TAKEN, "taken")).stderr
+
+
 def test_ctrl_c_is_an_error_of_its_own() -> None:
     assert run(KeyboardInterrupt()).exit_code == 130
 
@@ -69,6 +75,11 @@ def test_the_unexpected_is_internal_and_shows_its_trace_on_demand(
     assert "ValueError: odd" in quiet.stderr
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
     assert "Traceback" in run(ValueError("odd")).stderr
+
+
+def test_reporting__sqlite_has_no_space__is_a_full_disk() -> None:
+    result = run(sqlite3.OperationalError("database or disk is full"))
+    assert (result.exit_code, "there is no space left" in result.stderr) == (13, True)
 
 
 def test_output__full_disk__is_reported_as_such() -> None:

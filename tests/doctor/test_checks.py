@@ -12,11 +12,13 @@ from doctor.checks import (
     Severity,
     check_home,
     check_precomputed,
+    check_registry,
     check_runtime,
     check_tensorrt,
     run_checks,
 )
-from services.precomputed.base import GenerationCommit, PrecomputedRow
+from rollout.drivers.local.ports import free_ports
+from services.precomputed.base import PrecomputedRow
 from services.precomputed.store_urls import open_store
 from services.runtime.tensorrt import machine as tensorrt
 from services.runtime.tensorrt.machine import Gpu
@@ -41,6 +43,14 @@ def test_this_machine_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     findings = {finding.check: finding for finding in run_checks()}
     assert {name for name, f in findings.items() if f.severity is not Severity.OK} == set()
     assert importlib.metadata.version("onnxruntime") in findings["runtime"].message
+
+
+def test_registry__no_server_listens__is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{port}")
+    finding = check_registry()
+    assert finding.severity is Severity.FAIL
+    assert f"no MLflow registry answers at http://127.0.0.1:{port}: " in finding.message
 
 
 def test_no_runtime_is_a_failure_that_names_both_extras(
@@ -75,7 +85,7 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "file" / "below"))
     findings = {finding.check: finding for finding in run_checks()}
     assert findings["registry"].severity is Severity.FAIL
-    assert "NotADirectoryError" in findings["registry"].message
+    assert "not a directory" in findings["registry"].message
     assert findings["python"].severity is Severity.OK
 
 
@@ -124,8 +134,8 @@ def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
     )
     store = open_store("scores", str(tmp_path))
     number = store.create("d" * 64, 0.0, "me")
-    store.commit(number, "me", GenerationCommit([PrecomputedRow("a", 0.0, b"1")]))
-    store.seal(number, "me")
+    store.commit(number, [PrecomputedRow("a", 0.0, b"1")])
+    store.seal(number)
     store.flip(number, 1.0)
     store.close()
     found = check_precomputed()

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from bundle.home import HOME_VARIABLE
 from cli.main import cli
-from examples.fraud.train import STREAMED_ROWS, train
 from registry.tracking import TRACKING_VARIABLE
 
 
@@ -25,6 +24,8 @@ def mlctl(*arguments: str) -> str:
 def test_fraud__from_training_to_a_stream__answers_every_payment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from examples.fraud.train import STREAMED_ROWS, train  # loads XGBoost
+
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
     data, stream = tmp_path / "data", f"sqlite://{tmp_path}/events.db"

@@ -1,11 +1,7 @@
-"""The project that `mlctl init` writes works at once, up to a Bento."""
+"""What `mlctl init` writes; the project is used in test_tutorial.py."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +9,6 @@ import yaml  # type: ignore[import-untyped]
 
 from bundle.errors import ErrorCode, MlctlError
 from examples.skeleton.create import TEMPLATES, create_project
-from tests.support.mlctl import Mlctl
 
 
 def test_init__new_folder__names_the_model_after_it(tmp_path: Path) -> None:
@@ -38,35 +33,3 @@ def test_init__one_file_exists__writes_nothing(tmp_path: Path) -> None:
         create_project(tmp_path)
     assert failed.value.code is ErrorCode.INVALID_INPUT
     assert [each.name for each in tmp_path.iterdir()] == ["rows.py"]
-
-
-@pytest.mark.slow
-@pytest.mark.may_stall
-def test_init__its_project__trains_optimizes_and_builds(tmp_path: Path) -> None:
-    folder = tmp_path / "net"
-    mlctl = Mlctl(tmp_path)
-    assert mlctl.json("init", "net")["model"] == "net"
-    environment = {**mlctl.environment, "MLCTL_HOME": str(folder / ".mlctl")}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    script = (
-        ". ./.env && python train.py --epochs 2 >&2"
-        " && mlctl optimize net@candidate --data rows:evaluation --transform transform.py"
-        " --recipes fp32,fp16 >&2"
-        " && mlctl build net --push bento >&2"
-        ' && mlctl pull "folder:$(echo bento/*)" --json >&2'
-        " && mlctl show net --json"
-    )
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert [each["name"] for each in shown["signature"]["outputs"]] == ["label", "probability"]
-    assert {each["recipe"] for each in shown["variants"]} == {"fp32", "fp16"}
-    assert shown["bentos"] == [f"net:{shown['digest'][:12]}"]

@@ -59,12 +59,12 @@ def write_numbers(folder: Path) -> None:
         path = folder / "in" / f"land={land}" / "a.parquet"
         path.parent.mkdir(parents=True)
         half = slice(land * ROWS // 2, (land + 1) * ROWS // 2)
-        parquet.write_table(tables.table(x[half], half.start), path, row_group_size=40)
+        parquet.write_table(tables.table(x[half], half.start), path, row_group_size=UNIT)
 
 
 def run_numbers(folder: Path) -> None:
     """Score the numbers into partitions of the output that is named in a file of the folder."""
-    config = BatchConfig(keep=("id", "x"), partition_by=("land",), unit_rows=40, forbid_nan=True)
+    config = BatchConfig(keep=("id", "x"), partition_by=("land",), unit_rows=UNIT, forbid_nan=True)
     sink = open_sink((folder / "target").read_text())
     bundle = verify(folder / "bundle")
     tables.score(bundle, folder / "in", sink, config=config, limit=str(len(POISONED)))
@@ -76,6 +76,11 @@ def run_in_s3(folder: Path) -> None:
         run_numbers(folder)
 
 
+def read_tables(system: Any, names: list[str]) -> list[pa.Table]:
+    """Read files of a folder or bucket, all at once."""
+    return [parquet.read_table(pa.BufferReader(each)) for each in system.cat(names).values()]
+
+
 def check_numbers(folder: Path) -> None:
     """Check that the output has each row once, with the answers of ONNX Runtime."""
     target = (folder / "target").read_text()
@@ -83,22 +88,16 @@ def check_numbers(folder: Path) -> None:
     system.invalidate_cache()
     names = [name for name in system.find(root) if "part-" in name]
     bad_names = [name for name in names if "_mlctl/quarantine" in name]
-    tables_found = [
-        parquet.read_table(pa.BufferReader(system.cat_file(name)))
-        for name in names
-        if name not in bad_names and name.rpartition("/")[2] not in FOREIGN
+    answer_names = [
+        name for name in names if name not in bad_names and name.rpartition("/")[2] not in FOREIGN
     ]
-    found = pa.concat_tables(tables_found).sort_by("id")
+    found = pa.concat_tables(read_tables(system, answer_names)).sort_by("id")
     assert found["id"].to_pylist() == sorted(set(range(ROWS)) - POISONED)
     runtime: Any = onnxruntime
     session = runtime.InferenceSession(str(folder / "bundle" / "model.onnx"))
     (expected,) = session.run(["y"], {"x": tables.matrix(found["x"])})
     np.testing.assert_array_equal(tables.matrix(found["y"]), expected)
-    bad = [
-        row
-        for name in bad_names
-        for row in parquet.read_table(pa.BufferReader(system.cat_file(name))).to_pylist()
-    ]
+    bad = [row for table in read_tables(system, bad_names) for row in table.to_pylist()]
     assert sorted(row["id"] for row in bad) == sorted(POISONED)
     assert all("NaN" in row["mlctl_reason"] for row in bad)
     assert system.exists(f"{root}/_SUCCESS")

@@ -10,7 +10,7 @@ import pytest
 from bundle.verify import verify
 from services.batch.job import BatchConfig
 from services.batch.precomputed_sink import PrecomputedSink
-from services.precomputed.store_urls import lock_path, open_store
+from services.precomputed.store_urls import open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.wait import PATIENCE_SECONDS, wait_until
@@ -19,8 +19,7 @@ NAME, ROWS, UNIT = "answers", 2_000, 20
 
 
 def run_job(folder: Path) -> None:
-    place = str(folder / "store")
-    sink = PrecomputedSink(NAME, open_store(NAME, place), lock_path(NAME, place))
+    sink = PrecomputedSink(NAME, open_store(NAME, str(folder / "store")))
     config = BatchConfig(keep=("id",), unit_rows=UNIT)
     tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, config=config)
 

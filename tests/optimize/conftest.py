@@ -6,16 +6,19 @@ exported the next one takes from the cache.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from bundle.files import exclusive
 from bundle.home import HOME_VARIABLE
 from registry.mlflow_catalog import MlflowCatalog
 from registry.tracking import TRACKING_VARIABLE
 from tests.support.memory_catalog import MemoryCatalog
+from tests.support.shared import run_folder
 from tests.support.sources import onnx_source
 from tests.support.torch_models import (
     Branching,
@@ -43,7 +46,22 @@ def vectors() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def optimize_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of this process, with a copy of the registry; its artifacts stay where they are.
+
+    The models are logged once per run.
+    """
+    logged = run_folder(tmp_path_factory) / "optimize-models"
+    with exclusive(logged.with_suffix(".lock")):
+        if not (logged / "complete").exists():
+            logged.mkdir()
+            _log_models(logged)
+            (logged / "complete").touch()
     home = tmp_path_factory.mktemp("optimize-home")
+    shutil.copyfile(logged / "mlflow.db", home / "mlflow.db")
+    return home
+
+
+def _log_models(home: Path) -> None:
     torch.manual_seed(0)
     pair, wide = np.ones((2, 3), np.float32), np.ones((2, 6, 16), np.float32)
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +83,6 @@ def optimize_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log_torch(Branching(), "branching", pair, serialization="pickle")
         log_torch(Looping(), "looping", pair, serialization="pickle")
         log_torch(Doubling(), "doubling", pair, serialization="pickle")
-    return home
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from registry.tracking import (
     PICKLE_VARIABLE,
     TRACKING_VARIABLE,
     configure_tracking,
+    missing_model_hint,
     registry_address,
     tracking_uri,
 )
@@ -98,6 +99,18 @@ def test_registry_address__of_any_uri__has_no_credentials(
 ) -> None:
     monkeypatch.setenv(TRACKING_VARIABLE, uri)
     assert registry_address() == address
+
+
+def test_missing_model_hint__mlflow_logged_to_this_folder__names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
+    assert "another registry" in missing_model_hint()
+    (tmp_path / "mlflow.db").touch()
+    assert missing_model_hint().endswith("export MLFLOW_TRACKING_URI=sqlite:///$PWD/mlflow.db")
+    monkeypatch.setenv(TRACKING_VARIABLE, "http://example.test")
+    assert "another registry" in missing_model_hint()
 
 
 def test_a_registry_of_an_unknown_kind__fails__without_its_password(

@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bento.packaging import BuiltBento
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
+from tests.test_architecture import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_stall, pytest.mark.timeout(600)]
 
@@ -59,11 +61,31 @@ def test_demo__from_an_empty_folder__promotes_and_rolls_back(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_demo__sigterm_while_it_deploys__leaves_nothing(tmp_path: Path) -> None:
+# The demo with a Bento that exists already, because only its deployment matters.
+BUILT_DEMO = """
+import shutil, sys
+from cli.main import main
+from examples.digits.story import Story
+
+store, tag = sys.argv.pop(), sys.argv.pop()
+
+def copied(story, name, chapter=None):
+    shutil.copytree(store, story.home / "bentoml")
+    return tag
+
+Story._train = lambda story, recipe: None
+Story._optimize_and_build = copied
+main()
+"""
+
+
+def test_demo__sigterm_while_it_deploys__leaves_nothing(
+    tmp_path: Path, built: BuiltBento, store_home: Path
+) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"}
-    command = [sys.executable, "-m", "cli.main", "demo"]
+    command = [sys.executable, "-c", BUILT_DEMO, "demo", built.tag, str(store_home)]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
     ) as demo:
         assert demo.stderr is not None
         for line in demo.stderr:

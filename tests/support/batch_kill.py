@@ -16,12 +16,16 @@ from pathlib import Path
 from tests.support.wait import PATIENCE_SECONDS
 
 _PRELOADED = [
+    "aiobotocore.session",
+    "pyarrow.dataset",
     "pyarrow.parquet",
+    "s3fs",
     "onnxruntime",
     "services.runtime.scorer",
     "services.batch.job",
     "services.batch.sinks",
     "services.batch.sources",
+    "s3fs",
 ]
 
 # A job: scores the input in a folder into its output, and returns when that is complete.

@@ -19,9 +19,10 @@ from examples.digits.story import replaced_environment
 
 @dataclass(frozen=True, slots=True)
 class Mlctl:
-    """The command line with all state under `home`, which is also the current directory."""
+    """The command line with all state under `home`; `folder`, by default `home`, is current."""
 
     home: Path
+    folder: Path | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -39,7 +40,7 @@ class Mlctl:
         a process of its own: `run_process`, `command`.
         """
         path = sys.path.copy()  # some commands add the current directory
-        with replaced_environment(self.environment), contextlib.chdir(self.home):
+        with replaced_environment(self.environment), contextlib.chdir(self.folder or self.home):
             try:
                 result = CliRunner().invoke(cli, arguments, prog_name="mlctl")
             finally:
@@ -61,7 +62,7 @@ class Mlctl:
         return subprocess.run(
             self.command(*arguments),
             env=self.environment,
-            cwd=self.home,
+            cwd=self.folder or self.home,
             capture_output=True,
             text=True,
             timeout=timeout,

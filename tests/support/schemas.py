@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-
 Json = dict[str, Any]
 _FOLDER = Path(__file__).parents[1] / "deploy/schemas"
 _WITH_KINDS = ("kubernetes", "gateway-api", "keda", "prometheus-operator", "kserve")
@@ -85,9 +83,16 @@ def _kinds() -> dict[str, tuple[str, str]]:
 def _validator(kind: str) -> Any:
     name, definition = _kinds()[kind]
     known = {**_read("kubernetes")["$defs"], **_read(name)["$defs"]}
-    return Draft202012Validator({"$ref": f"#/$defs/{definition}", "$defs": known})
+    return _draft_2020_12()({"$ref": f"#/$defs/{definition}", "$defs": known})
 
 
 @functools.cache
 def _compose() -> Any:
-    return Draft202012Validator(_read("compose"))
+    return _draft_2020_12()(_read("compose"))
+
+
+def _draft_2020_12() -> Any:
+    # Its import compiles grammars for a second, which not every process of a run should do.
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+    return Draft202012Validator

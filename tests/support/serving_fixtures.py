@@ -11,6 +11,13 @@ from bento.packaging import BuiltBento, build_bento
 from bundle.verify import VerifiedBundle
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running
+from tests.support.tiny_llm import make_tiny_llm_bundle
+
+LABELS = {
+    "mlctl.model": "tiny-optimized",
+    "mlctl.version": "1",
+    "mlctl.source": "models:/tiny/1",
+}
 
 
 @pytest.fixture
@@ -30,10 +37,16 @@ def shared_bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
 
 
 @pytest.fixture(scope="session")
+def tiny_llm_bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
+    """A language model; a test that uses it is slow, because the first one trains it."""
+    return make_tiny_llm_bundle(tmp_path_factory.mktemp("tiny-llm") / "bundle")
+
+
+@pytest.fixture(scope="session")
 def built(store_home: Path, shared_bundle: VerifiedBundle) -> BuiltBento:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(store_home))
-        return build_bento(shared_bundle, {"mlctl.model": "tiny-optimized"})
+        return build_bento(shared_bundle, LABELS)
 
 
 @pytest.fixture(scope="session")

@@ -32,10 +32,10 @@ from rollout.drivers.headers import (
 
 ROUTES_FILE = "routes.json"
 ROUTE_NAME = "deployment"
-# Answers in pieces last as long as they last. HTTP's show a sign of life every 15 s, gRPC's
-# may be silent for as long as a piece takes to be made.
+# Streamed answers, and all generated text, take as long as their pieces take. HTTP's streams send
+# something every 15 s, gRPC's may be silent for as long as a piece takes to be made.
 _STREAMS = {
-    "http": ".*/(infer_stream|generate_stream)",
+    "http": ".*/(infer_stream|generate|generate_stream)|/v1/(chat/)?completions",
     "grpc": ".*/(ModelStreamInfer|Watch|ServerReflectionInfo)",
 }
 _OURS = "mlctl"

@@ -75,8 +75,6 @@ _LEDGER: Mapping[str, tuple[Mapping[str, str], int]] = MappingProxyType(
 class DatabaseSink:
     """A sink of one table in `database`. Threads commit one after the other."""
 
-    distributed = False
-
     def __init__(self, database: Database, table: TableRef) -> None:
         self.forbids_nul = database.forbids_nul
         self._db = database
@@ -121,10 +119,6 @@ class DatabaseSink:
 
     def find(self, unit: Unit) -> Marker | None:  # noqa: ARG002 - the table is locked by this job
         return None
-
-    def markers(self) -> dict[str, Marker]:
-        with self._lock, self._db.transaction():
-            return self._markers()
 
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
         import pyarrow as pa

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.filters import Filter
@@ -27,24 +28,24 @@ class FilePlan:
     schema: pa.Schema | None = None
 
 
-class InputFormat(Protocol):
-    """A file format; `suffixes` are those of its files."""
+class InputFormat(ABC):
+    """A file format; `suffixes` are those of its files. By default a file is one unit."""
 
     suffixes: ClassVar[tuple[str, ...]]
 
+    @abstractmethod
     def schema(self, file: InputFile) -> pa.Schema:
         """Return the columns of `file`, inferred from its beginning."""
-        ...
 
-    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:
+    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:  # noqa: ARG002
         """Return the units of `file`; `keys` is Arrow's expression of its partition, or None."""
-        ...
+        return FilePlan([(None, None)])
 
+    @abstractmethod
     def pieces(
         self, file: InputFile, part: Any, schema: pa.Schema, piece_rows: int
     ) -> Iterator[Piece]:
         """Yield the columns of `schema` of a unit."""
-        ...
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan, opened, parse_types
+from services.batch.formats.base import InputFormat, opened, parse_types
 from services.batch.locations import InputFile, suffix_of
 from services.batch.pieces import piece_without
 from services.batch.units import Piece, UnreadableRow
@@ -27,7 +26,7 @@ _NULLS = ("",)
 _SHOWN = 2_000
 
 
-class DelimitedFormat:
+class DelimitedFormat(InputFormat):
     """Types are those of the first 4 MiB; a row with a field of another type is a bad row."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
@@ -48,9 +47,6 @@ class DelimitedFormat:
         return pa.schema(
             [(field.name, self._types.get(field.name) or _plain(field.type)) for field in fields]
         )
-
-    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:  # noqa: ARG002
-        return FilePlan([(None, None)])
 
     def pieces(
         self,

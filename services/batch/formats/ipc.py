@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan, opened
+from services.batch.formats.base import InputFormat, opened
 from services.batch.locations import InputFile
 from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _MAGIC = b"ARROW1"
 
 
-class IpcFormat:
+class IpcFormat(InputFormat):
     """Columns must have the same types in every file."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".arrows", ".feather", ".ipc")
@@ -26,9 +25,6 @@ class IpcFormat:
     def schema(self, file: InputFile) -> pa.Schema:
         with _reader(file) as (schema, _batches):
             return schema
-
-    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:  # noqa: ARG002
-        return FilePlan([(None, None)])
 
     def pieces(
         self,

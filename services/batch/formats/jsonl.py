@@ -11,8 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan, opened, parse_types
+from services.batch.formats.base import InputFormat, opened, parse_types
 from services.batch.locations import InputFile
 from services.batch.units import Piece, UnreadableRow
 
@@ -24,7 +23,7 @@ _SAMPLE = 20_000
 _SHOWN = 2_000
 
 
-class JsonlFormat:
+class JsonlFormat(InputFormat):
     """A line that is no object, or has a value of another type than its column, is a bad row."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
@@ -43,9 +42,6 @@ class JsonlFormat:
         return pa.schema(
             [(field.name, self._types.get(field.name) or _plain(field.type)) for field in found]
         )
-
-    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:  # noqa: ARG002
-        return FilePlan([(None, None)])
 
     def pieces(
         self,

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan
+from services.batch.formats.base import FilePlan, InputFormat
 from services.batch.locations import InputFile
 from services.batch.units import Piece
 
@@ -22,7 +22,7 @@ _READ_BYTES = 16 << 20
 _COLUMN_BYTES = 1 << 16
 
 
-class ParquetFormat:
+class ParquetFormat(InputFormat):
     """A unit is consecutive row groups of one file with at least `unit_rows` rows in all."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")

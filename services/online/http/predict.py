@@ -42,7 +42,7 @@ from services.online.observability.calls import PREDICT, RequestRecord
 from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.json_body import parse_document
-from services.protocol.json_data import decode_data, encode_data
+from services.protocol.json_data import decode_data, decode_nullable, encode_data
 from services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
 from services.protocol.wire import declare, invalid, shown
 
@@ -336,18 +336,13 @@ def _column(spec: TensorSpec, rows: list[dict[str, Any]], *, optional: bool) -> 
     if missing and not (optional and len(spec.shape) == 1):
         problem = "is null" if spec.name in rows[missing[0]] else "is missing"
         raise invalid(f"row {missing[0]}: column {spec.name!r} {problem}")
-    for number in missing:
-        values[number] = "" if spec.dtype is Datatype.BYTES else 0
     try:
-        array = to_array(spec, values)
+        return decode_nullable(spec, values, lambda filled: to_array(spec, filled))
     except MlctlError:
         for number, value in enumerate(values):
-            _check_value(spec, number, value)
+            if value is not None:
+                _check_value(spec, number, value)
         raise
-    if missing and spec.dtype is not Datatype.BYTES:
-        array = array.copy()
-        array[missing] = np.nan
-    return array
 
 
 def _check_value(spec: TensorSpec, number: int, value: Any) -> None:

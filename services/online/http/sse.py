@@ -27,12 +27,12 @@ class GoneError(Exception):
 
 
 class EventWriter:
-    """Writes events to one response, whose head is sent with the first event."""
+    """Writes events to one response, whose head with `headers` is sent with the first event."""
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self.request_id = request_id
         self._send = send
-        self._headers = [
+        self.headers = [
             (b"content-type", b"text/event-stream"),
             (b"cache-control", b"no-cache"),
             # nginx and others buffer a page of what they forward.
@@ -45,7 +45,7 @@ class EventWriter:
         """Send the bytes of an event or a comment, when the connection takes them."""
         if not self.started:
             self.started = True
-            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            start = {"type": "http.response.start", "status": 200, "headers": self.headers}
             await self._send(start)
         await self._send({"type": "http.response.body", "body": event, "more_body": more})
 

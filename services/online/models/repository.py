@@ -9,12 +9,14 @@ several, the first; it calls the others.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
+from bundle.packages import require_packages
+from bundle.verify import VerifiedBundle
 from services.online.batching.budget import Inflight
 from services.online.models.pipeline import ServedPipeline
 from services.online.models.served_model import ServedModel
@@ -105,7 +107,7 @@ class ModelRepository:
         # One folder of samples holds the rows of one signature: the default model's.
         others = settings.model_copy(update={"sample_dir": None})
         self._models = tuple(
-            ServedModel(
+            _served(
                 bundle,
                 others if number or pipeline else settings,
                 clock=clock,
@@ -194,5 +196,15 @@ class ModelRepository:
 def serving_of(packed: BentoContents, settings: ServerSettings) -> ServedModel | ModelRepository:
     """What serves the bundles of one Bento."""
     if packed.bento_manifest is None:
-        return ServedModel(packed.bundles[0], settings)
+        return _served(packed.bundles[0], settings)
     return ModelRepository(packed, settings)
+
+
+def _served(bundle: VerifiedBundle, settings: ServerSettings, **shared: Any) -> ServedModel:
+    if bundle.manifest.generation is None:
+        return ServedModel(bundle, settings, **shared)
+    # Only the images of language models have its packages.
+    require_packages("generate", "llguidance", "tokenizers")
+    from services.online.models.generator import ServedGenerator
+
+    return ServedGenerator(bundle, settings, **shared)

@@ -77,6 +77,7 @@ class ServedModel:
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
+        self.generates = bundle.manifest.generation is not None
         self.optional_inputs = bundle.manifest.optional_inputs
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)

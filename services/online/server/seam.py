@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bentoml
 
@@ -44,6 +44,9 @@ from services.online.server.workers import (
 from services.online.settings import ServerSettings
 from services.runtime.bento_layout import BentoContents
 
+if TYPE_CHECKING:
+    from services.online.http.generate import GenerateApp
+
 # For calls that do not ask the model, and for bodies that are still arriving: the model's requests
 # are answered within their deadlines before.
 _GRPC_GRACE_SECONDS = 5.0
@@ -53,9 +56,9 @@ logger = logging.getLogger("mlctl.service")
 
 
 class Front:
-    """Sends /v2, /predict, SageMaker's paths and our description to our applications.
+    """Sends /v1, /v2, /predict, SageMaker's paths and our description to our applications.
 
-    BentoML's application gets the rest.
+    Only a language model has /v1. BentoML's application gets the rest.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class Front:
         sagemaker: App,
         other: App,
         publish: Callable[[], None],
+        generate: GenerateApp | None,
     ) -> None:
+        self._generate = generate
         self._v2 = v2
         self._predict = predict
         self._sagemaker = sagemaker
@@ -80,7 +85,9 @@ class Front:
             self._publish()
         app = self._other
         if scope["type"] == "http":
-            if path == "/v2" or path.startswith("/v2/"):
+            if self._generate is not None and self._generate.answers(path):
+                app = self._generate
+            elif path == "/v2" or path.startswith("/v2/"):
                 app = self._v2
             elif path == ROUTE or path.startswith(f"{ROUTE}/"):
                 app = self._predict
@@ -105,7 +112,12 @@ class MlctlService(bentoml.Service[Any]):
 
         v2, page = V2App(host, inference, *others), OpenApiPage(host)
         other = make_bento_app(self, is_main=is_main)
-        front = Front(v2, page, PredictApp(host), SageMakerApp(host), other, publish)
+        generate = None
+        if any(each.generates for each in host.hosts):
+            from services.online.http.generate import GenerateApp
+
+            generate = GenerateApp(host, inference, *others)
+        front = Front(v2, page, PredictApp(host), SageMakerApp(host), other, publish, generate)
         return gated(front, inference, host)
 
 

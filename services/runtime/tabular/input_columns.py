@@ -23,6 +23,8 @@ _SHOWN = 20
 class InputColumns:
     """The columns of an input: one column of lists, or one column per value, in order.
 
+    Lists are flat or nested, in row-major order; one size of a row may be dynamic.
+
     In an `optional` input null is NaN, or empty text.
     """
 
@@ -119,7 +121,7 @@ def _single_problem(feed: InputColumns, name: str, kind: Any) -> str | None:
         inner, depth = inner.value_type, depth + 1
     if depth == 0 and feed.width != 1:
         return f"column {name!r} has one value of {kind} in a row, expected {_width(feed)}"
-    if feed.width == DYNAMIC and not (depth == 1 and len(feed.spec.shape) == 2):
+    if feed.spec.shape[1:].count(DYNAMIC) > 1:
         return f"its rows of shape {list(feed.spec.shape[1:])} cannot be read from one column"
     if known > 0 and feed.width not in (DYNAMIC, known):
         return f"column {name!r} has {known} values in a row, expected {_width(feed)}"

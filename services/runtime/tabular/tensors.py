@@ -85,9 +85,10 @@ def _grouped(
         for feed in feeds:
             if feed.spec.name in sizes:
                 column = _flat(table.column(feed.columns[0]).take(rows))
-                group[feed.spec.name] = _values(
-                    column, feed, rows, sizes[feed.spec.name], reasons
-                ).reshape(len(rows), sizes[feed.spec.name])
+                width = sizes[feed.spec.name]
+                group[feed.spec.name] = _values(column, feed, rows, width, reasons).reshape(
+                    len(rows), *_row_shape(feed.spec, width)
+                )
             if forbid_nan:
                 _reject_nan(feed, group[feed.spec.name], rows, reasons)
         groups += _kept({feed.spec.name: group[feed.spec.name] for feed in feeds}, rows, reasons)
@@ -154,35 +155,42 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
+def _row_shape(spec: TensorSpec, width: int) -> tuple[int, ...]:
+    """Return the shape of a row of `width` values, whose shape has one dynamic size."""
+    step = -math.prod(spec.shape[1:])
+    return tuple(width // step if size == DYNAMIC else size for size in spec.shape[1:])
+
+
 def _lengths(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
-    """Return the number of values of each row; -1 for null."""
-    from pyarrow import compute
-
-    array = _flat(column)
-    found: np.ndarray = compute.fill_null(compute.list_value_length(array), -1).to_numpy(
-        zero_copy_only=False
-    )
-    for row in np.flatnonzero(found < 0).tolist():
-        reasons.setdefault(row, f"column {feed.columns[0]!r} is null")
-    return found.astype(np.int64)
+    """Return the number of values of each row of an input with a dynamic size; -1 for null."""
+    found, step = _value_counts(_flat(column)), -math.prod(feed.spec.shape[1:])
+    for row in np.flatnonzero((found < 0) | (found % step != 0)).tolist():
+        problem = f"has {found[row]} values, expected a multiple of {step}"
+        problem = "is null" if found[row] < 0 else problem
+        reasons.setdefault(row, f"column {feed.columns[0]!r} {problem}")
+    return found
 
 
-def _right_length(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
-    """Return which rows have a list, nested or not, with the input's number of values."""
+def _value_counts(column: Any) -> np.ndarray:
+    """Return the number of values of each list, nested or not; -1 for null."""
     import pyarrow as pa
     from pyarrow import compute
 
     inner = column.type.value_type
-    if pa.types.is_fixed_size_list(column.type) and not _is_list(inner):
+    if _is_list(inner):
+        return np.array([_nested_length(value) for value in column.to_pylist()], np.int64)
+    if pa.types.is_fixed_size_list(column.type):
         lengths = np.full(len(column), column.type.list_size)
         if column.null_count:
             lengths[compute.is_null(column).to_numpy(zero_copy_only=False)] = -1
-    elif not _is_list(inner):
-        lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy(
-            zero_copy_only=False
-        )
-    else:
-        lengths = np.array([_nested_length(value) for value in column.to_pylist()], np.int64)
+        return lengths
+    found = compute.fill_null(compute.list_value_length(column), -1)
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _right_length(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
+    """Return which rows have a list, nested or not, with the input's number of values."""
+    lengths = _value_counts(column)
     good: np.ndarray = lengths == feed.width
     for row in np.flatnonzero(~good).tolist():
         is_null = lengths[row] < 0

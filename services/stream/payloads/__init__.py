@@ -28,7 +28,6 @@ BY_NAME: Mapping[str, str] = MappingProxyType(
         "arrow": "services.stream.payloads.arrow",
         "raw": "services.stream.payloads.raw",
         "avro": "services.stream.payloads.avro",
-        "protobuf": "services.stream.payloads.protobuf",
     }
 )
 
@@ -42,7 +41,7 @@ class PayloadRequest:
 
     `keep` are fields of a message that its answer has as well, or KEEP_ALL. A message of more than
     `max_bytes`, or of more than `max_rows` rows, is rejected. `map` says which columns feed
-    which input, as `mlctl batch run --map`. Arrow columns of inputs in `optional` may have nulls.
+    which input, as `mlctl batch run --map`. Inputs in `optional` may be null.
     """
 
     name: str = "json"

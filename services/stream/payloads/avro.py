@@ -23,7 +23,7 @@ from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.jsonrows import JsonWriter, too_long
 from services.stream.payloads.objects import Carried, ObjectReader
-from services.stream.payloads.schemas import SchemaRegistry, require_registry_client
+from services.stream.payloads.schemas import SchemaRegistry
 
 _HEAD = struct.Struct(">BI")
 _PLAIN = ("null", "boolean", "long", "double", "string")
@@ -213,8 +213,9 @@ def _decoded(array: np.ndarray) -> list[Any]:
 
 
 def _require() -> None:
-    require_registry_client()
+    """RUNTIME_MISSING if a package of the extra is not installed."""
     try:
+        import confluent_kafka.schema_registry  # noqa: F401
         import fastavro  # noqa: F401
     except ModuleNotFoundError as error:
         raise MlctlError(

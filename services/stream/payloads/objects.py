@@ -1,7 +1,8 @@
 """Messages that are objects with a field for each input, converted to arrays together.
 
 An input's field is one row of it: flat, in the row's shape, or one plain value where the row
-has one. With one more level of lists it is several rows, and the answer has that level too.
+has one. With one more level of lists it is several rows, and the answer has that level too. Null
+or no field is a missing value of an input that may lack values.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
-from services.protocol.json_data import decode_data
+from services.protocol.json_data import decode_data, decode_nullable
 from services.protocol.wire import Declared, declare, invalid
 from services.stream.base import Decoded
 from services.stream.payloads import KEEP_ALL, PayloadRequest
@@ -56,6 +57,11 @@ class ObjectReader:
         self._outputs = frozenset(spec.name for spec in signature.outputs)
         self._max_rows = request.max_rows
         self._alone = alone
+        self._optional = {
+            spec.name
+            for spec in signature.inputs
+            if spec.name in request.optional and len(spec.shape) == 1
+        }
         self._fixed = all(DYNAMIC not in spec.shape[1:] for spec in signature.inputs)
 
     def read(self, documents: Sequence[Any], rejected: dict[int, str]) -> Sequence[Decoded]:
@@ -86,16 +92,20 @@ class ObjectReader:
         if set(map(type, documents)) != {dict}:
             return None
         try:
-            inputs = {
-                name: _column(spec, [document[name] for document in documents])
-                for name, spec in self._specs.items()
-            }
+            inputs = {name: self._column(spec, documents) for name, spec in self._specs.items()}
             carried: list[Carried | None] = [None] * len(documents)
             if self._keep:
                 carried = [self._carried(document, many=False) for document in documents]
         except (KeyError, TypeError, MlctlError):
             return None
         return MessageGroup(indices, inputs, [1] * len(documents), carried)
+
+    def _column(self, spec: TensorSpec, documents: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Return the rows of an input; KeyError for a field that no message may lack."""
+        if spec.name not in self._optional:
+            return _column(spec, [document[spec.name] for document in documents])
+        values = [document.get(spec.name) for document in documents]
+        return decode_nullable(spec, values, lambda filled: _column(spec, filled))
 
     def _one(self, index: int, document: Any) -> MessageGroup:
         found = None if self._alone is None else self._alone(index, document)
@@ -105,6 +115,9 @@ class ObjectReader:
         if found is None:
             found = {}
             for name, spec in self._specs.items():
+                if name in self._optional and document.get(name) is None:
+                    found[name] = self._column(spec, [document])
+                    continue
                 if name not in document:
                     names = ", ".join(repr(each) for each in self._specs)
                     raise invalid(f"input {name!r} is missing; the model's inputs are {names}")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
 from services.protocol.wire import invalid
 
 if TYPE_CHECKING:
@@ -77,18 +76,6 @@ class SchemaRegistry:
         if found is None:
             raise _rejected(404)
         return found
-
-
-def require_registry_client() -> None:
-    """RUNTIME_MISSING if Confluent's client is not installed."""
-    try:
-        import confluent_kafka.schema_registry  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            f"a schema registry needs the package {error.name}",
-            install_hint("avro"),
-        ) from error
 
 
 def _request(send: Callable[[], _T]) -> _T | None:

@@ -6,9 +6,9 @@
 All messages of a file are rows of one table. A rowid is a topic's number and an offset, so a topic
 is a range of rowids.
 
-One consumer of a group reads at a time, and the others stand by. A lease, measured by the
-machine's monotonic clock, decides which one reads. Ownership is checked again in the transaction
-of each commit, so a consumer whose lease expired cannot commit.
+One consumer of a group reads at a time, and the others stand by. A lease decides which one reads.
+Ownership is checked again in the transaction of each commit, so neither a consumer whose lease
+expired nor a clock that is set can cause a second answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from services.stream.base import (
     no_group,
 )
 
-_VERSION = 2
+_VERSION = 3
 _OPTIONS = frozenset({"retention", "lease"})
 _PARTITION = "0"
 _LEASE_SECONDS = 10.0
@@ -54,7 +54,6 @@ _PAGE = 4096
 _RETENTION_SECONDS, _RETENTION_BUDGET, _RETENTION_MESSAGES = 5.0, 0.25, 10_000
 # Retention does not wait for a group that had no consumer for 7 days, Kafka's default.
 _ABANDONED_SECONDS = 7 * 86_400.0
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _OFFSET_BITS = 40
 _TRANSIENT = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
@@ -66,12 +65,12 @@ CREATE TABLE messages (
 );
 CREATE TABLE positions (
     topic TEXT NOT NULL, consumers TEXT NOT NULL, committed INTEGER NOT NULL,
-    owner TEXT, boot TEXT, renewed REAL, lease REAL, active REAL NOT NULL,
+    owner TEXT, renewed REAL NOT NULL, lease REAL NOT NULL,
     PRIMARY KEY (topic, consumers)
 ) WITHOUT ROWID;
 """
 _OF_GROUP = "topic = :topic AND consumers = :group"
-_EXPIRED = "(owner IS NULL OR boot <> :boot OR abs(renewed - :now) > lease)"
+_EXPIRED = "(owner IS NULL OR abs(renewed - :now) > lease)"
 
 
 class Topic(NamedTuple):
@@ -183,7 +182,7 @@ class Log:
 
         The last message stays: it says which offset comes next.
         """
-        committed = "SELECT min(committed) FROM positions WHERE topic = ? AND active > ?"
+        committed = "SELECT min(committed) FROM positions WHERE topic = ? AND renewed > ?"
         statement = (
             "DELETE FROM messages WHERE id IN (SELECT id FROM (SELECT id, time_ms FROM messages "
             "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?) WHERE time_ms < ?)"
@@ -312,7 +311,7 @@ class SqliteConnection(StreamConnection):
         deadline = time.monotonic() + wait_s
         sleep = _MIN_SLEEP
         while True:
-            now = self._clock.monotonic()
+            now = self._clock.wall()
             if not self._next_renewal - self._lease <= now < self._next_renewal:
                 self._renew(now)
                 for retention in self._retention:
@@ -362,24 +361,17 @@ class SqliteConnection(StreamConnection):
         """Renew the lease, or take it if it is free or expired."""
         self._next_renewal = now + self._lease / _RENEWALS_PER_LEASE
         with self._log.transaction() as db:
-            values = {
-                **self._key,
-                "start": self._start(),
-                "boot": _boot(),
-                "now": now,
-                "lease": self._lease,
-                "active": time.time(),
-            }
+            values = {**self._key, "start": self._start(), "now": now, "lease": self._lease}
             db.execute(
-                "INSERT OR IGNORE INTO positions (topic, consumers, committed, active) "
-                "VALUES (:topic, :group, :start, :active)",
+                "INSERT OR IGNORE INTO positions "
+                "VALUES (:topic, :group, :start, NULL, :now, :lease)",
                 values,
             )
             query = f"SELECT owner = :me, committed FROM positions WHERE {_OF_GROUP}"
             owned, committed = db.execute(query, values).fetchone()
             taken = db.execute(
-                "UPDATE positions SET owner = :me, boot = :boot, renewed = :now, lease = :lease, "
-                f"active = :active WHERE {_OF_GROUP} AND (owner = :me OR {_EXPIRED})",
+                "UPDATE positions SET owner = :me, renewed = :now, lease = :lease "
+                f"WHERE {_OF_GROUP} AND (owner = :me OR {_EXPIRED})",
                 values,
             ).rowcount
         if self._position is not None and not owned:
@@ -445,15 +437,15 @@ class SqliteTransport(Transport):
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         with _existing(url) as (log, topic), translate_errors():
-            rows = log.db.execute(
-                f"SELECT consumers, committed, NOT {_EXPIRED}, active FROM positions "
-                "WHERE topic = :topic ORDER BY consumers",
-                {"topic": topic.name, "boot": _boot(), "now": SystemClock().monotonic()},
-            ).fetchall()
             now = time.time()
+            rows = log.db.execute(
+                f"SELECT consumers, committed, NOT {_EXPIRED}, renewed FROM positions "
+                "WHERE topic = :topic ORDER BY consumers",
+                {"topic": topic.name, "now": now},
+            ).fetchall()
             groups = [
-                GroupStatus(name, log.count_after(topic, committed), members, now - active)
-                for name, committed, members, active in rows
+                GroupStatus(name, log.count_after(topic, committed), members, now - renewed)
+                for name, committed, members, renewed in rows
             ]
             return StreamStatus(
                 Guarantee.EXACTLY_ONCE,
@@ -465,12 +457,7 @@ class SqliteTransport(Transport):
 
     def forget_group(self, url: StreamUrl, group: str) -> None:
         with _existing(url) as (log, topic), log.transaction() as db:
-            values = {
-                "topic": topic.name,
-                "group": group,
-                "boot": _boot(),
-                "now": SystemClock().monotonic(),
-            }
+            values = {"topic": topic.name, "group": group, "now": time.time()}
             statement = f"DELETE FROM positions WHERE {_OF_GROUP} AND {_EXPIRED}"
             if db.execute(statement, values).rowcount:
                 return
@@ -496,11 +483,6 @@ class _Retention:
         if self._seconds and now >= self._next:
             self._next = now + _RETENTION_SECONDS
             self._log.remove_old(self._topic, int((time.time() - self._seconds) * 1000))
-
-
-def _boot() -> str:
-    """Return an identifier of the machine's boot: the monotonic clock begins anew with it."""
-    return _BOOT.read_text().strip() if _BOOT.exists() else ""
 
 
 def _packed(headers: Headers) -> str:

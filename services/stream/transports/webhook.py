@@ -18,7 +18,13 @@ import httpx
 from bundle import __version__
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
-from services.stream.base import Outgoing, RejectedAnswersError, StreamUrl, Transport
+from services.stream.base import (
+    Outgoing,
+    RejectedAnswersError,
+    RetryLaterError,
+    StreamUrl,
+    Transport,
+)
 
 TOKEN_VARIABLE = "MLCTL_WEBHOOK_TOKEN"  # noqa: S105 - its name
 _CONNECTIONS = 16
@@ -59,7 +65,7 @@ class WebhookProducer:
     def publish(self, messages: Sequence[Outgoing]) -> None:
         """Send each message; return when all are accepted.
 
-        SINK_UNAVAILABLE: a repeated call sends only those that were neither accepted nor rejected.
+        RetryLaterError: a repeated call sends only those that were neither accepted nor rejected.
         RejectedAnswersError for those that the receiver rejects for good. INVALID_INPUT for a
         status that is about the URL or the token.
         """
@@ -87,7 +93,8 @@ class WebhookProducer:
         for _done in self._threads.map(send, _by_key(messages)):
             pass
         if errors:
-            raise min(errors, key=lambda error: error.code is ErrorCode.SINK_UNAVAILABLE)
+            # A permanent one first, else the one with the longest pause.
+            raise max(errors, key=lambda each: getattr(each, "retry_after", float("inf")))
         if rejected:
             raise RejectedAnswersError(ErrorCode.INVALID_INPUT, rejected)
         self._settled.clear()
@@ -99,17 +106,18 @@ class WebhookProducer:
         if message.key is not None:
             sent["mlctl-key"] = quote(message.key)
         try:
-            status = self._client.post(self._url, content=message.value, headers=sent).status_code
+            response = self._client.post(self._url, content=message.value, headers=sent)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise MlctlError(
-                ErrorCode.SINK_UNAVAILABLE, f"{self._shown}: {type(error).__name__}"
-            ) from error
+            raise RetryLaterError(f"{self._shown}: {type(error).__name__}") from error
+        status = response.status_code
         if 200 <= status < 300:
             return None
         if status in _REJECTED:
             return f"{self._shown} answered HTTP {status}"
         if status in _TRANSIENT or status >= 500:
-            raise MlctlError(ErrorCode.SINK_UNAVAILABLE, f"{self._shown} answered HTTP {status}")
+            pause = response.headers.get("retry-after", "")  # dates are rare, and ignored
+            seconds = float(pause) if pause.isdecimal() else 0.0
+            raise RetryLaterError(f"{self._shown} answered HTTP {status}", seconds)
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{self._shown} answered HTTP {status}",

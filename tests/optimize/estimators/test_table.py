@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from catboost import CatBoostClassifier, CatBoostRegressor
 from lightgbm import LGBMClassifier, LGBMRegressor
 from sklearn.base import is_classifier
 from sklearn.calibration import CalibratedClassifierCV
@@ -90,6 +91,7 @@ TABLE: dict[str, tuple[Any, float]] = {
     "linear support vectors": (LinearSVC(random_state=0), DOUBLE),
     "neural net": (MLPClassifier((8,), max_iter=500, tol=1e-2, random_state=0), DOUBLE),
 }
+_CAT = {"iterations": 20, "verbose": 0, "thread_count": 1, "allow_writing_files": False}
 MATRIX: dict[str, tuple[Any, float]] = {
     "bare logistic": (LogisticRegression(), DOUBLE),
     "bare tree": (DecisionTreeClassifier(max_depth=5, random_state=0), SINGLE),
@@ -108,6 +110,8 @@ MATRIX: dict[str, tuple[Any, float]] = {
     "xgboost regressor": (XGBRegressor(n_estimators=20, max_depth=3, n_jobs=1), SINGLE),
     "lightgbm": (LGBMClassifier(n_estimators=20, verbose=-1, n_jobs=1), SINGLE),
     "lightgbm regressor": (LGBMRegressor(n_estimators=20, verbose=-1, n_jobs=1), SINGLE),
+    "catboost": (CatBoostClassifier(**_CAT), SINGLE),
+    "catboost regressor": (CatBoostRegressor(**_CAT), SINGLE),
 }
 
 
@@ -188,6 +192,9 @@ def test_matrix__fresh_rows__answers_like_the_source(name: str, tmp_path: Path) 
         path = tmp_path / "model.ubj"
         model.save_model(path)
         source = file_source(path, ModelFormat.XGBOOST, 4)
+    elif name.startswith("catboost"):
+        model.save_model(tmp_path / "model.cb")
+        source = file_source(tmp_path / "model.cb", ModelFormat.CATBOOST, 4)
     else:
         source = skops_source(model, tmp_path, 4, lightgbm=name.startswith("lightgbm"))
     assert worst_difference(source, {"input": fresh}, tmp_path) <= limit
@@ -220,6 +227,19 @@ def test_estimator__not_supported__is_rejected_with_the_reason(name: str, tmp_pa
     with pytest.raises(MlctlError, match=reason) as caught:
         worst_difference(source, {"input": rows}, tmp_path)
     assert caught.value.code in (ErrorCode.UNSUPPORTED_MODEL, ErrorCode.EXPORT_FAILED)
+
+
+def test_catboost__categories__are_rejected_with_the_names_of_the_features(
+    tmp_path: Path,
+) -> None:
+    rows = customers(60, 1)[["visits", "city", "plan"]].fillna("unknown")
+    model = CatBoostClassifier(**_CAT, cat_features=["city", "plan"])
+    model.fit(rows, rows["visits"] > 3).save_model(tmp_path / "model.cb")
+    columns = {name: COLUMNS[name] for name in rows}
+    source = file_source(tmp_path / "model.cb", ModelFormat.CATBOOST, columns)
+    with pytest.raises(MlctlError, match=r"numeric features only.*: city, plan") as caught:
+        load_estimator(source)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
 def test_calibrated__classes__answers_like_the_source(tmp_path: Path) -> None:

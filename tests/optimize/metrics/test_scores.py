@@ -238,3 +238,13 @@ def test_custom_metric__no_number__is_named(name: str, reason: str) -> None:
 def test_load_metric__a_missing_function__is_named() -> None:
     with pytest.raises(MlctlError, match="has no function 'shares'; did you mean 'share'"):
         load_metric("my_metrics:shares")
+
+
+@pytest.mark.parametrize("metric", [ACCURACY, F1])
+def test_scores__a_tie_of_the_source__counts_as_the_class_of_the_source(metric: Metric) -> None:
+    source = {"s": np.tile([[0.5, 0.5, 0.0]], (40, 1))}
+    found = {"s": source["s"] + np.array([0.0, 1e-8, 0.0])}
+    labels = np.arange(40) % 2
+    assert compare_metric(metric, source, found, labels).drop.value == 0
+    other = {"s": np.tile([[0.4, 0.1, 0.5]], (40, 1))}
+    assert compare_metric(metric, source, other, labels).drop.value > 0

@@ -14,7 +14,8 @@ from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover, select
 from tests.optimize.recipes.models import answers, bench, images, network
 
-OWN = ["fp32", "fp16", "bf16", "int8-cpu", "int8-trt", "int4"]
+GENERATION = ["gen-fp32", "gen-fp16", "gen-int4"]
+OWN = ["fp32", "fp16", "bf16", "int8-cpu", "int8-trt", "int4", *GENERATION]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
 
 GOOD = """
@@ -97,6 +98,11 @@ def test_select__no_names__takes_all_for_the_target(target: Target, expected: li
     assert names(discover()) == OWN
 
 
+def test_select__no_names_for_a_language_model__takes_those_of_language_models() -> None:
+    assert names(select(None, Target.CPU, generates=True)) == GENERATION
+    assert select(None, Target.CUDA, generates=True) == ()
+
+
 def test_select__names__keep_their_order_once_each() -> None:
     assert names(select(["int4", "fp32", "int4"], Target.CPU)) == ["int4", "fp32"]
 
@@ -104,7 +110,9 @@ def test_select__names__keep_their_order_once_each() -> None:
 def test_select__an_unknown_name__suggests_similar_ones() -> None:
     error = rejection(["int8cpu"], Target.CPU)
     assert "did you mean 'int8-cpu'" in error.message
-    assert error.hint == "Recipes for cpu: fp32, fp16, int8-cpu, int4."
+    assert error.hint == (
+        "Recipes for cpu: fp32, fp16, int8-cpu, int4, gen-fp32, gen-fp16, gen-int4."
+    )
 
 
 def test_select__a_recipe_for_another_target__is_rejected() -> None:

@@ -70,6 +70,16 @@ def test_a_new_weight_needs_data_of_its_own() -> None:
     assert session.evidence.ticks == 6
 
 
+def test_session__candidate_fails_only_at_a_higher_weight__its_past_does_not_excuse_it() -> None:
+    session = after(*[GOOD] * 200, weight=5)
+    failing = Window(Counts(requests=100, errors=8, timed=92), Counts(requests=100, timed=100))
+    for _ in range(3):
+        session = absorb(session, TickObservation(failing), SPEC, 50)
+    verdict = judge(session, SPEC, final=False)
+    assert (verdict.gate, verdict.n) == (Gate.ERRORS_VS_LIMIT, 300)
+    assert result_of(verdict) is Result.INCONCLUSIVE
+
+
 def test_silence_of_the_candidate_is_a_failure_at_the_third_look() -> None:
     session = GateSession()
     for expected in (Result.INCONCLUSIVE, Result.INCONCLUSIVE, Result.FAILURE):

@@ -196,7 +196,7 @@ def test_postgres__server_lost__next_commit_loses_nothing(server: PostgresServer
             commit(sink, 1)
         server.start()
         commit(sink, 1)
-        assert len(sink.markers()) == 2
+        assert len(sink.begin(JOB)[0]) == 2
     assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(20, 20)]
 
 

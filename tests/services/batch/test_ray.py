@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,15 +23,7 @@ from services.batch import ray_executor as cluster
 from services.batch.files import FileSource
 from services.batch.job import BatchConfig, BatchReport, make_job, make_plan, run_job
 from services.batch.local_executor import local_executor
-from services.batch.ray_executor import (
-    PREFIX,
-    Failure,
-    ScoringActor,
-    Scratch,
-    WorkerSetup,
-    read_files,
-    sweep,
-)
+from services.batch.ray_executor import Failure, ScoringActor, WorkerSetup, read_files
 from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
@@ -298,48 +287,3 @@ def test_ray__no_cluster_at_the_address__fails_at_once() -> None:
         cluster.check_reachable(f"ray://{place}")
     for address in (cluster.LOCAL, "auto"):
         cluster.check_reachable(address)
-
-
-HOLD = """
-import sys
-from services.batch.ray_executor import Scratch
-scratch = Scratch()
-(scratch.folder / "file").write_text("content")
-print(scratch.folder, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_sweep__folder_of_a_killed_process__is_removed_and_a_locked_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    mine = Scratch()
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        folder = Path(process.stdout.readline().strip())
-        assert folder.parent == tmp_path
-        assert folder.name.startswith(PREFIX)
-        assert sweep() == 0
-        assert (folder / "file").is_file()
-        process.kill()
-        process.wait()
-        assert sweep() == 1
-    assert list(tmp_path.iterdir()) == [mine.folder]
-    mine.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_sweep__file_or_link_with_such_a_name__stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"{PREFIX}file").write_text("not a folder")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
-    assert sweep() == 0
-    assert (tmp_path / "elsewhere").is_dir()

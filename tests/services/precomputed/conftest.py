@@ -23,7 +23,7 @@ from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
-from services.precomputed.base import GenerationCommit, PrecomputedRow
+from services.precomputed.base import PrecomputedRow
 from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.messages import SERVICE, methods
@@ -62,12 +62,12 @@ class Bench:
         """A live generation; each key's answer is four times the same number."""
         store = self.store()
         codec = RowCodec(self.bundle.manifest.signature.outputs)
-        number = store.create(digest or self.bundle.digest, at, "me")
+        number = store.create(digest or self.bundle.digest, at)
         y = np.array([[value] * 4 for value in answers.values()], np.float32)
         payloads = codec.encode({"y": y})
         rows = [PrecomputedRow(key, at, p) for key, p in zip(answers, payloads, strict=True)]
-        store.commit(number, "me", GenerationCommit(rows))
-        store.seal(number, "me")
+        store.commit(number, rows)
+        store.seal(number)
         store.flip(number, at)
         store.close()
         return int(number)

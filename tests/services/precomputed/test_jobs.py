@@ -48,6 +48,8 @@ class Jobs:
         machine: str,
         rows: Path,
         after: Callable[[int], None] = lambda _units: None,
+        *,
+        restart: bool = False,
         **options: str,
     ) -> BatchReport:
         """Run the job over `rows` on `machine`; call `after` after each unit's commit."""
@@ -60,7 +62,7 @@ class Jobs:
             environment.setenv("MLCTL_HOME", str(self.folder / machine))
             environment.setenv("MLCTL_PRECOMPUTED_STORE", self.place)
             sink = open_sink(f"precomputed://{NAME}", options=options)
-        control = RunControl(watch=watch)
+        control = RunControl(watch=watch, restart=restart)
         config = BatchConfig(keep=("id",), unit_rows=UNIT)
         return tables.score(
             self.bench.bundle, rows, sink, threads=1, control=control, config=config
@@ -118,17 +120,16 @@ def test_job__other_machine_writes_the_same_model__both_generations_become_live(
     assert jobs.states() == [(True, False, ROWS), (False, True, ROWS)]
 
 
-def test_job__the_same_runs_on_another_machine__is_rejected(jobs: Jobs) -> None:
-    rows, refused = jobs.rows("rows"), []
+def test_job__the_same_runs_on_another_machine__both_write_one_generation(jobs: Jobs) -> None:
+    rows = jobs.rows("rows")
 
     def start_again(units: int) -> None:
         if units == 2:
-            with pytest.raises(MlctlError, match="a job on another machine writes") as caught:
-                jobs.run("b", rows)
-            refused.append(caught.value.code)
+            assert jobs.run("b", rows).rows == ROWS - 2 * UNIT
+            assert jobs.live() == keys(0)
 
     assert jobs.run("a", rows, after=start_again).rows == ROWS
-    assert refused == [ErrorCode.JOB_RUNNING]
+    assert jobs.live() == keys(0)
     assert jobs.states() == [(True, False, ROWS)]
 
 
@@ -141,26 +142,35 @@ def test_job__interrupted__another_machine_resumes_it_from_the_store(jobs: Jobs)
     assert jobs.states() == [(True, False, ROWS)]
 
 
-def test_job__lease_of_a_dead_job_has_run_out__its_generation_is_dropped(jobs: Jobs) -> None:
+def test_job__other_is_abandoned__its_generation_is_dropped_after_a_day(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs.interrupt("a", jobs.rows("old"), units=2)
     (left,) = jobs.store.generations()
-    assert jobs.store.claim(left.number, "dead")
     jobs.run("b", jobs.rows("new", first=50))
     assert [each.rows for each in jobs.store.generations()] == [left.rows, ROWS]
-    jobs.store.release(left.number, "dead")
+    monkeypatch.setattr("services.batch.precomputed_sink.ABANDONED_SECONDS", 0.0)
     jobs.run("b", jobs.rows("newer", first=100))
     assert jobs.states() == [(False, True, ROWS), (True, False, ROWS)]
 
 
-def test_job__generation_was_taken_over__writes_no_more(jobs: Jobs) -> None:
-    def take_over(units: int) -> None:
+def test_job__restarted__drops_its_incomplete_generation(jobs: Jobs) -> None:
+    jobs.interrupt("a", jobs.rows("rows"), units=2)
+    assert jobs.run("b", jobs.rows("rows"), restart=True).rows == ROWS
+    assert jobs.states() == [(True, False, ROWS)]
+    assert jobs.run("b", jobs.rows("rows"), restart=True).rows == ROWS
+    assert jobs.states() == [(False, True, ROWS), (True, False, ROWS)]
+
+
+def test_job__generation_was_dropped__writes_no_more(jobs: Jobs) -> None:
+    def drop(units: int) -> None:
         if units == 2:
             (mine,) = jobs.store.generations()
             jobs.store.drop(mine.number)
 
-    with pytest.raises(MlctlError, match="no longer belongs to this job") as caught:
-        jobs.run("a", jobs.rows("rows"), after=take_over)
-    assert caught.value.code is ErrorCode.JOB_RUNNING
+    with pytest.raises(MlctlError, match="was dropped while the job wrote it") as caught:
+        jobs.run("a", jobs.rows("rows"), after=drop)
+    assert caught.value.code is ErrorCode.JOB_CHANGED
     assert jobs.states() == []
 
 

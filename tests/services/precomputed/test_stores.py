@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
 from services.online.models.served_model import ServedModel
-from services.precomputed.base import GenerationCommit, PrecomputedRow, PrecomputedStore
+from services.precomputed.base import JobRecord, PrecomputedRow, PrecomputedStore
 from services.precomputed.redis_store import RedisStore
 from services.precomputed.store_urls import list_names, open_store
 from tests.services.precomputed.conftest import NAME, Ask, Bench
@@ -61,22 +61,14 @@ def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
 ) -> None:
     reader = store.reader("blue", 5.0)
     assert reader.get(["a"]) == [None]
-    first = store.create("blue", 100.0, "me")
-    store.commit(
-        first,
-        "me",
-        GenerationCommit([PrecomputedRow("a", 1.5, b"\x00\xff"), PrecomputedRow("b", 2.0, b"")]),
-    )
-    store.commit(
-        first,
-        "me",
-        GenerationCommit([PrecomputedRow("b", 3.0, b"again"), PrecomputedRow("\u00e9", 4.0, b"x")]),
-    )
+    first = store.create("blue", 100.0)
+    store.commit(first, [PrecomputedRow("a", 1.5, b"\x00\xff"), PrecomputedRow("b", 2.0, b"")])
+    store.commit(first, [PrecomputedRow("b", 3.0, b"again"), PrecomputedRow("\u00e9", 4.0, b"x")])
     assert reader.get(["a"]) == [None]
     with pytest.raises(MlctlError) as caught:
         store.flip(first, 110.0)
     assert caught.value.code is ErrorCode.NOT_READY
-    store.seal(first, "me")
+    store.seal(first)
     store.flip(first, 110.0)
     store.flip(first, 120.0)
     row = PrecomputedRow("b", 3.0, b"again")
@@ -98,10 +90,10 @@ def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_the_one_before_stays_and_older_ones_go(store: PrecomputedStore) -> None:
-    numbers = [store.create("blue", float(each), "me") for each in range(4)]
+    numbers = [store.create("blue", float(each)) for each in range(4)]
     for number in numbers:
-        store.commit(number, "me", GenerationCommit([PrecomputedRow("a", float(number), b"")]))
-        store.seal(number, "me")
+        store.commit(number, [PrecomputedRow("a", float(number), b"")])
+        store.seal(number)
     reader = store.reader("blue", 5.0)
     for number in numbers[:3]:
         store.flip(number, 100.0 + number)
@@ -117,35 +109,29 @@ def test_the_one_before_stays_and_older_ones_go(store: PrecomputedStore) -> None
     store.drop(numbers[3])
     with pytest.raises(MlctlError, match="does not exist"):
         store.flip(numbers[0], 1.0)
-    with pytest.raises(MlctlError, match="no longer belongs to this job"):
-        store.commit(numbers[3], "me", GenerationCommit([]))
+    with pytest.raises(MlctlError, match="was dropped") as caught:
+        store.commit(numbers[3], [])
+    assert caught.value.code is ErrorCode.JOB_CHANGED
+    with pytest.raises(MlctlError, match="was dropped"):
+        store.seal(numbers[3])
     reader.close()
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_commit__units_and_bad_rows__are_recorded_with_the_job(store: PrecomputedStore) -> None:
-    number = store.create("blue", 1.0, "me", "the job")
+def test_commit__units__are_recorded_with_the_job(store: PrecomputedStore) -> None:
+    number = store.create("blue", 1.0, "the job")
     rows = [PrecomputedRow(str(key), 1.0, b"x") for key in range(8_000)]
-    bad = {f"u1/{row}": f"[{row}]" for row in range(4_000)}
-    store.commit(number, "me", GenerationCommit(rows, {"u1": "[8000, 0]"}, bad))
-    left = set(bad) - {"u1/0", "u1/3999"}
-    store.commit(
-        number, "me", GenerationCommit([], {"u2": "[0, 1]"}, resolved=("u1/0", "u1/3999")), 1
-    )
+    store.commit(number, rows, {"u1": "[8000, 0]"})
+    store.commit(number, [], {"u2": "[0, 1]"}, 1)
+    # Another run of the job does a unit twice.
+    store.commit(number, rows[:100], {"u1": "[8000, 0]"})
     found = store.record(number)
-    assert found is not None
-    assert (found.job, found.bad, found.intact) == ("the job", 3_998, True)
-    assert found.units == {"u1": "[8000, 0]", "u2": "[0, 1]"}
-    assert store.quarantine(number) == {each: bad[each] for each in left}
-    assert store.claim(number, "me", "the job again")
-    assert getattr(store.record(number), "job", None) == "the job again"
-    for owner, units in (("me", 3), ("other", 2)):
-        with pytest.raises(MlctlError):
-            store.seal(number, owner, units)
+    assert found == JobRecord("the job", {"u1": "[8000, 0]", "u2": "[0, 1]"})
+    with pytest.raises(MlctlError, match="has lost committed rows"):
+        store.seal(number, 3)
     assert [(each.rows, each.sealed) for each in store.generations()] == [(8_000, False)]
     store.drop(number)
     assert store.record(number) is None
-    assert store.quarantine(number) == {}
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
@@ -176,8 +162,8 @@ def test_upsert__another_writer_is_faster__keeps_the_rows(
     def overtaken(self: RedisStore, digest: str, at: float) -> int:
         number = read_live(self, digest, at)
         if self is store and next(others, False):
-            other = rival.create("blue", 2.0, "job")
-            rival.seal(other, "job")
+            other = rival.create("blue", 2.0)
+            rival.seal(other)
             rival.flip(other, 2.0)
         return number
 
@@ -253,13 +239,9 @@ def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_pat
 
     def flip_often() -> None:
         for turn in range(40):
-            number = writer.create("blue", float(turn), "me")
-            writer.commit(
-                number,
-                "me",
-                GenerationCommit([PrecomputedRow(key, float(turn), b"") for key in keys]),
-            )
-            writer.seal(number, "me")
+            number = writer.create("blue", float(turn))
+            writer.commit(number, [PrecomputedRow(key, float(turn), b"") for key in keys])
+            writer.seal(number)
             writer.flip(number, float(turn))
         writer.close()
 

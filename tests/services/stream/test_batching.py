@@ -28,7 +28,17 @@ def test_batch_size__latency_goal__is_as_large_as_it_allows() -> None:
     assert slow.limit >= 128
     assert trained(BatchGoals(latency_s=0.1), 0.002, 1e-6).limit == 8192
     assert trained(BatchGoals(latency_s=0.1, messages=100), 0.002, 1e-6).limit <= 100
-    assert trained(BatchGoals(latency_s=0.01), 0.5, 1.0).limit == 1
+    # Two messages together are done before two batches of one.
+    assert trained(BatchGoals(latency_s=0.01), 0.5, 1.0).limit == 2
+
+
+def test_batch_size__commit_takes_longer_than_the_goal__keeps_up_with_large_batches() -> None:
+    for first in (1, 10, 256):
+        window = BatchingWindow(BatchGoals(latency_s=0.1))
+        window.observe(first, 0.06)
+        for _ in range(40):
+            window.observe(window.limit, 0.06 + 1e-6 * window.limit)
+        assert window.limit == 8192, first
 
 
 def test_linger__batch_duration_and_goal__limit_the_wait() -> None:

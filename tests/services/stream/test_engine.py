@@ -19,6 +19,7 @@ from services.stream.base import (
     LostPartitionsError,
     Message,
     RejectedAnswersError,
+    RetryLaterError,
     StreamConnection,
     StreamUrl,
 )
@@ -179,6 +180,16 @@ def test_engine__broker_unavailable__run_waits() -> None:
     assert report.totals.answers == 100
     assert link.values() == [2 * (100 + n) for n in range(100)]
     assert sum(event.phase is StreamPhase.PAUSED for event in events) == 4
+
+
+def test_stream__destination_names_a_pause__is_waited_for() -> None:
+    link = MemoryConnection(stream_of(plain(10)))
+    link.before_commit.append(fail(RetryLaterError("busy", 37.0)))
+    pump, events = pump_of(link)
+    pump.stop = Hasty()
+    assert pump.run().totals.answers == 10
+    (paused,) = [event for event in events if event.phase is StreamPhase.PAUSED]
+    assert paused.detail == "busy; trying again in 37.0 s"
 
 
 def test_stream__broker_error__ends_after_patience_or_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,7 +55,7 @@ def source(tmp_path: Path) -> StreamUrl:
 def link_of(source: StreamUrl, clock: ManualClock | None = None) -> SqliteConnection:
     return SqliteConnection(
         ConnectionRequest(source, "g", source.with_topic("out"), source.with_topic("dead")),
-        clock or ManualClock(),
+        clock or ManualClock(time.time()),
     )
 
 
@@ -73,7 +74,7 @@ class Listener:
 
 def test_group__second_member__takes_over_when_the_first_leaves(source: StreamUrl) -> None:
     send(source, numbered(0, 100))
-    clock = ManualClock()
+    clock = ManualClock(time.time())
     with link_of(source, clock) as second:
         with link_of(source, clock) as first:
             answer(first, take(first, 60))
@@ -105,7 +106,7 @@ def test_commit__lease_was_taken_over__is_rejected_and_messages_come_again(
     source: StreamUrl,
 ) -> None:
     send(source, numbered(0, 20))
-    clock = ManualClock()
+    clock = ManualClock(time.time())
     with link_of(source, clock) as link:
         held = take(link, 20)
         with sqlite3.connect(source.address) as db:
@@ -149,7 +150,7 @@ def with_retention(source: StreamUrl) -> StreamUrl:
 
 def test_retention__every_group_has_committed__old_messages_are_removed(source: StreamUrl) -> None:
     send(source, numbered(0, 3000))
-    clock = ManualClock()
+    clock = ManualClock(time.time())
     with link_of(with_retention(source), clock) as link:
         found = take(link, 2048)
         assert len(read(source)) == 3000, "no group has committed them"
@@ -169,7 +170,7 @@ def test_retention__abandoned_group_is_forgotten__its_messages_are_removed(
     source: StreamUrl,
 ) -> None:
     send(source, numbered(0, 30))
-    clock = ManualClock()
+    clock = ManualClock(time.time())
     with SqliteConnection(ConnectionRequest(source, "once")) as abandoned:
         abandoned.commit(Commit(take(abandoned, 10)))
         with pytest.raises(MlctlError) as refused:
@@ -198,9 +199,9 @@ def test_retention__group_without_a_consumer_for_a_week__is_not_waited_for(
     with SqliteConnection(ConnectionRequest(source, "once")) as abandoned:
         abandoned.commit(Commit(take(abandoned, 10)))
     with sqlite3.connect(source.address) as db:
-        db.execute("UPDATE positions SET active = active - 8 * 86400 WHERE consumers = 'once'")
+        db.execute("UPDATE positions SET renewed = renewed - 8 * 86400 WHERE consumers = 'once'")
     db.close()
-    clock = ManualClock()
+    clock = ManualClock(time.time())
     with link_of(with_retention(source), clock) as link:
         answer(link, take(link, 30))
         clock.advance(6.0)

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import ConnectionRequest, Outgoing, RejectedAnswersError, StreamUrl
+from services.stream.base import (
+    ConnectionRequest,
+    Outgoing,
+    RejectedAnswersError,
+    RetryLaterError,
+    StreamUrl,
+)
 from services.stream.engine import RunSettings
 from services.stream.run import StreamConfig, run_stream
 from services.stream.transports import transport_of
@@ -84,6 +90,19 @@ def test_webhook__receiver_unavailable__only_the_rest_is_sent_again(
         assert numbers(receiver) == [0, 1, 2, 3]
         sink.publish(batch[:1])  # a message that is delivered again later
     assert numbers(receiver) == [0, 1, 2, 3, 0]
+
+
+def test_webhook__retry_after__is_reported_in_seconds(receiver: Receiver) -> None:
+    receiver.refuse(503, retry_after="3")
+    receiver.refuse(429, retry_after="7")
+    receiver.refuse(503, retry_after="Fri, 31 Dec 2027 23:59:59 GMT")
+    pauses = set()
+    with producer(receiver.url) as sink:
+        for _ in range(3):
+            with pytest.raises(RetryLaterError) as caught:
+                sink.publish([answer(1)])
+            pauses.add(caught.value.retry_after)
+        assert pauses == {3.0, 7.0, 0.0}
 
 
 def test_webhook__rejected_answer__is_named(receiver: Receiver) -> None:

@@ -78,6 +78,8 @@ def test_before_each_route_is_the_same_for_answers_in_pieces(sticky: bool) -> No
         else:
             told = ("/v2/models/m/infer_stream", True)
             others = [("/v2/models/m/versions/1/generate_stream", True), ("/v2/x/infer", False)]
+            others += [("/v1/chat/completions", True), ("/v1/completions", True)]
+            others += [("/v2/models/m/generate", True), ("/v1/models", False)]
         for asked, streams in (told, *others):
             assert (re.fullmatch(path, asked) is not None) == streams, asked
 

@@ -141,3 +141,20 @@ def test_rows_of_one_length_make_a_group() -> None:
 def test_no_rows_make_no_group() -> None:
     empty = pa.table({"c": pa.array([], pa.list_(pa.float32(), 2))})
     assert to_tensors(empty, [feed(Datatype.FP32, 2)]) == ([], {})
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.list_(pa.list_(pa.int64(), 2))])
+def test_lists__rows_with_one_dynamic_size__are_grouped_by_length(kind: pa.DataType) -> None:
+    nested = pa.types.is_list(kind) and pa.types.is_fixed_size_list(kind.value_type)
+    values = [[[1, 2]], [[3, 4], [5, 6]], None]
+    flat = [[1, 2], [3, 4, 5, 6], None]
+    column = pa.array(values if nested else flat, kind)
+    groups, reasons = to_tensors(pa.table({"c": column}), [feed(Datatype.FP32, -1, 2)])
+    assert [group.arrays["t"].tolist() for group in groups] == [[[[1, 2]]], [[[3, 4], [5, 6]]]]
+    assert reasons == {2: "column 'c' is null"}
+
+
+def test_lists__another_number_of_values__is_rejected_with_the_multiple() -> None:
+    column = pa.array([[1, 2], [3, 4, 5]])
+    _, reasons = one(column, feed(Datatype.FP32, -1, 2))
+    assert reasons == {1: "column 'c' has 3 values, expected a multiple of 2"}

@@ -46,6 +46,21 @@ def test_json_payload__flat_rows__become_one_array() -> None:
     assert not found.carried
 
 
+@pytest.mark.parametrize("count", [1, 20])
+def test_json_payload__missing_values__only_of_inputs_that_may_lack_them(count: int) -> None:
+    signature = Signature(
+        inputs=(_spec("age", Datatype.FP64), _spec("city", Datatype.BYTES)), outputs=FOUR.outputs
+    )
+    values = [b'{"age":null,"city":"Oslo"}', b'{"age":41.0,"city":null}', b'{"age":41.0}'] * count
+    optional = PayloadRequest(optional=frozenset({"age", "city"}))
+    (found,) = open_payload(optional, signature).decode(values)
+    assert not found.rejected
+    assert found.inputs["city"].tolist() == [b"Oslo", b"", b""] * count
+    np.testing.assert_array_equal(found.inputs["age"], [math.nan, 41.0, 41.0] * count)
+    (found,) = _decode(signature, *values)
+    assert len(found.rejected) == 3 * count
+
+
 def test_payload__one_bad_message__others_are_answered() -> None:
     values = [orjson.dumps({"x": [float(i)] * 4}) for i in range(100)]
     values[37] = b'{"x":[1,2,true,4]}'

@@ -1,4 +1,4 @@
-"""Avro and Protobuf messages, with a registry that speaks the documented HTTP API."""
+"""Avro messages, with a registry that speaks the documented HTTP API."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import fastavro
 import numpy as np
 import orjson
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
@@ -222,70 +220,6 @@ def test_registry__credentials_without_a_password__are_rejected_and_not_shown(
     assert "topsecret" not in f"{caught.value.message} {caught.value.hint}"
 
 
-def _descriptors(folder: Path) -> tuple[Path, Any, Any]:
-    """`Event` and `Answer` in a compiled file, and their classes."""
-    file = descriptor_pb2.FileDescriptorProto(name="e.proto", package="shop", syntax="proto3")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    for message, fields in (
-        ("Event", (("id", kinds.TYPE_INT64, 1), ("x", kinds.TYPE_FLOAT, 3),
-                   ("word", kinds.TYPE_STRING, 1))),
-        ("Answer", (("id", kinds.TYPE_INT64, 1), ("y", kinds.TYPE_DOUBLE, 3),
-                    ("label", kinds.TYPE_STRING, 1))),
-    ):  # fmt: skip
-        made = file.message_type.add(name=message)
-        for number, (name, kind, label) in enumerate(fields, 1):
-            made.field.add(name=name, type=kind, number=number, label=label)
-    path = folder / "e.binpb"
-    path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    event, answer = (
-        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
-        for name in ("Event", "Answer")
-    )
-    return path, event, answer
-
-
-@pytest.mark.parametrize("head", [b"", b"\0\0\0\0\7\0", b"\0\0\0\0\7\4\2\0"])
-def test_protobuf_payload__message__is_read_and_answered(tmp_path: Path, head: bytes) -> None:
-    path, event, answer = _descriptors(tmp_path)
-    options = {"descriptors": str(path), "message": "shop.Event", "answer": "shop.Answer"}
-    options |= {"framing": "confluent"} if head else {}
-    payload = open_payload(PayloadRequest("protobuf", ("id",), options=options), SIGNATURE)
-    good = head + event(id=5, x=[1, 2], word="dog").SerializeToString()
-    values = [good, head + event(x=[1]).SerializeToString(), good[:-2], b"\xff" * 9, good]
-    (found,) = payload.decode(values)
-    assert list(found.kept) == [0, 4]
-    assert set(found.rejected) == {1, 2, 3}
-    assert found.inputs["x"].tolist() == [[1, 2]] * 2
-    (value,) = payload.encode(OUTPUTS, [1], found.carried[:1])
-    made = answer.FromString(value)
-    assert (made.id, list(made.y), made.label) == (5, [0.5, 1.5], "cat")
-
-
-def test_protobuf_payload__json_answers__are_written(tmp_path: Path) -> None:
-    path, event, _answer = _descriptors(tmp_path)
-    options = {"descriptors": str(path), "message": "shop.Event"}
-    payload = open_payload(PayloadRequest("protobuf", options=options), SIGNATURE)
-    (found,) = payload.decode([event(x=[1, 2], word="").SerializeToString()])
-    assert found.inputs["word"].tolist() == [b""]
-    assert orjson.loads(payload.encode(OUTPUTS, [1])[0]) == {"y": [0.5, 1.5], "label": "cat"}
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "told"),
-    [
-        ("avro", {}, "needs a schema registry"),
-        ("protobuf", {}, "needs the description"),
-        ("protobuf", {"descriptors": "{}/none", "message": "A"}, "not a complete descriptor set"),
-        ("protobuf", {"descriptors": "{}/e.binpb", "message": "A"}, "no message 'A'"),
-        ("protobuf", {"descriptors": "{}/e.binpb", "message": "shop.Answer"}, "no field 'x'"),
-    ],
-)
-def test_schemas__missing_option__is_reported_at_the_start(
-    tmp_path: Path, name: str, options: dict[str, str], told: str
-) -> None:
-    _descriptors(tmp_path)
-    options = {key: value.replace("{}", str(tmp_path)) for key, value in options.items()}
-    with pytest.raises(MlctlError, match=told):
-        open_payload(PayloadRequest(name, options=options), SIGNATURE)
+def test_avro_payload__no_registry__is_reported_at_the_start() -> None:
+    with pytest.raises(MlctlError, match="needs a schema registry"):
+        open_payload(PayloadRequest("avro"), SIGNATURE)

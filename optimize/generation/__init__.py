@@ -1,0 +1,1 @@
+"""Causal language models: judged by perplexity and continuations."""

@@ -1,0 +1,131 @@
+"""A registered language model with its texts, and its own answers in fp32, which judge variants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bundle.entries import hash_key
+from bundle.errors import ErrorCode, MlctlError
+from optimize.batching import DEFAULT
+from optimize.cache import fetch_or_build
+from optimize.data import Rows
+from optimize.generation.answers import (
+    OUTPUT,
+    Answers,
+    Questions,
+    ask,
+    load_answers,
+    save_answers,
+    without_filling,
+)
+from optimize.generation.models import TransformersModel
+from optimize.generation.texts import INPUT, load_texts
+from optimize.judge import Baseline
+from optimize.metrics.perplexity import PERPLEXITY
+from optimize.prepare import Options, Prepared
+from optimize.source_graph import Exported, export_key
+from registry.catalog import SourceModel
+from services.runtime.golden import load_golden, save_golden
+
+# Of a text, as of a prompt with its answer; longer texts would need more memory for their scores.
+MAX_TOKENS = 256
+_MAX_PROMPTS = 16
+_MAX_PROMPT_TOKENS = 64
+
+_ANSWERS_NAME = "answers.npz"
+_GOLDEN_NAME = "golden.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAnswers(Exported):
+    """The source with its `answers` to `questions`; `graph` is its folder, `golden` the prompts.
+
+    `golden` is a file of golden rows: prompts, and the text that the source continues them with.
+    """
+
+    questions: Questions
+    answers: Answers
+    golden: Path
+
+
+def prepare_language_model(source: SourceModel, data: str | Path, options: Options) -> Prepared:
+    """Read the texts; INVALID_INPUT for options that have no meaning for a language model."""
+    wrong = {
+        "--transform": options.transform is not None,
+        "--metric": options.metric is not None,
+        "--batching": options.batching_options != DEFAULT,
+    }
+    if named := [name for name, given in wrong.items() if given]:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{source.uri} is a language model, which has no {' and no '.join(named)}",
+            "It is judged by perplexity on the texts, and the engine forms its own batches.",
+        )
+    raw = load_texts(data, options.sampling, options.columns)
+    return Prepared(source, raw, raw.calibration, raw.held_out, None, PERPLEXITY)
+
+
+def run_source(prepared: Prepared) -> SourceAnswers:
+    """Run the source model on the texts, or take its answers from the cache.
+
+    UNSUPPORTED_MODEL if it cannot be loaded, or answers with NaN.
+    """
+    key = export_key(prepared)
+    entry = fetch_or_build(key, lambda directory: _build(directory, prepared))
+    questions, answers = load_answers(entry.root / _ANSWERS_NAME)
+    rows = Rows(prepared.held_out.inputs, questions.predicted)
+    return SourceAnswers(
+        prepared=prepared,
+        graph=prepared.source.model_path,
+        opset=0,
+        baseline=Baseline(rows, {OUTPUT: answers.losses}, row_independent=True, metric=PERPLEXITY),
+        splits=None,
+        key=hash_key(key),
+        reused=entry.reused,
+        questions=questions,
+        answers=answers,
+        golden=entry.root / _GOLDEN_NAME,
+    )
+
+
+def _build(directory: Path, prepared: Prepared) -> None:
+    model = TransformersModel(prepared.source)
+    if model.context_length < MAX_TOKENS:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"{prepared.source.uri} has a context of {model.context_length} tokens "
+            f"(minimum {MAX_TOKENS})",
+        )
+    texts = [text.decode() for text in prepared.held_out.inputs[INPUT]]
+    ids = tuple(tuple(model.encode(text)[:MAX_TOKENS]) for text in texts)
+    starts = [model.decode(each[: min(len(each) // 2, _MAX_PROMPT_TOKENS)]) for each in ids]
+    # Golden rows cannot end in NUL.
+    prompts = {
+        start: tuple(model.encode(start)) for start in starts if start.strip() and "\0" not in start
+    }
+    chosen = dict(list(prompts.items())[:_MAX_PROMPTS])
+    if not chosen or min(map(len, ids)) < 2:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, "the data has texts of a single token", "Give longer texts."
+        )
+    questions = Questions(ids, tuple(chosen.values()))
+    try:
+        answers = ask(model, questions)
+    except ValueError as error:
+        raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, f"{prepared.source.uri}: {error}") from error
+    save_answers(directory / _ANSWERS_NAME, questions, answers)
+    continued = [model.decode(without_filling(row)) for row in answers.continuations]
+    prompt_texts, outputs = (
+        np.array([text.rstrip("\0").encode() for text in side], dtype=object)
+        for side in (chosen, continued)
+    )
+    save_golden(directory / _GOLDEN_NAME, {"prompt": prompt_texts}, {"text": outputs})
+
+
+def read_golden(source: SourceAnswers) -> list[str]:
+    """Return the prompts as texts."""
+    inputs, _ = load_golden(source.golden)
+    return [text.decode() for text in inputs["prompt"]]

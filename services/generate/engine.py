@@ -1,0 +1,266 @@
+"""Continuous batching: sequences join and leave the running batch at every step.
+
+Each step reads at most `PREFILL_TOKENS` tokens of prompts, in turns, so that a long prompt delays
+the others by one part of it at a time. Then it appends one token to every sequence whose prompt has
+been read. No clock and no threads: the caller runs the steps, and adds and removes sequences
+between them. Equal requests in equal order give equal answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from services.generate.decoder import Decoder
+from services.generate.sampling import Sampler, Sampling, TokenLogprobs, token_logprobs
+from services.generate.text import StopStrings, TextCodec
+from services.runtime.run_errors import ModelRunError
+
+# Prompt tokens in one step: enough to use the processor well, and little time for a small model.
+PREFILL_TOKENS = 256
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended: the model or a stop string ended it, or it reached its length."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt's tokens and how to continue it.
+
+    `max_tokens` bounds the answer. `grammar` comes from `TextCodec.grammar`. `logprobs` is the
+    number of alternatives to report with each token; None reports no probabilities.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    grammar: str | None = None
+    logprobs: int | None = None
+
+
+class Piece(NamedTuple):
+    """What one step adds to an answer: a token, and the text that is certain by now.
+
+    `token` is None for a piece that only ends the answer. Text may be empty, inside a character or
+    at what may become a stop string. The last piece has `finish`.
+    """
+
+    text: str
+    token: int | None
+    logprobs: TokenLogprobs | None
+    finish: FinishReason | None
+
+
+class Sequence:
+    """One request in the engine: waiting, then in a slot of the KV cache, then removed."""
+
+    def __init__(self, request: GenerationRequest, codec: TextCodec) -> None:
+        self.request = request
+        self.slot: int | None = None
+        self.length = 0  # tokens in the KV cache
+        self.generated = 0
+        self.next_token: int | None = None
+        self._sampler = Sampler(request.sampling)
+        self._pieces = codec.pieces()
+        self._stops = StopStrings(request.stop)
+        self._constraint = None if request.grammar is None else codec.constrain(request.grammar)
+
+    def choose(self, logits: np.ndarray, eos_ids: Container[int]) -> Piece:
+        """Choose the next token from its `logits` [vocabulary]."""
+        allowed = logits if self._constraint is None else self._constraint.apply(logits)
+        token = self._sampler.pick(allowed)
+        self.generated += 1
+        if token in eos_ids:
+            return Piece(self._stops.rest(), None, None, FinishReason.STOP)
+        self.next_token = token
+        top = self.request.logprobs
+        logprobs = None if top is None else token_logprobs(logits, token, top)
+        text, stopped = self._stops.step(self._pieces.step(token))
+        finish = None
+        if stopped or (self._constraint is not None and self._constraint.accept(token)):
+            finish = FinishReason.STOP
+        elif self.generated == self.request.max_tokens:
+            finish = FinishReason.LENGTH
+        if finish is not None and not stopped:
+            text += self._stops.rest()
+        return Piece(text, token, logprobs, finish)
+
+
+class StepResult(NamedTuple):
+    """The pieces of one step, and the sequences that failed with their errors."""
+
+    pieces: list[tuple[Sequence, Piece]]
+    failed: list[tuple[Sequence, MlctlError]]
+
+
+class ContinuousBatch:
+    """The sequences of one decoder. Use it from one thread at a time."""
+
+    def __init__(self, decoder: Decoder, codec: TextCodec, eos_ids: Items[int]) -> None:
+        self.codec = codec
+        self._decoder = decoder
+        self._eos_ids = frozenset(eos_ids)
+        self._waiting: deque[Sequence] = deque()
+        self._slots: list[Sequence | None] = [None] * decoder.slots
+        self._prefilling: deque[Sequence] = deque()
+
+    @property
+    def max_tokens(self) -> int:
+        """The limit on a prompt with its answer, in tokens."""
+        return self._decoder.max_tokens
+
+    @property
+    def waiting(self) -> int:
+        """The requests that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """The requests that have a slot."""
+        return sum(sequence is not None for sequence in self._slots)
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens that the KV cache holds."""
+        return sum(sequence.length for sequence in self._slots if sequence is not None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._waiting) or any(self._slots)
+
+    def check(self, request: GenerationRequest) -> None:
+        """INVALID_INPUT for an empty prompt, PAYLOAD_TOO_LARGE for one too long with its answer."""
+        size = len(request.prompt)
+        if not size:
+            raise MlctlError(ErrorCode.INVALID_INPUT, "the prompt is empty")
+        if size + request.max_tokens > self.max_tokens:
+            raise MlctlError(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"the prompt has {size} tokens and its answer may have {request.max_tokens}, "
+                f"the limit for both is {self.max_tokens}",
+                "Send a shorter prompt, or lower max_tokens.",
+            )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence, whose request passed `check`."""
+        self._waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out; its slot is free for the next step. Nothing if it has ended."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif sequence.slot is not None:
+            self._slots[sequence.slot] = None
+            sequence.slot = None
+            if sequence in self._prefilling:
+                self._prefilling.remove(sequence)
+
+    def step(self) -> StepResult:
+        """Read parts of prompts, and append one token to each sequence that is past its prompt."""
+        self.admit()
+        result = StepResult([], [])
+        rows = [each if each and each.next_token is not None else None for each in self._slots]
+        self._prefill(result)
+        self._decode(rows, result)
+        return result
+
+    def admit(self) -> None:
+        """Give free slots to the requests that wait longest."""
+        for slot, sequence in enumerate(self._slots):
+            if sequence is None and self._waiting:
+                joined = self._slots[slot] = self._waiting.popleft()
+                joined.slot = slot
+                self._prefilling.append(joined)
+
+    def _prefill(self, result: StepResult) -> None:
+        budget = PREFILL_TOKENS
+        while self._prefilling and budget:
+            sequence = self._prefilling.popleft()
+            assert sequence.slot is not None
+            prompt = sequence.request.prompt
+            part = prompt[sequence.length : sequence.length + budget]
+            budget -= len(part)
+            try:
+                logits = self._decoder.prefill(sequence.slot, part, sequence.length)
+            except Exception as error:  # noqa: BLE001 - its caller gets it
+                self._fail(sequence, error, result)
+                continue
+            sequence.length += len(part)
+            if sequence.length < len(prompt):
+                self._prefilling.append(sequence)
+            else:
+                self._choose(sequence, logits, result)
+
+    def _decode(self, rows: list[Sequence | None], result: StepResult) -> None:
+        last = max((slot for slot, row in enumerate(rows) if row is not None), default=-1)
+        if last < 0:
+            return
+        resident = self._slots[: last + 1]
+        tokens = [0 if row is None else row.next_token or 0 for row in rows[: last + 1]]
+        lengths = [0 if each is None else each.length for each in resident]
+        try:
+            logits = self._decoder.decode(tokens, lengths)
+        except Exception as error:  # noqa: BLE001 - the callers get it
+            for row in filter(None, rows):
+                self._fail(row, error, result)
+            return
+        for sequence, found in zip(rows[: last + 1], logits, strict=True):
+            if sequence is not None:
+                sequence.length += 1
+                self._choose(sequence, found, result)
+
+    def _choose(self, sequence: Sequence, logits: np.ndarray, result: StepResult) -> None:
+        try:
+            piece = sequence.choose(logits, self._eos_ids)
+        except Exception as error:  # noqa: BLE001 - its caller gets it
+            self._fail(sequence, error, result)
+            return
+        result.pieces.append((sequence, piece))
+        if piece.finish is not None:
+            self.remove(sequence)
+
+    def _fail(self, sequence: Sequence, error: Exception, result: StepResult) -> None:
+        failure = ModelRunError("the model failed")
+        failure.__cause__ = error
+        self.remove(sequence)
+        result.failed.append((sequence, failure))
+
+
+class Completion(NamedTuple):
+    """A whole answer: its text, the number of its tokens, and why it ended."""
+
+    text: str
+    tokens: int
+    finish: FinishReason
+
+
+def complete(batch: ContinuousBatch, requests: Items[GenerationRequest]) -> list[Completion]:
+    """Answer all `requests` and return their answers in order; for jobs, checks and tests."""
+    sequences = [Sequence(request, batch.codec) for request in requests]
+    texts: dict[Sequence, list[str]] = {sequence: [] for sequence in sequences}
+    ends: dict[Sequence, FinishReason] = {}
+    for sequence in sequences:
+        batch.check(sequence.request)
+        batch.add(sequence)
+    while batch.busy:
+        result = batch.step()
+        for _, error in result.failed:
+            raise error
+        for sequence, piece in result.pieces:
+            texts[sequence].append(piece.text)
+            if piece.finish is not None:
+                ends[sequence] = piece.finish
+    return [Completion("".join(texts[each]), each.generated, ends[each]) for each in sequences]

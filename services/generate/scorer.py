@@ -1,0 +1,68 @@
+"""Prompts to answers for batch jobs: a language model with the interface of a scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.verify import VerifiedBundle
+from services.generate.engine import ContinuousBatch, GenerationRequest, complete
+from services.generate.loading import open_engine
+from services.generate.options import PROMPT, TEXT, AnswerOptions
+from services.generate.sampling import Sampling
+from services.runtime.settings import RuntimeSettings
+
+
+class TextScorer:
+    """Answers prompts in the order of their rows. For one thread at a time."""
+
+    joinable = True
+    thread_safe = False
+    provider = "cpu"
+
+    def __init__(
+        self, bundle: VerifiedBundle, batch: ContinuousBatch, options: AnswerOptions
+    ) -> None:
+        self.digest = bundle.digest
+        self.name = bundle.name
+        self.signature = bundle.signature
+        self._batch = batch
+        self._options = options
+
+    def check(self, inputs: Mapping[str, np.ndarray]) -> int:
+        """Return the number of prompts; INVALID_INPUT for an empty, too long or undecodable one."""
+        requests = self._requests(inputs)
+        for request in requests:
+            try:
+                self._batch.check(request)
+            except MlctlError as error:
+                raise MlctlError(ErrorCode.INVALID_INPUT, error.message) from error
+        return len(requests)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the texts that follow checked prompts."""
+        answers = complete(self._batch, self._requests(inputs))
+        return {TEXT: np.array([answer.text.encode() for answer in answers], dtype=object)}
+
+    def _requests(self, inputs: Mapping[str, np.ndarray]) -> list[GenerationRequest]:
+        options, codec = self._options, self._batch.codec
+        sampling = Sampling(temperature=options.temperature, seed=options.seed)
+        try:
+            prompts = [prompt.decode() for prompt in inputs[PROMPT]]
+        except UnicodeDecodeError as error:
+            raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
+        return [
+            GenerationRequest(
+                tuple(codec.encode(prompt)) if prompt else (), options.max_tokens, sampling
+            )
+            for prompt in prompts
+        ]
+
+
+def open_text_scorer(
+    bundle: VerifiedBundle, settings: RuntimeSettings, options: AnswerOptions
+) -> TextScorer:
+    """Load the model of a bundle with `generation`; raises as `open_engine` does."""
+    return TextScorer(bundle, open_engine(bundle, settings), options)

@@ -1,0 +1,368 @@
+"""Run the engine of a language model on the model's thread, one step after the other.
+
+Requests join and leave between steps: the slot of a client that disconnects is free for the next
+step. A request must have its first token by its deadline; after that its answer takes as long as
+its tokens take, because `max_tokens` bounds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
+from services.generate.engine import (
+    ContinuousBatch,
+    GenerationRequest,
+    Piece,
+    Sequence,
+    StepResult,
+)
+from services.generate.options import PROMPT, TEXT
+from services.generate.sampling import Sampling
+from services.online.batching.admission import Limits, QueueFullError, deadline_exceeded
+from services.online.batching.model_executor import (
+    BatchMeter,
+    ModelExecutor,
+    forward,
+    log_failure,
+    stopping,
+)
+from services.online.batching.split import Cancellable, Waiter
+from services.online.metrics.counts import BatchStats
+from services.online.metrics.generation import GenerationMetrics
+from services.protocol.priority import Priority
+from services.runtime.padding import Arrays
+from services.runtime.streaming import Answer, AnswerStream
+
+# Answers of the V2 protocol's infer calls, which carry no options: greedy, and at most this long.
+INFER_TOKENS = 256
+_RETRY_SECONDS = 1.0
+
+
+class Timing(NamedTuple):
+    """The seconds from a request to its slot in the KV cache and to its first token."""
+
+    queue: float
+    first_token: float
+
+
+class TokenStream:
+    """The pieces of one answer, in lists of those that came together; close it to stop reading."""
+
+    def __init__(self, executor: GenerationExecutor, sequence: Sequence, now: float) -> None:
+        self.sequence = sequence
+        self.arrived = now
+        self.started: float | None = None
+        self.first: float | None = None
+        self.last = now
+        self.ended = False
+        self._executor = executor
+        self._pieces: list[Piece] = []
+        self._failure: MlctlError | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def timing(self) -> Timing:
+        """The times of an answer that has begun."""
+        assert self.started is not None
+        assert self.first is not None
+        return Timing(self.started - self.arrived, self.first - self.arrived)
+
+    def put(self, piece: Piece) -> None:
+        """Add a piece, the last one if it has a reason to finish."""
+        self._pieces.append(piece)
+        self.ended = piece.finish is not None
+        self._ready.set()
+
+    def fail(self, error: MlctlError) -> None:
+        """End the stream with an error, which is raised after the pieces that came before."""
+        self._failure = error
+        self.ended = True
+        self._ready.set()
+
+    def close(self) -> None:
+        """Stop reading; the answer's slot is free for the next step."""
+        if not self.ended:
+            self.ended = True
+            self._executor.leave(self.sequence)
+        self._ready.set()
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> list[Piece]:
+        while not self._pieces:
+            if self._failure is not None:
+                raise self._failure
+            if self.ended:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+
+class GenerationExecutor(ModelExecutor):
+    """The open requests of one language model."""
+
+    def __init__(
+        self,
+        batch: ContinuousBatch,
+        limits: Limits,
+        clock: Clock,
+        meter: BatchMeter,
+        metrics: GenerationMetrics,
+        *,
+        drain_seconds: float,
+    ) -> None:
+        """`limits.max_rows` requests run at once. A stop waits `drain_seconds` for open answers."""
+        super().__init__(clock, meter)
+        self.codec = batch.codec
+        self.max_tokens = batch.max_tokens
+        self._batch = batch
+        self._limits = limits
+        self._metrics = metrics
+        self._drain_seconds = drain_seconds
+        self._streams: dict[Sequence, TokenStream] = {}
+        self._deadlines: dict[Sequence, float] = {}
+        self._joining: deque[Sequence] = deque()
+        self._leaving: list[Sequence] = []
+        self._started: float | None = None
+        self._closed = False
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def waiting_rows(self) -> int:
+        return max(0, len(self._streams) - self._limits.max_rows)
+
+    @property
+    def running_rows(self) -> int:
+        return min(len(self._streams), self._limits.max_rows)
+
+    @property
+    def has_open(self) -> bool:
+        return bool(self._streams)
+
+    @property
+    def busy(self) -> bool:
+        return self._started is not None
+
+    @property
+    def running_seconds(self) -> float:
+        started = self._started  # read once: the watchdog calls this on another thread
+        return 0.0 if started is None else self._clock.monotonic() - started
+
+    def open(self, request: GenerationRequest, timeout: float) -> TokenStream:
+        """Queue a request, whose first token must come within `timeout` seconds.
+
+        Raises INVALID_INPUT, PAYLOAD_TOO_LARGE, QUEUE_FULL, UNAVAILABLE.
+        """
+        if self._closed:
+            raise stopping()
+        self._batch.check(request)
+        if self.waiting_rows >= self._limits.max_queue_rows:
+            raise QueueFullError(self.waiting_rows, self._limits.max_queue_rows, _RETRY_SECONDS)
+        now = self._clock.monotonic()
+        sequence = Sequence(request, self.codec)
+        stream = self._streams[sequence] = TokenStream(self, sequence, now)
+        self._deadlines[sequence] = now + timeout
+        self._joining.append(sequence)
+        self._schedule()
+        return stream
+
+    def leave(self, sequence: Sequence) -> None:
+        """Withdraw a request."""
+        self._drop(sequence)
+        self._schedule()
+
+    def enqueue(
+        self,
+        inputs: Arrays,
+        waiter: Waiter,
+        timeout: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> Cancellable:
+        """See `ModelExecutor.enqueue`: each prompt's whole answer, within `timeout` seconds."""
+        del priority
+        streams = self._open_all(self._requests(inputs), timeout)
+        task = self._loop.create_task(self._collect(streams, self._loop.time() + timeout))
+
+        def close(_: object) -> None:  # here and not in the task, which may never begin
+            for stream in streams:
+                stream.close()
+
+        task.add_done_callback(close)
+        return forward(task, waiter)
+
+    def stream(
+        self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
+    ) -> AnswerStream:
+        """See `ModelExecutor.stream`: the text of one prompt's answer as it comes."""
+        del priority
+        requests = self._requests(inputs)
+        if len(requests) != 1:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"the request has {len(requests)} prompts, a streamed answer is for one",
+            )
+        (source,) = self._open_all(requests, timeout)
+        pieces = AnswerStream(lambda: None, source.close)
+        task = self._loop.create_task(self._copy(source, pieces))
+        task.add_done_callback(lambda _: source.close())
+        return pieces
+
+    async def drain(self, grace: float | None = None) -> bool:
+        """See `ModelExecutor.drain`; answers that take longer than the limit are left open."""
+        try:
+            async with asyncio.timeout(self._drain_seconds):
+                return await super().drain(grace)
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        self._closed = True
+        for sequence, stream in list(self._streams.items()):
+            stream.fail(stopping())
+            self._drop(sequence)
+        self._stop()
+
+    def _open_all(self, requests: list[GenerationRequest], timeout: float) -> list[TokenStream]:
+        opened: list[TokenStream] = []
+        try:
+            opened.extend(self.open(request, timeout) for request in requests)
+        except MlctlError:
+            for stream in opened:
+                stream.close()
+            raise
+        return opened
+
+    def _requests(self, inputs: Arrays) -> list[GenerationRequest]:
+        prompts = inputs.get(PROMPT)
+        if prompts is None or len(inputs) != 1 or prompts.ndim != 1 or prompts.dtype != object:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, f"send one input {PROMPT!r}: BYTES of the shape [prompts]"
+            )
+        try:
+            tokens = [self.codec.encode(prompt.decode()) for prompt in prompts]
+        except UnicodeDecodeError as error:
+            raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
+        greedy = Sampling(temperature=0)
+        return [
+            GenerationRequest(
+                tuple(each), max(1, min(INFER_TOKENS, self.max_tokens - len(each))), greedy
+            )
+            for each in tokens
+        ]
+
+    async def _collect(self, streams: list[TokenStream], deadline: float) -> Answer:
+        try:
+            async with asyncio.timeout_at(deadline):
+                texts = [
+                    "".join([piece.text async for pieces in stream for piece in pieces])
+                    for stream in streams
+                ]
+        except TimeoutError:
+            raise deadline_exceeded() from None
+        queue = max((stream.timing.queue for stream in streams), default=0.0)
+        first = min((stream.arrived for stream in streams), default=0.0)
+        last = max((stream.last for stream in streams), default=0.0)
+        outputs = {TEXT: np.array([text.encode() for text in texts], dtype=object)}
+        return Answer(outputs, queue, max(0.0, last - first - queue), len(texts))
+
+    async def _copy(self, source: TokenStream, target: AnswerStream) -> None:
+        try:
+            async for pieces in source:
+                text = "".join(piece.text for piece in pieces).encode()
+                timing = source.timing
+                answer = {TEXT: np.array([text], dtype=object)}
+                target.put(Answer(answer, timing.queue, source.last - source.arrived, 1))
+        except MlctlError as error:
+            target.end(error)
+        target.end()
+
+    def _pump(self) -> None:
+        self._pumping = False
+        now = self._clock.monotonic()
+        for sequence, deadline in list(self._deadlines.items()):
+            if now >= deadline:
+                self._streams[sequence].fail(deadline_exceeded())
+                self._drop(sequence)
+        if self._started is None and not self._closed:
+            self._apply()
+            for sequence, stream in self._streams.items():
+                if sequence.slot is not None and stream.started is None:
+                    stream.started = now
+            if self._batch.busy:
+                self._started = now
+                self._thread.submit(self._batch.step, self._stepped)
+        waiting, running = self.waiting_rows, self.running_rows
+        self._meter.queue_rows(waiting)
+        self._metrics.state(running, waiting, self._batch.cached_tokens)
+        self._changed.set()
+        self._arm(min(self._deadlines.values(), default=None), now)
+
+    def _apply(self) -> None:
+        """Bring the engine's sequences up to date; only while no step runs."""
+        for sequence in self._leaving:
+            self._batch.remove(sequence)
+        self._leaving.clear()
+        while self._joining:
+            self._batch.add(self._joining.popleft())
+        self._batch.admit()
+
+    def _stepped(self, result: StepResult | BaseException) -> None:
+        """Start the next step, then deliver what this one made while the next one runs."""
+        self._started = None
+        if isinstance(result, BaseException):
+            failure = MlctlError(ErrorCode.INTERNAL, "the request could not be run")
+            failure.__cause__ = result
+            result = StepResult([], [(sequence, failure) for sequence in self._streams])
+        ended = {sequence for sequence, piece in result.pieces if piece.finish is not None}
+        ended |= {sequence for sequence, _ in result.failed}
+        streams = {sequence: self._streams.get(sequence) for sequence, _ in result.pieces}
+        now = self._clock.monotonic()
+        for sequence, error in result.failed:
+            log_failure(error)
+            if (stream := self._streams.get(sequence)) is not None:
+                stream.fail(error)
+                self._drop(sequence)
+        for sequence in ended:
+            self._drop(sequence)
+        for sequence, _ in result.pieces:
+            self._deadlines.pop(sequence, None)
+        self._pump()
+        for sequence, piece in result.pieces:
+            stream = streams[sequence]
+            if stream is not None and not stream.ended:
+                self._deliver(stream, piece, now)
+
+    def _deliver(self, stream: TokenStream, piece: Piece, now: float) -> None:
+        if stream.started is None:
+            stream.started = now
+        if stream.first is None:
+            stream.first = now
+            self._metrics.first_token(now - stream.arrived, len(stream.sequence.request.prompt))
+            self._meter.first_piece(now - stream.arrived)
+        stream.last = now
+        self._metrics.tokens(1)
+        stream.put(piece)
+        if piece.finish is not None:
+            self._metrics.ended(stream.sequence.generated, now - stream.first)
+            queue = stream.timing.queue
+            self._meter.batch(BatchStats(1, queue, now - stream.arrived - queue, streamed=True))
+
+    def _drop(self, sequence: Sequence) -> None:
+        if self._streams.pop(sequence, None) is not None:
+            self._deadlines.pop(sequence, None)
+            if sequence in self._joining:
+                self._joining.remove(sequence)
+            else:
+                self._leaving.append(sequence)

@@ -1,0 +1,114 @@
+"""A served language model: a `ServedModel` whose executor is the engine of services/generate."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import GOLDEN_NAME
+from services.generate.engine import ContinuousBatch, GenerationRequest, complete
+from services.generate.loading import open_engine
+from services.generate.options import PROMPT, TEXT
+from services.generate.sampling import Sampling
+from services.generate.text import TextCodec
+from services.online.batching.admission import Limits
+from services.online.batching.generation import GenerationExecutor, TokenStream
+from services.online.metrics.counts import Metrics
+from services.online.metrics.generation import GenerationMetrics
+from services.online.models.served_model import ModelPhase, ServedModel, logger
+from services.runtime.golden import load_golden
+
+_QUEUE = 256
+_GOLDEN_PROMPTS = 8
+
+
+class ServedGenerator(ServedModel):
+    """One language model in one process."""
+
+    _executor: GenerationExecutor
+    _generation: GenerationMetrics | None = None
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer."""
+        return self._executor.codec
+
+    @property
+    def max_tokens(self) -> int:
+        """The limit on a prompt with its answer, in tokens."""
+        return self._executor.max_tokens
+
+    @property
+    def open_requests(self) -> int:
+        """The requests that run or wait."""
+        return self._executor.running_rows + self._executor.waiting_rows
+
+    def generate(self, request: GenerationRequest) -> TokenStream:
+        """Queue a request, whose first token must come within the deadline.
+
+        Raises UNAVAILABLE unless ready, and what `GenerationExecutor.open` raises.
+        """
+        self._serving()
+        return self._executor.open(request, self.settings.deadline_ms / 1000)
+
+    async def start(self) -> None:
+        """Load, check the golden prompts; raises the reason why the model must not serve."""
+        batch = await asyncio.to_thread(self._load)
+        settings = self.settings
+        self._metrics = Metrics(self.name, self._registry)
+        capacity = settings.max_sequences * batch.max_tokens
+        self._generation = GenerationMetrics(self.name, self._registry, capacity)
+        self._observe()
+        queue = settings.max_queue_rows or self._bundle.manifest.batching.max_queue_rows or _QUEUE
+        self._batching = self._executor = GenerationExecutor(
+            batch,
+            Limits(max_rows=settings.max_sequences, max_queue_rows=queue),
+            self._clock,
+            self._metrics,
+            self._generation,
+            drain_seconds=settings.deadline_ms / 1000,
+        )
+        self.phase = ModelPhase.READY
+        logger.info(
+            "model %s (%s) is ready: %d sequences of up to %d tokens",
+            *(self.name, self.digest[:12], settings.max_sequences, batch.max_tokens),
+        )
+
+    def publish(self) -> None:
+        super().publish()
+        if self._generation is not None:
+            self._generation.publish()
+
+    def _longest(self) -> float:
+        return 0.0  # a step takes milliseconds; `hang_s` alone decides
+
+    def _load(self) -> ContinuousBatch:
+        batch = open_engine(self._bundle, self.settings)
+        self._check_golden(batch)
+        return batch
+
+    def _check_golden(self, batch: ContinuousBatch) -> None:
+        """Answer golden prompts together, which also warms the model up.
+
+        PARITY_FAILED if an fp32 model continues fewer than half of them as its source did: other
+        processors add in another order, which may decide between two nearly equal tokens.
+        """
+        inputs, outputs = load_golden(self._bundle.path(GOLDEN_NAME))
+        pairs = list(zip(inputs[PROMPT], outputs[TEXT], strict=True))[:_GOLDEN_PROMPTS]
+        requests, expected = [], []
+        for prompt, text in pairs:
+            tokens = batch.codec.encode(prompt.decode())
+            answer = batch.codec.encode(text.decode(), special=False)
+            if len(tokens) + len(answer) < batch.max_tokens:
+                greedy = Sampling(temperature=0)
+                requests.append(GenerationRequest(tuple(tokens), max(1, len(answer)), greedy))
+                expected.append(text.decode())
+        answers = [answer.text for answer in complete(batch, requests)]
+        equal = sum(mine == theirs for mine, theirs in zip(answers, expected, strict=True))
+        exact = self._bundle.manifest.variant.precision == "fp32"
+        if exact and 2 * equal < len(expected):
+            raise MlctlError(
+                ErrorCode.PARITY_FAILED,
+                f"{equal} of {len(expected)} golden prompts are continued as by the source model "
+                "(minimum half)",
+            )

@@ -1,0 +1,328 @@
+"""Generated text over HTTP, asked with OpenAI's own client and with plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bundle.clock import Clock
+from bundle.verify import VerifiedBundle
+from services.generate.decoder import Decoder
+from services.online.http.connection.protocol import infer_protocol
+from services.online.http.generate import GenerateApp
+from services.online.http.inference import InferHandler
+from services.online.models.generator import ServedGenerator
+from services.online.settings import ServerSettings
+from tests.support.clock import ManualClock
+from tests.support.listening import listening
+from tests.support.tiny_llm import ANSWERS
+from tests.support.wait import PATIENCE_SECONDS, wait_until
+
+pytestmark = pytest.mark.slow
+CAT = "What colour is the cat?"
+GREEDY: Mapping[str, Any] = {"model": "tiny-llm", "temperature": 0}
+
+
+class Running(NamedTuple):
+    """A server of the small model, its model, and clients of it."""
+
+    model: ServedGenerator
+    openai: openai.AsyncOpenAI
+    http: httpx.AsyncClient
+    registry: CollectorRegistry
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, {"model": "tiny-llm", **labels})
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def serve(tiny_llm_bundle: VerifiedBundle) -> Serve:
+    """Starts a server with settings."""
+
+    @asynccontextmanager
+    async def start(clock: Clock | None = None, **settings: Any) -> AsyncIterator[Running]:
+        registry = CollectorRegistry()
+        model = ServedGenerator(
+            tiny_llm_bundle, ServerSettings(**settings), clock=clock, registry=registry
+        )
+        await model.start()
+        handler = InferHandler(model)
+        async with (
+            listening(GenerateApp(model, handler), infer_protocol(handler)) as server,
+            openai.AsyncOpenAI(
+                base_url=f"{server.url}/v1", api_key="none", max_retries=0
+            ) as client,
+            httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+        ):
+            yield Running(model, client, http, registry)
+            await model.stop()
+
+    return start
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Answers get no token after their first while this is cleared."""
+    gate, decode = threading.Event(), Decoder.decode
+    gate.set()
+
+    def wait(*args: Any) -> Any:
+        assert gate.wait(PATIENCE_SECONDS)
+        return decode(*args)
+
+    monkeypatch.setattr(Decoder, "decode", wait)
+    return gate
+
+
+async def test_completions__greedy__is_the_models_answer_with_usage_and_times(serve: Serve) -> None:
+    async with serve() as running:
+        raw = await running.openai.completions.with_raw_response.create(prompt=CAT, **GREEDY)
+        found = raw.parse()
+
+        assert found.choices[0].text == ANSWERS[CAT]
+        assert found.choices[0].finish_reason == "stop"
+        assert found.usage is not None
+        tokens = running.model.codec.encode(CAT + ANSWERS[CAT])
+        assert found.usage.total_tokens == len(tokens) + 1  # and the end token
+        assert "ttft;dur=" in raw.headers["server-timing"]
+        assert running.metric("mlctl_time_to_first_token_seconds_count") == 1
+        assert running.metric("mlctl_time_per_output_token_seconds_count") == 1
+        assert running.metric("mlctl_generated_tokens_total") == found.usage.completion_tokens
+        assert running.metric("mlctl_prompt_tokens_total") == found.usage.prompt_tokens
+        assert running.metric("mlctl_requests_total", protocol="http", outcome="ok") == 1
+
+
+async def test_chat__streamed__pieces_make_the_answer_and_usage_comes_last(serve: Serve) -> None:
+    async with serve() as running:
+        stream = await running.openai.chat.completions.create(
+            messages=[{"role": "user", "content": [{"type": "text", "text": "<s>Count:"}]}],
+            stream=True,
+            stream_options={"include_usage": True},
+            **GREEDY,
+        )
+        chunks = [chunk async for chunk in stream]
+
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == ANSWERS["Count:"]
+    assert len(pieces) > 5
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(pieces)
+
+
+async def test_completions__many_at_once__each_gets_its_own_answer(serve: Serve) -> None:
+    async with serve(max_sequences=3) as running:
+
+        async def ask(prompt: str) -> str:
+            found = await running.openai.completions.create(prompt=prompt, max_tokens=40, **GREEDY)
+            text: str = found.choices[0].text
+            return text
+
+        answers = await asyncio.gather(*map(ask, ANSWERS))
+
+    assert answers == list(ANSWERS.values())
+
+
+async def test_chat__options__bound_the_answer(serve: Serve) -> None:
+    async with serve() as running:
+
+        async def ask(**options: Any) -> Any:
+            messages: Any = [{"role": "user", "content": "<s>Count:"}]
+            found = await running.openai.chat.completions.create(
+                messages=messages, **{**GREEDY, **options}
+            )
+            return found.choices[0]
+
+        short = await ask(max_completion_tokens=2)
+        stopped = await ask(stop=[" three"])
+        schema = {"type": "array", "items": {"enum": [7]}, "minItems": 2, "maxItems": 2}
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        structured = await ask(response_format=form)
+        matched = await ask(extra_body={"guided_regex": "[xy]{4}"})
+        drawn = [await ask(temperature=5.0, top_p=0.99, seed=3, max_tokens=8) for _ in range(2)]
+        probable = await ask(logprobs=True, top_logprobs=2, max_tokens=1)
+
+    assert short.finish_reason == "length"
+    assert stopped.message.content == " one two"
+    assert json.loads(structured.message.content) == [7, 7]
+    assert set(matched.message.content) <= {"x", "y"}
+    assert drawn[0].message.content == drawn[1].message.content
+    (token,) = probable.logprobs.content
+    assert token.token == token.top_logprobs[0].token
+    assert -0.5 < token.logprob <= 0
+    assert token.logprob == token.top_logprobs[0].logprob > token.top_logprobs[1].logprob
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "param", "words"),
+    [
+        ("completions", {"prompt": ""}, 400, None, "the prompt is empty"),
+        ("completions", {"prompt": [9999]}, 400, None, "tokens must be from 0 to"),
+        ("completions", {"prompt": ["a", "b"]}, 400, "prompt", "several prompts"),
+        ("completions", {"prompt": CAT * 60}, 413, None, "the limit for both is 256"),
+        ("completions", {"max_tokens": 256}, 413, None, "its answer may have 256"),
+        ("completions", {"model": "other"}, 404, None, "no model 'other'"),
+        ("completions", {"n": 2}, 400, "n", "'n' is not supported"),
+        ("completions", {"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
+        ("completions", {"stop": [""]}, 400, "stop", "a stop string is empty"),
+        ("completions", {"logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
+        ("chat/completions", {"messages": []}, 400, "messages", "at least 1 item"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "messages",
+            "content of the type 'image_url' is not supported",
+        ),
+        (
+            "chat/completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "thing"}},
+                }
+            },
+            400,
+            None,
+            "the json_schema cannot be used",
+        ),
+    ],
+)
+async def test_openai__bad_request__is_rejected_with_an_error_object(
+    serve: Serve, path: str, change: dict[str, Any], status: int, param: str | None, words: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    body = {"model": "tiny-llm", **(chat if path.startswith("chat") else {"prompt": "a"}), **change}
+    async with serve() as running:
+        found = await running.http.post(f"/v1/{path}", json=body)
+
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (status, param)
+    assert words in error["message"]
+    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+async def test_openai__wrong_calls__are_rejected(serve: Serve) -> None:
+    async with serve() as running:
+        replies = [
+            await running.http.post("/v1/completions", content=b"{"),
+            await running.http.get("/v1/completions"),
+            await running.http.post("/v1/embeddings", json={}),
+        ]
+        listed = await running.openai.models.list()
+        one = await running.openai.models.retrieve("tiny-llm")
+
+    assert [reply.status_code for reply in replies] == [400, 405, 404]
+    assert [model.id for model in listed.data] == [one.id] == ["tiny-llm"]
+
+
+async def test_stream__clients_leave__their_slots_are_free(serve: Serve) -> None:
+    async with serve(max_sequences=2) as running:
+
+        async def leave() -> None:
+            body = {"prompt": "Count:", "max_tokens": 200, "stream": True, "temperature": 5.0}
+            body |= {"model": "tiny-llm", "guided_regex": "[a-z ]*"}
+            async with running.http.stream("POST", "/v1/completions", json=body) as reply:
+                await anext(reply.aiter_lines())
+
+        await asyncio.gather(*(leave() for _ in range(6)))
+        await asyncio.to_thread(
+            wait_until,
+            lambda: running.metric("mlctl_sequences_running") == 0,
+            what="all slots are free",
+        )
+        found = await running.openai.completions.create(prompt=CAT, **GREEDY)
+        gone = running.metric("mlctl_requests_total", protocol="http", outcome="gone")
+
+    assert found.choices[0].text == ANSWERS[CAT]
+    assert gone == 6
+
+
+async def test_queue__full__is_rejected_with_retry_after(
+    serve: Serve, decoding: threading.Event
+) -> None:
+    body = {"model": "tiny-llm", "prompt": CAT}
+    async with serve(max_sequences=1, max_queue_rows=1) as running:
+        decoding.clear()
+
+        async def ask(after: int) -> httpx.Response:
+            await asyncio.to_thread(wait_until, lambda: running.model.open_requests == after)
+            return await running.http.post("/v1/completions", json=body)
+
+        open_tasks = [asyncio.create_task(ask(number)) for number in range(2)]
+        rejected = await ask(2)
+        decoding.set()
+        answered = [await task for task in open_tasks]
+
+    assert [reply.status_code for reply in answered] == [200, 200]
+    assert rejected.status_code == 503
+    assert rejected.json()["error"]["code"] == "queue_full"
+    assert int(rejected.headers["retry-after"]) >= 1
+
+
+async def test_deadline__no_first_token_in_time__is_rejected_and_a_begun_answer_is_not(
+    serve: Serve, decoding: threading.Event
+) -> None:
+    clock = ManualClock()
+    async with serve(clock, max_sequences=1) as running:
+        decoding.clear()
+        begun = await running.openai.completions.create(prompt="Count:", stream=True, **GREEDY)
+        pieces = [(await anext(aiter(begun))).choices[0].text]
+        late = asyncio.create_task(
+            running.http.post("/v1/completions", json={"model": "tiny-llm", "prompt": CAT})
+        )
+        await asyncio.to_thread(wait_until, lambda: running.model.open_requests == 2)
+        clock.advance(31)
+        decoding.set()
+        pieces += [chunk.choices[0].text async for chunk in begun]
+
+    assert (await late).status_code == 504
+    assert "".join(pieces) == ANSWERS["Count:"]
+
+
+async def test_stop__answers_are_open__they_are_finished(serve: Serve) -> None:
+    async with serve() as running:
+        stream = await running.openai.completions.create(
+            prompt="Count:", max_tokens=40, stream=True, **GREEDY
+        )
+        pieces = [(await anext(aiter(stream))).choices[0].text]
+        stopping = asyncio.create_task(running.model.stop())
+        pieces += [chunk.choices[0].text async for chunk in stream]
+        await stopping
+
+    assert "".join(pieces) == ANSWERS["Count:"]
+
+
+@pytest.mark.parametrize("version", ["", "/versions/{digest}"])
+async def test_v2_generate__whole_and_streamed__is_the_models_answer(
+    serve: Serve, version: str
+) -> None:
+    async with serve() as running:
+        root = f"/v2/models/tiny-llm{version.format(digest=running.model.digest)}"
+        whole = await running.http.post(f"{root}/generate", json={"text_input": CAT})
+        body = {"text_input": "Count:", "parameters": {"max_tokens": 3}}
+        streamed = await running.http.post(f"{root}/generate_stream", json=body)
+        bad = await running.http.post(f"{root}/generate", json={"text_input": 5})
+
+    assert whole.json()["text_output"] == ANSWERS[CAT]
+    assert whole.json()["model_version"] == running.model.digest
+    events = [
+        json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")
+    ]
+    assert ANSWERS["Count:"].startswith("".join(event["text_output"] for event in events))
+    assert len(events) == 3
+    assert bad.status_code == 400
+    assert bad.json()["code"] == "invalid_input"
