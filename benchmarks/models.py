@@ -69,13 +69,10 @@ def accept(case: ModelCase, folder: Path, fresh_rows: int) -> Accepted:
     configure_tracking()
     with quiet():
         case.register(case.name)
-    path = folder / f"{case.name}.npz"
-    rows = {name: _storable(array) for name, array in case.rows(EVALUATION, 1).items()}
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **rows)
+    path = write_rows(case, folder)
     catalog = MlflowCatalog()
     result = optimize(case.name, path, catalog=catalog, recipes=[Fp32()])
-    prepared = prepare(case.name, path, catalog, Options())
+    prepared = prepare(catalog.resolve(case.name), path, Options())
     run: Runner = load_reference(prepared.source).run
     if prepared.transform is not None:
         run = prepared.transform.around(run)
@@ -83,6 +80,15 @@ def accept(case: ModelCase, folder: Path, fresh_rows: int) -> Accepted:
     parts = [run(dict(part)) for part in split_rows(fresh, 64)]
     answers = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Accepted(result.bundle, fresh, answers)
+
+
+def write_rows(case: ModelCase, folder: Path) -> Path:
+    """Write the model's evaluation rows into `folder`; return their file."""
+    path = folder / f"{case.name}.npz"
+    rows = {name: _storable(array) for name, array in case.rows(EVALUATION, 1).items()}
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **rows)
+    return path
 
 
 def worst_difference(accepted: Accepted, path: InferencePath, sizes: Sequence[int]) -> float | None:

@@ -1,4 +1,4 @@
-"""Networks in the shape of ResNet-50 and MiniLM for `benchmarks.optimize`, with rows for them.
+"""Networks in the shape of common models for `benchmarks.optimize`, with rows for them.
 
 Weights are random, so that nothing is downloaded: the benchmark measures speed, and the distance
 of a variant from its own source.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ IMAGE = 224
 
 # Branches of a random residual net drown its input unless they are scaled down.
 _BRANCH_SCALE = 0.3
+
+Rows = Callable[[int], Mapping[str, np.ndarray]]
 
 
 class Bottleneck(nn.Module):
@@ -50,7 +53,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50_shaped() -> nn.Module:
-    """25.6 million weights in 53 convolutions; [rows, 3, 224, 224] to 1000 scores."""
+    """25.6 million weights in 53 convolutions; [rows, 3, 112, 112] to 1000 values."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -66,7 +69,7 @@ def resnet50_shaped() -> nn.Module:
     net = nn.Sequential(*layers)
     with torch.no_grad():
         for _ in range(3):  # running statistics of the batch norms
-            net(torch.from_numpy(images(8)["x"]))
+            net(torch.from_numpy(pictures(112)(8)["x"]))
     return net.eval()
 
 
@@ -139,18 +142,203 @@ def tokens(rows: int) -> dict[str, np.ndarray]:
     return {"ids": ids.astype(np.int64), "mask": mask}
 
 
+class Residual(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, as in ResNet-18."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(width_in, width, 3, stride, 1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or width_in != width:
+            self.shortcut = nn.Conv2d(width_in, width, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.branch(x) + self.shortcut(x))
+
+
+def resnet18_shaped() -> nn.Module:
+    """ResNet-18 for small images; [rows, 3, 32, 32] to 100 values."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1), nn.ReLU()]
+    width_in = 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Residual(width_in, width, stride), Residual(width, width, 1)]
+        width_in = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100)]
+    return nn.Sequential(*layers).eval()
+
+
+def mobilenet_shaped() -> nn.Module:
+    """Depthwise and pointwise convolutions, as in MobileNet; [rows, 3, 96, 96] to 100 values."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU6()]
+    width_in = 32
+    for width, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
+        layers += [
+            nn.Conv2d(width_in, width_in, 3, stride, 1, groups=width_in),
+            nn.ReLU6(),
+            nn.Conv2d(width_in, width, 1),
+            nn.ReLU6(),
+        ]
+        width_in = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width_in, 100)]
+    net = nn.Sequential(*layers)
+    for layer in net:
+        if isinstance(layer, nn.Conv2d):  # or the last layers would see constants
+            nn.init.kaiming_normal_(layer.weight)
+    return net.eval()
+
+
+class UNet(nn.Module):
+    """Segmentation: down, up with a transposed convolution, and a skip; [rows, 3, 64, 64]."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, width, 3, 1, 1), nn.ReLU())
+        self.down = nn.Sequential(
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, 1, 1),
+            nn.ReLU(),
+            nn.Conv2d(2 * width, 2 * width, 3, 1, 1),
+            nn.ReLU(),
+        )
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.last = nn.Sequential(
+            nn.Conv2d(2 * width, width, 3, 1, 1), nn.ReLU(), nn.Conv2d(width, 4, 1)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        return self.last(torch.cat([first, self.up(self.down(first))], 1))  # type: ignore[no-any-return]
+
+
+def dilated() -> nn.Module:
+    """Dilated convolutions over a series, as in WaveNet; [rows, 8, 128] to a forecast of 24."""
+    layers: list[nn.Module] = [nn.Conv1d(8, 64, 3, padding=1), nn.ReLU()]
+    for number in range(4):
+        layers += [nn.Conv1d(64, 64, 3, padding=2**number, dilation=2**number), nn.ReLU()]
+    layers += [nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(512, 24)]
+    return nn.Sequential(*layers).eval()
+
+
+def dense(*sizes: int) -> nn.Module:
+    """Fully connected layers of these sizes with ReLU between them."""
+    layers: list[nn.Module] = []
+    for size_in, size in pairwise(sizes):
+        layers += [nn.Linear(size_in, size), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+class Recommender(nn.Module):
+    """Embeddings of a user and an item, joined by a dense net, as in two-tower rankers."""
+
+    def __init__(self, users: int = 50_000, items: int = 20_000, width: int = 64) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(users, width), nn.Embedding(items, width)
+        self.net = dense(2 * width, 512, 256, 16)
+
+    def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+        return self.net(torch.cat([self.users(user), self.items(item)], 1))  # type: ignore[no-any-return]
+
+
+class TextConvolution(nn.Module):
+    """An embedding, a convolution over the words, and the largest of each channel."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.filters = nn.Conv1d(width, 256, 5, padding=2)
+        self.head = nn.Linear(256, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.filters(self.words(ids).transpose(1, 2)))
+        return self.head(x.amax(2))  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    """An embedding and an LSTM over it; the last state gives the answer."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.words(ids))
+        return self.head(states[:, -1])  # type: ignore[no-any-return]
+
+
+class VisionTransformer(nn.Module):
+    """Patches of 8 pixels and four encoder layers, as in ViT; [rows, 3, 64, 64] to 100 values."""
+
+    def __init__(self, width: int = 192, layers: int = 4, heads: int = 3) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 8, 8)
+        self.layers = nn.ModuleList(EncoderLayer(width, heads) for _ in range(layers))
+        self.head = nn.Linear(width, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x, torch.zeros(1))
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
+def pictures(size: int) -> Rows:
+    """Return a function that makes smooth pictures of `size` pixels a side."""
+
+    def make(rows: int) -> dict[str, np.ndarray]:
+        step = IMAGE // size
+        return {"x": images(rows)["x"][:, :, ::step, ::step][:, :, :size, :size].copy()}
+
+    return make
+
+
+def normal(*shape: int) -> Rows:
+    """Return a function that makes normal random values of `shape` a row."""
+
+    def make(rows: int) -> dict[str, np.ndarray]:
+        return {"x": np.random.default_rng(3).normal(size=(rows, *shape)).astype(np.float32)}
+
+    return make
+
+
+def words(rows: int) -> dict[str, np.ndarray]:
+    """Random token ids, int64 [rows, 64]."""
+    return {"ids": np.random.default_rng(4).integers(1, VOCABULARY, (rows, SEQUENCE))}
+
+
+def pairs(rows: int) -> dict[str, np.ndarray]:
+    """Random numbers of users and items, int64 [rows]."""
+    random = np.random.default_rng(5)
+    return {"user": random.integers(0, 50_000, rows), "item": random.integers(0, 20_000, rows)}
+
+
 @dataclass(frozen=True, slots=True)
 class Net:
     """A network, its evaluation rows and how many, and the name of its output."""
 
     name: str
     make: Callable[[], nn.Module]
-    rows: Callable[[int], Mapping[str, np.ndarray]]
+    rows: Rows
     count: int
-    output: str
+    output: str = "embedding"
 
 
 NETS = (
-    Net("resnet50-shaped", resnet50_shaped, images, 48, "logits"),
-    Net("minilm-shaped", lambda: Encoder().eval(), tokens, 128, "embedding"),
+    Net("dense-shaped", lambda: dense(1024, 3072, 2048, 512), normal(1024), 256),
+    Net("forecast-shaped", lambda: dense(96, 256, 256, 24), normal(96), 256),
+    Net("recommender-shaped", lambda: Recommender().eval(), pairs, 256),
+    Net("text-cnn-shaped", lambda: TextConvolution().eval(), words, 128),
+    Net("lstm-shaped", lambda: Recurrent().eval(), words, 128),
+    Net("dilated-shaped", dilated, normal(8, 128), 128),
+    Net("resnet18-shaped", resnet18_shaped, pictures(32), 96),
+    Net("mobilenet-shaped", mobilenet_shaped, pictures(96), 64),
+    Net("unet-shaped", lambda: UNet().eval(), pictures(64), 64),
+    Net("vit-shaped", lambda: VisionTransformer().eval(), pictures(64), 96),
+    Net("resnet50-shaped", resnet50_shaped, pictures(112), 48),
+    Net("minilm-shaped", lambda: Encoder().eval(), tokens, 128),
 )

@@ -131,6 +131,16 @@ _LIMITS = (
     click.option("--slo", metavar="NAME", help="Latency limits of a use case: see docs/gates.md."),
     click.option("--max-p50-ms", type=float, help="At most half of the requests may be slower."),
     click.option("--max-p99-ms", type=float, help="At most 1 % of the requests may be slower."),
+    click.option(
+        "--max-ttft-ms",
+        type=float,
+        help="At most 5 % of generated answers may have their first token later.",
+    ),
+    click.option(
+        "--max-tpot-ms",
+        type=float,
+        help="At most 5 % of generated answers may take longer for each further token.",
+    ),
     _option(
         "--max-error-rate",
         type=float,

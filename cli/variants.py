@@ -7,33 +7,43 @@ from typing import Any
 
 from cli.output import CommandOutput
 
-# `Drop max` is the upper bound that the gate uses; `ms@N` is the median latency of N rows. Only
-# language models have `First ms`, the time to the first token, and `Tokens/s`.
-NUMBERS = (
-    *("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>"),
-    *("ms@1>", "ms@32>", "First ms>", "Tokens/s>", "Size>"),
-)
-COLUMNS = ("Variant", "Verdict", *NUMBERS)
 NONE = "-"
 
 
 def variants_table(output: CommandOutput, variants: Sequence[Mapping[str, Any]]) -> None:
     """Print one row per variant, then the reasons."""
-    output.table(*filled(COLUMNS, (_row(variant) for variant in variants)))
+    sizes = _timed_sizes(variants)
+    columns = ("Variant", "Verdict", *number_columns(sizes))
+    output.table(*filled(columns, (_row(variant, sizes) for variant in variants)))
     for variant in variants:
         output.line(f"  {variant['recipe']}: {variant['reason']}")
 
 
 def models_table(output: CommandOutput, models: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Print the variants of several models in one table."""
-    rows = ((name, *_row(each)) for name, variants in models.items() for each in variants)
-    output.table(*filled(("Model", *COLUMNS), rows), "Variants, measured on held-out rows")
+    sizes = _timed_sizes([each for variants in models.values() for each in variants])
+    rows = ((name, *_row(each, sizes)) for name, variants in models.items() for each in variants)
+    columns = ("Model", "Variant", "Verdict", *number_columns(sizes))
+    output.table(*filled(columns, rows), "Variants, measured on held-out rows")
 
 
-def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the cells of NUMBERS for a measured variant, or dashes for a failed one."""
+def number_columns(sizes: Sequence[int]) -> tuple[str, ...]:
+    """Return the titles of `number_cells`.
+
+    `Drop max` is the upper bound that the gate uses; `ms@N` is the median latency of N rows. Only
+    language models have `First ms`, the time to the first token, and `Tokens/s`.
+    """
+    times = (*(f"ms@{size}>" for size in sizes), "First ms>", "Tokens/s>")
+    return ("Score>", "Drop>", "Drop max>", "Agree>", "Cosine>", *times, "Size>")
+
+
+def number_cells(measured: Mapping[str, Any] | None, sizes: Sequence[int]) -> tuple[str, ...]:
+    """Return the numbers of a measured variant, or dashes for a failed one.
+
+    `sizes` are the batch sizes whose latency is shown.
+    """
     if measured is None:
-        return (NONE,) * len(NUMBERS)
+        return (NONE,) * len(number_columns(sizes))
     score = measured["score"]
     generates = measured.get("tokens_per_second") is not None
     latency = (
@@ -45,12 +55,18 @@ def number_cells(measured: Mapping[str, Any] | None) -> tuple[str, ...]:
         _number(score and score["drop"]["high"], "+.4f"),
         _number(measured["parity"]["agreement"], ".4f"),
         _number(measured["parity"]["centred_cosine"], ".4f"),
-        _number(latency.get(1), ".3f"),
-        _number(latency.get(32), ".3f"),
+        *(_number(latency.get(size), ".3f") for size in sizes),
         _number(measured.get("first_token_ms"), ".3f"),
         _number(measured.get("tokens_per_second"), ".1f"),
         _size(measured["size_bytes"]),
     )
+
+
+def _timed_sizes(variants: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the smallest and the largest batch size that the variants were timed at."""
+    measured = (variant["measured"] for variant in variants)
+    sizes = {batch["batch"] for each in measured if each for batch in each["latency"]}
+    return tuple(sorted({min(sizes), max(sizes)})) if sizes else ()
 
 
 def filled(
@@ -62,10 +78,10 @@ def filled(
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in found]
 
 
-def _row(variant: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(variant: Mapping[str, Any], sizes: Sequence[int]) -> tuple[str, ...]:
     verdict = "chosen" if variant["chosen"] else "passes" if variant["passed"] else "rejected"
     measured = variant["measured"]
-    return (variant["recipe"], verdict if measured else "failed", *number_cells(measured))
+    return (variant["recipe"], verdict if measured else "failed", *number_cells(measured, sizes))
 
 
 def _number(value: float | None, form: str) -> str:

@@ -20,7 +20,7 @@ FIRST, LAST = "5. ", "$ mlctl down"
 # What says little in a still picture: progress, the tables of variants, a runtime's own log.
 _LEFT_OUT = re.compile(
     r"  \w[\w-]* (finished|cached)|Optimizing|Building|V2:|Serve it|Next:|digest "
-    r"|  \S+: (passes|chosen)|Variant |(fp32|fp16|int8-cpu|int4) |.*onnxruntime:"
+    r"|  \S+: (passes|chosen)|Variant |(fp32|fp16|int8-static|int8-dynamic|int4) |.*onnxruntime:"
 )
 _TEMPORARY = re.compile(r"/\S*/mlctl-demo-\w+/")
 _STYLES = (

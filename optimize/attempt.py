@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bundle.clock import Clock
@@ -29,8 +30,6 @@ from optimize.proofs.checks import check_graph
 from optimize.proofs.tensorrt_check import check_importable
 from optimize.recipes.base import (
     DATA_NAME,
-    TWIN_NAME,
-    Calibrator,
     Details,
     Recipe,
     Target,
@@ -53,11 +52,11 @@ from registry.names import printable
 from registry.quiet import first_line
 
 # To be raised when the same graph would be judged or timed differently.
-MEASURE_VERSION = 3
+MEASURE_VERSION = 5
 LATENCY_VERSION = 1
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-_FILES = frozenset({MODEL_NAME, DATA_NAME, TWIN_NAME, f"{TWIN_NAME}.data"})
+_FILES = frozenset({MODEL_NAME, DATA_NAME})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,9 @@ class Attempt:
     exported: Exported
     goals: Goals
     device: RunDevice
-    calibrator: Calibrator
     progress: ProgressListener
     clock: Clock
+    fresh: bool = False
 
     def make_variant(self, recipe: Recipe) -> Variant:
         """Build, check and judge `recipe`'s variant, or take it from the cache; it is not timed.
@@ -111,9 +110,12 @@ class Attempt:
             for variant in variants
             if variant.measured is not None and variant.model is not None
         }
-        entry = fetch_or_build(self._latency_key(models), build)
-        status = StepStatus.CACHED if entry.reused else StepStatus.FINISHED
-        self.progress.event(StepEvent(Stage.LATENCY, status, detail=", ".join(models)))
+        entry = fetch_or_build(self._latency_key(models), build, fresh=self.fresh)
+        status, detail = StepStatus.FINISHED, ", ".join(models)
+        if entry.reused:
+            day = datetime.fromtimestamp(entry.root.stat().st_mtime, UTC).date()
+            status, detail = StepStatus.CACHED, f"measured on {day}; --fresh measures again"
+        self.progress.event(StepEvent(Stage.LATENCY, status, detail=detail))
         timings = load_timings(entry.root)
         return [_with_timing(variant, timings) for variant in variants]
 
@@ -124,7 +126,6 @@ class Attempt:
             "export": self.exported.key,
             "recipe": recipe.name,
             "version": recipe.version,
-            "calibrator": self.calibrator.value,
             "libraries": versions("onnx", "onnxruntime", "onnxruntime-gpu"),
             **(self._search_key() if recipe.tuned else {}),
         }
@@ -221,7 +222,6 @@ class Attempt:
             ),
             store=self._store,
             step=self._step(recipe),
-            calibrator=self.calibrator,
         )
 
     def _store(self, key: Key, build: Callable[[Path], None]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from bundle.home import state_dir
 from bundle.packages import installed_version
 
 
-def fetch_or_build(key: Key, build: Callable[[Path], None]) -> Entry:
-    """Return the entry for `key`; see `bundle.entries.fetch_or_build`."""
+def fetch_or_build(key: Key, build: Callable[[Path], None], *, fresh: bool = False) -> Entry:
+    """Return the entry for `key`, built again if `fresh`; see `bundle.entries.fetch_or_build`."""
+    if fresh:
+        shutil.rmtree(_store() / hash_key(key), ignore_errors=True)
     return entries.fetch_or_build(_store(), key, build, SystemClock())
 
 

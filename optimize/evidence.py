@@ -58,12 +58,27 @@ class DataSummary:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The machine that measured; `threads` per run of the model."""
+    """The machine that measured; `threads` per run of the model.
+
+    `vnni` says that the processor multiplies 8-bit integers at full speed.
+    """
 
     processor: str
     cores: int
     threads: int
     libraries: str
+    vnni: bool
+
+    @property
+    def sentence(self) -> str:
+        """Say which machine the latencies are of."""
+        kind = (
+            "" if self.vnni else ", which has no VNNI instructions: INT8 is faster where they are"
+        )
+        return (
+            f"Latencies are those of one thread of {self.processor}{kind}. Another kind of "
+            "processor may choose another variant: optimize on the kind that serves."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +234,11 @@ def variant_record(item: Judged) -> dict[str, Any]:
 
 def find_conditions() -> Conditions:
     """Return the conditions that this machine measures under."""
-    return Conditions(_processor(), os.cpu_count() or 1, 1, versions(*_LIBRARIES))
+    info = _cpu_info()
+    # Without Linux's description: the architecture, and no reason to warn.
+    vnni = not info or any("vnni" in flag for flag in info.get("flags", "").split())
+    processor = info.get("model name", platform.machine())
+    return Conditions(processor, os.cpu_count() or 1, 1, versions(*_LIBRARIES), vnni)
 
 
 def _proof(item: Judged) -> dict[str, Any]:
@@ -271,12 +290,9 @@ def _row(item: Judged) -> dict[str, str | float | None]:
     }
 
 
-def _processor() -> str:
-    """Return the processor's model name as Linux gives it, else its architecture."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.machine()
+def _cpu_info() -> dict[str, str]:
+    """Return Linux's description of the first processor; empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text().split("\n\n")[0] if path.is_file() else ""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

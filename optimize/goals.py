@@ -44,7 +44,8 @@ class Goals:
 
     None takes the default: with labels MAX_ACCURACY_DROP, or MAX_ERROR_GROWTH of the source
     model's error; for outputs that no metric judges MIN_AGREEMENT and MIN_CENTRED_COSINE. Limits
-    on agreement and cosine that are set hold for all outputs, with labels too.
+    on agreement and cosine that are set hold for all outputs, with labels too. `score_limit` is
+    absolute: the metric of a variant must be at least that, an error at most.
 
     `max_perplexity_increase` is a share of the source model's perplexity: the limit of a language
     model in place of `max_accuracy_drop`; None is MAX_PERPLEXITY_INCREASE.
@@ -55,6 +56,7 @@ class Goals:
     max_size_mb: float | None = None
     min_agreement: float | None = None
     min_centred_cosine: float | None = None
+    score_limit: float | None = None
     max_perplexity_increase: float | None = None
     prefer: Prefer = Prefer.LATENCY
 
@@ -114,6 +116,9 @@ class Goals:
             gates.append(f"{metric.name} may rise by at most {growth} of the source's")
         else:
             gates.append(f"{metric.name} may rise by at most {self.accuracy_drop:.4g}")
+        if self.score_limit is not None and metric is not None:
+            bound = "least" if metric.higher_is_better else "most"
+            gates.append(f"{metric.name} at {bound} {self.score_limit:.4g}")
         if agreement is not None:
             gates.append(f"agreement at least {agreement:g}")
         if cosine is not None:
@@ -129,6 +134,7 @@ class Goals:
         """Return the limits that a search for accuracy depends on."""
         return {
             "max_accuracy_drop": self.accuracy_drop,
+            "score_limit": self.score_limit,
             "min_agreement": self.min_agreement,
             "min_centred_cosine": self.min_centred_cosine,
         }
@@ -142,13 +148,20 @@ def max_relative_l2(cosine: float) -> float:
     return math.sqrt(2.0 * (1.0 - cosine))
 
 
-def require_labels_for(goals: Goals, *, labelled: bool) -> None:
-    """Reject a limit on the accuracy drop if no labels can decide it; INVALID_INPUT."""
-    if goals.max_accuracy_drop is not None and not labelled:
+def require_labels_for(goals: Goals, *, labelled: bool, champion: bool = False) -> None:
+    """Reject a limit on the metric if no labels can decide it; INVALID_INPUT.
+
+    `champion` says that the @champion's score is one.
+    """
+    problem = ""
+    if goals.max_accuracy_drop is not None:
+        problem = f"an accuracy drop of at most {goals.max_accuracy_drop:g}"
+    elif goals.score_limit is not None or champion:
+        problem = "--min-accuracy"
+    if problem and not labelled:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"an accuracy drop of at most {goals.max_accuracy_drop:g} cannot be judged: the rows "
-            "have no labels",
+            f"{problem} cannot be judged: the rows have no labels",
             "Add an array `labels` to the data, or limit the difference from the source model "
             "with --min-agreement or --min-cosine instead.",
         )
@@ -202,6 +215,11 @@ def accuracy_faults(
     limit = goals.accuracy_drop * share
     if score is not None and score.drop.high > limit:
         yield over(goals.drop_name, score.drop.high, limit)
+    if score is not None and goals.score_limit is not None:
+        if score.higher_is_better and score.value < goals.score_limit:
+            yield under("score", score.value, goals.score_limit)
+        if not score.higher_is_better and score.value > goals.score_limit:
+            yield over("score", score.value, goals.score_limit)
     for name, output in parity.outputs.items():
         judged = score is not None and name in score.outputs
         label = f" of output {name!r}" if len(parity.outputs) > 1 else ""

@@ -24,7 +24,7 @@ from optimize.metrics.latency import measure_interleaved
 from optimize.metrics.parity import Parity, compare, finite
 from optimize.metrics.scores import Metric, MetricResult, compare_metric
 from optimize.proofs.batch_contamination import MAX_ROWS, measure_contamination
-from optimize.recipes.base import DATA_NAME, TWIN_NAME, Details, Quality
+from optimize.recipes.base import DATA_NAME, Details, Quality
 from optimize.variant import Measured, Timings, Variant
 from registry.quiet import first_line
 from services.runtime.scorer import join_rows, split_rows
@@ -66,8 +66,8 @@ def measure_variant(
 
     ValueError if its outputs are not finite or have other names or shapes.
     """
-    model = _runnable(directory, device)
-    session = open_session(model, device.provider, batching=_with_room(baseline.batching))
+    batching = _with_room(baseline.batching)
+    session = open_session(directory / MODEL_NAME, device.provider, batching=batching)
     outputs, contaminated, independent = _answers(session, baseline)
     parity, score = compare(baseline.outputs, outputs), None
     if baseline.metric is not None and baseline.rows.labels is not None:
@@ -80,7 +80,6 @@ def measure_variant(
         score=score,
         details=details,
         provider=device.provider,
-        emulated=model.name == TWIN_NAME,
         row_independent=independent,
         contaminated_relative_l2=contaminated,
     )
@@ -196,12 +195,6 @@ def model_size(directory: Path) -> int:
     """Return the bytes of the model file and its data file."""
     paths = (directory / MODEL_NAME, directory / DATA_NAME)
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-def _runnable(directory: Path, device: RunDevice) -> Path:
-    """Return the variant, or its twin if only the CPU is there and has no kernels for it."""
-    twin = directory / TWIN_NAME
-    return directory / MODEL_NAME if device.timed or not twin.is_file() else twin
 
 
 def _words(parity: Parity, score: MetricResult | None) -> str:

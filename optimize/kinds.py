@@ -70,7 +70,5 @@ def start_attempt(
     clock: Clock,
 ) -> Attempt:
     """Return what builds, judges and times the variants."""
-    calibrator = options.calibrator
-    if isinstance(exported, SourceAnswers):
-        return GenerationAttempt(exported, goals, device, calibrator, progress, clock)
-    return Attempt(exported, goals, device, calibrator, progress, clock)
+    kind = GenerationAttempt if isinstance(exported, SourceAnswers) else Attempt
+    return kind(exported, goals, device, progress, clock, options.fresh)

@@ -15,10 +15,11 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import require_onnxruntime
 from bundle.verify import VerifiedBundle
+from optimize.champion import judged_by_champion
 from optimize.choice import Judged, choose
 from optimize.device import find_device
 from optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
-from optimize.evidence import make_report, publish_report
+from optimize.evidence import Conditions, make_report, publish_report
 from optimize.goals import (
     Goals,
     require_agreement,
@@ -49,6 +50,7 @@ class OptimizeResult:
     bundle: VerifiedBundle
     published: PublishedModel
     report: str
+    conditions: Conditions
 
     @property
     def chosen(self) -> Judged:
@@ -89,11 +91,15 @@ def optimize(
     goals, options = goals or Goals(), options or Options()
     progress, clock = progress or Silent(), clock or SystemClock()
     prepared, recipes = _prepare(uri, data, catalog, options, recipes, progress)
-    require_labels_for(goals, labelled=prepared.metric is not None)
+    require_labels_for(
+        goals, labelled=prepared.metric is not None, champion=options.against_champion
+    )
     require_fitting_limit(goals, prepared.metric)
     exported = _export(prepared, progress)
     require_agreement(goals, exported.baseline.outputs)
     goals = goals.resolved(exported.baseline.metric, exported.baseline.score)
+    if options.against_champion:
+        goals = judged_by_champion(goals, catalog, prepared)
     device = find_device(options.target, exported.graph)
     attempt = start_attempt(exported, goals, device, options, progress, clock)
     variants = attempt.with_latencies([attempt.make_variant(recipe) for recipe in recipes])
@@ -111,7 +117,14 @@ def optimize(
     published = catalog.publish(bundle, source, publish_report(report, chosen, page))
     progress.event(StepEvent(Stage.PUBLISH, StepStatus.FINISHED, detail=published.uri))
     return OptimizeResult(
-        source, judged, exported.baseline.score, exported.splits, bundle, published, page
+        source,
+        judged,
+        exported.baseline.score,
+        exported.splits,
+        bundle,
+        published,
+        page,
+        report.conditions,
     )
 
 

@@ -12,7 +12,7 @@ from optimize.data import EvalData, RowLimits, Rows, load_data
 from optimize.data.source import NO_MISSING, ColumnMap, Missing
 from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
-from optimize.recipes.base import Calibrator, Target
+from optimize.recipes.base import Target
 from optimize.text.encoder import read_text_encoder
 from optimize.transforms.transform import SourceTransform, read_transform
 from registry.catalog import ModelFormat, SourceModel
@@ -22,17 +22,22 @@ DEFAULT_METRIC = "accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options beside the goals. `metric` is a name for `load_metric`; None is accuracy if the
-    rows have labels."""
+    """Options beside the goals.
+
+    `metric` is a name for `load_metric`; None is accuracy if the rows have labels. With
+    `against_champion` the variants are also judged by the @champion's score, and with `fresh`
+    latencies of an earlier run are not used.
+    """
 
     target: Target = Target.CPU
     metric: str | None = None
-    calibrator: Calibrator = Calibrator.AUTO
     sampling: RowLimits = field(default_factory=RowLimits)
     transform: Path | None = None
     batching_options: BatchingOptions = DEFAULT
     allow_pickle: bool = False
     columns: ColumnMap = field(default_factory=dict)
+    against_champion: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,14 @@ def prepare(source: SourceModel, data: str | Path, options: Options) -> Prepared
     signature = source.signature if transform is None else transform.api_signature
     options.batching_options.check(signature)
     missing = _missing(source, transform)
-    raw = load_data(data, signature, options.sampling, missing, options.columns)
+    raw = load_data(
+        data,
+        signature,
+        options.sampling,
+        missing,
+        options.columns,
+        options.batching_options.pad,
+    )
     metric = _metric(options.metric, raw.held_out)
     return Prepared(
         source,

@@ -34,8 +34,7 @@ class Measured:
     """The numbers of one variant on `rows` held-out rows; `score` only if they have labels.
 
     `size_bytes` counts the model file and its data file. `latency` is empty where the target
-    is not on this machine. `provider` ran the variant; `emulated` says that it ran a twin
-    graph, because the provider has no kernels for the variant itself. `importer` is the
+    is not on this machine. `provider` ran the variant. `importer` is the
     verdict of TensorRT's importer. `contaminated_relative_l2` is the relative L2 to the
     source's answers beside outlier rows; `row_independent` follows from it. It is None if the
     source's own rows depend on each other.
@@ -52,7 +51,6 @@ class Measured:
     latency: tuple[BatchLatency, ...] = ()
     details: Details = field(default_factory=Details)
     provider: str = "cpu"
-    emulated: bool = False
     importer: str | None = None
     row_independent: bool = True
     contaminated_relative_l2: float | None = None

@@ -149,6 +149,14 @@ class Catalog(Protocol):
         """Register `bundle` as an optimized version of `source`; the same digest only once."""
         ...
 
+    def find_optimized(self, text: str) -> PublishedModel:
+        """Return the optimized version `text` names; MODEL_NOT_FOUND."""
+        ...
+
+    def fetch_bundle(self, published: PublishedModel, destination: Path) -> VerifiedBundle:
+        """Copy a version's verified bundle to `destination`, which is missing or empty."""
+        ...
+
 
 class Champions(Protocol):
     """The version that serves live traffic, as the registry records it."""

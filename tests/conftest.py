@@ -38,7 +38,7 @@ pytest_plugins = [
     "tests.support.serving_fixtures",
 ]
 
-_FIRST_FOLDERS = {"scenarios": 0, "faults": 1}
+_FIRST_FOLDERS = {"scenarios": 0, "examples": 1, "faults": 1}
 
 
 @pytest.fixture(scope="session")
@@ -61,13 +61,13 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the longest files, and skip tests that need a GPU unless `-m` names them.
 
-    Two processes share the tests file by file, so a long file must not come last: scenarios and
-    faults come first, then files with slow tests, then the others.
+    Processes share the tests file by file, so a long file must not come last: scenarios, examples
+    and faults come first, then files with slow tests, then the others.
     """
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
 
     def rank(item: pytest.Item) -> int:
-        last = len(_FIRST_FOLDERS) + (item.path not in slow_files)
+        last = 2 + (item.path not in slow_files)
         return _FIRST_FOLDERS.get(item.path.parent.name, last)
 
     items.sort(key=rank)

@@ -1,8 +1,9 @@
 """The documents name what exists: pages and anchors, files, commands, options, variables, metrics.
 
 Blocks marked `sh` run in `make docs-test` (`docs/run.py`), those of the tutorial, batch.md and
-stream.md in `tests/examples` as well, the code of recipes.md and transforms.md in the tests of these
-parts. All other commands are parsed by the CLI's own options, Python is compiled and YAML is read.
+stream.md in `tests/examples` as well, the code of recipes.md and transforms.md in the tests of
+these parts. All other commands are parsed by the CLI's own options, Python is compiled and YAML is
+read.
 """
 
 from __future__ import annotations

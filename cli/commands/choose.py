@@ -55,6 +55,11 @@ def choose(
     """Choose between online, batch, stream and precomputed predictions.
 
     Compares the core-hours per day of each, with the sums, and prints the commands to begin with.
+
+    \b
+    Examples:
+      mlctl choose --used-by requests --rows-per-day 2e6 --max-age 0s --max-p99-ms 50
+      mlctl choose --used-by table --rows-per-day 1e8 --max-age 1d
     """
     from doctor.patterns import Consumer, Workload, choose_pattern, commands, compare_patterns
 

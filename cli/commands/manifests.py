@@ -129,7 +129,7 @@ _OPTIONS = (
         default=("monitoring",),
         show_default=True,
         metavar="NAMESPACE|CIDR",
-        help="Who may connect, besides the own namespace and the Gateway's; repeatable.",
+        help="Callers that may connect besides the namespace and the Gateway; repeatable.",
     ),
     click.option(
         "--token-secret", metavar="SECRET", help="Require a token of this Secret from callers."

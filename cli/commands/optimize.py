@@ -17,7 +17,7 @@ from bundle.files import check_writable
 from cli.options import OUTPUT_FILE, add_options
 from cli.output import CommandOutput, printable, reporting
 from cli.progress import clock_time, interruptible, only_results_on_stdout
-from cli.variants import NONE, NUMBERS, filled, number_cells, variants_table
+from cli.variants import NONE, filled, number_cells, number_columns, variants_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +36,7 @@ Examples:
   mlctl optimize models:/digits@candidate --data eval.npz
   mlctl optimize digits --data eval.parquet --max-accuracy-drop 0.005 --report digits.html
   mlctl optimize encoder --data rows:batches --device tensorrt --min-cosine 0.98
-  mlctl optimize digits --data eval.npz --recipes fp32,int8-cpu --dry-run
+  mlctl optimize digits --data eval.npz --recipes fp32,int8-static --dry-run
   mlctl optimize llama --data articles.jsonl --max-perplexity-increase 0.03
 """
 
@@ -107,14 +107,9 @@ _WORK = (
         metavar="NAME[,NAME...]",
         help="Variants to try.  [default: all for the device]",
     ),
-    click.option(
-        "--calibrator",
-        type=click.Choice(["auto", "minmax", "entropy", "percentile"]),
-        default="auto",
-        show_default=True,
-        help="How static INT8 finds value ranges; auto tries all methods.",
-    ),
 )
+
+_CHAMPION = "champion"
 
 _GATES = (
     click.option(
@@ -128,6 +123,12 @@ _GATES = (
         type=click.FloatRange(0),
         help="Maximum drop of the metric against the source model, judged by its upper bound; "
         "needs labels.  [default: 0.01; for errors such as rmse 1 % of the source's error]",
+    ),
+    click.option(
+        "--min-accuracy",
+        metavar="NUMBER|champion",
+        help="Minimum of the metric itself, for errors such as rmse the maximum; 'champion' is the "
+        "score that the @champion's evidence has for these rows, less the allowed drop.",
     ),
     click.option(
         "--min-agreement",
@@ -178,6 +179,9 @@ _REST = (
         type=OUTPUT_FILE,
         metavar="FILE.html",
         help="Write the report to this file, even if no variant passes.",
+    ),
+    click.option(
+        "--fresh", is_flag=True, help="Measure latency again instead of using an earlier run's."
     ),
     click.option("--dry-run", is_flag=True, help="List what would run, without running it."),
 )
@@ -238,6 +242,7 @@ def optimize(
         output.document(_document(result))
         return
     _show(output, result.judged)
+    output.note(result.conditions.sentence)
     published = result.published
     output.line(f"{published.uri} is {result.chosen.variant.recipe} of {result.source.uri}")
     output.line(f"digest {result.digest}")
@@ -271,7 +276,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.data import RowLimits
     from optimize.goals import Goals, Prefer
     from optimize.prepare import Options
-    from optimize.recipes.base import Calibrator, Target
+    from optimize.recipes.base import Target
     from optimize.recipes.discovery import select
     from services.runtime.tabular.input_columns import parse_map
 
@@ -283,13 +288,13 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         max_size_mb=given["max_size_mb"],
         min_agreement=given["min_agreement"],
         min_centred_cosine=given["min_cosine"],
+        score_limit=_score_limit(given["min_accuracy"]),
         max_perplexity_increase=given["max_perplexity_increase"],
         prefer=Prefer(given["prefer"]),
     )
     options = Options(
         target=target,
         metric=given["metric"],
-        calibrator=Calibrator(given["calibrator"]),
         sampling=RowLimits(given["calibration_rows"], given["eval_rows"]),
         transform=given["transform"],
         batching_options=DEFAULT
@@ -297,9 +302,22 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         else read_batching_options(given["batching"]),
         allow_pickle=given["allow_pickle"],
         columns=parse_map(given["mapped"]),
+        against_champion=given["min_accuracy"] == _CHAMPION,
+        fresh=given["fresh"],
     )
     recipes = select(names, target) if given["recipes"] else None
     return _Request(model, data, goals, options, recipes)
+
+
+def _score_limit(text: str | None) -> float | None:
+    if text is None or text == _CHAMPION:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"--min-accuracy {text!r} is neither a number nor {_CHAMPION}"
+        ) from error
 
 
 def _run(output: CommandOutput, request: _Request) -> OptimizeResult:
@@ -444,7 +462,7 @@ class Board:
         from rich.text import Text
 
         table = Table(box=None, padding=(0, 2, 0, 0))
-        columns, rows = filled(("Step", "State", *NUMBERS, "Time>"), self.cells())
+        columns, rows = filled(("Step", "State", *number_columns(()), "Time>"), self.cells())
         for name in columns:
             table.add_column(
                 name.rstrip(">"), justify="right" if name.endswith(">") else "left", no_wrap=True
@@ -511,7 +529,7 @@ def _state(row: StepRow, now: float) -> str:
 
 def _numbers(row: StepRow) -> tuple[str, ...]:
     measured = None if row.variant is None else row.variant.measured
-    return number_cells(None if measured is None else measured.record())
+    return number_cells(None if measured is None else measured.record(), ())
 
 
 def _elapsed(row: StepRow, now: float) -> str:

@@ -101,6 +101,9 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     p50, p99 = slo.limits(fields.pop("slo", None), *limits)
     fields |= {} if p50 is None else {"max_p50_ms": p50}
     fields |= {} if p99 is None else {"max_p99_ms": p99}
+    for name in ("max_ttft_ms", "max_tpot_ms"):
+        if fields.get(name, 0) is None:
+            del fields[name]
     agreement = fields.pop("min_agreement", None)
     if agreement is not None:  # this proof is worth the wait
         fields |= {"max_disagreement": round(1.0 - agreement, 9), "shadow_wait_seconds": None}

@@ -7,7 +7,6 @@ text. mlctl converts the whole pipeline, so that callers send the columns of the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -17,6 +16,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from examples.chain import register, signature_of
 
 MODEL_NAME = "churn"
 SEED = 7
@@ -70,32 +71,6 @@ def make_pipeline() -> Pipeline:
     return Pipeline([("columns", columns), ("classifier", LogisticRegression(max_iter=500))])
 
 
-def register(model: Any, rows: pd.DataFrame, alias: str) -> str:
-    """Register a fitted pipeline with the columns of `rows`; return its version."""
-    import mlflow
-    import mlflow.sklearn
-    from mlflow.models import infer_signature
-
-    from registry.quiet import quiet
-    from registry.tracking import configure_tracking
-
-    configure_tracking()
-    with quiet(), mlflow.start_run(run_name="train-churn"):
-        logged = mlflow.sklearn.log_model(
-            model,
-            name="model",
-            # Columns with a missing value in these rows are optional inputs.
-            signature=infer_signature(rows, model.predict(rows)),
-            serialization_format="skops",
-            skops_trusted_types=["numpy.dtype"],
-            pip_requirements=["scikit-learn"],
-            registered_model_name=MODEL_NAME,
-        )
-    version = str(logged.registered_model_version)
-    mlflow.MlflowClient().set_registered_model_alias(MODEL_NAME, alias, version)
-    return version
-
-
 def train(folder: Path, alias: str = "candidate") -> str:
     """Train and register a version; write evaluation rows and tonight's rows to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +82,15 @@ def train(folder: Path, alias: str = "candidate") -> str:
     tonight = customers(NIGHTLY_ROWS, SEED + 20)
     tonight.insert(0, "customer", np.arange(NIGHTLY_ROWS))
     tonight.to_parquet(folder / "tonight.parquet")
-    return register(model, rows, alias)
+    return register(
+        "sklearn",
+        model,
+        MODEL_NAME,
+        alias,
+        signature=signature_of(rows, model.predict(rows)),
+        serialization_format="skops",
+        skops_trusted_types=["numpy.dtype"],
+    )
 
 
 @click.command()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 import pandas as pd
 from xgboost import XGBClassifier
+
+from examples.chain import register, signature_of
 
 MODEL_NAME = "fraud"
 SEED = 11
@@ -47,29 +48,6 @@ def is_fraud(frame: pd.DataFrame, seed: int) -> np.ndarray:
     return found
 
 
-def register(model: Any, rows: pd.DataFrame, alias: str) -> str:
-    """Register a fitted model with the columns of `rows`; return its version."""
-    import mlflow
-    import mlflow.xgboost
-    from mlflow.models import infer_signature
-
-    from registry.quiet import quiet
-    from registry.tracking import configure_tracking
-
-    configure_tracking()
-    with quiet(), mlflow.start_run(run_name="train-fraud"):
-        logged = mlflow.xgboost.log_model(
-            model,
-            name="model",
-            signature=infer_signature(rows, model.predict(rows)),
-            pip_requirements=["xgboost"],
-            registered_model_name=MODEL_NAME,
-        )
-    version = str(logged.registered_model_version)
-    mlflow.MlflowClient().set_registered_model_alias(MODEL_NAME, alias, version)
-    return version
-
-
 def train(folder: Path, alias: str = "candidate") -> str:
     """Train and register a version; write evaluation rows and payments to stream to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +60,8 @@ def train(folder: Path, alias: str = "candidate") -> str:
     streamed = payments(STREAMED_ROWS, SEED + 20).to_dict("records")
     lines = [json.dumps({"payment": number, **row}) for number, row in enumerate(streamed)]
     (folder / "payments.jsonl").write_text("\n".join(lines) + "\n")
-    return register(model, rows, alias)
+    signature = signature_of(rows, model.predict(rows))
+    return register("xgboost", model, MODEL_NAME, alias, signature=signature)
 
 
 @click.command()

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 from bundle.manifest import canonical_json
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.data.rows import Rows, Tensors
-from optimize.data.source import Columns, Missing, RowSource, find_columns, invalid
+from optimize.data.source import (
+    NO_PAD,
+    Columns,
+    Missing,
+    Pad,
+    RowSource,
+    find_columns,
+    invalid,
+)
 from services.protocol.wire import encode_raw
 
-_PAD_HINT = "Pad all rows to one length, and mask the padding if the model takes a mask."
+_PAD_HINT = (
+    "Pad all rows to one length, or name the input with its fill value in --batching, which pads "
+    'here and in the server: {"pad": {"ids": 0}}.'
+)
 
 
 class Pass:
@@ -21,10 +33,23 @@ class Pass:
 
     The digest covers names, types, shapes and the values in row order, with numbers in the
     machine's byte order; it does not depend on where chunks begin.
+
+    Rows of the inputs in `pad` may differ in length. `lengths` are the longest that were found;
+    a later pass gets them as `padded_to`, and gives all rows that length.
     """
 
-    def __init__(self, source: RowSource, signature: Signature, missing: Missing) -> None:
+    def __init__(
+        self,
+        source: RowSource,
+        signature: Signature,
+        missing: Missing,
+        pad: Pad = NO_PAD,
+        padded_to: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._missing = missing
+        self._pad = pad
+        self._padded_to = padded_to
+        self.lengths: dict[str, int] = {}
         self._source = source
         self._signature = signature
         self._forms: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -73,6 +98,14 @@ class Pass:
         return next(iter(lengths.values()))
 
     def _input(self, name: str, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+        if spec.name in self._pad:
+            array = self._padded(name, array, spec)
+        elif array.dtype == object and spec.dtype is not Datatype.BYTES:
+            lengths = [np.size(row) for row in array]
+            raise invalid(
+                f"the rows of {name!r} have {min(lengths)} to {max(lengths)} values{self._where()}",
+                _PAD_HINT,
+            )
         if spec.dtype is Datatype.BYTES:
             array = _as_bytes(name, array, missing=self._missing.allows(spec))
         try:
@@ -83,6 +116,24 @@ class Pass:
             raise invalid(f"array {name!r} does not fit the model: {problem}{self._where()}")
         self._reject_not_finite(name, array, nan=self._missing.allows(spec))
         return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def _padded(self, name: str, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+        """Return rows of any lengths as one array, filled up at their ends; hash them unpadded."""
+        rows = [np.asarray(row) for row in array]
+        if any(row.ndim != len(spec.shape) - 1 for row in rows):
+            raise invalid(f"array {name!r} does not fit the model: expected lists{self._where()}")
+        lengths = [len(row) for row in rows]
+        longest = max(*lengths, self.lengths.get(spec.name, 0))
+        self.lengths[spec.name] = longest
+        longest = max(longest, self._padded_to.get(spec.name, 0))
+        shape = (len(rows), longest, *rows[0].shape[1:])
+        kind = np.result_type(*(row.dtype for row in rows))
+        filled = np.full(shape, self._pad[spec.name], kind)
+        digest = self._hashes.setdefault(f"input {spec.name}", hashlib.sha256())
+        for number, row in enumerate(rows):
+            filled[number, : len(row)] = row
+            digest.update(f"{len(row)} ".encode() + filled[number, : len(row)].tobytes())
+        return filled
 
     def _labels(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return class numbers as int64 [rows], quantities as float64 [rows] or [rows, k]."""
@@ -114,9 +165,17 @@ class Pass:
         if chunk.labels is not None:
             arrays["labels"] = chunk.labels
         forms = {name: (array.dtype.name, array.shape[1:]) for name, array in arrays.items()}
-        self._reject_changed(forms)
+        padded = {f"input {name}" for name in self._pad}
+        self._reject_changed(
+            {
+                # The length of a padded row is that of the longest so far.
+                name: (dtype, shape[1:] if name in padded else shape)
+                for name, (dtype, shape) in forms.items()
+            }
+        )
         for name, array in arrays.items():
-            self._hashes.setdefault(name, hashlib.sha256()).update(_value_bytes(array))
+            if name not in padded:
+                self._hashes.setdefault(name, hashlib.sha256()).update(_value_bytes(array))
 
     def _reject_changed(self, forms: dict[str, tuple[str, tuple[int, ...]]]) -> None:
         """Reject rows of another shape than before, or labels in some chunks only."""

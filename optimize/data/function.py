@@ -46,7 +46,19 @@ class FunctionSource:
             message = f"batch {number} of {self.name!r} is {_kind(batch)}, expected a dict by name"
             raise invalid(message, _HINT)
         with user_code(f"making arrays of batch {number} of {self.name!r}"):
-            return {name: np.asarray(values) for name, values in batch.items()}
+            return {name: _as_array(values) for name, values in batch.items()}
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """Return the rows as an array, of objects if they differ in length."""
+    if isinstance(values, np.ndarray):
+        return values
+    rows = [np.asarray(row) for row in values] if isinstance(values, list | tuple) else [values]
+    if len({row.shape for row in rows if isinstance(row, np.ndarray)}) <= 1:
+        return np.asarray(values)
+    found = np.empty(len(rows), object)
+    found[:] = rows
+    return found
 
 
 def _kind(value: Any) -> str:

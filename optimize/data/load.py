@@ -19,7 +19,16 @@ from optimize.data.function import FunctionSource
 from optimize.data.npz import NpzSource
 from optimize.data.parquet import FolderSource, ParquetRows, open_folder
 from optimize.data.rows import MIN_ROWS, EvalData, RowLimits, Rows, choose_rows
-from optimize.data.source import NO_MAP, NO_MISSING, ColumnMap, Missing, RowSource, invalid
+from optimize.data.source import (
+    NO_MAP,
+    NO_MISSING,
+    NO_PAD,
+    ColumnMap,
+    Missing,
+    Pad,
+    RowSource,
+    invalid,
+)
 from optimize.user_functions import is_function_name
 
 _FORMS_HINT = (
@@ -34,16 +43,18 @@ def load_data(
     sampling: RowLimits | None = None,
     missing: Missing = NO_MISSING,
     columns: ColumnMap = NO_MAP,
+    pad: Pad | None = None,
 ) -> EvalData:
     """Read evaluation rows from an .npz, Parquet or `package.module:function`.
 
     Arrays or columns are named as the inputs (the only input may be `x` or `inputs`),
     with `labels`, `label` or `y` for the labels; a folder is read as the Parquet files in it,
     which may be a server's samples. INVALID_INPUT names the array and its expected form, and
-    values that `missing` does not allow to be absent. `columns` are for Parquet.
+    values that `missing` does not allow to be absent. `columns` are for Parquet. Rows of inputs in
+    `pad` may differ in length: they are filled up to the longest, as the server does.
     """
     found = open_source(source, signature, missing, columns)
-    return read_rows(found, signature, sampling or RowLimits(), missing)
+    return read_rows(found, signature, sampling or RowLimits(), missing, pad or NO_PAD)
 
 
 def open_source(
@@ -81,16 +92,20 @@ def _open(
 
 
 def read_rows(
-    source: RowSource, signature: Signature, sampling: RowLimits, missing: Missing = NO_MISSING
+    source: RowSource,
+    signature: Signature,
+    sampling: RowLimits,
+    missing: Missing = NO_MISSING,
+    pad: Pad = NO_PAD,
 ) -> EvalData:
     """Check all rows of `source` and return those that `sampling` chooses."""
-    first = Pass(source, signature, missing)
+    first = Pass(source, signature, missing, pad)
     parts = [chunk.labels for chunk in first.chunks() if chunk.labels is not None]
     if first.rows < MIN_ROWS:
         raise invalid(f"the data has {first.rows} rows (minimum {MIN_ROWS})")
     labels = np.concatenate(parts) if parts else None
     calibration, held_out = choose_rows(first.rows, labels, sampling)
-    second = Pass(source, signature, missing)
+    second = Pass(source, signature, missing, pad, first.lengths)
     index = np.concatenate([calibration, held_out])
     inputs = _gather(second, index, first.rows)
     if inputs is None or second.sha256() != first.sha256():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from optimize.data.source import (
 )
 from registry.quiet import first_line
 from services.runtime.tabular.input_columns import find_feeds
+from services.runtime.tabular.tensors import Tensors as RowTensors
 from services.runtime.tabular.tensors import to_tensors
 
 # pandas stores a frame's index under these names.
@@ -101,9 +102,7 @@ class ParquetRows:
             if reasons:
                 row = min(reasons)
                 raise invalid(f"row {start + row}: {reasons[row]}", _MAP_HINT)
-            if len(groups) > 1:
-                raise invalid(f"rows of {self.name} have lists of different lengths", _HINT)
-            found = dict(groups[0].arrays)
+            found = _joined(groups, batch.num_rows)
             for name in labels:
                 found[LABELS] = _array(name, batch.column(name), None, self.missing)
             yield found
@@ -171,6 +170,8 @@ def _array(name: str, column: Any, spec: TensorSpec | None, missing: Missing) ->
 
     shape = [len(column)]
     values = getattr(column, "storage", column)  # an extension type wraps lists
+    if _is_ragged(values):
+        return _ragged(name, values, missing, spec)
     while types.is_list(values.type) or types.is_large_list(values.type) or _fixed(values.type):
         _reject_missing(name, values)
         shape.append(_common_length(name, values))
@@ -222,12 +223,53 @@ def _reject_missing(name: str, values: Any) -> None:
 
 
 def _common_length(name: str, lists: Any) -> int:
+    low, high = _lengths(lists)
+    if low != high:
+        raise invalid(
+            f"the lists in column {name!r} have {low} to {high} values",
+            "Pad all inner lists to one length.",
+        )
+    return high
+
+
+def _lengths(lists: Any) -> tuple[int, int]:
+    """Return the length of the shortest and of the longest list."""
     from pyarrow import compute
 
-    lengths = compute.min_max(compute.list_value_length(lists)).as_py()
-    if lengths["min"] != lengths["max"]:
-        raise invalid(
-            f"the lists in column {name!r} have {lengths['min']} to {lengths['max']} values",
-            "Pad all rows to one length, and mask the padding if the model takes a mask.",
-        )
-    return int(lengths["max"] or 0)
+    found = compute.min_max(compute.list_value_length(lists)).as_py()
+    return int(found["min"] or 0), int(found["max"] or 0)
+
+
+def _is_ragged(values: Any) -> bool:
+    from pyarrow import types
+
+    if not (types.is_list(values.type) or types.is_large_list(values.type)):
+        return False
+    low, high = _lengths(values)
+    return low != high
+
+
+def _ragged(name: str, lists: Any, missing: Missing, spec: TensorSpec | None) -> np.ndarray:
+    """Return lists of unequal length as an object array with an array for each row."""
+    _reject_missing(name, lists)
+    flat = _array(name, lists.flatten(), None, missing)
+    if spec is not None and spec.dtype is not Datatype.BYTES:
+        _check_kind(name, lists.type.value_type, text=False)
+    ends = np.cumsum([len(each) for each in lists])
+    found = np.empty(len(lists), object)
+    found[:] = np.split(flat, ends[:-1])
+    return found
+
+
+def _joined(groups: Sequence[RowTensors], rows: int) -> dict[str, np.ndarray]:
+    """Return the rows of all groups in their order; unequal ones as an object array."""
+    found: dict[str, np.ndarray] = {}
+    for name, first in groups[0].arrays.items():
+        parts = [group.arrays[name] for group in groups]
+        equal = len({part.shape[1:] for part in parts}) == 1
+        shape = (rows, *first.shape[1:]) if equal else (rows,)
+        found[name] = np.empty(shape, first.dtype if equal else object)
+        for group, part in zip(groups, parts, strict=True):
+            for row, values in zip(group.rows, part, strict=True):
+                found[name][row] = values
+    return found

@@ -20,6 +20,9 @@ LABEL_NAMES = (LABELS, "label", "y")
 # The columns that feed an input, or the labels, by its name.
 ColumnMap = Mapping[str, tuple[str, ...]]
 NO_MAP: ColumnMap = MappingProxyType({})
+# The fill value of each input whose rows may differ in length.
+Pad = Mapping[str, float]
+NO_PAD: Pad = MappingProxyType({})
 _SINGLE_INPUT_NAMES = ("x", "inputs")
 
 

@@ -80,6 +80,7 @@ class MetricResult:
     value: float
     drop: Estimate
     outputs: tuple[str, ...] = ()
+    higher_is_better: bool = True
 
 
 def load_metric(text: str) -> Metric:
@@ -161,11 +162,13 @@ def compare_metric(
     values = before(whole), after(whole)
     judged = tuple(reference) if metric.judges_all else (next(iter(reference)),)
     if _equal(reference, outputs):
-        return MetricResult(*values, Estimate(0.0, 0.0, 0.0, level), judged)
+        return MetricResult(
+            *values, Estimate(0.0, 0.0, 0.0, level), judged, metric.higher_is_better
+        )
     count = min(resamples, metric.max_resamples or resamples)
     unseen = None if metric.margin_used is None else metric.margin_used(reference, outputs)
     found = bootstrap(drop, len(labels), resamples=count, level=level, seed=seed, unseen=unseen)
-    return MetricResult(*values, found, judged)
+    return MetricResult(*values, found, judged, metric.higher_is_better)
 
 
 def _equal(reference: Tensors, outputs: Tensors) -> bool:

@@ -17,12 +17,11 @@ from bundle.manifest import MODEL_NAME
 from optimize.data import Rows
 
 DATA_NAME = f"{MODEL_NAME}.data"
-TWIN_NAME = "twin.onnx"
 
 # A protobuf message holds less than 2 GiB; larger weights go to a separate file.
 MAX_INLINE_BYTES = (1 << 31) - (1 << 20)
 
-Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+Precision = Literal["fp32", "fp16", "int8", "int4"]
 
 
 class Target(StrEnum):
@@ -31,15 +30,6 @@ class Target(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
     TENSORRT = "tensorrt"
-
-
-class Calibrator(StrEnum):
-    """How static INT8 turns observed activations into ranges. AUTO tries all and keeps the best."""
-
-    AUTO = "auto"
-    MINMAX = "minmax"
-    ENTROPY = "entropy"
-    PERCENTILE = "percentile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,6 @@ class Workbench:
     quality: Callable[[Path], Quality]
     store: Callable[[Key, Callable[[Path], None]], Path]
     step: Callable[[str, int, int], None]
-    calibrator: Calibrator = Calibrator.AUTO
 
 
 class Recipe(Protocol):
@@ -114,8 +103,7 @@ class Recipe(Protocol):
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
         """Write model.onnx (and its data file) into `directory` from the fp32 graph `source`.
 
-        If the CPU has no kernels for the graph, `twin.onnx` is a graph with the same
-        arithmetic that it can run. ValueError if the recipe does not apply.
+        ValueError if the recipe does not apply.
         """
         ...
 

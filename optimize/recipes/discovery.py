@@ -13,20 +13,17 @@ from typing import Any, get_args
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.recipes.base import Precision, Recipe, Target
-from optimize.recipes.bf16 import Bf16
 from optimize.recipes.fp16 import Fp16
 from optimize.recipes.fp32 import Fp32
 from optimize.recipes.generation import GenerationRecipe
-from optimize.recipes.int4 import Int4
-from optimize.recipes.int8_cpu import Int8Cpu
-from optimize.recipes.int8_trt import Int8Trt
+from optimize.recipes.quantized import Int4, Int4Trt, Int8Dynamic, Int8Static, Int8Trt
 from registry.names import printable, suggestion
 from registry.quiet import first_line, quiet
 
 GROUP = "mlctl.recipes"
 
 OWN: tuple[Recipe, ...] = (
-    *(Fp32(), Fp16(), Bf16(), Int8Cpu(), Int8Trt(), Int4()),
+    *(Fp32(), Fp16(), Int8Static(), Int8Dynamic(), Int8Trt(), Int4(), Int4Trt()),
     *(GenerationRecipe("fp32"), GenerationRecipe("fp16"), GenerationRecipe("int4")),
 )
 

@@ -16,10 +16,9 @@ import numpy as np
 
 from optimize.data import Rows
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
-from optimize.recipes.graphs import load_typed
+from optimize.recipes.graphs import load_typed, write_beside
 from optimize.recipes.half import FP16_MAX, is_beyond
 from optimize.recipes.narrow import narrow
-from optimize.recipes.quantize.edit import write_beside
 from services.runtime.scorer import split_rows
 from services.runtime.session import open_session
 
@@ -43,7 +42,7 @@ class Fp16:
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
         limit = FP16_MAX / _HEADROOM
         beyond = values_beyond(source, bench.calibration, limit, directory)
-        narrowed = narrow(source, "fp16", beyond)
+        narrowed = narrow(source, beyond)
         save_graph(narrowed.model, directory)
         return Details({"arithmetic": "fp16, inputs and outputs fp32", **narrowed.settings})
 

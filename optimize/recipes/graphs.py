@@ -1,7 +1,8 @@
-"""Load a graph with its types inferred, and walk it with its branches and loop bodies."""
+"""Load a graph with its types inferred, walk it with its subgraphs, and write it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 
 
-def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
-    """Load the model at `opset` or later, with every value's type and constants as initializers.
+def load_typed(source: Path, *, data: bool = True) -> Any:
+    """Load the model with every value's type and constants as initializers.
 
     Types are inferred without the weights, so models over 2 GB load in the same way. Without
     `data`, weights in external files stay there.
@@ -19,7 +20,7 @@ def load_typed(source: Path, opset: int = 1, *, data: bool = True) -> Any:
     from onnx import external_data_helper, shape_inference
 
     model = onnx.load(str(source), load_external_data=False)
-    model = shape_inference.infer_shapes(raise_opset(model, opset))
+    model = shape_inference.infer_shapes(raise_opset(model, 1))
     if data:
         external_data_helper.load_external_data_for_model(model, str(source.parent))
     for graph in graphs(model.graph):
@@ -95,6 +96,25 @@ def drop_unused_weights(graph: Any) -> None:
         for at in reversed(range(len(inner.initializer))):
             if inner.initializer[at].name not in used:
                 del inner.initializer[at]
+
+
+def write_beside(model: Any, source: Path, directory: Path, name: str) -> Path:
+    """Write `model`, read without data, as `name`, and copy the data files of `source` beside it.
+
+    Links would not do: a session rejects them, so that no bundle reaches outside itself.
+    """
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+    path = directory / name
+    path.write_bytes(model.SerializeToString())
+    locations = {
+        ExternalDataInfo(tensor).location
+        for tensor in model.graph.initializer
+        if uses_external_data(tensor)
+    }
+    for location in sorted(locations):
+        shutil.copyfile(source.parent / location, directory / location)
+    return path
 
 
 def formal_types(node: Any, opset: int) -> list[tuple[str, frozenset[str]]]:

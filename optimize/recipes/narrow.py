@@ -1,9 +1,9 @@
-"""Rewriting a graph's fp32 arithmetic to a 16-bit type, with inputs and outputs left in fp32.
+"""Rewriting a graph's fp32 arithmetic to fp16, with inputs and outputs left in fp32.
 
 Each fp32 value is made in one type and converted at most once to the other, where a
 node reads it; weights are converted here, so that one read by fp32 nodes alone
-keeps its bits. The operators' schemas say which of them exist in the 16-bit type: the
-others stay in fp32. Branches and loop bodies compute in the 16-bit type too.
+keeps its bits. The operators' schemas say which of them exist in fp16: the others stay in fp32.
+Branches and loop bodies compute in fp16 too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from optimize.recipes import graphs
-from optimize.recipes.half import FP16_MAX, Half, is_beyond, to_half
+from optimize.recipes.half import FP16_MAX, is_beyond, to_half
 
 _LISTED = 8
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -43,23 +43,13 @@ class Narrowed:
         return {"kept in fp32": f"{len(self.kept)} of {self.nodes} operators: {listed}"}
 
 
-def narrow(
-    source: Path,
-    half: Half,
-    beyond: frozenset[str] = frozenset(),
-    *,
-    opset: int = 1,
-    emulate: bool = False,
-) -> Narrowed:
-    """Load the fp32 model `source` at `opset` or later and rewrite it.
+def narrow(source: Path, beyond: frozenset[str] = frozenset()) -> Narrowed:
+    """Load the fp32 model `source` and rewrite it.
 
     Nodes that read or write a value named in `beyond`, or a weight that fp16 cannot hold, stay
-    in fp32. With `emulate` the graph stays in fp32 and rounds each value that the
-    rewritten graph has in 16 bits. ValueError if nothing can be rewritten, or the type of a
-    value cannot be inferred.
+    in fp32. ValueError if nothing can be rewritten, or the type of a value cannot be inferred.
     """
-    model = graphs.load_typed(source, opset)
-    return _Rewriting(model, half, beyond, emulate).run()
+    return _Rewriting(graphs.load_typed(source), beyond).run()
 
 
 @dataclass(slots=True)
@@ -83,16 +73,13 @@ class _Scope:
 
 
 class _Rewriting:
-    def __init__(self, model: Any, half: Half, beyond: frozenset[str], emulate: bool) -> None:
+    def __init__(self, model: Any, beyond: frozenset[str]) -> None:
         from onnx import TensorProto
 
         self._model = model
-        self._half: Half = half
         self._wide = int(TensorProto.FLOAT)
-        self._narrow = int(TensorProto.FLOAT16 if half == "fp16" else TensorProto.BFLOAT16)
-        self._emulate = emulate
-        self._stored = self._wide if emulate else self._narrow
-        self._beyond = beyond | _weights_beyond(model.graph, half)
+        self._narrow = int(TensorProto.FLOAT16)
+        self._beyond = beyond | _weights_beyond(model.graph)
         self._opset = graphs.opset_of(model)
         self._names = graphs.names(model.graph)
         self._outputs = {value.name for value in model.graph.output}
@@ -102,7 +89,7 @@ class _Rewriting:
     def run(self) -> Narrowed:
         self._graph(self._model.graph, None)
         if self._converted == 0:
-            raise ValueError(f"no operator of the model can compute in {self._half}")
+            raise ValueError("no operator of the model can compute in fp16")
         graphs.drop_unused_weights(self._model.graph)
         return Narrowed(self._model, tuple(self._kept), self._converted + len(self._kept))
 
@@ -117,7 +104,7 @@ class _Rewriting:
                 self._form(scope, output.name, self._wide)
             else:
                 output.name = self._form(scope, output.name, self._narrow)
-                output.type.tensor_type.elem_type = self._stored
+                output.type.tensor_type.elem_type = self._narrow
         del graph.node[:]
         graph.node.extend(scope.nodes)
         del graph.value_info[:]
@@ -132,7 +119,7 @@ class _Rewriting:
             self._made(scope, name, self._wide)
         for value in graph.input:
             if parent is not None and value.type.tensor_type.elem_type == self._wide:
-                value.type.tensor_type.elem_type = self._stored
+                value.type.tensor_type.elem_type = self._narrow
             self._made(scope, value.name, self._wide if parent is None else self._narrow)
         return scope
 
@@ -164,33 +151,20 @@ class _Rewriting:
     def _convert_weight(self, home: _Scope, value: str) -> None:
         from onnx import numpy_helper
 
-        array = self._narrowed(numpy_helper.to_array(home.weights[value]))
+        array = to_half(numpy_helper.to_array(home.weights[value]))
         name = home.forms[value, self._narrow] = self._fresh(value)
         home.graph.initializer.append(numpy_helper.from_array(array, name))
-
-    def _narrowed(self, array: np.ndarray) -> np.ndarray:
-        half = to_half(array, self._half)
-        return half.astype(np.float32) if self._emulate else half
 
     def _cast(self, home: _Scope, value: str, kind: int) -> None:
         is_output = home.parent is None and value in self._outputs
         name = value if is_output and kind == self._wide else self._fresh(value)
         made = home.forms[value, home.native[value]]
         home.forms[value, kind] = name
-        if self._emulate and kind == self._narrow:
-            self._round(home, made, name)
-        else:
-            home.nodes.append(_cast_node(made, name, kind))
-
-    def _round(self, scope: _Scope, value: str, name: str) -> None:
-        """Append nodes that round the fp32 `value` to the 16-bit type, as `name`."""
-        rounded = self._fresh(value)
-        scope.nodes.append(_cast_node(value, rounded, self._narrow))
-        scope.nodes.append(_cast_node(rounded, name, self._wide))
+        home.nodes.append(_cast_node(made, name, kind))
 
     def _fresh(self, value: str) -> str:
         """Return an unused name for the other form of `value`."""
-        name = f"{value}_{self._half}"
+        name = f"{value}_fp16"
         while name in self._names:
             name += "_"
         self._names.add(name)
@@ -213,10 +187,7 @@ class _Rewriting:
             self._graph(body, scope)
         scope.nodes.append(node)
         for at, (value, kind) in enumerate(zip(list(node.output), outputs, strict=True)):
-            node.output[at] = name = self._made(scope, value, kind)
-            if self._emulate and scope.native.get(value) == self._narrow:
-                node.output[at] = self._fresh(value)
-                self._round(scope, node.output[at], name)
+            node.output[at] = self._made(scope, value, kind)
 
     def _kinds(self, node: Any, narrow: bool) -> tuple[list[int], list[int]]:
         """Return the new type of each fp32 input and output of the node."""
@@ -247,24 +218,23 @@ class _Rewriting:
         types = graphs.formal_types(node, self._opset)
         if not (reads or node.op_type in _TYPE_BY_ATTRIBUTE):
             return False
-        half = "tensor(float16)" if self._half == "fp16" else "tensor(bfloat16)"
         return all(
-            text == "tensor(float)" or half in allowed
+            text == "tensor(float)" or "tensor(float16)" in allowed
             for value, (text, allowed) in zip((*node.input, *node.output), types, strict=True)
             if self._is_float(scope, value)
         )
 
     def _attributes(self, node: Any) -> None:
-        """Set the 16-bit type in attributes that determine an output's type."""
+        """Set fp16 in attributes that determine an output's type."""
         from onnx import helper, numpy_helper
 
         if node.op_type == "Cast":
             for attribute in node.attribute:
                 if attribute.name == "to" and attribute.i == self._wide:
-                    attribute.i = self._stored
+                    attribute.i = self._narrow
         if node.op_type == "ConstantOfShape":
             fills = [numpy_helper.to_array(attribute.t) for attribute in node.attribute]
-            value = self._narrowed(fills[0] if fills else np.zeros(1, np.float32))
+            value = to_half(fills[0] if fills else np.zeros(1, np.float32))
             del node.attribute[:]
             tensor = numpy_helper.from_array(value)
             node.attribute.append(helper.make_attribute("value", tensor))
@@ -276,9 +246,7 @@ def _cast_node(value: str, name: str, kind: int) -> Any:
     return helper.make_node("Cast", [value], [name], name=f"{name}_cast", to=kind)
 
 
-def _weights_beyond(graph: Any, half: Half) -> frozenset[str]:
-    if half == "bf16":
-        return frozenset()
+def _weights_beyond(graph: Any) -> frozenset[str]:
     constants = graphs.float_constants(graph)
     return frozenset(name for name, array in constants if is_beyond(array, FP16_MAX))
 

@@ -111,8 +111,6 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
     if not found.latency:
         missing = report.device.missing or f"{report.device.target} is not on this machine"
         yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
-    if found.emulated:
-        yield "Accuracy was judged on a twin graph with the same arithmetic."
     if not report.row_independent:
         yield "The rows of a batch affect each other in this model, so requests are not batched."
     if report.splits is not None:
@@ -293,8 +291,6 @@ def _variant_row(
         remarks.append("its rows affect each other: never batched")
     if found.importer:
         remarks.append(f"TensorRT's importer: {found.importer}")
-    if found.emulated:
-        remarks.append(f"judged by a twin graph on {found.provider}")
     cells = [cell(found) for _, cell in columns]
     return VariantRow(item.variant.recipe, item.verdict, item.reason, cells, remarks)
 

@@ -160,6 +160,11 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, "the weights of an HTTPRoute are not sticky: no --sticky"
             )
+        if spec.times_answers and remote:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "the daemon reads no metrics of Pods: no --max-ttft-ms and --max-tpot-ms",
+            )
         can_record = not remote and sample_folder(paths.directory(name)) is not None
         labels.require_recording(spec, can_record=can_record)
         agreement.require_copies(spec, can_copy=not remote)

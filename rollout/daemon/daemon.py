@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -37,11 +38,13 @@ from rollout.daemon.split_meter import SplitMeter
 from rollout.daemon.supervisor import Supervisor
 from rollout.daemon.vitals import Vitals
 from rollout.daemon.watch import seconds_unseen
+from rollout.domain.counts import Reading
 from rollout.domain.ports import (
     TOTAL_WEIGHT,
     DataPlaneRejected,
     DataPlaneUnavailable,
     Launcher,
+    Meter,
     MeteredDataPlane,
     TrafficSplit,
 )
@@ -50,6 +53,7 @@ from rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
 from rollout.domain.state_machine import RolloutPhase
 from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local import logs, processes
+from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.launcher import LocalLauncher
 from rollout.drivers.local.processes import TOKEN_VARIABLE
 from rollout.drivers.local.samples import sample_folder
@@ -62,6 +66,22 @@ _POLL_SECONDS = 0.02
 # A replica that starts serves soon after it is ready.
 _STARTING_SECONDS = 0.2
 _MAX_ERRORS = 5
+
+
+class AnswerMeter:
+    """Counts the traffic by the proxy, and times generated answers by the servers' own metrics."""
+
+    def __init__(self, proxy: Meter, fleet: Fleet, vitals: Vitals) -> None:
+        self._proxy = proxy
+        self._fleet = fleet
+        self._vitals = vitals
+
+    def read(self) -> Reading:
+        """Return the proxy's reading, with the answers of both slots while they are polled."""
+        if not self._vitals.metrics:
+            return self._proxy.read()
+        answers = {slot: self._vitals.answers(self._fleet.replicas(slot).values()) for slot in Slot}
+        return replace(self._proxy.read(), answers=answers)
 
 
 class Daemon:
@@ -84,8 +104,10 @@ class Daemon:
         launcher = _launcher(directory / "logs", settings, data_plane, stack)
         clock = SystemClock()
         recording = _recording(directory, settings, clock)
-        self._world = World(data_plane, data_plane, launcher, clock, edges_of(settings), recording)
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
+        self._fleet = Fleet(name, launcher, journal)
+        meter = AnswerMeter(data_plane, self._fleet, self._vitals)
+        self._world = World(data_plane, meter, launcher, clock, edges_of(settings), recording)
         self._logs = directory / "logs"
         self._supervisor = Supervisor(
             name, directory, proxy, self._world, journal, self._vitals, self._epoch
@@ -146,7 +168,13 @@ class Daemon:
         served = (
             () if remote else (*supervisor.live.ready.values(), *supervisor.other.ready.values())
         )
-        self._vitals.watch(served, loads=deployment.settings.autoscaled)
+        active = self._journal.active(self._name)
+        timed = not remote and active is not None and active.spec.times_answers
+        polled = served
+        if timed:
+            # The candidate's replicas are the rollout's; the supervisor does not know them.
+            polled = tuple(each for slot in Slot for each in self._fleet.replicas(slot).values())
+        self._vitals.watch(polled, metrics=timed or deployment.settings.autoscaled)
         self._scale(deployment)
         if not remote:
             self._traffic.observe(len(served) * deployment.settings.workers)

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bundle.errors import MlctlError
+from bundle.latency import (
+    FIRST_TOKEN_EDGES_MS,
+    TOKEN_EDGES_MS,
+    TPOT_METRIC,
+    TTFT_METRIC,
+)
 from bundle.tokens import authorization
 from rollout.domain.autoscale import ReplicaLoad
+from rollout.domain.counts import AnswerTimes, Totals
 from rollout.domain.ports import RunningRevision
 
 _POLL_SECONDS = 1.0
@@ -69,6 +77,7 @@ class Counters:
     queue_rows: float
     ran: float
     rows: float = 0.0
+    answers: AnswerTimes = field(default_factory=AnswerTimes)
 
     def load(self, before: Counters, workers: int) -> ReplicaLoad:
         """The load per worker since `before`."""
@@ -79,6 +88,7 @@ class Counters:
 def read_counters(text: str, at: float) -> Counters | None:
     """The counters in a Bento's /metrics, over all its models; None if they are not there."""
     queued, ran, rows = None, 0.0, 0.0
+    first, each = _Histogram(FIRST_TOKEN_EDGES_MS), _Histogram(TOKEN_EDGES_MS)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == _QUEUE:
@@ -87,7 +97,33 @@ def read_counters(text: str, at: float) -> Counters | None:
                 ran += sample.value
             elif sample.name == f"{_ROWS}_sum":
                 rows += sample.value
-    return None if queued is None else Counters(at, queued, ran, rows)
+            elif sample.name == f"{TTFT_METRIC}_bucket":
+                first.add(sample.labels["le"], sample.value)
+            elif sample.name == f"{TPOT_METRIC}_bucket":
+                each.add(sample.labels["le"], sample.value)
+    answers = AnswerTimes(first.totals, each.totals)
+    return None if queued is None else Counters(at, queued, ran, rows, answers)
+
+
+class _Histogram:
+    """A histogram of seconds in /metrics, summed over models, at edges in milliseconds."""
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self._edges = edges
+        self._counts: dict[float, int] = {}
+
+    def add(self, bound: str, count: float) -> None:
+        """Add the bucket of values up to `bound` seconds."""
+        edge = round(float(bound) * 1000, 3)
+        self._counts[edge] = self._counts.get(edge, 0) + int(count)
+
+    @property
+    def totals(self) -> Totals:
+        """The values within each edge, and all of them; nothing if there is no such metric."""
+        if not self._counts:
+            return Totals()
+        within = tuple(self._counts.get(edge, 0) for edge in self._edges)
+        return Totals(timed=self._counts.get(math.inf, 0), within=within)
 
 
 class Vitals:
@@ -96,7 +132,7 @@ class Vitals:
     def __init__(self, hung_seconds: float, workers: int) -> None:
         self._hung_seconds = hung_seconds
         self._workers = workers
-        self._scrape = False
+        self.metrics = False
         self._lock = threading.Lock()
         self._ports: dict[str, int] = {}
         self._pulses: dict[str, Pulse] = {}
@@ -115,11 +151,11 @@ class Vitals:
         self._closed.set()
         self._thread.join()
 
-    def watch(self, served: Iterable[RunningRevision], *, loads: bool) -> None:
-        """Poll these and no others; their loads too with `loads`."""
+    def watch(self, served: Iterable[RunningRevision], *, metrics: bool) -> None:
+        """Poll these and no others; their loads and times of answers too with `metrics`."""
         ports = {each.process.token: each.endpoint.http for each in served}
         with self._lock:
-            self._ports, self._scrape = ports, loads
+            self._ports, self.metrics = ports, metrics
             for polled in (self._pulses, self._counters, self._loads):
                 for token in polled.keys() - ports.keys():
                     del polled[token]
@@ -129,6 +165,19 @@ class Vitals:
         with self._lock:
             pulse = self._pulses.get(served.process.token, Pulse())
         return pulse.hung(time.monotonic(), self._hung_seconds)
+
+    def answers(self, served: Iterable[RunningRevision]) -> AnswerTimes:
+        """Return the times of all answers that these have generated so far."""
+        with self._lock:
+            found = [
+                self._counters[each.process.token].answers
+                for each in served
+                if each.process.token in self._counters
+            ]
+        total = AnswerTimes()
+        for each in found:
+            total = total.plus(each)
+        return total
 
     def loads(self, served: Iterable[RunningRevision]) -> tuple[ReplicaLoad, ...]:
         """Return the loads of these that were measured so far."""
@@ -155,7 +204,7 @@ class Vitals:
                     return
                 with self._lock:
                     ports = dict(self._ports)
-                scrape = self._scrape or number % _SCRAPE_POLLS == 0
+                scrape = self.metrics or number % _SCRAPE_POLLS == 0
                 polls = (self._poll(client, *each, scrape=scrape) for each in ports.items())
                 pause = asyncio.to_thread(self._closed.wait, _POLL_SECONDS)
                 await asyncio.gather(*polls, pause)

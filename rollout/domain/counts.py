@@ -104,6 +104,29 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """One slot's generated answers, as its servers time them: their first tokens, and the rest.
+
+    `first` counts answers at `FIRST_TOKEN_EDGES_MS`; `each` their mean time per further token at
+    `TOKEN_EDGES_MS`.
+    """
+
+    first: Totals = field(default_factory=Totals)
+    each: Totals = field(default_factory=Totals)
+
+    def plus(self, other: AnswerTimes) -> AnswerTimes:
+        """Both counted together."""
+        return AnswerTimes(self.first.plus(other.first), self.each.plus(other.each))
+
+    def minus(self, earlier: AnswerTimes) -> AnswerTimes | None:
+        """What was counted since `earlier`; None if a server was restarted in between."""
+        if not self.first.within or not earlier.first.within:
+            return None
+        first, each = self.first.minus(earlier.first), self.each.minus(earlier.each)
+        return None if first is None or each is None else AnswerTimes(first, each)
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """One tick: rising totals, whether the proxy finds the slot healthy, requests in flight.
 
@@ -115,6 +138,7 @@ class Reading:
     healthy: Mapping[Slot, bool]
     active: Mapping[Slot, int]
     shadow: Mapping[Slot, Totals] = field(default_factory=dict)
+    answers: Mapping[Slot, AnswerTimes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +147,8 @@ class Counts:
 
     `slow` of `timed` requests were beyond the absolute limit of p99, `late` of them beyond that
     of p50, `tail` beyond the reference that is compared with the other slot. `abandoned`
-    requests got no answer and are not among `requests`.
+    requests got no answer and are not among `requests`. Of `begun` generated answers `late_first`
+    had their first token too late, and of `continued` ones `slow_tokens` were too slow after it.
     """
 
     requests: int = 0
@@ -134,6 +159,10 @@ class Counts:
     client_errors: int = 0
     abandoned: int = 0
     late: int = 0
+    begun: int = 0
+    late_first: int = 0
+    continued: int = 0
+    slow_tokens: int = 0
 
     @property
     def total(self) -> int:
@@ -150,6 +179,10 @@ class Counts:
             self.client_errors + other.client_errors,
             self.abandoned + other.abandoned,
             self.late + other.late,
+            self.begun + other.begun,
+            self.late_first + other.late_first,
+            self.continued + other.continued,
+            self.slow_tokens + other.slow_tokens,
         )
 
 

@@ -16,6 +16,8 @@ from rollout.domain.verdict import Gate, Hits
 # p99 <= L is the same statement as P(latency > L) <= 1 %, p50 <= L as P(latency > L) <= 50 %.
 SLOW_SHARE = 0.01
 LATE_SHARE = 0.5
+# Of generated answers there are fewer: p95 <= L.
+SLOW_ANSWER_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class GateRule:
 
     Attributes:
         hits: (hits, requests) of one slot's counts.
-        words: what a hit did, after "3 of 753 requests"; `{p50:g}` and `{p99:g}` are the limits.
+        words: what a hit did, after "3 of 753 requests"; `{p50:g}`, `{p99:g}`, `{ttft:g}` and
+            `{tpot:g}` are the limits.
         limit: the share that may be hits, None where the spec has no such limit; for a gate that
             compares with the live slot: how much more than the live share is still equal.
         versus_live: compares with the live slot instead of an absolute limit.
@@ -57,7 +60,12 @@ class GateRule:
 
     def sentence(self, hits: Hits, spec: RolloutSpec) -> str:
         """Return "0.40 % of 753 requests failed"."""
-        limits: dict[str, Any] = {"p50": spec.max_p50_ms or 0.0, "p99": spec.max_p99_ms or 0.0}
+        limits: dict[str, Any] = {
+            "p50": spec.max_p50_ms or 0.0,
+            "p99": spec.max_p99_ms or 0.0,
+            "ttft": spec.max_ttft_ms or 0.0,
+            "tpot": spec.max_tpot_ms or 0.0,
+        }
         share = 100.0 * hits[0] / hits[1] if hits[1] else 0.0
         return f"{share:.2f} % of {hits[1]:.0f} requests {self.words.format(**limits)}"
 
@@ -84,6 +92,14 @@ def _late(counts: Counts) -> Hits:
 
 def _tail(counts: Counts) -> Hits:
     return counts.tail, counts.timed
+
+
+def _late_first(counts: Counts) -> Hits:
+    return counts.late_first, counts.begun
+
+
+def _slow_tokens(counts: Counts) -> Hits:
+    return counts.slow_tokens, counts.continued
 
 
 def _no_hits(_counts: Counts) -> Hits:
@@ -133,6 +149,20 @@ GATES: dict[Gate, GateRule] = {
         "were slower than the live revision's p99 and its margin",
         lambda _spec: SLOW_SHARE,
         versus_live=True,
+        gross=_GROSS_LATENCY,
+    ),
+    Gate.TTFT_VS_LIMIT: GateRule(
+        _late_first,
+        "had their first token after more than {ttft:g} ms",
+        lambda spec: None if spec.max_ttft_ms is None else SLOW_ANSWER_SHARE,
+        representative=True,
+        gross=_GROSS_LATENCY,
+    ),
+    Gate.TPOT_VS_LIMIT: GateRule(
+        _slow_tokens,
+        "took longer than {tpot:g} ms for each token",
+        lambda spec: None if spec.max_tpot_ms is None else SLOW_ANSWER_SHARE,
+        representative=True,
         gross=_GROSS_LATENCY,
     ),
     Gate.ACCURACY_VS_LIMIT: GateRule(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from rollout.domain.counts import LatencyRule, Reading, Totals, Window, difference
+from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
+from rollout.domain.counts import Counts, LatencyRule, Reading, Totals, Window, difference
 from rollout.domain.latency_edges import sparse
 from rollout.domain.ports import Meter
 from rollout.domain.shadow_window import ShadowWindow
@@ -63,7 +64,7 @@ class TrafficObserver:
         reading = self._meter.read()
         parts = difference(self._before, reading)
         copies = _copies(self._before, reading, self._candidate)
-        self._before = reading
+        before, self._before = self._before, reading
         reference = self._live_history.p99_edge(self._edges)
         healthy = reading.healthy[self._candidate]
         live = None if parts is None else parts[self._candidate.other]
@@ -82,9 +83,30 @@ class TrafficObserver:
             self._spec.max_p50_ms,
         )
         window = Window(
-            rule.count(ours, candidate=True), rule.count(live, candidate=False), seconds=seconds
+            self._with_answers(rule.count(ours, candidate=True), self._candidate, before, reading),
+            rule.count(live, candidate=False),
+            seconds=seconds,
         )
         return TickObservation(window, healthy, alive, shadow), reference
+
+    def _with_answers(
+        self, counts: Counts, slot: Slot, before: Reading | None, reading: Reading
+    ) -> Counts:
+        """Add the generated answers of `slot` that are beyond the limits of the spec."""
+        if before is None or slot not in before.answers or slot not in reading.answers:
+            return counts
+        times = reading.answers[slot].minus(before.answers[slot])
+        if times is None:
+            return counts
+        ttft, tpot = self._spec.max_ttft_ms, self._spec.max_tpot_ms
+        first, each = times.first, times.each
+        return replace(
+            counts,
+            begun=first.timed,
+            late_first=0 if ttft is None else first.slower_than(ttft, FIRST_TOKEN_EDGES_MS),
+            continued=each.timed,
+            slow_tokens=0 if tpot is None else each.slower_than(tpot, TOKEN_EDGES_MS),
+        )
 
     def _compare(self, live: Totals | None, seconds: float) -> ShadowWindow | None:
         if self._comparison is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
 from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
 from rollout.domain.spec import RolloutSpec
 
@@ -51,8 +53,16 @@ def limits(
 
 def counted(spec: RolloutSpec, edges: tuple[float, ...] = LATENCY_EDGES_MS) -> RolloutSpec:
     """The spec with its latency limits rounded up to edges at which requests can be counted."""
-    p50, p99 = (
-        None if limit is None else latency_edge(limit, edges)
-        for limit in (spec.max_p50_ms, spec.max_p99_ms)
-    )
-    return replace(spec, max_p50_ms=p50, max_p99_ms=p99)
+    limits = {
+        "max_p50_ms": edges,
+        "max_p99_ms": edges,
+        "max_ttft_ms": FIRST_TOKEN_EDGES_MS,
+        "max_tpot_ms": TOKEN_EDGES_MS,
+    }
+    given = {name: getattr(spec, name) for name in limits}
+    rounded: dict[str, Any] = {
+        name: latency_edge(limit, limits[name])
+        for name, limit in given.items()
+        if limit is not None
+    }
+    return replace(spec, **rounded)

@@ -175,6 +175,8 @@ class RolloutSpec(Checked):
         breaking: go on although callers of the live revision would miss something.
         worse: go on although the candidate's proved score is clearly worse on the same data.
         max_p50_ms: P(latency > this) must be at most 50 %; None for no such limit.
+        max_ttft_ms, max_tpot_ms: of generated answers at most 5 % may have their first token later
+            than this, and take longer for each further token; None for no such limit.
         max_disagreement: P(answers differ from live's) must be at most this; None to report it
             only. max_psi: the outputs' population stability index beyond which nothing advances.
         tolerance: two answers that are no class scores agree within this share of their size.
@@ -205,6 +207,8 @@ class RolloutSpec(Checked):
     alias: bool = True
     sticky: bool = False
     max_p50_ms: LatencyMs | None = None
+    max_ttft_ms: LatencyMs | None = None
+    max_tpot_ms: LatencyMs | None = None
     max_disagreement: Share | None = None
     max_psi: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.2
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.01
@@ -243,9 +247,15 @@ class RolloutSpec(Checked):
         """
         return self.allow_low_weight_proof or weight >= REPRESENTATIVE_WEIGHT
 
+    @property
+    def times_answers(self) -> bool:
+        """Whether the candidate is judged by the times of generated answers."""
+        return (self.max_ttft_ms, self.max_tpot_ms) != (None, None)
+
     def require_provable(self) -> None:
         """INVALID_INPUT if latency is limited and no step before the last can prove it."""
-        limited = (self.max_p50_ms, self.max_p99_ms) != (None, None)
+        limits = (self.max_p50_ms, self.max_p99_ms, self.max_ttft_ms, self.max_tpot_ms)
+        limited = any(limit is not None for limit in limits)
         if limited and len(self.steps) > 1 and not self.representative(self.steps[-2]):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,

@@ -349,7 +349,7 @@ def judge(
         or _held(progress, spec, now)
         or Verdict(
             Action.ADVANCE,
-            HoldReason.PROOF if _needs_proof(progress, spec) else HoldReason.BAKE_TIME,
+            HoldReason.PROOF if _needs_proof(progress, spec) else HoldReason.STEP_TIME,
             _kept(progress),
             n=progress.step_requests,
         )
@@ -424,7 +424,7 @@ def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdic
     minimum = least_seconds(progress.phase, spec)
     if now - progress.since < minimum:
         why = f"{now - progress.since:.1f} of {minimum:g} s at this step"
-        return Verdict(Action.HOLD, HoldReason.BAKE_TIME, why, now - progress.since, minimum, n)
+        return Verdict(Action.HOLD, HoldReason.STEP_TIME, why, now - progress.since, minimum, n)
     compared = mirrored_share(progress, spec) > 0
     doubt = gates.judge_shadow(progress.evidence, spec) if compared else None
     if progress.phase is RolloutPhase.SHADOW:

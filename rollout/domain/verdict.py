@@ -26,6 +26,8 @@ class Gate(StrEnum):
     LATENCY_VS_LIMIT = "latency_vs_limit"
     MEDIAN_VS_LIMIT = "median_vs_limit"
     LATENCY_VS_LIVE = "latency_vs_live"
+    TTFT_VS_LIMIT = "ttft_vs_limit"
+    TPOT_VS_LIMIT = "tpot_vs_limit"
     ACCURACY_VS_LIMIT = "accuracy_vs_limit"
     DISAGREEMENT = "disagreement"
     NON_FINITE = "non_finite"
@@ -38,7 +40,7 @@ class HoldReason(StrEnum):
     """What a verdict rests on that says nothing against the candidate."""
 
     DATA = "data"
-    BAKE_TIME = "bake_time"
+    STEP_TIME = "step_time"
     PROOF = "proof"
     DEADLINE = "deadline"
     OPERATOR = "operator"

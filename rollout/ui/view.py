@@ -196,7 +196,10 @@ def _rollout_page(
         verdict=_verdict(rollout, record),
         view=rollout_view(now, rollout, record.tick),
         charts=(traffic,) if latency is None else (traffic, latency),
-        gates=tuple(gate_rows(rollout.progress.evidence, rollout.spec)),
+        # No gate judges the return to the previous version.
+        gates=()
+        if rollout.reverts is not None
+        else tuple(gate_rows(rollout.progress.evidence, rollout.spec)),
         events=tuple(reversed(record.lines[-_SHOWN_EVENTS:])),
         allowed=allowed(deployment, rollout),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bundle.errors import ErrorCode, MlctlError
 from services.batch.answers import quarantine_schema, result_schema
 from services.batch.filters import Filter
 from services.batch.run import BatchPhase, Run, RunControl

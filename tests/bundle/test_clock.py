@@ -13,12 +13,12 @@ def test_manual_clock__without_advance__stands_still() -> None:
     assert (clock.monotonic(), clock.wall()) == (6.5, 6.5)
 
 
-def test_a_manual_clock_does_not_run_backwards() -> None:
+def test_manual_clock__negative_step__is_rejected() -> None:
     with pytest.raises(ValueError, match="backwards"):
         ManualClock().advance(-1)
 
 
-def test_the_system_clock_is_the_machines() -> None:
+def test_system_clock__read__is_the_machines() -> None:
     clock = SystemClock()
     before = time.monotonic()
     assert before <= clock.monotonic() <= time.monotonic()

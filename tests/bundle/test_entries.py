@@ -15,7 +15,7 @@ def write(directory: Path) -> None:
     (directory / "file").write_text("content")
 
 
-def test_an_entry_is_built_once(tmp_path: Path) -> None:
+def test_entry__requested_again__is_not_built_again(tmp_path: Path) -> None:
     clock = ManualClock()
 
     def build(directory: Path) -> None:
@@ -31,7 +31,7 @@ def test_an_entry_is_built_once(tmp_path: Path) -> None:
     assert (record.key, record.seconds, list(record.files)) == (KEY, 2.5, ["file"])
 
 
-def test_the_name_does_not_depend_on_the_order_of_the_key() -> None:
+def test_hash_key__other_order__is_the_same() -> None:
     assert hash_key(KEY) == hash_key(dict(reversed(KEY.items())))
     assert hash_key(KEY) != hash_key({**KEY, "version": 2})
 
@@ -50,7 +50,7 @@ def test_entry__differs_from_its_list__is_built_again(
     assert is_whole(entry.root)
 
 
-def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+def test_entry__build_fails__leaves_nothing(tmp_path: Path) -> None:
     def fail(directory: Path) -> None:
         write(directory)
         raise ValueError("no")
@@ -70,7 +70,7 @@ def _count_builds(store: Path, log: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_want_the_same_entry_build_it_once(tmp_path: Path) -> None:
+def test_entry__several_processes_at_once__is_built_once(tmp_path: Path) -> None:
     store, log = tmp_path / "store", tmp_path / "log"
     store.mkdir()
     spawn = multiprocessing.get_context("spawn")

@@ -14,7 +14,7 @@ GRPC_STATUSES = {
 
 
 @pytest.mark.parametrize("code", ErrorCode)
-def test_every_code_has_a_complete_row(code: ErrorCode) -> None:
+def test_error_table__each_code__has_a_complete_row(code: ErrorCode) -> None:
     spec = ERROR_TABLE[code]
     assert spec.meaning.endswith(".")
     assert spec.hint.endswith((".", ")."))
@@ -24,12 +24,12 @@ def test_every_code_has_a_complete_row(code: ErrorCode) -> None:
     assert re.fullmatch(r"[a-z_]+", code.value)
 
 
-def test_an_error_carries_the_hint_of_the_table_unless_given_one() -> None:
+def test_error__no_hint_given__has_the_tables() -> None:
     assert MlctlError(ErrorCode.NOT_FOUND, "no x").hint == ERROR_TABLE[ErrorCode.NOT_FOUND].hint
     assert MlctlError(ErrorCode.NOT_FOUND, "no x", "try y").hint == "try y"
 
 
-def test_an_error_as_a_document() -> None:
+def test_error_document__any_error__has_code_message_and_hint() -> None:
     assert MlctlError(ErrorCode.PORT_TAKEN, "port 80 is taken", "use 81").as_dict() == {
         "code": "port_taken",
         "message": "port 80 is taken",
@@ -38,6 +38,6 @@ def test_an_error_as_a_document() -> None:
     }
 
 
-def test_the_published_table_is_current() -> None:
+def test_error_table__published_page__is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "errors.md"
     assert page.read_text() == error_table_markdown(), "run `python -m docs.generate`"

@@ -18,14 +18,14 @@ from bundle.files import (
 )
 
 
-def test_sha256_reads_large_files_in_pieces(tmp_path: Path) -> None:
+def test_sha256_file__large_file__is_read_in_pieces(tmp_path: Path) -> None:
     content = os.urandom((1 << 20) + 17)
     path = tmp_path / "file"
     path.write_bytes(content)
     assert sha256_file(path) == hashlib.sha256(content).hexdigest()
 
 
-def test_sha256_does_not_follow_a_link(tmp_path: Path) -> None:
+def test_sha256_file__link__is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic"):
@@ -41,7 +41,7 @@ def test_atomic_write__file_exists__replaces_it_and_sets_the_mode(tmp_path: Path
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_failed_write_leaves_the_old_content_and_no_rubbish(
+def test_write_atomic__fails__leaves_the_old_content_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -57,7 +57,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_rubbish(
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_scratch_directory_goes_with_its_block_unless_renamed(tmp_path: Path) -> None:
+def test_scratch__end_of_the_block__is_removed_unless_renamed(tmp_path: Path) -> None:
     with scratch_directory(tmp_path) as first:
         (first / "file").write_bytes(b"x")
     assert list(tmp_path.iterdir()) == []
@@ -67,7 +67,7 @@ def test_a_scratch_directory_goes_with_its_block_unless_renamed(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_scratch_of_a_killed_process_is_swept_and_that_of_a_running_one_is_not(
+def test_scratch__process_was_killed__is_swept_later(
     tmp_path: Path,
 ) -> None:
     code = (
@@ -95,7 +95,7 @@ def is_right(directory: Path) -> bool:
     return (directory / "value").is_file() and (directory / "value").read_text() == "42"
 
 
-def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+def test_exclusive__lock_is_held__the_second_waits(tmp_path: Path) -> None:
     order: list[str] = []
 
     def second() -> None:
@@ -112,7 +112,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_many_may_settle_the_same_directory_at_once(tmp_path: Path) -> None:
+def test_settle__many_at_once__all_succeed(tmp_path: Path) -> None:
     target = tmp_path / "target"
     directories = [finished(tmp_path, number) for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
@@ -139,6 +139,6 @@ def test_settle__target_is_damaged__replaces_it(tmp_path: Path, damage: str) -> 
     assert damage != "link" or (elsewhere / "value").read_text() == "43"
 
 
-def test_a_directory_takes_a_name_that_is_free(tmp_path: Path) -> None:
+def test_replace_directory__name_is_free__takes_it(tmp_path: Path) -> None:
     replace_directory(finished(tmp_path, 0), tmp_path / "target")
     assert is_right(tmp_path / "target")

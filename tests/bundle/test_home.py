@@ -7,7 +7,7 @@ from platformdirs import user_data_path
 from bundle.home import HOME_VARIABLE, mlctl_home, state_dir
 
 
-def test_home_is_the_variable_made_absolute_and_private(
+def test_home__variable_is_set__is_absolute_and_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -16,7 +16,7 @@ def test_home_is_the_variable_made_absolute_and_private(
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
-def test_home_defaults_to_the_platforms_user_data_directory(
+def test_home__variable_is_not_set__is_the_platforms_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
@@ -24,7 +24,7 @@ def test_home_defaults_to_the_platforms_user_data_directory(
     assert mlctl_home() == user_data_path("mlctl") == tmp_path / "mlctl"
 
 
-def test_state_directories_are_made_under_home(
+def test_state_dir__does_not_exist__is_made_under_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))

@@ -60,7 +60,7 @@ def test_interface__used_parts_are_gone__is_incompatible(after: Signature, reaso
     assert f"'m': {reason}" in broken({"m": BEFORE}, {"m": after})
 
 
-def test_an_answer_may_become_more_certain() -> None:
+def test_interface__answer_becomes_more_certain__is_compatible() -> None:
     assert broken({"m": signature(X, tensor("y", -1, -1))}, {"m": BEFORE}) == ()
 
 
@@ -75,7 +75,7 @@ def test_interface__several_differences__names_each_model_and_reason() -> None:
     )
 
 
-def test_an_interface_goes_to_json_and_back() -> None:
+def test_interface__to_json_and_back__is_equal() -> None:
     interface = {"a": BEFORE, "/predict": signature(X, Y, Y2)}
     assert from_document(json.loads(json.dumps(to_document(interface)))) == interface
 

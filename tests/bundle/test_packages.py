@@ -6,7 +6,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import RUNTIMES, installed_version, require_onnxruntime
 
 
-def test_an_installed_package_has_its_version() -> None:
+def test_installed_version__package_is_installed__is_its_version() -> None:
     assert installed_version("pytest") == metadata.version("pytest")
 
 
@@ -18,13 +18,13 @@ def test_runtimes__of_this_environment__are_exactly_one() -> None:
     assert len([name for name in RUNTIMES if installed_version(name)]) == 1
 
 
-def test_one_runtime_is_fine() -> None:
+def test_runtimes__one__passes() -> None:
     require_onnxruntime(lambda name: name == "onnxruntime")
     require_onnxruntime(lambda name: name == "onnxruntime-gpu")
     require_onnxruntime()  # this environment's
 
 
-def test_no_runtime_names_both_extras() -> None:
+def test_runtimes__none__names_both_extras() -> None:
     with pytest.raises(MlctlError) as caught:
         require_onnxruntime(lambda _: False)
     assert caught.value.code is ErrorCode.RUNTIME_MISSING
@@ -32,7 +32,7 @@ def test_no_runtime_names_both_extras() -> None:
     assert "gpu" in caught.value.hint
 
 
-def test_two_runtimes_conflict() -> None:
+def test_runtimes__two__fails() -> None:
     with pytest.raises(MlctlError) as caught:
         require_onnxruntime(lambda _: True)
     assert caught.value.code is ErrorCode.RUNTIME_CONFLICT

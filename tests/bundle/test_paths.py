@@ -20,7 +20,7 @@ def test_paths__name_leaves_the_folder__is_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "a/b/c.bin", ".hidden", "ünïcode", "a b"])
-def test_plain_names_resolve_under_the_root(tmp_path: Path, name: str) -> None:
+def test_paths__plain_name__is_under_the_root(tmp_path: Path, name: str) -> None:
     assert resolve_inside(tmp_path, name) == tmp_path / name
 
 

@@ -50,7 +50,9 @@ def test_sampling__invalid_value__is_named(text: str, reason: str) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20)), st.floats(0, 1), st.floats(0, 1))
-def test_a_larger_share_has_all_of_a_smaller_one(ids: list[bytes], one: float, two: float) -> None:
+def test_sampling__larger_share__includes_the_smaller_one(
+    ids: list[bytes], one: float, two: float
+) -> None:
     small, large = sorted((one, two))
     for request_id in ids:
         assert is_sampled(request_id, 1)
@@ -58,7 +60,7 @@ def test_a_larger_share_has_all_of_a_smaller_one(ids: list[bytes], one: float, t
         assert is_sampled(request_id, large) or not is_sampled(request_id, small)
 
 
-def test_the_share_is_met() -> None:
+def test_sampling__many_requests__are_close_to_the_share() -> None:
     options: dict[str, Any] = {"share": 0.25}
     taken = sum(is_sampled(b"request-%d" % number, **options) for number in range(20_000))
     assert 4800 < taken < 5200

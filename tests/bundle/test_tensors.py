@@ -6,26 +6,26 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 
 
 @pytest.mark.parametrize("dtype", [d for d in Datatype if d is not Datatype.BYTES])
-def test_wire_size_is_numpys(dtype: Datatype) -> None:
+def test_itemsize__datatype_of_fixed_size__is_numpys(dtype: Datatype) -> None:
     assert np.dtype(dtype.numpy_name).itemsize == dtype.itemsize
 
 
-def test_bytes_elements_have_no_fixed_size() -> None:
+def test_itemsize__bytes__is_none() -> None:
     assert Datatype.BYTES.itemsize is None
     assert np.dtype(Datatype.BYTES.numpy_name) == np.dtype(object)
 
 
 @pytest.mark.parametrize("dtype", [d for d in Datatype if d is not Datatype.BF16])
-def test_numpy_names_map_back(dtype: Datatype) -> None:
+def test_numpy_name__each_datatype__maps_back(dtype: Datatype) -> None:
     assert Datatype.from_numpy_name(dtype.numpy_name) is dtype
 
 
-def test_a_numpy_dtype_outside_the_protocol_is_an_error() -> None:
+def test_numpy_name__outside_the_protocol__fails() -> None:
     with pytest.raises(ValueError, match="complex64"):
         Datatype.from_numpy_name("complex64")
 
 
-def test_a_tensor_that_fits() -> None:
+def test_mismatch__tensor_fits__is_none() -> None:
     spec = TensorSpec(name="image", dtype=Datatype.FP32, shape=(-1, 1, 8, 8))
     assert spec.mismatch(Datatype.FP32, (5, 1, 8, 8)) is None
 
@@ -38,7 +38,7 @@ def test_a_tensor_that_fits() -> None:
         (Datatype.FP32, (2,), "shape is [2], expected [-1, 2]"),
     ],
 )
-def test_a_misfit_names_tensor_field_and_expectation(
+def test_mismatch__tensor_does_not_fit__names_tensor_field_and_expectation(
     dtype: Datatype, shape: tuple[int, ...], words: str
 ) -> None:
     spec = TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2))
@@ -48,7 +48,7 @@ def test_a_misfit_names_tensor_field_and_expectation(
     assert words in found
 
 
-def test_a_signature_is_bounded_when_its_rows_say_how_large_its_inputs_are() -> None:
+def test_signature__rows_give_the_size_of_the_inputs__is_bounded() -> None:
     def bounded(dtype: str, *shape: int, output: tuple[int, ...] = (-1, 2)) -> bool:
         given = {"name": "x", "dtype": dtype, "shape": shape}
         answer = {"name": "y", "dtype": "FP32", "shape": output}
@@ -61,7 +61,7 @@ def test_a_signature_is_bounded_when_its_rows_say_how_large_its_inputs_are() -> 
     assert bounded("FP32", 3, 4, output=(2,))
 
 
-def test_a_signature_is_batched_when_every_tensor_has_a_dynamic_first_dimension() -> None:
+def test_signature__every_first_dimension_is_dynamic__is_batched() -> None:
     spec = {"name": "x", "dtype": "FP32", "shape": [-1, 2]}
     fixed = {"name": "y", "dtype": "FP32", "shape": [1, 2]}
     assert Signature.model_validate({"inputs": [spec], "outputs": [spec]}).batched

@@ -10,7 +10,7 @@ from bundle.tokens import parse_tokens, read_tokens, token_of
 ONE, TWO = "one-token-of-many-letters", "two.token_of~many+letters/="
 
 
-def test_a_file_has_a_token_on_each_line(tmp_path: Path) -> None:
+def test_read_tokens__file__has_one_per_line(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"# the new one\n{ONE}\n\n  {TWO}  \r\n{ONE}\n")
     assert read_tokens(path) == (ONE, TWO)
@@ -36,7 +36,7 @@ def test_token__invalid__is_rejected_and_not_shown(text: str, said: str) -> None
 
 
 @pytest.mark.parametrize("content", [None, b"\xff" * 20, b"a" * 70_000])
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_read_tokens__unusable_file__is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "tokens"
     if content is not None:
         path.write_bytes(content)
@@ -44,7 +44,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | No
         read_tokens(path)
 
 
-def test_a_caller_takes_the_first_token_of_its_environment(tmp_path: Path) -> None:
+def test_token_of__environment__token_or_the_first_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"{TWO}\n{ONE}\n")
     assert token_of({}) is None

@@ -19,18 +19,18 @@ def sealed(tmp_path: Path) -> VerifiedBundle:
     return seal(root, small_manifest())
 
 
-def test_a_sealed_bundle_verifies(sealed: VerifiedBundle) -> None:
+def test_verify__sealed_bundle__passes(sealed: VerifiedBundle) -> None:
     again = verify(sealed.root, expected_digest=sealed.digest)
     assert again == sealed
     assert [entry.path for entry in again.manifest.files] == ["extra/notes.txt", "model.onnx"]
     assert again.path("model.onnx").read_bytes() == b"model bytes"
 
 
-def test_sealing_again_gives_the_same_digest(sealed: VerifiedBundle) -> None:
+def test_seal__again__gives_the_same_digest(sealed: VerifiedBundle) -> None:
     assert seal(sealed.root, sealed.manifest).digest == sealed.digest
 
 
-def test_a_bundle_keeps_its_digest_when_it_moves(sealed: VerifiedBundle, tmp_path: Path) -> None:
+def test_verify__moved_bundle__keeps_its_digest(sealed: VerifiedBundle, tmp_path: Path) -> None:
     moved = shutil.copytree(sealed.root, tmp_path / "elsewhere")
     assert verify(moved).digest == sealed.digest
 
@@ -121,13 +121,13 @@ def test_verify__manifest_in_another_layout__is_rejected(sealed: VerifiedBundle)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
-def test_an_unfinished_bundle_is_none(tmp_path: Path) -> None:
+def test_read_manifest__unfinished_bundle__fails(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"x")
     with pytest.raises(MlctlError) as caught:
         read_manifest(tmp_path)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
-def test_only_listed_files_have_a_path(sealed: VerifiedBundle) -> None:
+def test_bundle_path__file_is_not_listed__fails(sealed: VerifiedBundle) -> None:
     with pytest.raises(MlctlError, match="no file 'other'"):
         sealed.path("other")

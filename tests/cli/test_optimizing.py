@@ -7,7 +7,7 @@ from rich.console import Console
 from cli.commands.optimize import Board, Lines, Piecework, watching
 from cli.output import CommandOutput
 from cli.progress import clock_time, only_results_on_stdout
-from cli.variants import COLUMNS, NUMBERS, filled, models_table, number_cells, variants_table
+from cli.variants import filled, models_table, number_cells, number_columns, variants_table
 from optimize.choice import choose
 from optimize.events import Stage, StepEvent, StepStatus
 from optimize.evidence import variant_record
@@ -52,7 +52,7 @@ def test_the_board_follows_a_recipe_from_waiting_to_measured() -> None:
     clock.advance(100)
     row = next(row for row in board.cells() if row[0] == "int8-cpu")
     assert row[1] == "measured"
-    assert row[2 + NUMBERS.index("ms@1>")] == "0.250"
+    assert row[2 + number_columns(()).index("Size>")] == "1.0 kB"
     assert row[-1] == "1:05"
 
 
@@ -115,6 +115,8 @@ def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -
     variants_table(CommandOutput(as_json=False), records)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[:3] == ["Variant", "Verdict", "Score"]
+    # The smallest and the largest batch size of the model's own.
+    assert printed[0].split()[-3:] == ["ms@1", "ms@8", "Size"]
     assert printed[2].split()[:5] == ["int8-cpu", "rejected", "0.8800", "+0.0200", "+0.0240"]
     assert printed[3].split()[:3] == ["int4", "failed", "-"]
     assert printed[-1] == "  int4: failed: no kernel"
@@ -124,9 +126,8 @@ def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -
 
 def test_columns_without_a_number_are_left_out() -> None:
     record = variant_record(choose([variant("fp32", drop=None, timed=False)], Goals())[0])
-    row = ("fp32", "chosen", *number_cells(record["measured"]))
-    columns, rows = filled(COLUMNS, [row])
-    assert columns == ["Variant", "Verdict", "Agree>", "Cosine>", "Size>"]
+    columns, rows = filled(number_columns((1,)), [number_cells(record["measured"], (1,))])
+    assert columns == ["Agree>", "Cosine>", "Size>"]
     assert [len(each) for each in rows] == [len(columns)]
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
-from cli.commands.promote import _follow
+from cli.commands.promote import _follow, _show_events
 from cli.main import cli
 from cli.output import CommandOutput
 from rollout.client.rendering import event_line, verdict_text
@@ -132,6 +132,17 @@ def test_promote__candidate_does_not_start__its_log_is_quoted_once(
     assert "ended before it was ready" in shown
     assert (shown + caught.value.message).count("file_altered: model.onnx") == 1
     assert "\n" not in verdict_text(asdict(verdict))
+
+
+def test_promote__output_is_a_log__a_quiet_tick_each_half_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counts = dict.fromkeys(("requests", "errors", "slow", "abandoned", "client_errors"), 0)
+    verdict = asdict(Verdict(Action.HOLD, Gate.READY, "it warms up"))
+    body = {"phase": "bake", "weight": 100, "window": {"candidate": counts}, "verdict": verdict}
+    ticks = [records.JournalEvent(n, "shop", 1, 1000.0 + n, "tick", body) for n in range(70)]
+    _show_events(CommandOutput(as_json=False), ticks)
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_promote__a_byte_of_the_candidate_is_changed__refused_before_anything_starts(

@@ -1,32 +1,27 @@
 """The churn example, as a user types it: train, optimize, build, score tonight's customers."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from bundle.home import HOME_VARIABLE
+from examples.churn.train import train
+from registry.tracking import TRACKING_VARIABLE
 from tests.support.mlctl import Mlctl
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_churn__from_training_to_a_table__answers_every_customer(tmp_path: Path) -> None:
+def test_churn__from_training_to_a_table__answers_every_customer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mlctl, data = Mlctl(tmp_path / "home"), tmp_path / "data"
     mlctl.home.mkdir()
-    trained = subprocess.run(
-        [sys.executable, "-m", "examples.churn.train", "--data", str(data)],
-        env=mlctl.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert trained.returncode == 0, trained.stderr
+    monkeypatch.setenv(HOME_VARIABLE, str(mlctl.home))
+    monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
+    assert train(data) == "1"
     rows = str(data / "evaluation.parquet")
     mlctl.json("optimize", "churn@candidate", "--data", rows)
     mlctl.json("build", "churn")

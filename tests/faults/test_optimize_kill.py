@@ -23,7 +23,7 @@ from tests.support.sources import save_rows
 
 PROJECT = Path(__file__).parents[2]
 GOALS = Goals(prefer=Prefer.SIZE, min_centred_cosine=0.99999)
-RECIPES = ["fp32", "fp16", "int8-cpu"]
+RECIPES = ["fp32", "fp16", "int8-static"]
 
 # Dies at the event whose number it is given; a table of what it would have been is the log.
 _KILLED = """

@@ -63,6 +63,10 @@ def pairs():
 def ragged():
     return [{"x": X}, {"x": [[1.0], [1.0, 2.0]]}]
 
+def texts():
+    rows = [np.full(1 + row % 4, row, np.float32) for row in range(12)]
+    return [{"x": rows[:5]}, {"x": np.array([*rows[5:], None], object)[:-1]}]
+
 def wider():
     return [{"x": X}, {"x": X[:, :1]}]
 
@@ -115,6 +119,13 @@ def test_function_source__a_file_of_that_name__has_precedence(tmp_path: Path) ->
         load_data("my_rows:batches", SIGNATURE)
 
 
+def test_function_source__rows_of_unequal_length__are_padded() -> None:
+    data = load_data("my_rows:texts", signature(-1, name="x"), pad={"x": 0.5})
+    rows = data.held_out.inputs["x"]
+    assert rows.shape == (9, 4)
+    assert sorted((rows == 0.5).sum(axis=1).tolist()) == sorted(3 - int(row[0]) % 4 for row in rows)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -129,7 +140,7 @@ def test_function_source__a_file_of_that_name__has_precedence(tmp_path: Path) ->
         ("my_rows:single", "returned a value of type dict, expected batches"),
         ("my_rows:number", "returned a value of type int, expected batches"),
         ("my_rows:pairs", "batch 0 of 'my_rows:pairs' is a value of type tuple, expected a dict"),
-        ("my_rows:ragged", "making arrays of batch 1 .* failed: ValueError"),
+        ("my_rows:ragged", r"the rows of 'x' have 1 to 2 values \(in the batch .* row 40\)"),
         ("my_rows:wider", r"expected \[-1, 2\] \(in the batch that starts at row 40\)"),
         ("my_rows:uneven", "different numbers of rows: x 40, y 39 .*starts at row 40"),
         ("my_rows:half_labelled", "some rows have labels and some have none"),

@@ -76,8 +76,8 @@ HOLED = pa.array([None if row == 5 else 1.0 for row in range(40)], pa.float32())
 @pytest.mark.parametrize(
     ("columns", "wanted", "reason"),
     [
-        ({"x": RAGGED}, signature(-1), "lists in column 'x' have 2 to 3 values"),
-        ({"x": RAGGED[29:39]}, signature(-1), "lists in column 'x' have 2 to 3 values"),
+        ({"x": RAGGED}, signature(-1), "the rows of 'x' have 2 to 3 values"),
+        ({"x": RAGGED[29:39]}, signature(-1), "the rows of 'x' have 2 to 3 values"),
         ({"x": HOLED}, signature(), "column 'x' has 1 missing values"),
         ({"x": pa.array([[1.0, None]] * 40, pa.list_(pa.float32()))}, signature(2), "40 missing"),
         ({"x": pa.array([None, [1.0]] * 9, pa.list_(pa.float32()))}, signature(1), "9 missing"),
@@ -96,6 +96,47 @@ def test_parquet__wrong_columns__are_named(
     with pytest.raises(MlctlError, match=reason) as caught:
         load_data(path, wanted)
     assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+TOKENS_AND_MASK = Signature(
+    inputs=(
+        TensorSpec(name="ids", dtype=Datatype.INT64, shape=(-1, -1)),
+        TensorSpec(name="mask", dtype=Datatype.INT64, shape=(-1, -1)),
+    ),
+    outputs=(TensorSpec(name="y", dtype=Datatype.FP32, shape=(-1,)),),
+)
+
+
+@pytest.mark.parametrize("columns", [{}, {"ids": ("tokens",), "mask": ("mask",)}])
+def test_parquet__rows_of_unequal_length__are_padded_as_the_server_does(
+    tmp_path: Path, columns: dict[str, tuple[str, ...]]
+) -> None:
+    ids = [[row + 1] * (1 + row % 3) for row in range(40)]
+    kind = pa.list_(pa.int64())
+    name = "tokens" if columns else "ids"
+    table = {name: pa.array(ids, kind), "mask": pa.array([[1] * len(row) for row in ids], kind)}
+    path = save_parquet(tmp_path / "d.parquet", table)
+    pad = {"ids": -1, "mask": 0}
+    found = load_data(path, TOKENS_AND_MASK, columns=columns, pad=pad)
+    for inputs in (found.calibration.inputs, found.held_out.inputs):
+        assert inputs["ids"].shape[1] == inputs["mask"].shape[1] == 3
+        np.testing.assert_array_equal(inputs["ids"] == -1, inputs["mask"] == 0)
+        np.testing.assert_array_equal((inputs["ids"][:, 0] - 1) % 3 + 1, inputs["mask"].sum(axis=1))
+    # The digest depends on the rows, not on the chunks that they are read in.
+    if not columns:
+        small = ParquetRows(path, TOKENS_AND_MASK, 1)
+        again = read_rows(small, TOKENS_AND_MASK, RowLimits(), pad=pad)
+        assert again.sha256 == found.sha256
+    with pytest.raises(MlctlError, match="have 1 to 3 values") as caught:
+        load_data(path, TOKENS_AND_MASK, columns=columns)
+    assert "--batching" in (caught.value.hint or "")
+
+
+def test_parquet__labels_as_text__hint_says_how_to_number_them(tmp_path: Path) -> None:
+    path = save_parquet(tmp_path / "d.parquet", {"x": X[:, 0, 0], "labels": ["cat"] * 40})
+    with pytest.raises(MlctlError) as caught:
+        load_data(path, signature())
+    assert "pandas.Categorical(labels).codes" in caught.value.hint
 
 
 def test_parquet__a_list_length_that_changes__is_rejected(tmp_path: Path) -> None:

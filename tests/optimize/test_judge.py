@@ -22,9 +22,7 @@ from optimize.goals import Goals
 from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows, time_variants
 from optimize.metrics.scores import load_metric
 from optimize.recipes.base import Details, Target
-from optimize.recipes.quantize.dynamic import Dynamic
-from optimize.recipes.quantize.edit import read_graph
-from optimize.recipes.quantize.layers import find_layers
+from optimize.recipes.quantize.methods import dynamic_method
 from optimize.variant import Measured, Variant
 from services.runtime.run_errors import RunError
 from services.runtime.session import Session, open_session
@@ -43,8 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dynamic(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("dynamic")
-    layers = find_layers(read_graph(source, data=False).graph, ("MatMul",))
-    Dynamic(source, layers).write((), directory)
+    dynamic_method(source, per_channel=True).write((), directory)
     return directory
 
 

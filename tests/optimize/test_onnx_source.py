@@ -43,7 +43,13 @@ def test_onnx_source__is_published_with_metrics_and_a_table(
     assert report.verdict.startswith("chosen: ")
     assert report.metrics["fp32/relative_l2"] == 0.0
     assert report.metrics["fp32/batch32_median_ms"] > 0
-    assert [row["recipe"] for row in report.table] == ["fp32", "fp16", "int8-cpu", "int4"]
+    assert [row["recipe"] for row in report.table] == [
+        "fp32",
+        "fp16",
+        "int8-static",
+        "int8-dynamic",
+        "int4",
+    ]
     assert report.table[2]["verdict"] == "failed"
 
 

@@ -74,7 +74,7 @@ def test_plan__names_excluded_recipes_and_a_missing_target(
     assert here.excluded["int8-trt"] == "cuda, tensorrt"
     assert "fp32" not in here.excluded
     there = plan(onnx_catalog, data, Options(target=Target.TENSORRT))
-    assert "int8-cpu" in there.excluded
+    assert "int8-static" in there.excluded
     assert "int8-trt" not in there.excluded
 
 

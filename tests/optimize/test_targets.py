@@ -44,7 +44,6 @@ def test_tensorrt__every_recipe__is_accepted_by_the_importer(
         assert (measured.importer or "").startswith("accepted by the importer of tensorrt-rtx")
         assert measured.latency == ()
         assert measured.provider == "cpu"
-        assert measured.emulated == (recipe == "bf16")
     assert "latency was not measured" in result.chosen.reason
     assert result.bundle.manifest.variant.target == "tensorrt"
 

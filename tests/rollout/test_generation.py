@@ -22,11 +22,12 @@ from tests.support.rollouts import story
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
 STREAMS = 16
-# Envoy shows no time of a streamed answer.
 SPEC = RolloutSpec(
     steps=(50, 100),
     step_seconds=0.5,
     min_requests=20,
+    max_ttft_ms=20_000.0,
+    max_tpot_ms=1000.0,
     max_error_rate=0.05,
     warmup_seconds=0.3,
     bake_seconds=0.5,
@@ -96,7 +97,9 @@ def revisions(
     deployments.down("shop")
 
 
-def test_promotion__answers_are_streamed__none_is_broken(revisions: list[Revision]) -> None:
+def test_promotion__answers_are_streamed__none_is_broken_and_their_times_are_proved(
+    revisions: list[Revision],
+) -> None:
     live, candidate = revisions
     port = free_ports(1)[0]
     settings = DeploymentSettings(tick_seconds=0.1, champion=("/bin/true",), runs=())
@@ -107,6 +110,8 @@ def test_promotion__answers_are_streamed__none_is_broken(revisions: list[Revisio
         events = list(deployments.follow("shop", rollout))
 
     assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
+    proofs = [event.body["proofs"] for event in events if event.body.get("proofs")][-1]
+    assert min(proofs["ttft_vs_limit"], proofs["tpot_vs_limit"]) >= 1 / SPEC.alpha
     assert streams.broken == []
     assert streams.whole > 2 * STREAMS
     assert streams.answered_by == {live.digest, candidate.digest}

@@ -36,7 +36,13 @@ def test_demo__from_an_empty_folder__promotes_and_rolls_back(tmp_path: Path) -> 
     summary = json.loads(done.stdout)
 
     for variants in summary["variants"].values():
-        assert [each["recipe"] for each in variants] == ["fp32", "fp16", "int8-cpu", "int4"]
+        assert [each["recipe"] for each in variants] == [
+            "fp32",
+            "fp16",
+            "int8-static",
+            "int8-dynamic",
+            "int4",
+        ]
         assert sum(each["chosen"] for each in variants) == 1
         assert all(each["measured"]["score"]["value"] > 0.9 for each in variants)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollout.domain.counts import Reading, Totals
+from rollout.domain.counts import AnswerTimes, Reading, Totals
 from rollout.domain.ports import DataPlaneRejected, ProcessState, RunningRevision, TrafficSplit
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
@@ -26,6 +26,7 @@ class MemoryDataPlane:
     can_mirror: bool = True
     traffic: TrafficSplit | None = None
     shadow: dict[Slot, Totals] = field(default_factory=dict)
+    answers: dict[Slot, AnswerTimes] = field(default_factory=dict)
 
     def apply(self, traffic: TrafficSplit) -> None:
         if self.rejects:
@@ -58,7 +59,7 @@ class MemoryDataPlane:
     def read(self) -> Reading:
         totals = {slot: self.totals.get(slot, self._nothing()) for slot in Slot}
         shadow = {slot: self.shadow.get(slot, self._nothing()) for slot in Slot}
-        return Reading(totals, dict(self.healthy), dict(self.active), shadow)
+        return Reading(totals, dict(self.healthy), dict(self.active), shadow, dict(self.answers))
 
     def _nothing(self) -> Totals:
         return Totals(within=(0,) * len(self.edges))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
+from bundle.verify import VerifiedBundle, verify
 from registry.catalog import CHAMPION, PublishedModel, PublishReport, SourceModel
 from registry.names import ModelRef, optimized_name, parse_ref, suggestion
 
@@ -22,6 +24,7 @@ class MemoryCatalog:
         self.published: list[PublishedModel] = []
         self.reports: list[PublishReport] = []
         self.aliases: dict[tuple[str, str], str] = {}
+        self.bundles: dict[str, VerifiedBundle] = {}
 
     def resolve(self, text: str, *, allow_pickle: bool = False) -> SourceModel:
         ref = parse_ref(text)
@@ -46,8 +49,21 @@ class MemoryCatalog:
         uri = str(ModelRef(name, version=version))
         model = PublishedModel(name, version, bundle.digest, uri, "", source.uri, source.version)
         self.published.append(model)
+        self.bundles[bundle.digest] = bundle
         self.reports.append(report)
         return model
+
+    def find_optimized(self, text: str) -> PublishedModel:
+        ref = parse_ref(text)
+        version = self.aliases.get((ref.name, ref.alias or ""), ref.version)
+        for model in reversed(self.published):
+            if (model.name, model.version) == (ref.name, version):
+                return model
+        raise MlctlError(ErrorCode.MODEL_NOT_FOUND, f"{text} is not registered")
+
+    def fetch_bundle(self, published: PublishedModel, destination: Path) -> VerifiedBundle:
+        shutil.copytree(self.bundles[published.digest].root, destination)
+        return verify(destination, published.digest)
 
     def find_by_digest(self, digest: str) -> PublishedModel:
         for model in reversed(self.published):

@@ -1,1 +1,1 @@
-"""8-bit graphs: calibration, the forms of quantization, and the search for layers to leave out."""
+"""8- and 4-bit graphs by `onnxruntime.quantization`, and the search for layers to leave out."""

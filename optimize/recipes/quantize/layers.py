@@ -1,101 +1,138 @@
-"""The layers of a graph that can be quantized.
+"""Read a graph for quantization, and divide its operators into layers.
 
-A layer is a node that reads fp32 activations and, unless it only combines activations
-(the Add of a residual), a constant fp32 weight. Nodes in subgraphs stay in float.
+A layer is a node with constant weights and the operators behind it up to the next such node. It
+is quantized or left in float as a whole, so a search has as many steps as the model has weights.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-WEIGHTED = ("Conv", "Gemm", "MatMul")
+from optimize.recipes.graphs import raise_opset
+
+# The first opset with per-channel DequantizeLinear.
+_OPSET = 13
+
+# The inputs that can be weights, by operator.
+_WEIGHTS = {
+    "Conv": 1,
+    "ConvTranspose": 1,
+    "Gather": 0,
+    "Gemm": 1,
+    "LSTM": 1,
+    "MatMul": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One node: its unique name, the activations it reads, and its weight with its channel axis."""
+    """A node with weights, its operator, and the names of all nodes of the layer."""
 
     name: str
     operator: str
-    activations: tuple[str, ...]
-    weight: str | None = None
-    axis: int = 0
+    nodes: tuple[str, ...]
 
 
-def name_nodes(graph: Any) -> None:
-    """Give every node without a name, or with a duplicate one, a unique name."""
-    taken = {node.name for node in graph.node if node.name}
-    seen: set[str] = set()
-    for position, node in enumerate(graph.node):
-        if not node.name or node.name in seen:
-            node.name = _free(f"{node.op_type}_{position}", taken)
-            taken.add(node.name)
-        seen.add(node.name)
+def read_graph(source: Path, *, products: bool = False) -> Any:
+    """Load the ONNX model with weights, unique node names, and constants as initializers.
 
-
-def find_layers(graph: Any, operators: Collection[str]) -> tuple[Layer, ...]:
-    """Return the layers among the nodes of the types `operators`, in the graph's order.
-
-    Whether a node without weights reads fp32 shows only when it runs, so not every result
-    can be quantized. Names must be unique, see `name_nodes`.
+    Functions are inlined and old opsets raised to one with quantization per channel. With
+    `products` each Gemm becomes MatMul and Add, because some kernels exist for MatMul only.
     """
-    weights = float_weights(graph)
-    constants = {tensor.name for tensor in graph.initializer} | {
-        output for node in graph.node if node.op_type == "Constant" for output in node.output
-    }
-    found = []
-    for node in graph.node:
-        if node.op_type not in operators or node.domain not in {"", "ai.onnx"}:
-            continue
-        layer = (
-            _weighted(node, weights, constants)
-            if node.op_type in WEIGHTED
-            else _combining(node, constants)
-        )
-        if layer is not None:
-            found.append(layer)
-    return tuple(found)
+    import onnx
+    from onnxruntime.quantization import onnx_model
+
+    library: Any = onnx_model
+    model = raise_opset(onnx.load(str(source)), _OPSET)
+    # Shapes are inferred again: those of exporters include weights, which are transposed here.
+    del model.graph.value_info[:]
+    _lift_constants(model.graph)
+    if products:
+        _copy_shared_weights(model.graph)
+        library.ONNXModel(model).replace_gemm_with_matmul()
+    _name_nodes(model.graph)
+    return model
 
 
-def float_weights(graph: Any) -> dict[str, Any]:
-    """Return the constant fp32 tensors of two or more dimensions by name."""
+def find_layers(
+    graph: Any,
+    weighted: Collection[str],
+    others: Collection[str] = (),
+    *,
+    min_share: float = 0.0,
+) -> tuple[Layer, ...]:
+    """Return the layers of the graph, in its order, ValueError if there is none.
+
+    `weighted` are the operators that begin a layer, `others` those that can be in one; nodes in
+    subgraphs stay in float. ValueError also if the layers have less than `min_share` of the
+    graph's weights: the variant would be the fp32 graph again.
+    """
     from onnx import TensorProto
 
-    inputs = {value.name for value in graph.input}
-    return {
-        tensor.name: tensor
+    weights = {
+        tensor.name: math.prod(tensor.dims)
         for tensor in graph.initializer
-        if tensor.data_type == TensorProto.FLOAT
-        and len(tensor.dims) >= 2
-        and 0 not in tensor.dims
-        and tensor.name not in inputs
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) >= 2 and 0 not in tensor.dims
     }
+    found: list[tuple[Any, list[str]]] = []
+    for node in graph.node:
+        if node.domain not in {"", "ai.onnx"}:
+            continue
+        position = _WEIGHTS[node.op_type] if node.op_type in weighted else None
+        if position is not None and node.input[position] in weights:
+            found.append((node, [node.name]))
+        elif node.op_type in others and found:
+            found[-1][1].append(node.name)
+    # A table alone would make a smaller file and no faster model.
+    if all(node.op_type == "Gather" for node, _ in found):
+        raise ValueError(f"the model has no {_listed(weighted)} with weights")
+    own = {node.input[_WEIGHTS[node.op_type]] for node, _ in found}
+    share = sum(weights[name] for name in own) / sum(weights.values())
+    if share < min_share:
+        raise ValueError(
+            f"{_listed(weighted)} nodes have {share:.1%} of the weights (at least {min_share:.0%})"
+        )
+    return tuple(Layer(node.name, node.op_type, tuple(names)) for node, names in found)
 
 
-def _weighted(node: Any, weights: dict[str, Any], constants: set[str]) -> Layer | None:
-    activation, weight = node.input[0], weights.get(node.input[1])
-    if weight is None or activation in constants:
-        return None
-    flags = {item.name: item.i for item in node.attribute if item.name in {"transA", "transB"}}
-    if node.op_type == "Conv":
-        axis = 0
-    elif len(weight.dims) != 2 or flags.get("transA"):
-        return None
-    else:
-        axis = 0 if flags.get("transB") else 1
-    return Layer(node.name, node.op_type, (activation,), weight.name, axis)
+def _listed(operators: Collection[str]) -> str:
+    return ", ".join(sorted(operator for operator in operators if operator != "Gather"))
 
 
-def _combining(node: Any, constants: set[str]) -> Layer | None:
-    if any(not name or name in constants for name in node.input):
-        return None
-    return Layer(node.name, node.op_type, tuple(dict.fromkeys(node.input)))
+def _lift_constants(graph: Any) -> None:
+    """Turn Constant nodes with a tensor into initializers, as newer exporters do."""
+    for at in reversed(range(len(graph.node))):
+        node = graph.node[at]
+        value = next((item for item in node.attribute if item.name == "value"), None)
+        if node.op_type == "Constant" and value is not None:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(value.t)
+            tensor.name = node.output[0]
+            del graph.node[at]
 
 
-def _free(name: str, taken: set[str]) -> str:
-    base, number = name, 1
-    while name in taken:
-        name, number = f"{base}_{number}", number + 1
-    return name
+def _copy_shared_weights(graph: Any) -> None:
+    """Give each Gemm its own weight: the library transposes it whoever else reads it."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    readers = Counter(name for node in graph.node for name in node.input)
+    for number, node in enumerate(graph.node):
+        if node.op_type == "Gemm" and node.input[1] in tensors and readers[node.input[1]] > 1:
+            copy = graph.initializer.add()
+            copy.CopyFrom(tensors[node.input[1]])
+            copy.name = node.input[1] = f"{node.input[1]}_{number}"
+
+
+def _name_nodes(graph: Any) -> None:
+    """Give every node without a name, or with a duplicate one, a unique name."""
+    taken = {node.name for node in graph.node}
+    seen: set[str] = set()
+    for position, node in enumerate(graph.node):
+        while not node.name or node.name in seen:
+            name = f"{node.name or node.op_type}_{position}"
+            node.name = name if name not in taken else f"{name}_"
+        seen.add(node.name)

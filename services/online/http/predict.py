@@ -2,7 +2,8 @@
 
 Names of arguments that are no Python identifiers are spelled with underscores. Records are a JSON
 array of objects, one per row, keyed by the names of the inputs (see `read_records`). A model with
-one output answers with its array, one with several with an object of arrays. Of several models the
+one output answers with its array, one with several with an object of arrays. A JPEG or PNG file is
+the only value of a model whose only input is BYTES `[-1]`. Of several models the
 first is at `/predict`, and each at `/predict/NAME`. BentoML only declares these routes, for its
 pages and clients; `PredictApp` answers them.
 """
@@ -14,7 +15,7 @@ import inspect
 import keyword
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
@@ -22,7 +23,7 @@ import orjson
 from pydantic import BeforeValidator, PlainValidator, create_model
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.online.batching.budget import Hold
 from services.online.http.app import (
     GoneError,
@@ -49,6 +50,8 @@ from services.protocol.wire import declare, invalid, shown
 ROUTE = "/predict"
 # The arguments are read on the event loop, at about a microsecond for each value.
 MAX_VALUES = 1 << 20
+IMAGES = frozenset({"image/jpeg", "image/png"})
+_JSON = "application/json"
 _MAX_NAMED = 5
 logger = logging.getLogger("mlctl.predict")
 
@@ -76,7 +79,7 @@ Encode = Callable[[Mapping[str, np.ndarray]], bytes]
 class ModelCalls:
     """Answers the calls of one model, at one path."""
 
-    media_types = frozenset({"", "application/json"})
+    media_types = frozenset({"", _JSON}) | IMAGES
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -107,7 +110,7 @@ class ModelCalls:
         record = self._observe(headers, request_id)
         try:
             body = await self._answer(scope["method"], headers, receive, record)
-            media_type = media_type_of(headers) or "application/json"
+            media_type = media_type_of(headers)
         except (GoneError, asyncio.CancelledError) as error:
             self._failed(asyncio.CancelledError(), record)
             if not isinstance(error, GoneError):
@@ -125,7 +128,8 @@ class ModelCalls:
         else:
             model.count(PREDICT, None)
             extra = [(b"x-request-id", request_id)]
-            response = make_response(200, media_type.encode(), body, extra)
+            answered = _JSON if media_type in IMAGES else media_type or _JSON
+            response = make_response(200, answered.encode(), body, extra)
         await send_response(send, response)
 
     async def _answer(
@@ -163,8 +167,10 @@ class ModelCalls:
         return content
 
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
-        """Return the inputs in `body`, and what encodes the outputs as the same media type."""
+        """Return the inputs in `body`, and what encodes the outputs; JSON for an image."""
         assert media_type in self.media_types
+        if media_type in IMAGES:
+            return self._image(media_type, body), self._encode
         return self._decode(body), self._encode
 
     def _decode(self, body: bytes) -> dict[str, np.ndarray]:
@@ -181,6 +187,16 @@ class ModelCalls:
                 "GET /docs.json describes the arguments.",
             )
         return {spec.name: to_array(spec, arguments[name]) for name, spec in self._inputs.items()}
+
+    def _image(self, media_type: str, body: bytes) -> dict[str, np.ndarray]:
+        specs = self._model.signature.inputs
+        if not takes_images(specs):
+            raise MlctlError(
+                ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+                f"{media_type} is for a model whose only input is BYTES [-1]; inputs of this one: "
+                + ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in specs),
+            )
+        return {specs[0].name: np.array([body], dtype=object)}
 
     def _encode(self, outputs: Mapping[str, np.ndarray]) -> bytes:
         specs = self._model.signature.outputs
@@ -207,6 +223,11 @@ def predict_routes(serving: Serving) -> dict[str, ServedModel]:
     if len(serving.hosts) > 1:
         routes |= {f"{ROUTE}/{host.name}": host for host in serving.hosts}
     return routes
+
+
+def takes_images(specs: Sequence[TensorSpec]) -> bool:
+    """Return whether a body may be an image: the model's only input is BYTES [-1]."""
+    return len(specs) == 1 and specs[0].dtype is Datatype.BYTES and specs[0].shape == (DYNAMIC,)
 
 
 def check_values(body: bytes, marks: bytes = b",[{") -> None:

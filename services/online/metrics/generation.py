@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from bundle.latency import (
+    FIRST_TOKEN_EDGES_MS,
+    TOKEN_EDGES_MS,
+    TPOT_METRIC,
+    TTFT_METRIC,
+)
 from services.online.metrics.counts import Distribution
 from services.online.metrics.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
 
-TTFT = "mlctl_time_to_first_token_seconds"
-TPOT = "mlctl_time_per_output_token_seconds"
-_TTFT_BOUNDS = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0,
-    30.0,
-)  # fmt: skip
-_TPOT_BOUNDS = (
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0,
-)  # fmt: skip
+_FIRST_BOUNDS = tuple(edge / 1000 for edge in FIRST_TOKEN_EDGES_MS)
+_EACH_BOUNDS = tuple(edge / 1000 for edge in TOKEN_EDGES_MS)
 
 
 class GenerationMetrics:
@@ -24,8 +23,8 @@ class GenerationMetrics:
     def __init__(self, model: str, registry: CollectorRegistry, capacity: int) -> None:
         """`capacity` is the number of tokens that the KV cache can hold."""
         labels = {"model": model}
-        self._first = Distribution(_TTFT_BOUNDS)
-        self._each = Distribution(_TPOT_BOUNDS)
+        self._first = Distribution(_FIRST_BOUNDS)
+        self._each = Distribution(_EACH_BOUNDS)
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._running = 0
@@ -35,8 +34,12 @@ class GenerationMetrics:
         self._histograms = [
             (HistogramSink(name, text, labels, registry, bounds=values.bounds), values)
             for name, text, values in (
-                (TTFT, "Seconds from a request to its first token.", self._first),
-                (TPOT, "Seconds of each token after an answer's first, its mean.", self._each),
+                (TTFT_METRIC, "Seconds from a request to its first token.", self._first),
+                (
+                    TPOT_METRIC,
+                    "Seconds of each token after an answer's first, its mean.",
+                    self._each,
+                ),
             )
         ]
         self._counters = [

@@ -11,13 +11,7 @@ import pytest
 from optimize.data import Rows
 from optimize.metrics.parity import compare
 from optimize.proofs.batch_contamination import Contamination, Run, measure_contamination
-from optimize.recipes.base import Calibrator
-from optimize.recipes.quantize.calibrate import observed_ranges, observer
-from optimize.recipes.quantize.dynamic import Dynamic
-from optimize.recipes.quantize.edit import read_graph
-from optimize.recipes.quantize.form import QuantForm
-from optimize.recipes.quantize.layers import WEIGHTED, find_layers
-from optimize.recipes.quantize.static import Static
+from optimize.recipes.quantize.methods import dynamic_method, static_methods
 from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import product_net, token_rows
 
@@ -50,8 +44,7 @@ def test_contamination__of_the_source_itself__is_rounding(
 def test_contamination__one_scale_for_a_whole_batch__is_found(
     source: Path, answers: Mapping[str, np.ndarray], tmp_path: Path
 ) -> None:
-    layers = find_layers(read_graph(source, data=False).graph, ("MatMul",))
-    Dynamic(source, layers).write((), tmp_path)
+    dynamic_method(source, per_channel=True).write((), tmp_path)
     contamination, harmless = judged(open_session(tmp_path / "model.onnx").run, answers)
     assert not harmless
     assert contamination.alone < 0.05
@@ -61,11 +54,7 @@ def test_contamination__one_scale_for_a_whole_batch__is_found(
 def test_contamination__static_scales__is_none(
     source: Path, answers: Mapping[str, np.ndarray], tmp_path: Path
 ) -> None:
-    layers = find_layers(read_graph(source, data=False).graph, WEIGHTED)
-    tensors = [name for layer in layers for name in layer.activations]
-    ranges = observed_ranges([observer(source, tensors, tmp_path)(ROWS.inputs)])
-    form = QuantForm("s8", WEIGHTED)
-    Static(source, layers, form, Calibrator.MINMAX, ranges).write((), tmp_path)
+    next(static_methods(source, ROWS, tmp_path, tensorrt=True)).write((), tmp_path)
     contamination, harmless = judged(open_session(tmp_path / "model.onnx").run, answers)
     assert harmless
     assert contamination.with_outlier == pytest.approx(contamination.alone, rel=0.05)

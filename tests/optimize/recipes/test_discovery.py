@@ -15,7 +15,7 @@ from optimize.recipes.discovery import discover, select
 from tests.optimize.recipes.models import answers, bench, images, network
 
 GENERATION = ["gen-fp32", "gen-fp16", "gen-int4"]
-OWN = ["fp32", "fp16", "bf16", "int8-cpu", "int8-trt", "int4", *GENERATION]
+OWN = ["fp32", "fp16", "int8-static", "int8-dynamic", "int8-trt", "int4", "int4-trt", *GENERATION]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
 
 GOOD = """
@@ -88,9 +88,9 @@ def rejection(wanted: list[str], target: Target) -> MlctlError:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (Target.CPU, ["fp32", "fp16", "int8-cpu", "int4"]),
+        (Target.CPU, ["fp32", "fp16", "int8-static", "int8-dynamic", "int4"]),
         (Target.CUDA, ["fp32", "fp16", "int8-trt"]),
-        (Target.TENSORRT, ["fp32", "fp16", "bf16", "int8-trt", "int4"]),
+        (Target.TENSORRT, ["fp32", "fp16", "int8-trt", "int4-trt"]),
     ],
 )
 def test_select__no_names__takes_all_for_the_target(target: Target, expected: list[str]) -> None:
@@ -108,16 +108,17 @@ def test_select__names__keep_their_order_once_each() -> None:
 
 
 def test_select__an_unknown_name__suggests_similar_ones() -> None:
-    error = rejection(["int8cpu"], Target.CPU)
-    assert "did you mean 'int8-cpu'" in error.message
+    error = rejection(["int8static"], Target.CPU)
+    assert "did you mean 'int8-static'" in error.message
     assert error.hint == (
-        "Recipes for cpu: fp32, fp16, int8-cpu, int4, gen-fp32, gen-fp16, gen-int4."
+        "Recipes for cpu: fp32, fp16, int8-static, int8-dynamic, int4, gen-fp32, gen-fp16, "
+        "gen-int4."
     )
 
 
 def test_select__a_recipe_for_another_target__is_rejected() -> None:
-    error = rejection(["bf16"], Target.CPU)
-    assert error.message == "the recipe 'bf16' is not for the target cpu, it is for tensorrt"
+    error = rejection(["int4-trt"], Target.CPU)
+    assert error.message == "the recipe 'int4-trt' is not for the target cpu, it is for tensorrt"
 
 
 def test_select__an_empty_list__is_rejected() -> None:

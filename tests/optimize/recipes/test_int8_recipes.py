@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,10 +15,11 @@ from onnx import helper
 
 from bundle.files import sha256_file
 from bundle.home import HOME_VARIABLE
-from optimize.recipes.base import Calibrator, Recipe, Workbench
-from optimize.recipes.int8_cpu import Int8Cpu
-from optimize.recipes.int8_trt import Int8Trt
-from optimize.recipes.quantize import build as building
+from optimize.data import Rows
+from optimize.recipes.base import Recipe, Workbench
+from optimize.recipes.quantize import search
+from optimize.recipes.quantized import Int8Dynamic, Int8Static, Int8Trt
+from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import (
     Shelf,
     conv_net,
@@ -29,6 +31,9 @@ from tests.optimize.recipes.quantize.nets import (
     token_rows,
     workbench,
 )
+
+STATIC: list[Recipe] = [Int8Static(), Int8Trt()]
+ALL: list[Recipe] = [*STATIC, Int8Dynamic()]
 
 
 @pytest.fixture(autouse=True)
@@ -42,46 +47,50 @@ def out(tmp_path: Path, name: str = "out") -> Path:
     return directory
 
 
+def graph(directory: Path) -> Any:
+    model = onnx.load(str(directory / "model.onnx"))
+    onnx.checker.check_model(model, full_check=True)
+    return model.graph
+
+
 def operators(directory: Path) -> set[str]:
-    return {node.op_type for node in onnx.load(str(directory / "model.onnx")).graph.node}
+    return {node.op_type for node in graph(directory).node}
 
 
 def reads(directory: Path, name: str) -> list[str]:
-    graph = onnx.load(str(directory / "model.onnx")).graph
-    return list(next(node for node in graph.node if node.name == name).input)
+    return list(next(node for node in graph(directory).node if node.name == name).input)
 
 
 def content(directory: Path) -> tuple[list[str], dict[str, list[float]]]:
     """Nodes and constants."""
-    graph = onnx.load(str(directory / "model.onnx")).graph
-    constants = {each.name: onnx.numpy_helper.to_array(each).tolist() for each in graph.initializer}
-    return [str(node) for node in graph.node], constants
+    found = graph(directory)
+    constants = {each.name: onnx.numpy_helper.to_array(each).tolist() for each in found.initializer}
+    return [str(node) for node in found.node], constants
 
 
-@pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", STATIC, ids=lambda recipe: recipe.name)
 def test_int8__an_easy_conv_net__is_quantized_whole(tmp_path: Path, recipe: Recipe) -> None:
     source, directory = conv_net(tmp_path / "net", hard=False), out(tmp_path)
     details = recipe.build(source, directory, workbench(source, image_rows()))
     assert details.layers == ()
     assert details.settings == {
-        "form": f"static {'U8S8' if recipe.name == 'int8-cpu' else 'S8S8'} per channel",
+        "form": "static U8S8 per tensor"
+        if recipe.name == "int8-static"
+        else "static S8S8 per channel",
         "calibrator": "minmax",
         "calibration rows": "40",
-        "layers quantized": "6" if recipe.name == "int8-cpu" else "4",
+        "layers quantized": "4",
         "layers left in float": "0",
     }
     assert distance(source, directory, image_rows()) < 0.05
     assert [path.name for path in directory.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
-def test_int8__the_layer_that_spoils_a_conv_net__stays_in_float(
-    tmp_path: Path, recipe: Recipe
-) -> None:
+def test_int8_trt__the_layer_that_spoils_a_conv_net__stays_in_float(tmp_path: Path) -> None:
     source, directory = conv_net(tmp_path / "net", hard=True), out(tmp_path)
     steps: list[tuple[str, int, int]] = []
     bench = workbench(source, image_rows(), steps=steps)
-    details = recipe.build(source, directory, bench)
+    details = Int8Trt().build(source, directory, bench)
     assert [each.layer for each in details.layers if each.kept_in_float] == ["third"]
     assert details.layers[0].layer == "third"
     assert details.layers[0].operator == "Conv"
@@ -93,7 +102,15 @@ def test_int8__the_layer_that_spoils_a_conv_net__stays_in_float(
     assert [done for _, done, _ in searched] == list(range(1, searched[0][2] + 1))
 
 
-@pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
+def test_int8_static__both_layers_around_a_hard_activation__stay_in_float(tmp_path: Path) -> None:
+    source, directory = conv_net(tmp_path / "net", hard=True), out(tmp_path)
+    details = Int8Static().build(source, directory, workbench(source, image_rows()))
+    assert {each.layer for each in details.layers if each.kept_in_float} == {"second", "third"}
+    assert reads(directory, "third") == ["d", "w3"]
+    assert distance(source, directory, image_rows()) < 0.05
+
+
+@pytest.mark.parametrize("recipe", [Int8Trt(), Int8Dynamic()], ids=lambda recipe: recipe.name)
 def test_int8__the_product_that_spoils_a_transformer__stays_in_float(
     tmp_path: Path, recipe: Recipe
 ) -> None:
@@ -102,17 +119,16 @@ def test_int8__the_product_that_spoils_a_transformer__stays_in_float(
     assert [each.layer for each in details.layers if each.kept_in_float] == ["third"]
     assert reads(directory, "third") == ["r2", "w3"]
     assert distance(source, directory, token_rows()) < 0.05
-    dynamic = isinstance(recipe, Int8Cpu)
+    dynamic = isinstance(recipe, Int8Dynamic)
     assert ("DynamicQuantizeLinear" in operators(directory)) is dynamic
 
 
-def test_int8_trt__form__is_symmetric_with_float_biases(tmp_path: Path) -> None:
+def test_int8_trt__form__is_symmetric_with_float_biases_and_residuals(tmp_path: Path) -> None:
     source, directory = conv_net(tmp_path / "net", hard=False), out(tmp_path)
     Int8Trt().build(source, directory, workbench(source, image_rows()))
-    graph = onnx.load(str(directory / "model.onnx")).graph
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    pairs = [node for node in graph.node if node.op_type.endswith("quantizeLinear")]
-    pairs += [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    found = graph(directory)
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in found.initializer}
+    pairs = [node for node in found.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert pairs
     for node in pairs:
         zero = constants[node.input[2]]
@@ -120,64 +136,103 @@ def test_int8_trt__form__is_symmetric_with_float_biases(tmp_path: Path) -> None:
         assert not zero.any()
     assert reads(directory, "first")[2] == "b"
     assert constants["b"].dtype == np.float32
-    # A residual's Add is none of TensorRT's quantized layers here.
-    assert reads(directory, "residual") == ["e", "b1"]
+    # Outputs stay in float, so that TensorRT can fuse what follows.
+    assert reads(directory, "residual") == ["e", "b1_DequantizeLinear_Output"]
 
 
-def test_int8_cpu__form__has_zero_points_and_quantizes_the_residual(tmp_path: Path) -> None:
+def test_int8_static__form__has_zero_points_and_quantizes_the_residual(tmp_path: Path) -> None:
     source, directory = conv_net(tmp_path / "net", hard=False), out(tmp_path)
-    Int8Cpu().build(source, directory, workbench(source, image_rows()))
-    graph = onnx.load(str(directory / "model.onnx")).graph
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    Int8Static().build(source, directory, workbench(source, image_rows()))
+    constants = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph(directory).initializer
+    }
     assert constants["x_zero_point"].dtype == np.uint8
     assert constants["x_zero_point"] > 0
-    assert constants["b1_zero_point"] == 0  # after a ReLU all 8 bits are for values above 0
-    assert reads(directory, "residual") == ["e_dequantized", "b1_dequantized"]
-    assert {name for name in constants if name.startswith("w")} == {
-        f"w{number}_{part}"
-        for number in range(1, 5)
-        for part in ("quantized", "scale", "zero_point")
-    }
+    assert all("Dequantize" in name for name in reads(directory, "residual"))
 
 
-def test_int8_cpu__a_transformer_behind_a_convolution__is_dynamic(tmp_path: Path) -> None:
+def test_int8_dynamic__a_head_and_a_table__are_quantized_and_the_convolution_is_not(
+    tmp_path: Path,
+) -> None:
     random = np.random.default_rng(8)
-    shapes = {"w0": (16, 3, 4, 4), "w1": (16, 16), "w2": (16, 16)}
-    weights = {
+    shapes = {"w0": (16, 3, 4, 4), "w1": (64, 64), "bias": (64,), "table": (32, 16)}
+    weights: dict[str, np.ndarray] = {
         name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()
     }
-    weights["flat"] = np.array([0, 16, 4], np.int64)
+    weights |= {"flat": np.array([0, 64], np.int64), "index": np.arange(4)}
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["p"], name="patches", strides=[4, 4]),
         helper.make_node("Reshape", ["p", "flat"], ["f"], name="flatten"),
-        helper.make_node("Transpose", ["f"], ["t"], name="turn", perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["t", "w1"], ["a"], name="one"),
-        helper.make_node("MatMul", ["a", "w2"], ["y"], name="two"),
+        helper.make_node("Gather", ["table", "index"], ["g"], name="look"),
+        helper.make_node("Flatten", ["g"], ["h"], axis=0),
+        helper.make_node("Add", ["f", "h"], ["s"], name="sum"),
+        helper.make_node("Gemm", ["s", "w1", "bias"], ["y"], name="head", transB=1),
     ]
-    source = save_net(tmp_path / "net", nodes, weights, (["batch", 3, 8, 8], ["batch", 4, 16]))
+    source = save_net(tmp_path / "net", nodes, weights, (["batch", 3, 8, 8], ["batch", 64]))
     directory = out(tmp_path)
-    Int8Cpu().build(source, directory, workbench(source, image_rows()))
+    details = Int8Dynamic().build(source, directory, workbench(source, image_rows()))
+    assert details.settings["form"] == "dynamic U8S8 per tensor"
     assert {"Conv", "DynamicQuantizeLinear", "MatMulInteger"} <= operators(directory)
-    assert "QuantizeLinear" not in operators(directory)
+    types = {tensor.name: tensor.data_type for tensor in graph(directory).initializer}
+    assert types["table_quantized"] == onnx.TensorProto.UINT8
+    assert types["w1_quantized"] == onnx.TensorProto.INT8
+    assert types["w0"] == onnx.TensorProto.FLOAT
+    assert distance(source, directory, image_rows()) < 0.05
 
 
-def test_int8__impossible_goals__say_so(tmp_path: Path) -> None:
+def test_int8_dynamic__channels_of_unlike_size__get_a_scale_each(tmp_path: Path) -> None:
+    weight = np.random.default_rng(7).normal(size=(16, 8)).astype(np.float32)
+    weight *= 10.0 ** np.arange(-4, 4, dtype=np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="only"),
+        helper.make_node("Div", ["m", "size"], ["y"], name="same_size"),
+    ]
+    arrays = {"w": weight, "size": 10.0 ** np.arange(-4, 4, dtype=np.float32)}
+    shapes: tuple[list[Any], list[Any]] = (["batch", "tokens", 16], ["batch", "tokens", 8])
+    source = save_net(tmp_path / "net", nodes, arrays, shapes)
+    details = Int8Dynamic().build(source, out(tmp_path), workbench(source, token_rows()))
+    assert details.settings["form"] == "dynamic U8S8 per channel"
+    assert details.settings["layers quantized"] == "1"
+
+
+def test_int8__impossible_goals__say_so_after_one_try(tmp_path: Path) -> None:
     source = product_net(tmp_path / "net", hard=False)
-    bench = workbench(source, token_rows(), limit=0.0)
-    details = Int8Cpu().build(source, out(tmp_path), bench)
-    assert "no layer can be quantized within the goals: relative L2" in details.settings["search"]
+    steps: list[tuple[str, int, int]] = []
+    bench = workbench(source, token_rows(), limit=0.0, steps=steps)
+    details = Int8Dynamic().build(source, out(tmp_path), bench)
+    assert "; with 2 of 4 layers in float: relative L2" in details.settings["search"]
+    assert [step for step in steps if step[0] != "sensitivity"] == [("layers left in float", 2, 4)]
     # What all of them cost is there to be judged and shown.
     assert details.settings["layers quantized"] == "4"
     assert not any(layer.kept_in_float for layer in details.layers)
     assert distance(source, tmp_path / "out", token_rows()) > 0
 
 
-@pytest.mark.parametrize("recipe", [Int8Cpu(), Int8Trt()], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
 def test_int8__a_net_without_weights__is_rejected(tmp_path: Path, recipe: Recipe) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     source = save_net(tmp_path / "net", nodes, {}, (["batch", 16], ["batch", 16]))
-    with pytest.raises(ValueError, match="no convolution or matrix product with weights"):
+    with pytest.raises(ValueError, match=r"the model has no .*MatMul with weights"):
         recipe.build(source, out(tmp_path), workbench(source, token_rows()))
+
+
+def test_int8_static__an_activation_that_stands_for_infinity__stays_in_float(
+    tmp_path: Path,
+) -> None:
+    weight = np.random.default_rng(7).normal(size=(16, 16)).astype(np.float32)
+    arrays = {"w": weight, "low": np.array(-3e38, np.float32), "zero": np.zeros(1, np.float32)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="product"),
+        helper.make_node("Greater", ["m", "zero"], ["positive"], name="compare"),
+        helper.make_node("Where", ["positive", "m", "low"], ["masked"], name="mask"),
+        helper.make_node("Softmax", ["masked"], ["y"], name="softmax"),
+    ]
+    shapes: tuple[list[Any], list[Any]] = (["batch", "tokens", 16], ["batch", "tokens", 16])
+    source = save_net(tmp_path / "net", nodes, arrays, shapes)
+    directory = out(tmp_path)
+    Int8Static().build(source, directory, workbench(source, token_rows(), limit=0.1))
+    assert reads(directory, "softmax") == ["masked"]
+    assert distance(source, directory, token_rows()) < 0.1
 
 
 def test_int8__a_killed_search__resumes_with_its_costs(
@@ -185,53 +240,46 @@ def test_int8__a_killed_search__resumes_with_its_costs(
 ) -> None:
     source = product_net(tmp_path / "net", hard=True)
     rows = token_rows()
-    cost, asked = building._LayerJudge.cost, []
+    opened, written = open_session, []
 
-    def counted(judge: building._LayerJudge, name: str) -> float:
-        asked.append(name)
-        if len(asked) == 3:
+    def counted(model: Path) -> Any:
+        written.append(model)
+        if len(written) == 4:  # the reference, then three layers
             raise KeyboardInterrupt
-        return cost(judge, name)
+        return opened(model)
 
-    monkeypatch.setattr(building._LayerJudge, "cost", counted)
+    monkeypatch.setattr(search, "open_session", counted)
     with pytest.raises(KeyboardInterrupt):
         Int8Trt().build(source, out(tmp_path, "killed"), workbench(source, rows))
     store = Shelf()
     details = Int8Trt().build(source, out(tmp_path), workbench(source, rows, store=store))
-    assert asked == ["first", "second", "third", "third", "fourth"]
     assert store.made == ["layer cost", "layer cost"]
-    fresh = Int8Trt().build(source, out(tmp_path, "again"), workbench(source, rows))
-    assert fresh == details
+    again = Int8Trt().build(source, out(tmp_path, "again"), workbench(source, rows))
+    assert again == details
 
 
-def test_calibrator__auto__takes_the_nearest(tmp_path: Path) -> None:
+def test_calibration__an_outlier_spoils_minmax__percentiles_are_taken(tmp_path: Path) -> None:
     source = single_net(tmp_path / "net")
     judged, rows = token_rows(300), token_rows(300)
     # One value of 28 800 far outside: MinMax gives the range to it.
     rows.inputs["x"][0, 0, 0] = 3000.0
-
-    def built(calibrator: Calibrator) -> tuple[str, float]:
-        bench = workbench(source, judged, limit=1.0)
-        bench = Workbench(rows, bench.quality, bench.store, bench.step, calibrator)
-        directory = out(tmp_path, calibrator.value)
-        details = Int8Trt().build(source, directory, bench)
-        return details.settings["calibrator"], distance(source, directory, judged)
-
-    found = {each: built(each) for each in Calibrator}
-    single = {name: far for each, (name, far) in found.items() if each is not Calibrator.AUTO}
-    assert found[Calibrator.AUTO][1] == min(single.values())
-    assert found[Calibrator.AUTO][0] != "minmax"
-    assert single["minmax"] > 2 * min(single.values())
-
-
-def test_calibrator__minmax_is_near_enough__auto_stops(tmp_path: Path) -> None:
-    source, store = single_net(tmp_path / "net"), Shelf()
-    rows = token_rows()
-    rows.inputs["x"].clip(-1.0, 1.0, out=rows.inputs["x"])
-    bench = workbench(source, rows, limit=0.05, store=store, calibrator=Calibrator.AUTO)
+    bench = workbench(source, judged, limit=0.05)
+    bench = Workbench(rows, bench.quality, bench.store, bench.step)
     details = Int8Trt().build(source, out(tmp_path), bench)
-    assert details.settings["calibrator"] == "minmax"
-    assert "calibration histograms" not in store.made
+    assert details.settings["calibrator"] == "percentile"
+    assert distance(source, tmp_path / "out", judged) < 0.05
+
+
+def test_calibration__rows__may_be_divided_in_any_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, found = conv_net(tmp_path / "net", hard=False), []
+    for batch in (8, 40):
+        monkeypatch.setattr("optimize.recipes.quantize.methods.BATCH", batch)
+        directory = out(tmp_path, str(batch))
+        Int8Static().build(source, directory, workbench(source, image_rows()))
+        found.append(content(directory))
+    assert found[0] == found[1]
 
 
 def test_int8__external_weights__give_the_same_graph(tmp_path: Path) -> None:
@@ -246,28 +294,49 @@ def test_int8__external_weights__give_the_same_graph(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_int8__a_recurrent_net__is_quantized(tmp_path: Path) -> None:
+    random = np.random.default_rng(9)
+    arrays = {
+        "w": random.normal(0, 0.3, (1, 32, 16)).astype(np.float32),
+        "r": random.normal(0, 0.3, (1, 32, 8)).astype(np.float32),
+    }
+    nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="lstm", hidden_size=8)]
+    shapes: tuple[list[Any], list[Any]] = (["time", "batch", 16], ["time", 1, "batch", 8])
+    source = save_net(tmp_path / "net", nodes, arrays, shapes)
+    directory = out(tmp_path)
+    rows = Rows({"x": random.normal(size=(8, 4, 16)).astype(np.float32)}, None)
+    details = Int8Dynamic().build(source, directory, workbench(source, rows))
+    assert details.settings["layers quantized"] == "1"
+    model = onnx.load(str(directory / "model.onnx"))
+    assert [node.op_type for node in model.graph.node] == ["DynamicQuantizeLSTM"]
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
-from optimize.recipes.int8_cpu import Int8Cpu
-from optimize.recipes.int8_trt import Int8Trt
-from tests.optimize.recipes.quantize.nets import conv_net, image_rows, workbench
+from optimize.recipes.quantized import Int4, Int8Dynamic, Int8Static, Int8Trt
+from tests.optimize.recipes.quantize.nets import conv_net, image_rows, product_net, token_rows
+from tests.optimize.recipes.quantize.nets import workbench
 root = Path(sys.argv[1])
-source = conv_net(root / "net", hard=True)
-for recipe in (Int8Cpu(), Int8Trt()):
+conv, products = conv_net(root / "conv", hard=True), product_net(root / "products", hard=True)
+for recipe, source, rows in (
+    (Int8Static(), conv, image_rows()),
+    (Int8Trt(), conv, image_rows()),
+    (Int8Dynamic(), products, token_rows()),
+    (Int4(), products, token_rows()),
+):
     (root / recipe.name).mkdir()
-    recipe.build(source, root / recipe.name, workbench(source, image_rows()))
+    recipe.build(source, root / recipe.name, workbench(source, rows))
 """
 
 
 @pytest.mark.slow
-def test_int8__another_process__writes_the_same_bytes(tmp_path: Path) -> None:
+def test_quantized__another_process__writes_the_same_bytes(tmp_path: Path) -> None:
     digests = []
     for seed in ("1", "2"):
         root = tmp_path / seed
         environment = {**os.environ, "PYTHONHASHSEED": seed, HOME_VARIABLE: str(root / "home")}
         subprocess.run([sys.executable, "-c", SCRIPT, str(root)], env=environment, check=True)
-        digests.append(
-            [sha256_file(root / name / "model.onnx") for name in ("int8-cpu", "int8-trt")]
-        )
+        names = ("int8-static", "int8-dynamic", "int8-trt", "int4")
+        digests.append([sha256_file(root / name / "model.onnx") for name in names])
     assert digests[0] == digests[1]

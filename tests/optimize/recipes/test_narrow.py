@@ -12,8 +12,6 @@ import pytest
 from onnx import TensorProto, helper
 from onnx import numpy_helper as arrays
 
-from optimize.recipes.base import TWIN_NAME
-from optimize.recipes.bf16 import Bf16
 from optimize.recipes.fp16 import Fp16
 from optimize.recipes.narrow import narrow
 from tests.optimize.recipes.models import (
@@ -285,44 +283,6 @@ def test_narrow__branches_and_loops__compute_in_16_bits(
     out, kept = fp16(source, inputs)
     assert kept.startswith("none of")
     assert 0 < error(source, out, inputs) < 3e-3
-    Bf16().build(source, out, bench(source, inputs))
-    twin = answers(out, inputs, TWIN_NAME)["y"]
-    want = answers(tmp_path, inputs)["y"]
-    assert 0 < np.linalg.norm(twin - want) / np.linalg.norm(want) < 3e-2
-
-
-def test_bf16__a_net__has_half_the_size_and_a_rounded_twin(tmp_path: Path) -> None:
-    source, out = network(tmp_path), tmp_path / "out"
-    out.mkdir()
-    details = Bf16().build(source, out, bench(source, images()))
-    assert details.settings["kept in fp32"] == "none of 6 operators"
-    onnx.checker.check_model(str(out / "model.onnx"), full_check=True)
-    assert set(stored(out).values()) == {TensorProto.BFLOAT16}
-    assert set(stored(out, TWIN_NAME).values()) == {TensorProto.FLOAT}
-    assert (out / "model.onnx").stat().st_size < 0.6 * source.stat().st_size
-    twin, want = answers(out, images(), TWIN_NAME)["y"], answers(tmp_path, images())["y"]
-    assert 1e-4 < np.linalg.norm(twin - want) / np.linalg.norm(want) < 2e-2
-    # bfloat16 is the upper half of fp32.
-    assert not (twin.view(np.uint32) & 0xFFFF).any()
-
-
-def test_bf16__twin__rounds_as_numpy_does(tmp_path: Path) -> None:
-    import ml_dtypes
-
-    nodes = [
-        helper.make_node("Mul", ["x", "w"], ["a"]),
-        helper.make_node("Add", ["a", "w"], ["y"]),
-    ]
-    w = random(FEATURES, seed=4)
-    source, out = write(tmp_path, nodes, {"w": w}), tmp_path / "out"
-    out.mkdir()
-    Bf16().build(source, out, bench(source, X))
-
-    def rounded(array: np.ndarray) -> np.ndarray:
-        return array.astype(ml_dtypes.bfloat16).astype(np.float32)
-
-    want = rounded(rounded(rounded(X["x"]) * rounded(w)) + rounded(w))
-    np.testing.assert_array_equal(answers(out, X, TWIN_NAME)["y"], want)
 
 
 def test_narrow__a_graph_without_floats__is_rejected(tmp_path: Path) -> None:
@@ -331,7 +291,7 @@ def test_narrow__a_graph_without_floats__is_rejected(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["ids", "ids"], ["y"])]
     source = write(tmp_path, nodes, {}, inputs=[ids], outputs=[made])
     with pytest.raises(ValueError, match="no operator of the model can compute in fp16"):
-        narrow(source, "fp16")
+        narrow(source)
 
 
 def test_narrow__an_operator_of_unknown_type__is_rejected(tmp_path: Path) -> None:
@@ -345,7 +305,7 @@ def test_narrow__an_operator_of_unknown_type__is_rejected(tmp_path: Path) -> Non
     with pytest.raises(
         ValueError, match="value 'a' is not a tensor, or its type cannot be inferred"
     ):
-        narrow(tmp_path / "model.onnx", "fp16")
+        narrow(tmp_path / "model.onnx")
 
 
 def test_narrow__taken_names__are_not_reused(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def test_a_step_and_what_it_waits_for(played: Played) -> None:
     step = shown.step
     assert (step.phase, step.number, step.steps) == (RolloutPhase.SHIFT, 1, 3)
     assert (step.seconds, step.least_seconds, step.needed) == (2.0, 3.0, 20)
-    assert shown.deadline_left == pytest.approx(200 - (played.clock.wall() - 1000))
+    ready = 1002  # the candidate's, when its deadline begins
+    assert shown.deadline_left == pytest.approx(200 - (played.clock.wall() - ready))
     assert shown.threshold == pytest.approx(20.0)
     assert {gate.gate for gate in shown.proof} == {"errors_vs_limit", "latency_vs_limit"}
     assert all(0 <= gate.filled <= 1 for gate in (*shown.harm, *shown.proof))

@@ -33,11 +33,35 @@ mlctl_batch_rows_sum{model="a"} 90.0
 """
 
 
+ANSWERS = """\
+# TYPE mlctl_queue_rows gauge
+mlctl_queue_rows{model="a"} 0.0
+# TYPE mlctl_time_to_first_token_seconds histogram
+mlctl_time_to_first_token_seconds_bucket{le="0.005",model="a"} 1.0
+mlctl_time_to_first_token_seconds_bucket{le="0.01",model="a"} 3.0
+mlctl_time_to_first_token_seconds_bucket{le="+Inf",model="a"} 4.0
+mlctl_time_to_first_token_seconds_bucket{le="0.005",model="b"} 1.0
+mlctl_time_to_first_token_seconds_bucket{le="0.01",model="b"} 1.0
+mlctl_time_to_first_token_seconds_bucket{le="+Inf",model="b"} 1.0
+# TYPE mlctl_time_per_output_token_seconds histogram
+mlctl_time_per_output_token_seconds_bucket{le="0.0025",model="a"} 2.0
+mlctl_time_per_output_token_seconds_bucket{le="+Inf",model="a"} 2.0
+"""
+
+
 def beats(*answers: tuple[float, int | None]) -> Pulse:
     pulse = Pulse()
     for at, status in answers:
         pulse = pulse.beat(status, at)
     return pulse
+
+
+def test_read_counters__generated_answers__are_counted_at_the_edges_of_their_gates() -> None:
+    found = read_counters(ANSWERS, 0.0)
+
+    assert found is not None
+    assert (found.answers.first.timed, found.answers.first.within[:2]) == (5, (2, 4))
+    assert (found.answers.each.timed, found.answers.each.within[1]) == (2, 2)
 
 
 def test_silence_is_a_hang_only_if_it_lasts() -> None:
@@ -105,7 +129,7 @@ def test_work__counters_of_two_scrapes__is_taken_once(
     endpoint = Endpoint(server.server_address[1], 1)
     served = RunningRevision(revision("tiny:aa"), endpoint, ProcessRef(1, 0.0, "token"), "")
     with Vitals(hung_seconds=60.0, workers=1) as vitals:
-        vitals.watch([served], loads=True)
+        vitals.watch([served], metrics=True)
         wait_until(lambda: not scrapes and not vitals.loads([served]))
         assert vitals.take_work() == (10.0, 0.5)
         assert vitals.take_work() == (0.0, 0.0)
@@ -131,12 +155,12 @@ def test_what_is_watched_is_asked_and_what_is_not_is_forgotten(
         revision("tiny:aa"), endpoint, ProcessRef(1, 0.0, "token"), "/dev/null"
     )
     with Vitals(hung_seconds=60.0, workers=1) as vitals:
-        vitals.watch([served], loads=True)
+        vitals.watch([served], metrics=True)
         wait_until(lambda: vitals.loads([served]))
         assert vitals.loads([served]) == (ReplicaLoad(7.0, 0.0),)
         assert not vitals.hung(served)
         server.live = 503  # type: ignore[attr-defined]
         wait_until(lambda: vitals.hung(served))
-        vitals.watch([], loads=True)
+        vitals.watch([], metrics=True)
         assert vitals.loads([served]) == ()
         assert not vitals.hung(served)

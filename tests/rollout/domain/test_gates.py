@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from rollout.domain import e_values, gates
 from rollout.domain.counts import Counts, Window
@@ -173,6 +175,35 @@ def test_harm__more_than_half_beyond_the_median_limit__breaks_it() -> None:
     near = gates.unproved(folded(10, Counts(100, 0, 100, late=49), same(), spec), spec)
     assert near is not None
     assert "took longer than 20 ms" in near.why
+
+
+@pytest.mark.parametrize(
+    ("spec", "late", "gate", "words"),
+    [
+        (
+            RolloutSpec(max_ttft_ms=500.0),
+            Counts(100, 0, 0, begun=100, late_first=20),
+            Gate.TTFT_VS_LIMIT,
+            "20.00 % of 1500 requests had their first token after more than 500 ms (limit 5 %)",
+        ),
+        (
+            RolloutSpec(max_tpot_ms=50.0),
+            Counts(100, 0, 0, continued=100, slow_tokens=20),
+            Gate.TPOT_VS_LIMIT,
+            "20.00 % of 1500 requests took longer than 50 ms for each token (limit 5 %)",
+        ),
+    ],
+)
+def test_harm__generated_answers_beyond_their_limit__break_it(
+    spec: RolloutSpec, late: Counts, gate: Gate, words: str
+) -> None:
+    verdict = gates.harm(folded(15, late, late, spec), spec)
+
+    assert verdict is not None
+    assert (verdict.gate, verdict.why) == (gate, words)
+    kept = replace(late, late_first=0, slow_tokens=0)
+    assert gates.unproved(folded(15, kept, kept, spec), spec) is None
+    assert gates.unproved(folded(15, Counts(100, 0, 0), Counts(), spec), spec) is not None
 
 
 def test_unproved__small_share_of_the_traffic__proves_no_latency() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from rollout.domain.counts import Totals
+from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
+from rollout.domain.counts import AnswerTimes, Totals
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
@@ -124,3 +125,34 @@ def test_the_median_is_counted_at_its_own_limit() -> None:
     window = watching.observe(alive=True)[0].window
     assert window is not None
     assert (window.candidate.late, window.candidate.slow) == (6, 1)
+
+
+def test_answers__servers_time_them__those_beyond_the_limits_are_counted() -> None:
+    data_plane = MemoryDataPlane(EDGES)
+    spec = RolloutSpec(max_ttft_ms=500.0, max_tpot_ms=50.0)
+    watching = TrafficObserver(data_plane, EDGES, Slot.GREEN, spec)
+    data_plane.answers = {Slot.GREEN: generated(10, late=1, slow=0)}
+    watching.start()
+    data_plane.answers = {Slot.GREEN: generated(30, late=4, slow=5)}
+    counts = watching.observe(alive=True)[0].window
+    data_plane.answers = {Slot.GREEN: generated(2, late=2, slow=2)}  # a server was restarted
+    restarted = watching.observe(alive=True)[0].window
+
+    assert counts is not None
+    candidate = counts.candidate
+    assert (candidate.begun, candidate.late_first) == (20, 3)
+    assert (candidate.continued, candidate.slow_tokens) == (20, 5)
+    assert restarted is not None
+    assert restarted.candidate.begun == 0
+
+
+def generated(answers: int, late: int, slow: int) -> AnswerTimes:
+    """Times of answers, of which some are beyond 500 ms, and 50 ms for each token."""
+
+    def totals(edges: tuple[float, ...], limit: float, beyond: int) -> Totals:
+        within = tuple(answers if edge > limit else answers - beyond for edge in edges)
+        return Totals(timed=answers, within=within)
+
+    return AnswerTimes(
+        totals(FIRST_TOKEN_EDGES_MS, 500.0, late), totals(TOKEN_EDGES_MS, 50.0, slow)
+    )

@@ -59,4 +59,6 @@ def test_an_unknown_name() -> None:
 def test_limits_between_two_edges_are_rounded_up() -> None:
     spec = counted(RolloutSpec(max_p50_ms=10.4, max_p99_ms=101.0))
     assert (spec.max_p50_ms, spec.max_p99_ms) == (11.0, 110.0)
+    answers = counted(RolloutSpec(max_ttft_ms=310.0, max_tpot_ms=1.2))
+    assert (answers.max_ttft_ms, answers.max_tpot_ms) == (500.0, 2.5)
     assert counted(RolloutSpec()) == RolloutSpec()

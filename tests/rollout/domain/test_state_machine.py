@@ -87,7 +87,7 @@ def test_hanging_candidate__every_request_given_up__is_rolled_back() -> None:
 def test_judge__too_little_time__holds() -> None:
     progress = looked(SHIFTED, 5, 105.0)
     verdict = machine.judge(progress, TickObservation(GOOD), SPEC, 105.0)
-    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.BAKE_TIME)
+    assert (verdict.action, verdict.gate) == (Action.HOLD, HoldReason.STEP_TIME)
     assert (verdict.value, verdict.limit) == (5.0, 10)
 
 
@@ -488,10 +488,10 @@ def test_judge__few_answers__says_how_many_are_needed() -> None:
 def test_judge__short_time__says_how_long_a_step_is() -> None:
     progress = looked(SHIFTED, 5, 105.0)
     assert judged(progress, 105.0) == Verdict(
-        Action.HOLD, HoldReason.BAKE_TIME, "5.0 of 10 s at this step", 5.0, 10, 500
+        Action.HOLD, HoldReason.STEP_TIME, "5.0 of 10 s at this step", 5.0, 10, 500
     )
     assert judged(progress, 110.0) == Verdict(
-        Action.ADVANCE, HoldReason.BAKE_TIME, "every gate is kept", n=500
+        Action.ADVANCE, HoldReason.STEP_TIME, "every gate is kept", n=500
     )
 
 
@@ -508,7 +508,7 @@ def test_judge__shadow__has_a_number_and_a_time_of_its_own() -> None:
     for _ in range(4):
         progress = machine.absorb(progress, tick, SHADOWED, 104.0)
     held = judged(progress, 104.0, SHADOWED)
-    assert (held.gate, held.value, held.limit, held.n) == (HoldReason.BAKE_TIME, 4.0, 5, 40)
+    assert (held.gate, held.value, held.limit, held.n) == (HoldReason.STEP_TIME, 4.0, 5, 40)
 
 
 def test_judge__deadline__names_what_is_missing() -> None:

@@ -60,6 +60,14 @@ def browser(access: Access, tmp_path: Path) -> Iterator[Browser]:
         yield browser
 
 
+# The first chart's, in pixels, once it has the row to itself.
+WIDTH_OF_A_CHART_ALONE = """(() => {
+  const [first, ...rest] = document.querySelectorAll('.charts svg');
+  rest.forEach(each => each.remove());
+  return first.clientWidth;
+})()"""
+
+
 def test_ui_browser__address_with_the_token__opens_a_page_that_is_redrawn(
     shop: Played, browser: Browser
 ) -> None:
@@ -81,6 +89,7 @@ def test_ui_browser__any_width_and_colours__needs_no_sideways_scrolling(
         browser.look(width, dark=dark)
         assert browser.evaluate("window.innerWidth") == width
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(WIDTH_OF_A_CHART_ALONE) <= 544
         background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(17, 20, 24)" if dark else "rgb(251, 251, 250)")
     assert browser.errors == []

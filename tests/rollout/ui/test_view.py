@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rollout.domain.batch_traffic import TrafficHour
+from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.spec import Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.records import JournalEvent
@@ -72,9 +73,14 @@ def test_page__promoted__may_be_taken_back_until_the_next_promotion(played: Play
     assert allowed(deployment, played.journal.rollout(first)) == ()
 
 
-def test_page__paused__offers_to_resume(played: Played) -> None:
-    from rollout.domain.operator_commands import OperatorCommand
+def test_page__return_to_the_previous_version__shows_no_gates(played: Played) -> None:
+    played.until(RolloutPhase.DONE)
+    assert shown(played)[1].gates
+    played.journal.request("shop", OperatorCommand.ROLLBACK, "lunch")
+    assert shown(played)[1].gates == ()
 
+
+def test_page__paused__offers_to_resume(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     played.tick()

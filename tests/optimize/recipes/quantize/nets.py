@@ -15,7 +15,7 @@ from bundle.entries import Key
 from optimize.cache import fetch_or_build
 from optimize.data import Rows
 from optimize.metrics.parity import compare
-from optimize.recipes.base import Calibrator, Quality, Workbench
+from optimize.recipes.base import Quality, Workbench
 from services.runtime.session import open_session
 
 OUTLIER = 500.0
@@ -156,7 +156,6 @@ def workbench(
     *,
     limit: float = 0.05,
     store: Shelf | None = None,
-    calibrator: Calibrator = Calibrator.MINMAX,
     steps: list[tuple[str, int, int]] | None = None,
 ) -> Workbench:
     """A bench on which a distance up to `limit` is good; `steps` gets the progress."""
@@ -169,4 +168,4 @@ def workbench(
         if steps is not None:
             steps.append((what, done, total))
 
-    return Workbench(rows, quality, store or Shelf(), step, calibrator)
+    return Workbench(rows, quality, store or Shelf(), step)

@@ -1,4 +1,4 @@
-"""Which nodes are layers, and what they are called."""
+"""Which nodes form a layer, and how a graph is read."""
 
 from __future__ import annotations
 
@@ -7,47 +7,59 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from optimize.recipes.quantize.edit import read_graph
-from optimize.recipes.quantize.layers import WEIGHTED, Layer, find_layers
+from optimize.recipes.quantize.layers import Layer, find_layers, read_graph
 from tests.optimize.recipes.quantize.nets import save_net
 
 W = np.ones((4, 4), np.float32)
+PRODUCTS = ("Gemm", "MatMul")
 
 
-def layers(tmp_path: Path, nodes: list[Any], *operators: str) -> tuple[Layer, ...]:
-    constants = {"w": W, "deep": np.ones((2, 4, 4), np.float32), "half": W[0]}
-    source = save_net(tmp_path, nodes, constants, (["n", 4], ["n", "m"]))
-    return find_layers(read_graph(source, data=False).graph, operators or WEIGHTED)
+def save(tmp_path: Path, nodes: list[Any]) -> Path:
+    constants = {"w": W, "large": np.ones((40, 40), np.float32), "bias": W[0]}
+    return save_net(tmp_path, nodes, constants, (["n", 4], ["n", "m"]))
 
 
-def product(*inputs: str, name: str = "p", operator: str = "MatMul", **settings: Any) -> Any:
-    return helper.make_node(operator, list(inputs), ["y"], name=name, **settings)
+def layers(
+    tmp_path: Path, nodes: list[Any], others: tuple[str, ...] = (), **options: Any
+) -> tuple[Layer, ...]:
+    return find_layers(read_graph(save(tmp_path, nodes)).graph, PRODUCTS, others, **options)
 
 
-def test_find_layers__channels__run_along_the_outputs(tmp_path: Path) -> None:
-    assert layers(tmp_path, [product("x", "w")]) == (Layer("p", "MatMul", ("x",), "w", 1),)
-    gemm = product("x", "w", operator="Gemm")
-    assert layers(tmp_path, [gemm]) == (Layer("p", "Gemm", ("x",), "w", 1),)
-    turned = product("x", "w", operator="Gemm", transB=1)
-    assert layers(tmp_path, [turned]) == (Layer("p", "Gemm", ("x",), "w", 0),)
+def product(*inputs: str, made: str = "y", name: str = "p", operator: str = "MatMul") -> Any:
+    return helper.make_node(operator, list(inputs), [made], name=name)
 
 
-def test_find_layers__products_without_a_constant_matrix__are_skipped(tmp_path: Path) -> None:
-    assert layers(tmp_path, [product("w", "x")]) == ()
-    assert layers(tmp_path, [product("x", "w", operator="Gemm", transA=1)]) == ()
+def test_find_layers__operators_behind_a_product__belong_to_its_layer(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="before"),
+        product("r", "w", made="a", name="one"),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("Neg", ["b"], ["c"], name="neg"),
+        product("c", "w", name="two", operator="Gemm"),
+    ]
+    assert layers(tmp_path, nodes, ("Relu",)) == (
+        Layer("one", "MatMul", ("one", "relu")),
+        Layer("two", "Gemm", ("two",)),
+    )
+
+
+def test_find_layers__products_without_a_constant_matrix__are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no Gemm, MatMul with weights"):
+        layers(tmp_path, [product("w", "x")])
     turned = helper.make_node("Transpose", ["x"], ["t"], name="turn")
-    assert layers(tmp_path, [turned, product("x", "t")]) == ()
+    with pytest.raises(ValueError, match="no Gemm, MatMul with weights"):
+        layers(tmp_path, [turned, product("x", "t")])
 
 
-def test_find_layers__a_combining_node__reads_activations_only(tmp_path: Path) -> None:
-    doubled = product("x", "x", operator="Add")
-    assert layers(tmp_path, [doubled], "Add") == (Layer("p", "Add", ("x",)),)
-    assert layers(tmp_path, [product("x", "half", operator="Add")], "Add") == ()
+def test_find_layers__a_small_share_of_the_weights__is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"have 1\.0% of the weights \(at least 10%\)"):
+        layers(tmp_path, [product("x", "w")], min_share=0.1)
 
 
-def test_name_nodes__names__are_unique_and_stable(tmp_path: Path) -> None:
+def test_read_graph__names__are_unique_and_stable(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("MatMul", ["a", "w"], ["b"], name="same"),
@@ -55,8 +67,24 @@ def test_name_nodes__names__are_unique_and_stable(tmp_path: Path) -> None:
         helper.make_node("MatMul", ["c", "w"], ["y"], name="MatMul_0"),
     ]
     first = [layer.name for layer in layers(tmp_path, nodes)]
-    assert first == ["MatMul_0_1", "same", "MatMul_2", "MatMul_0"]
+    assert first == ["MatMul_0_", "same", "same_2", "MatMul_0"]
     assert [layer.name for layer in layers(tmp_path, nodes)] == first
+
+
+def test_read_graph__a_weight_that_two_gemms_transpose__is_copied(tmp_path: Path) -> None:
+    weight = np.arange(16, dtype=np.float32).reshape(4, 4)
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["a"], name="one", transB=1),
+        helper.make_node("Gemm", ["a", "w"], ["b"], name="two", transB=1),
+        helper.make_node("MatMul", ["b", "w"], ["y"], name="three"),
+    ]
+    source = save_net(tmp_path, nodes, {"w": weight}, (["n", 4], ["n", 4]))
+    read = read_graph(source, products=True)
+    assert [node.op_type for node in read.graph.node] == ["MatMul"] * 3
+    tensors = {each.name: numpy_helper.to_array(each) for each in read.graph.initializer}
+    found = [tensors[node.input[1]] for node in read.graph.node]
+    for have, want in zip(found, (weight.T, weight.T, weight), strict=True):
+        np.testing.assert_array_equal(have, want)
 
 
 def test_read_graph__constant_nodes_functions_and_old_opsets__are_read(tmp_path: Path) -> None:
@@ -82,7 +110,7 @@ def test_read_graph__constant_nodes_functions_and_old_opsets__are_read(tmp_path:
         ir_version=8,
     )
     onnx.save(model, tmp_path / "model.onnx")
-    read = read_graph(tmp_path / "model.onnx", data=False)
-    found = find_layers(read.graph, WEIGHTED)
+    read = read_graph(tmp_path / "model.onnx")
+    found = find_layers(read.graph, PRODUCTS)
     assert [layer.operator for layer in found] == ["MatMul", "MatMul"]
     assert {entry.domain: entry.version for entry in read.opset_import}[""] >= 13

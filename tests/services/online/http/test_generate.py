@@ -10,11 +10,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.clock import Clock
+from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.generate.decoder import Decoder
 from services.online.http.connection.protocol import infer_protocol
@@ -326,3 +328,20 @@ async def test_v2_generate__whole_and_streamed__is_the_models_answer(
     assert len(events) == 3
     assert bad.status_code == 400
     assert bad.json()["code"] == "invalid_input"
+
+
+async def test_infer__prompts_as_a_tensor__are_answered_whole_and_in_pieces(serve: Serve) -> None:
+    """What V2 infer, `/predict` and gRPC's ModelInfer and ModelStreamInfer call."""
+    prompts = np.array([b"Count:", CAT.encode()], dtype=object)
+    async with serve() as running:
+        whole = await running.model.infer({"prompt": prompts})
+        stream = running.model.stream({"prompt": prompts[:1]})
+        pieces = [piece.outputs["text"][0] async for piece in stream]
+        for wrong in (prompts, np.array([b"\xff"], dtype=object), np.zeros(1)):
+            with pytest.raises(MlctlError) as caught:
+                running.model.stream({"prompt": wrong})
+            assert caught.value.code is ErrorCode.INVALID_INPUT
+
+    assert [text.decode() for text in whole.outputs["text"]] == [ANSWERS["Count:"], ANSWERS[CAT]]
+    assert b"".join(pieces).decode() == ANSWERS["Count:"]
+    assert len(pieces) > 5

@@ -1,0 +1,1 @@
+"""Image classification: upload a JPEG, get a label."""

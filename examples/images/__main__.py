@@ -1,0 +1,113 @@
+"""Train a classifier of images in seconds and optimize it: `python -m examples.images`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import click
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image, ImageDraw
+from pyarrow import parquet
+from torch import nn
+
+from examples.chain import optimize, register
+from examples.images.transform.transform import LABELS, SIZE, preprocess
+
+NAME = "images"
+TRANSFORM = Path(__file__).parent / "transform"
+TRAINING_ROWS, EVALUATION_ROWS, EPOCHS = 600, 300, 10
+
+
+def draw(label: str, rng: np.random.Generator, form: str = "JPEG") -> bytes:
+    """Return a picture of a shape in random colours, as a file of 48 to 96 pixels."""
+    side = int(rng.integers(48, 97))
+    back, front = (tuple(map(int, rng.integers(*limits, 3))) for limits in ((0, 90), (150, 256)))
+    image = Image.new("RGB", (side, side), back)
+    left, top = rng.integers(4, side // 3, 2)
+    right = int(left + rng.integers(side // 3, side // 2))
+    box = (int(left), int(top), right, int(top) + right - int(left))
+    pen = ImageDraw.Draw(image)
+    if label == "circle":
+        pen.ellipse(box, front)
+    elif label == "square":
+        pen.rectangle(box, front)
+    else:
+        pen.polygon([(box[0], box[3]), (box[2], box[3]), ((box[0] + box[2]) // 2, box[1])], front)
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()
+
+
+def pictures(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return files as BYTES [rows], and class numbers [rows]."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, len(LABELS), rows)
+    files = np.empty(rows, object)
+    files[:] = [draw(LABELS[label], rng) for label in labels]
+    return files, labels
+
+
+def fit(rows: int = TRAINING_ROWS, epochs: int = EPOCHS) -> nn.Module:
+    """Return a small convolutional net, trained on what the transform makes of the files."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 5, stride=2, padding=2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(16 * (SIZE // 4) ** 2, len(LABELS))),
+    )
+    files, labels = pictures(rows, 1)
+    pixels = torch.from_numpy(preprocess({"image": files})["pixels"])
+    targets = torch.from_numpy(labels)
+    optimizer = torch.optim.Adam(net.parameters(), 2e-3)
+    for _ in range(epochs):
+        for part in torch.split(torch.randperm(rows), 50):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(pixels[part]), targets[part])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return net.eval()
+
+
+def train(folder: Path) -> Path:
+    """Train and register a version; write evaluation rows and a picture; return the rows' file."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    real = np.dtype("float32")
+    signature = ModelSignature(
+        Schema([TensorSpec(real, (-1, 3, SIZE, SIZE), "pixels")]),
+        Schema([TensorSpec(real, (-1, len(LABELS)), "logits")]),
+    )
+    register(
+        "pytorch",
+        fit(),
+        NAME,
+        signature=signature,
+        input_example=np.zeros((2, 3, SIZE, SIZE), np.float32),
+        serialization_format="pt2",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    files, labels = pictures(EVALUATION_ROWS, 2)
+    path = folder / "evaluation.parquet"
+    parquet.write_table(pa.table({"image": pa.array(files.tolist()), "labels": labels}), path)
+    (folder / "picture.jpg").write_bytes(draw("triangle", np.random.default_rng(3)))
+    return path
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), default=Path("images-data"))
+def main(data: Path) -> None:
+    """Train, register and optimize the classifier; print how to serve it."""
+    optimize(NAME, train(data), TRANSFORM)
+    click.echo(f"Next: mlctl build {NAME} && mlctl serve {NAME}")
+    click.echo(
+        f"Then: curl -H 'content-type: image/jpeg' --data-binary @{data}/picture.jpg "
+        "localhost:3000/predict"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ranking: the candidates of a user, scored in one request."""

@@ -1,0 +1,1 @@
+"""Precomputed recommendations, with the model for everyone else."""

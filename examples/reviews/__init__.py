@@ -1,0 +1,1 @@
+"""Text classification: a small transformer with its tokenizer."""

@@ -1,0 +1,292 @@
+"""The methods of `onnxruntime.quantization` that the recipes use.
+
+Each writes the graph of a model with any of its layers left in float.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from optimize.data import Rows
+from optimize.recipes.base import MAX_INLINE_BYTES, save_graph
+from optimize.recipes.graphs import raise_opset
+from optimize.recipes.quantize.layers import Layer, find_layers, read_graph
+from registry.quiet import quiet
+from services.runtime.scorer import split_rows
+
+BATCH = 8
+
+# Values beyond stand for infinity, as in masks: no scale has room for them.
+_INFINITE = 1e30
+
+_PRODUCTS = ("MatMul",)
+_TABLES = ("Gather",)
+_CALIBRATED = ("Conv", "Gemm", "MatMul")
+
+# Percent of the values that the range of an activation covers.
+_PERCENTILE = 99.99
+
+# Products with a smaller share of the weights make a graph that is neither smaller nor faster.
+_MIN_SHARE = 0.1
+
+_INT4_BLOCK = 32
+_INT4_TENSORRT_BLOCK = 64
+_INT4_OPSET, _INT4_IR_VERSION = 21, 10
+
+Calibrator = Literal["minmax", "percentile"]
+
+
+class QuantizeMethod(Protocol):
+    """A way to quantize the `layers` of a graph; `settings` describes it and is its identity."""
+
+    @property
+    def settings(self) -> Mapping[str, str]: ...
+
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+
+    def write(self, kept: Collection[str], directory: Path) -> None:
+        """Write the graph with all layers quantized but those named in `kept`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """Matrix products whose activations are quantized at run time, LSTMs, and embeddings.
+
+    The scale of an activation is that of the batch it is in.
+    """
+
+    source: Path
+    per_channel: bool
+    layers: tuple[Layer, ...]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "form": f"dynamic U8S8 per {'channel' if self.per_channel else 'tensor'}",
+            "activation scale": "one for a whole batch, so neighbours move an answer a little",
+        }
+
+    def write(self, kept: Collection[str], directory: Path) -> None:
+        library = _library()
+        with quiet():
+            quantizer = _library("onnx_quantizer").ONNXQuantizer(
+                read_graph(self.source, products=True),
+                self.per_channel,
+                False,  # reduce_range
+                library.QuantizationMode.IntegerOps,
+                False,  # static
+                library.QuantType.QInt8,
+                library.QuantType.QUInt8,
+                None,
+                [],
+                _nodes(self.layers, kept),
+                [*_PRODUCTS, *_TABLES, "LSTM"],
+                {"MatMulConstBOnly": True},
+            )
+            quantizer.quantize_model()
+        _save(quantizer.model, directory)
+
+
+def dynamic_method(source: Path, *, per_channel: bool) -> Dynamic:
+    """Return dynamic quantization of the graph `source`; ValueError without a layer for it."""
+    graph = read_graph(source, products=True).graph
+    layers = find_layers(graph, (*_PRODUCTS, *_TABLES, "LSTM"), min_share=_MIN_SHARE)
+    return Dynamic(source, per_channel, layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """Q/DQ pairs with ranges from calibration.
+
+    For the CPU nearly all operators are quantized, with unsigned activations. For TensorRT
+    the inputs of convolutions and matrix products are, symmetrically; outputs and biases stay
+    in float, so that it can fuse what follows.
+    """
+
+    source: Path
+    tensorrt: bool
+    per_channel: bool
+    calibrator: Calibrator
+    layers: tuple[Layer, ...]
+    ranges: Any = field(repr=False)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        form = "S8S8" if self.tensorrt else "U8S8"
+        return {
+            "form": f"static {form} per {'channel' if self.per_channel else 'tensor'}",
+            "calibrator": self.calibrator,
+        }
+
+    def write(self, kept: Collection[str], directory: Path) -> None:
+        library = _library()
+        model = read_graph(self.source)
+        excluded = {*_nodes(self.layers, kept), *_unbounded(model.graph, self.ranges)}
+        options: dict[str, Any] = {"QDQOpTypePerChannelSupportToAxis": {"MatMul": 1}}
+        if self.tensorrt:
+            options |= {
+                "ActivationSymmetric": True,
+                "MatMulConstBOnly": True,
+                "OpTypesToExcludeOutputQuantization": list(_CALIBRATED),
+                "QuantizeBias": False,
+            }
+            excluded |= {node.name for node in model.graph.node} - {
+                name for layer in self.layers for name in layer.nodes
+            }
+        with quiet():
+            quantizer = library.QDQQuantizer(
+                model,
+                self.per_channel,
+                False,  # reduce_range
+                library.QuantType.QInt8,
+                library.QuantType.QInt8 if self.tensorrt else library.QuantType.QUInt8,
+                self.ranges,
+                [],
+                sorted(excluded),
+                list(_operators(tensorrt=self.tensorrt)),
+                options,
+            )
+            quantizer.quantize_model()
+        _save(quantizer.model, directory)
+
+
+def static_methods(
+    source: Path, rows: Rows, directory: Path, *, tensorrt: bool
+) -> Iterator[Static]:
+    """Yield static quantization from the fastest form to the most precise.
+
+    Each calibrator runs the float graph on `rows` once, with scratch files in `directory`.
+    ValueError without a layer for it.
+    """
+    operators = _operators(tensorrt=tensorrt)
+    weighted = _CALIBRATED if tensorrt else ("ConvTranspose", *_TABLES, *_CALIBRATED)
+    layers = find_layers(
+        read_graph(source).graph, weighted, () if tensorrt else set(operators) - set(weighted)
+    )
+    minmax = _calibrate(source, rows, directory, operators, "minmax")
+    if not tensorrt:
+        yield Static(source, tensorrt, False, "minmax", layers, minmax)
+    yield Static(source, tensorrt, True, "minmax", layers, minmax)
+    percentile = _calibrate(source, rows, directory, operators, "percentile")
+    yield Static(source, tensorrt, True, "percentile", layers, percentile)
+
+
+def _operators(*, tensorrt: bool) -> tuple[str, ...]:
+    """Return the operators that are quantized: for the CPU all that the library can."""
+    registry = _library("registry")
+    every = {*registry.QDQRegistry, *registry.QLinearOpsRegistry}
+    return _CALIBRATED if tensorrt else tuple(sorted(every))
+
+
+def _calibrate(
+    source: Path, rows: Rows, directory: Path, operators: Collection[str], calibrator: Calibrator
+) -> Any:
+    """Return the range of each activation; memory is bounded by the activations of one batch."""
+    library = _library()
+    percentile = calibrator == "percentile"
+    methods = library.CalibrationMethod
+    options = {"percentile": _PERCENTILE, "symmetric": False} if percentile else {}
+    with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet():
+        folder = Path(scratch)
+        model = read_graph(source)
+        external = model.ByteSize() > MAX_INLINE_BYTES
+        save_graph(model, folder)
+        found = library.create_calibrator(
+            folder / "model.onnx",
+            list(operators),
+            str(folder / "observed.onnx"),
+            methods.Percentile if percentile else methods.MinMax,
+            use_external_data_format=external,
+            extra_options=options,
+        )
+        for batch in split_rows(rows.inputs, BATCH):
+            found.collect_data(_OneBatch(batch))
+        return found.compute_data()
+
+
+class _OneBatch:
+    """A data reader of the library: `get_next` returns the batch, then None."""
+
+    def __init__(self, batch: Mapping[str, np.ndarray]) -> None:
+        self._batch: Mapping[str, np.ndarray] | None = batch
+
+    def get_next(self) -> Mapping[str, np.ndarray] | None:
+        batch, self._batch = self._batch, None
+        return batch
+
+
+def _unbounded(graph: Any, ranges: Any) -> set[str]:
+    """Return the nodes with an activation whose range is not finite, or stands for infinity."""
+    beyond = {
+        name
+        for name, each in ranges.items()
+        if not (np.abs(np.asarray(each.range_value, np.float64)) < _INFINITE).all()
+    }
+    return {node.name for node in graph.node if beyond & {*node.input, *node.output}}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsOnly:
+    """4-bit weights in blocks along the inputs of a product; the arithmetic stays in fp32.
+
+    For the CPU in ONNX Runtime's own operators, which multiply with such weights and look
+    them up. For TensorRT as INT4 behind a blocked DequantizeLinear, without zero points.
+    """
+
+    source: Path
+    tensorrt: bool
+    layers: tuple[Layer, ...]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        block = _INT4_TENSORRT_BLOCK if self.tensorrt else _INT4_BLOCK
+        return {"method": "weights only", "form": f"INT4 in blocks of {block}"}
+
+    def write(self, kept: Collection[str], directory: Path) -> None:
+        formats = _library().QuantFormat
+        model = read_graph(self.source, products=True)
+        if self.tensorrt:
+            model = raise_opset(model, _INT4_OPSET)
+            model.ir_version = max(model.ir_version, _INT4_IR_VERSION)
+        with quiet():
+            quantizer = _library("matmul_nbits_quantizer").MatMulNBitsQuantizer(
+                model,
+                block_size=_INT4_TENSORRT_BLOCK if self.tensorrt else _INT4_BLOCK,
+                is_symmetric=self.tensorrt,
+                quant_format=formats.QDQ if self.tensorrt else formats.QOperator,
+                op_types_to_quantize=_PRODUCTS if self.tensorrt else (*_PRODUCTS, *_TABLES),
+                nodes_to_exclude=_nodes(self.layers, kept),
+            )
+            quantizer.process()
+        _save(quantizer.model, directory)
+
+
+def weights_method(source: Path, *, tensorrt: bool) -> WeightsOnly:
+    """Return 4-bit weights for the graph `source`; ValueError without a layer for it."""
+    graph = read_graph(source, products=True).graph
+    weighted = _PRODUCTS if tensorrt else (*_PRODUCTS, *_TABLES)
+    layers = find_layers(graph, weighted, min_share=_MIN_SHARE)
+    return WeightsOnly(source, tensorrt, layers)
+
+
+def _nodes(layers: Collection[Layer], kept: Collection[str]) -> list[str]:
+    return [name for layer in layers if layer.name in kept for name in layer.nodes]
+
+
+def _library(module: str = "") -> Any:
+    return import_module(f"onnxruntime.quantization.{module}".rstrip("."))
+
+
+def _save(model: Any, directory: Path) -> None:
+    """Write the library's `model`, which has new nodes at the end."""
+    model.topological_sort()
+    save_graph(model.model, directory)

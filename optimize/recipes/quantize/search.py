@@ -1,0 +1,177 @@
+"""Build a quantized variant: all layers if that is good enough, else with a search.
+
+The search tries every layer alone on a few rows. Then it leaves as few of the costliest in float
+as possible, at most half of them: a graph that is mostly float is no faster and hardly smaller,
+so the search ends after one try if that is not enough. Costs are cached one by one, so a killed
+search resumes, and no clock takes part, so the same graph always gives the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from bundle.entries import Key
+from bundle.files import sha256_file, write_atomic
+from bundle.manifest import MODEL_NAME, canonical_json
+from optimize.cache import versions
+from optimize.data import Rows
+from optimize.metrics.parity import compare, finite
+from optimize.recipes.base import DATA_NAME, Details, LayerCost, Quality, Workbench
+from optimize.recipes.quantize.methods import BATCH, QuantizeMethod
+from services.runtime.session import open_session
+
+VERSION = 2
+
+# The cost of a layer that makes answers NaN or infinite: larger than any other.
+BROKEN = 1e9
+
+_FILE = "cost.json"
+
+WriteGraph = Callable[[Collection[str], Path], None]
+
+
+def build(
+    methods: Iterable[QuantizeMethod], source: Path, directory: Path, bench: Workbench
+) -> Details:
+    """Write the first of `methods` that is good with all layers quantized into `directory`.
+
+    If none is, search with the one whose answers are nearest to those of the fp32 graph `source`.
+    If no search can help, write it with all layers quantized: the gates then show what it costs.
+    """
+    method, quality = _first_good(methods, directory, bench)
+    costs: dict[str, float] = {}
+    kept: tuple[str, ...] = ()
+    missed = ""
+    if not quality.good:
+        costs = layer_costs(method, source, directory, bench)
+        kept, missed = keep_worst(costs, method.write, directory, bench)
+    method.write(kept, directory)
+    operators = {layer.name: layer.operator for layer in method.layers}
+    return Details(
+        settings={
+            **method.settings,
+            "calibration rows": str(bench.calibration.count),
+            "layers quantized": str(len(method.layers) - len(kept)),
+            "layers left in float": str(len(kept)),
+            **({"search": missed} if missed else {}),
+        },
+        layers=tuple(
+            LayerCost(name, operators[name], cost, name in kept) for name, cost in costs.items()
+        ),
+    )
+
+
+def _first_good(
+    methods: Iterable[QuantizeMethod], directory: Path, bench: Workbench
+) -> tuple[QuantizeMethod, Quality]:
+    """Return the first method that is good, else the nearest, with its quality."""
+    found: list[tuple[QuantizeMethod, Quality]] = []
+    for method in methods:
+        found.append((method, _quality(method.write, (), directory, bench)))
+        if found[-1][1].good:
+            return found[-1]
+    return min(found, key=lambda pair: pair[1].distance)
+
+
+def layer_costs(
+    method: QuantizeMethod, source: Path, directory: Path, bench: Workbench
+) -> dict[str, float]:
+    """Return the relative L2 that quantizing each layer alone costs, the costliest first."""
+    rows = bench.calibration.head(BATCH)
+    names = [layer.name for layer in method.layers]
+    key: Key = {
+        "kind": "layer cost",
+        "version": VERSION,
+        "graph": _graph_digest(source),
+        "rows": _rows_digest(bench.calibration),
+        "method": canonical_json(dict(method.settings)).decode(),
+        "libraries": versions("numpy", "onnxruntime", "onnxruntime-gpu"),
+    }
+    reference = open_session(source).run(rows.inputs)
+
+    def cost(name: str) -> float:
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            method.write([each for each in names if each != name], Path(scratch))
+            answers = open_session(Path(scratch, MODEL_NAME)).run(rows.inputs)
+        return compare(reference, answers).relative_l2 if finite(answers) else BROKEN
+
+    found = {}
+    for done, name in enumerate(names, 1):
+
+        def fill(folder: Path, name: str = name) -> None:
+            write_atomic(folder / _FILE, canonical_json(cost(name)))
+
+        stored = bench.store({**key, "layer": name}, fill)
+        found[name] = TypeAdapter(float).validate_json((stored / _FILE).read_bytes())
+        bench.step("sensitivity", done, len(names))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def keep_worst(
+    costs: Mapping[str, float], write: WriteGraph, directory: Path, bench: Workbench
+) -> tuple[tuple[str, ...], str]:
+    """Return the costliest layers that must stay in float for a good graph, and an empty text.
+
+    `costs` has the costliest first; `write` writes the graph with the named layers in float
+    into a folder inside `directory` that is then removed. If half of them are not enough, no
+    layer is returned, and the text says what that try missed.
+    """
+    ranked = list(costs)
+    missed = ""
+
+    def good(kept: int) -> bool:
+        nonlocal missed
+        bench.step("layers left in float", kept, len(ranked))
+        quality = _quality(write, ranked[:kept], directory, bench)
+        missed = quality.words
+        return quality.good
+
+    most = min(max(len(ranked) // 2, 1), len(ranked) - 1)
+    kept = smallest_good(most, good)
+    if kept is None:
+        reason = f"; with {most} of {len(ranked)} layers in float: {missed}" if missed else ""
+        return (), f"no mostly quantized graph meets the goals{reason}"
+    return tuple(ranked[:kept]), ""
+
+
+def smallest_good(most: int, good: Callable[[int], bool]) -> int | None:
+    """Return the smallest k from 1 to `most` that was found good; None if `most` is not.
+
+    The order need not be monotonic: the result itself was tried.
+    """
+    if most < 1 or not good(most):
+        return None
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return high
+
+
+def _quality(
+    write: WriteGraph, kept: Collection[str], directory: Path, bench: Workbench
+) -> Quality:
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        write(kept, Path(scratch))
+        return bench.quality(Path(scratch))
+
+
+def _graph_digest(source: Path) -> str:
+    """Return a digest of the graph and its weights, wherever they are stored."""
+    paths = (source, source.parent / DATA_NAME)
+    return " ".join(sha256_file(path) for path in paths if path.is_file())
+
+
+def _rows_digest(rows: Rows) -> str:
+    """Return the hex sha256 of the inputs of `rows`."""
+    digest = hashlib.sha256()
+    for name, array in sorted(rows.inputs.items()):
+        content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+        digest.update(f"{name} {array.dtype} {array.shape} {len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
