@@ -70,5 +70,6 @@ def start_attempt(
     clock: Clock,
 ) -> Attempt:
     """Return what builds, judges and times the variants."""
-    kind = GenerationAttempt if isinstance(exported, SourceAnswers) else Attempt
-    return kind(exported, goals, device, progress, clock, options.fresh)
+    if isinstance(exported, SourceAnswers):
+        return GenerationAttempt(exported, goals, device, progress, clock, options.fresh)
+    return Attempt(exported, goals, device, progress, clock, options.fresh)

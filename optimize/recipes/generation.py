@@ -104,7 +104,7 @@ def _store_as_fp16(folder: Path) -> None:
         if weight.data_type != TensorProto.FLOAT or math.prod(weight.dims) < _SMALL:
             continue
         name, array = weight.name, numpy_helper.to_array(weight)
-        weight.CopyFrom(numpy_helper.from_array(to_half(array, "fp16"), f"{name}_fp16"))
+        weight.CopyFrom(numpy_helper.from_array(to_half(array), f"{name}_fp16"))
         casts.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT))
     nodes = [*casts, *graph.node]
     del graph.node[:]

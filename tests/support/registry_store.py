@@ -44,6 +44,6 @@ def _create(store: Path) -> None:
 
     part = store.with_suffix(".part")
     engine = sqlalchemy.create_engine(f"{_SQLITE}{part}")
-    _initialize_tables(engine)
+    _initialize_tables(engine)  # type: ignore[no-untyped-call]
     engine.dispose()
     part.rename(store)

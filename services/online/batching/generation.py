@@ -148,17 +148,17 @@ class GenerationExecutor(ModelExecutor):
         return min(len(self._streams), self._limits.max_rows)
 
     @property
+    def running_seconds(self) -> float:
+        started = self._started  # read once: the watchdog calls this on another thread
+        return 0.0 if started is None else self._clock.monotonic() - started
+
+    @property
     def has_open(self) -> bool:
         return bool(self._streams)
 
     @property
     def busy(self) -> bool:
         return self._started is not None
-
-    @property
-    def running_seconds(self) -> float:
-        started = self._started  # read once: the watchdog calls this on another thread
-        return 0.0 if started is None else self._clock.monotonic() - started
 
     def open(self, request: GenerationRequest, timeout: float) -> TokenStream:
         """Queue a request, whose first token must come within `timeout` seconds.

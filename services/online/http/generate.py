@@ -45,6 +45,7 @@ from services.online.http.sse import HEARTBEAT_SECONDS, EventWriter
 from services.online.models.generator import ServedGenerator
 from services.online.models.repository import Serving
 from services.online.observability.calls import HTTP
+from services.protocol.compression import IDENTITY
 
 _V1 = "/v1/"
 _V2_VERBS = frozenset({"generate", "generate_stream"})
@@ -226,6 +227,7 @@ class GenerateApp:
             end = asyncio.get_running_loop().time() + handler.seconds
             with PendingRequest(handler.inflight) as pending:
                 handler.read_headers(pending, headers)
+                _require_plain(pending)
                 body = await read_in_time(receive, handler, pending, end)
                 if record is not None:
                     record.bytes_in = len(body)
@@ -408,6 +410,11 @@ def _openai_error(response: Response, param: str | None) -> Response:
     named = (b"content-type", b"content-length")
     extra = [header for header in response.headers if header[0] not in named]
     return make_response(response.status, _JSON, orjson.dumps({"error": document}), extra)
+
+
+def _require_plain(pending: PendingRequest) -> None:
+    if pending.coding != IDENTITY:
+        raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not accepted here")
 
 
 def _require(method: str, *allowed: str) -> None:
