@@ -72,7 +72,7 @@ fix: .venv/.dev ## Apply the formatter and the safe lint fixes
 bench: .venv/.dev ## Run the benchmarks one after the other and write their page (PEERS=)
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m benchmarks.online --json $(RESULTS)/online.json $(if $(PEERS),--peers $(PEERS))
-	for each in overload optimize runners rollout; do \
+	for each in overload optimize runners rollout generate; do \
 		$(BIN)/python -m benchmarks.$$each --json $(RESULTS)/$$each.json || exit 1; done
 	$(BIN)/python -m benchmarks.page $(RESULTS)
 

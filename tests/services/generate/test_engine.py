@@ -252,3 +252,18 @@ def test_pieces__characters_of_several_tokens__come_whole(codec: TextCodec) -> N
 
     assert "".join(map(pieces.step, tokens)) == "héllo → €"
     assert Piece("", None, None, None).text == ""
+
+
+def test_chat_template__reaches_beyond_the_messages__is_rejected(
+    tiny_llm_bundle: VerifiedBundle, folder: Path, tmp_path: Path
+) -> None:
+    """The template comes with the model, from anywhere."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1]() }}")
+    assert tiny_llm_bundle.manifest.generation is not None
+    codec = TextCodec(tmp_path, tiny_llm_bundle.manifest.generation)
+
+    with pytest.raises(MlctlError, match="the chat template rejects the messages") as caught:
+        codec.render_chat([{"role": "user", "content": "a"}])
+    assert caught.value.code is ErrorCode.INVALID_INPUT
