@@ -32,11 +32,10 @@ from optimize.choice import choose
 from optimize.data import Tensors
 from optimize.goals import Goals, accuracy_faults
 from optimize.judge import run_rows
-from optimize.kinds import prepare_model
 from optimize.metrics.parity import compare
 from optimize.metrics.scores import compare_metric
 from optimize.pipeline import optimize
-from optimize.prepare import Options
+from optimize.prepare import Options, prepare
 from optimize.source_graph import Exported, export_source
 from registry.mlflow_catalog import MlflowCatalog
 from registry.quiet import quiet
@@ -149,7 +148,7 @@ def run_net(net: Net, home: Path, goals: Goals, table: ResultTable) -> None:
         np.savez(file, allow_pickle=False, **rows)
     catalog = MlflowCatalog()
     optimized = optimize(net.name, data, catalog=catalog, goals=goals)
-    exported = export_source(prepare_model(net.name, data, catalog, Options()))
+    exported = export_source(prepare(catalog.resolve(net.name), data, Options()))
     int8 = [item.variant for item in optimized.judged if item.variant.precision == "int8"]
     chosen = next((item.variant for item in choose(int8, goals) if item.chosen), None)
     fp32 = Candidate("fp32", exported.graph)

@@ -44,7 +44,7 @@ def signature_of(rows: Any, answers: Any) -> Any:
 
 
 def optimize(name: str, data: Path, transform: Path | None = None) -> OptimizeResult:
-    """Do what `mlctl optimize NAME@candidate --data DATA` does, with fp32 and int8."""
+    """Do what `mlctl optimize NAME@candidate --data DATA` does, with fp32 and dynamic int8."""
     from optimize.pipeline import optimize as run
     from optimize.prepare import Options
     from optimize.recipes.base import Target
@@ -57,7 +57,7 @@ def optimize(name: str, data: Path, transform: Path | None = None) -> OptimizeRe
         data,
         catalog=MlflowCatalog(),
         options=Options(transform=transform),
-        recipes=select(["fp32", "int8-cpu"], Target.CPU),
+        recipes=select(["fp32", "int8-dynamic"], Target.CPU),
     )
     click.echo(f"{result.published.uri}: {result.chosen.variant.recipe}")
     return result

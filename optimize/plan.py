@@ -67,7 +67,8 @@ def make_plan(
     """Resolve the model, read the rows and check the cache; raises the errors of `prepare`."""
     require_onnxruntime()
     prepared = prepare_model(uri, data, catalog, options)
-    require_labels_for(goals, labelled=prepared.metric is not None)
+    labelled = prepared.metric is not None
+    require_labels_for(goals, labelled=labelled, champion=options.against_champion)
     require_fitting_limit(goals, prepared.metric)
     recipes = fitting_recipes(recipes, prepared.source, options)
     device = _device(options.target)

@@ -49,23 +49,15 @@ class GenerationRecipe:
         return f"gen-{self.precision}"
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:  # noqa: ARG002
-        try:
-            build_engine_folder(source, directory, self.precision)
-        except (MlctlError, OSError):
-            raise
-        except Exception as error:
-            raise ValueError(
-                "onnxruntime-genai's builder does not build this architecture "
-                f"({type(error).__name__}: {first_line(error)})"
-            ) from error
+        build_engine_folder(source, directory, self.precision)
         return Details({"arithmetic": _SETTINGS[self.precision]})
 
 
 def build_engine_folder(source: Path, target: Path, precision: Precision) -> None:
     """Write the engine's files of the model in `source` into `target`.
 
-    Nothing is downloaded and no code of `source` runs. Raises what the library raises for an
-    architecture that it cannot build.
+    Nothing is downloaded and no code of `source` runs. ValueError for an architecture that the
+    builder does not know.
     """
     if installed_version("onnxruntime-genai") is None:
         raise MlctlError(
@@ -86,8 +78,16 @@ def build_engine_folder(source: Path, target: Path, precision: Precision) -> Non
         # The library's fp16 graphs have operators that ONNX Runtime does not run on CPUs.
         built = "fp32" if precision == "fp16" else precision
         request = (None, str(whole), str(target), built, "cpu", str(Path(scratch, "cache")))
-        options = builder.parse_extra_options(*request, ["hf_token=false", "hf_remote=false"])
-        builder.create_model(*request, **options)
+        try:
+            options = builder.parse_extra_options(*request, ["hf_token=false", "hf_remote=false"])
+            builder.create_model(*request, **options)
+        except OSError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                "onnxruntime-genai's builder does not build this architecture "
+                f"({type(error).__name__}: {first_line(error)})"
+            ) from error
     if precision == "fp16":
         _store_as_fp16(target)
 

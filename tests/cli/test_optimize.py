@@ -59,6 +59,30 @@ def test_it_optimizes_and_writes_the_report(catalog: MemoryCatalog) -> None:
     assert catalog.reports[0].files["report.html"].decode() == page
 
 
+def test_optimize__a_repeated_run__uses_its_latencies_unless_fresh(catalog: MemoryCatalog) -> None:
+    assert "latency finished: fp32, fp16" in run(*SOME).stderr
+    again = run(*SOME).stderr
+    assert "latency cached: measured on " in again
+    assert "--fresh measures again" in again
+    fresh = run(*SOME, "--fresh").stderr
+    assert "latency finished: fp32, fp16" in fresh
+    assert "Latencies are those of one thread of " in fresh
+    assert len(catalog.published) >= 1
+
+
+def test_optimize__min_accuracy__is_a_number_or_the_champions(catalog: MemoryCatalog) -> None:
+    labelled = ("--data", "labelled.npz", "--recipes", "fp32")
+    odd = run(*labelled, "--min-accuracy", "best")
+    assert odd.exit_code == 2
+    assert "--min-accuracy 'best' is neither a number nor champion" in odd.stderr
+    high = run(*labelled, "--min-accuracy", "1.0")
+    assert high.exit_code == 5
+    assert "is under the limit 1" in high.stdout
+    none = run(*labelled, "--min-accuracy", "champion")
+    assert "is not registered" in none.stderr
+    assert catalog.published == []
+
+
 def test_its_document_is_the_only_thing_on_stdout(catalog: MemoryCatalog) -> None:
     found = document(*SOME)
     assert found["digest"] == catalog.published[0].digest

@@ -37,6 +37,16 @@ def test_fetch_or_build__one_key__builds_once(home: Path) -> None:
     assert build.calls == 2
 
 
+def test_fetch_or_build__fresh__builds_again(home: Path) -> None:
+    del home
+    build = Builder()
+    fetch_or_build(KEY, build)
+    entry = fetch_or_build(KEY, build, fresh=True)
+    assert not entry.reused
+    assert build.calls == 2
+    assert fetch_or_build(KEY, build).reused
+
+
 @pytest.mark.parametrize("damage", ["alter", "remove", "add", "list", "empty", "shape"])
 def test_fetch_or_build__a_damaged_entry__is_built_again(home: Path, damage: str) -> None:
     del home

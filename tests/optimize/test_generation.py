@@ -95,7 +95,7 @@ def test_optimize__a_language_model__judges_each_precision_by_perplexity(
     sizes = []
     for item in found.values():
         measured = item.variant.measured
-        assert measured is not None
+        assert measured is not None, item.reason
         assert measured.score is not None
         assert item.passed
         assert measured.parity.agreement == 1.0

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -172,12 +173,13 @@ def static_methods(
     layers = find_layers(
         read_graph(source).graph, weighted, () if tensorrt else set(operators) - set(weighted)
     )
-    minmax = _calibrate(source, rows, directory, operators, "minmax")
-    if not tensorrt:
-        yield Static(source, tensorrt, False, "minmax", layers, minmax)
-    yield Static(source, tensorrt, True, "minmax", layers, minmax)
-    percentile = _calibrate(source, rows, directory, operators, "percentile")
-    yield Static(source, tensorrt, True, "percentile", layers, percentile)
+    ranges: dict[Calibrator, Any] = {}
+    forms: tuple[bool, ...] = (True,) if tensorrt else (False, True)
+    calibrators: tuple[Calibrator, ...] = ("minmax", "percentile")
+    for per_channel, calibrator in product(forms, calibrators):
+        if calibrator not in ranges:
+            ranges[calibrator] = _calibrate(source, rows, directory, operators, calibrator)
+        yield Static(source, tensorrt, per_channel, calibrator, layers, ranges[calibrator])
 
 
 def _operators(*, tensorrt: bool) -> tuple[str, ...]:
