@@ -318,7 +318,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.TOO_MANY_BAD_ROWS: ErrorSpec(
             "A batch job rejected more rows than --max-errors allows.",
-            "Look up the reasons in the quarantine, and correct the input or raise --max-errors. "
+            "Correct the input or raise --max-errors. The quarantine has the rows of finished units. "
             "Finished work is kept.",
             14,
             500,

@@ -67,7 +67,7 @@ class VariantInfo(_Value):
     """The recipe that made the model file, and the runtime that it is for."""
 
     recipe: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
-    precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
+    precision: Literal["fp32", "fp16", "int8", "int4"]
     target: Literal["cpu", "cuda", "tensorrt"]
     opset: PositiveInt
 

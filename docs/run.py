@@ -186,7 +186,9 @@ def with_small_bundle(commands: str, folder: Path) -> str:
 
     make_bundle(folder / "digits", features=64)
     (folder / "rows").mkdir()
-    table = pa.table({"id": [1, 2, 3], "x": [[1.0] * 64, [2.0] * 64, [3.0] * 64]})
+    # One row of 200 is bad: fewer than `--max-errors`, so the job completes with a quarantine.
+    rows = [*([float(row)] * 64 for row in range(199)), None]
+    table = pa.table({"id": range(200), "x": pa.array(rows, pa.list_(pa.float64()))})
     pq.write_table(table, folder / "rows" / "rows.parquet")
     return re.sub(r"\bdigits:\w+", "digits", commands).replace('"image"', '"x"')
 

@@ -141,7 +141,7 @@ def _show_report(output: CommandOutput, report: BatchReport, target: str) -> Non
     if totals.skipped:
         output.line(f"{totals.skipped:,} rows were left out by --filter")
     if totals.bad:
-        output.line(f"{totals.bad:,} rejected rows are in quarantine")
+        output.line(f"Rejected rows in quarantine: {totals.bad:,}")
         if scheme_of(target) in (None, "file", *BUCKET_SCHEMES):
             folder = target.rstrip("/")
             output.note(

@@ -121,7 +121,7 @@ def test_batch_run__over_a_quarantine_with_a_fixed_model__answers_its_rows(mlctl
     parquet.write_table(pa.table({"id": range(500), "text": column}), mlctl.home / "in.parquet")
     done = mlctl.run("batch", "run", "texts", "--in", "in.parquet", "--out", "out", "--keep", "id")
     assert done.returncode == 0, done.stderr
-    assert "1 rejected rows are in quarantine" in done.stdout
+    assert "Rejected rows in quarantine: 1" in done.stdout
     hint = "mlctl batch run NEW --in out/_mlctl/quarantine --out out/redrive"
     assert hint in done.stdout + done.stderr
     command = [*hint.replace("NEW", "fixed").split()[1:], "--keep", "id", "--json"]

@@ -45,7 +45,13 @@ def test_stream_page__a_stream_in_a_minute__answers_the_message(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_batch_page__score_and_estimate__run_on_a_folder(tmp_path: Path) -> None:
+def test_batch_page__a_folder_with_a_bad_row__is_scored_and_the_row_rejected_again(
+    tmp_path: Path,
+) -> None:
     assert run_page("docs/batch.md", tmp_path) is None
-    assert pq.read_table(tmp_path / "scores").num_rows == 3
-    assert "core-seconds" in (tmp_path / "output.log").read_text()
+    (part,) = (tmp_path / "scores").glob("*.parquet")
+    assert pq.read_table(part).num_rows == 199
+    assert pq.read_table(tmp_path / "scores" / "_mlctl" / "quarantine").num_rows == 1
+    output = (tmp_path / "output.log").read_text()
+    assert "1 of 1 rows are bad, more than --max-errors 1% allows" in output
+    assert "core-seconds" in output
