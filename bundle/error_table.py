@@ -318,8 +318,8 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
         ),
         ErrorCode.TOO_MANY_BAD_ROWS: ErrorSpec(
             "A batch job rejected more rows than --max-errors allows.",
-            "Correct the input or raise --max-errors. The quarantine has the rows of finished units. "
-            "Finished work is kept.",
+            "Correct the input or raise --max-errors. Finished work is kept, its rejected rows in "
+            "the quarantine.",
             14,
             500,
             "FAILED_PRECONDITION",

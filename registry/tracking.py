@@ -35,9 +35,13 @@ _DEFAULTS = {
 }
 
 
+def _default_store() -> Path:
+    return mlctl_home() / "mlflow.db"
+
+
 def tracking_uri() -> str:
     """Return MLFLOW_TRACKING_URI if set, else the sqlite store under the state directory."""
-    return os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{mlctl_home() / 'mlflow.db'}"
+    return os.environ.get(TRACKING_VARIABLE) or f"sqlite:///{_default_store()}"
 
 
 def registry_address() -> str:
@@ -53,7 +57,12 @@ def missing_model_hint() -> str:
 
     MLflow itself logs to `mlflow.db` in the current folder if TRACKING_VARIABLE is not set.
     """
-    if not os.environ.get(TRACKING_VARIABLE) and Path("mlflow.db").exists():
+    logged = Path("mlflow.db").resolve()
+    if (
+        not os.environ.get(TRACKING_VARIABLE)
+        and logged.exists()
+        and logged != _default_store().resolve()
+    ):
         return (
             "MLflow logged to mlflow.db in this folder: "
             f"export {TRACKING_VARIABLE}=sqlite:///$PWD/mlflow.db"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -111,6 +112,26 @@ _WORK = (
 
 _CHAMPION = "champion"
 
+
+class _ScoreLimit(click.ParamType[float | str]):
+    """A number, or the word for the champion's score."""
+
+    name = "float"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        if value == _CHAMPION:
+            return _CHAMPION
+        try:
+            limit = float(str(value))
+        except ValueError:
+            limit = math.nan
+        if not math.isfinite(limit):
+            self.fail(f"{value!r} is neither a number nor {_CHAMPION}.", param, ctx)
+        return limit
+
+
 _GATES = (
     click.option(
         "--metric",
@@ -126,6 +147,7 @@ _GATES = (
     ),
     click.option(
         "--min-accuracy",
+        type=_ScoreLimit(),
         metavar="NUMBER|champion",
         help="Minimum of the metric itself, for errors such as rmse the maximum; 'champion' is the "
         "score that the @champion's evidence has for these rows, less the allowed drop.",
@@ -288,7 +310,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         max_size_mb=given["max_size_mb"],
         min_agreement=given["min_agreement"],
         min_centred_cosine=given["min_cosine"],
-        score_limit=_score_limit(given["min_accuracy"]),
+        score_limit=None if given["min_accuracy"] == _CHAMPION else given["min_accuracy"],
         max_perplexity_increase=given["max_perplexity_increase"],
         prefer=Prefer(given["prefer"]),
     )
@@ -307,17 +329,6 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     )
     recipes = select(names, target) if given["recipes"] else None
     return _Request(model, data, goals, options, recipes)
-
-
-def _score_limit(text: str | None) -> float | None:
-    if text is None or text == _CHAMPION:
-        return None
-    try:
-        return float(text)
-    except ValueError as error:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"--min-accuracy {text!r} is neither a number nor {_CHAMPION}"
-        ) from error
 
 
 def _run(output: CommandOutput, request: _Request) -> OptimizeResult:

@@ -74,7 +74,7 @@ def test_optimize__min_accuracy__is_a_number_or_the_champions(catalog: MemoryCat
     labelled = ("--data", "labelled.npz", "--recipes", "fp32")
     odd = run(*labelled, "--min-accuracy", "best")
     assert odd.exit_code == 2
-    assert "--min-accuracy 'best' is neither a number nor champion" in odd.stderr
+    assert "'--min-accuracy': 'best' is neither a number nor champion." in odd.stderr
     high = run(*labelled, "--min-accuracy", "1.0")
     assert high.exit_code == 5
     assert "is under the limit 1" in high.stdout

@@ -103,12 +103,12 @@ def layer_costs(
     found = {}
     for done, name in enumerate(names, 1):
 
-        def fill(folder: Path, name: str = name) -> None:
+        def fill(folder: Path, done: int = done, name: str = name) -> None:
             write_atomic(folder / _FILE, canonical_json(cost(name)))
+            bench.step("sensitivity", done, len(names))
 
         stored = bench.store({**key, "layer": name}, fill)
         found[name] = TypeAdapter(float).validate_json((stored / _FILE).read_bytes())
-        bench.step("sensitivity", done, len(names))
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
