@@ -24,6 +24,10 @@ MAX_INLINE_BYTES = (1 << 31) - (1 << 20)
 Precision = Literal["fp32", "fp16", "int8", "int4"]
 
 
+class NotApplicableError(ValueError):
+    """The model has nothing that the recipe could change; the message says what is missing."""
+
+
 class Target(StrEnum):
     """The target of a variant: one of ONNX Runtime's providers."""
 
@@ -103,7 +107,7 @@ class Recipe(Protocol):
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
         """Write model.onnx (and its data file) into `directory` from the fp32 graph `source`.
 
-        ValueError if the recipe does not apply.
+        NotApplicableError if the model has nothing for the recipe, ValueError if it fails.
         """
         ...
 
