@@ -20,6 +20,7 @@ from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.cuda_graphs import open_cuda_graphs
+from services.runtime.features import open_store
 from services.runtime.golden import load_golden
 from services.runtime.input_checks import check_inputs, check_lengths, check_ranges
 from services.runtime.padding import RowPaddedSession, padded_sizes
@@ -104,6 +105,8 @@ class Scorer:
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
             session = RowPaddedSession(session, padded_sizes(batching))
         transform, golden = load_transform(bundle), bundle.path(GOLDEN_NAME)
+        if transform is not None and transform.features is not None:
+            transform.store = open_store(settings)
         return cls(bundle.manifest, bundle.digest, session, transform, golden)
 
     def check(self, inputs: Arrays) -> int:
@@ -160,6 +163,16 @@ class Scorer:
     def transform_seconds(self) -> dict[str, float]:
         """Seconds that each function of the transform has run so far; safe on any thread."""
         return {} if self._transform is None else self._transform.seconds
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the transform looks features up in a store."""
+        return self._transform is not None and self._transform.features is not None
+
+    @property
+    def lookup_seconds(self) -> float:
+        """Seconds that lookups of features have taken so far; safe on any thread."""
+        return 0.0 if self._transform is None else self._transform.lookup_seconds
 
     @property
     def yields(self) -> bool:

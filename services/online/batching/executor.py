@@ -6,7 +6,7 @@ only the model's run may be elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -97,7 +97,9 @@ class BatchExecutor(ModelExecutor):
         inline: bool = False,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
+        lookup_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`lookup_seconds` returns how long lookups of features have taken so far."""
         super().__init__(clock, meter)
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
@@ -105,6 +107,8 @@ class BatchExecutor(ModelExecutor):
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._forms: dict[Hashable, tuple[int, Hashable]] = {}
+        self._lookup_seconds = lookup_seconds
+        self._looked_up = 0.0
 
     @property
     def running_seconds(self) -> float:
@@ -290,11 +294,15 @@ class BatchExecutor(ModelExecutor):
         self, batch: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int
     ) -> None:
         """Complete every request of a batch that ran and that is still open."""
+        before, self._looked_up = self._looked_up, self._lookup_seconds()
+        looked_up = self._looked_up - before
         for job, outcome in zip(batch, outcomes, strict=True):
             is_open, job.open = job.open, False
             if isinstance(outcome, dict):
                 if is_open:
-                    job.waiter.set_result(Answer(outcome, started - job.arrived, seconds, rows))
+                    queued = started - job.arrived
+                    answer = Answer(outcome, queued, seconds, rows, None, looked_up)
+                    job.waiter.set_result(answer)
                 continue
             log_failure(outcome)
             if is_open:
