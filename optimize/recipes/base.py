@@ -25,7 +25,7 @@ Precision = Literal["fp32", "fp16", "int8", "int4"]
 
 
 class NotApplicableError(ValueError):
-    """The model has nothing that the recipe could change; the message says what is missing."""
+    """The recipe has nothing to change in this model; the message says why."""
 
 
 class Target(StrEnum):
@@ -112,15 +112,15 @@ class Recipe(Protocol):
         ...
 
 
-def save_graph(model: Any, directory: Path, name: str = MODEL_NAME) -> None:
-    """Write an ONNX model as `name`, with `name`.data beside it if it is too large.
+def save_graph(model: Any, directory: Path) -> None:
+    """Write an ONNX model as model.onnx, with model.onnx.data beside it if it is too large.
 
     Existing files are replaced. Do not use the model afterwards: its weights may have
     moved to the file.
     """
     import onnx
 
-    path, data = directory / name, directory / f"{name}.data"
+    path, data = directory / MODEL_NAME, directory / DATA_NAME
     data.unlink(missing_ok=True)
     external = model.ByteSize() > MAX_INLINE_BYTES
     onnx.save_model(model, str(path), save_as_external_data=external, location=data.name)

@@ -48,8 +48,8 @@ def narrow(source: Path, beyond: frozenset[str] = frozenset()) -> Narrowed:
     """Load the fp32 model `source` and rewrite it.
 
     Nodes that read or write a value named in `beyond`, or a weight that fp16 cannot hold, stay
-    in fp32. NotApplicableError if nothing can be rewritten, ValueError if the type of a value
-    cannot be inferred.
+    in fp32. NotApplicableError if nothing can be rewritten, or the type of a value cannot be
+    inferred, as in tree ensembles.
     """
     return _Rewriting(graphs.load_typed(source), beyond).run()
 
@@ -206,7 +206,9 @@ class _Rewriting:
             return False
         kind = next((outer.kinds[value] for outer in scope.chain() if value in outer.kinds), 0)
         if kind == 0:
-            raise ValueError(f"value {value!r} is not a tensor, or its type cannot be inferred")
+            raise NotApplicableError(
+                f"value {value!r} is not a tensor, or its type cannot be inferred"
+            )
         return kind == self._wide
 
     def _can_be_narrow(self, scope: _Scope, node: Any) -> bool:
