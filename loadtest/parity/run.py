@@ -175,7 +175,7 @@ def _recorded(
 ) -> PathComparison:
     """Compare the recorded outputs of the source model with those of this model here."""
     largest = [each for each in cases if each.data == _GOLDEN][-1]
-    looks_up = isinstance(scorer, Scorer) and scorer.looks_up
+    looks_up = isinstance(scorer, Scorer) and scorer.lookups is not None
     if looks_up or isinstance(model, VerifiedPipeline):
         reason = "nothing is recorded of a pipeline as a whole"
         if looks_up:

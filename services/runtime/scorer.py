@@ -32,7 +32,7 @@ from services.runtime.run_errors import (
 )
 from services.runtime.session import Session, open_session
 from services.runtime.settings import RuntimeSettings
-from services.runtime.transform import Transform, TransformError, load_transform
+from services.runtime.transform import Spent, Transform, TransformError, load_transform
 
 Arrays = Mapping[str, np.ndarray]
 # On these providers a new shape costs more than the surplus rows of the next larger bucket:
@@ -165,14 +165,9 @@ class Scorer:
         return {} if self._transform is None else self._transform.seconds
 
     @property
-    def looks_up(self) -> bool:
-        """Whether the transform looks features up in a store."""
-        return self._transform is not None and self._transform.features is not None
-
-    @property
-    def lookup_seconds(self) -> float:
-        """Seconds that lookups of features have taken so far; safe on any thread."""
-        return 0.0 if self._transform is None else self._transform.lookup_seconds
+    def lookups(self) -> Spent | None:
+        """The time in lookups of features; None if the model looks nothing up."""
+        return None if self._transform is None else self._transform.lookups
 
     @property
     def yields(self) -> bool:

@@ -202,7 +202,7 @@ class Transform:
         self.after = _step(module, "postprocess", signature.outputs, signature.batched)
         self.features = _features(module, signature)
         self.store: FeatureStore | None = None
-        self._looking_up = Spent()
+        self.lookups = None if self.features is None else Spent()
         if self.before is None and self.after is None:
             raise TransformError("it defines neither preprocess nor postprocess")
         if self.features is not None and self.before is None:
@@ -238,12 +238,7 @@ class Transform:
     def seconds(self) -> dict[str, float]:
         """Seconds that each function and the lookup of features have run so far, by name."""
         found = {step.name: step.spent.seconds for step in (self.before, self.after) if step}
-        return found if self.features is None else {"features": self.lookup_seconds, **found}
-
-    @property
-    def lookup_seconds(self) -> float:
-        """Seconds that lookups of features have taken so far."""
-        return self._looking_up.seconds
+        return found if self.lookups is None else {"features": self.lookups.seconds, **found}
 
     @property
     def yields(self) -> bool:
@@ -267,13 +262,14 @@ class Transform:
 
     def _look_up(self, features: FeatureTable, inputs: Arrays) -> dict[str, np.ndarray]:
         assert self.store is not None
+        assert self.lookups is not None
         started = perf_counter()
         try:
             return look_up(features, self.store, inputs[features.key])
         except (TypeError, ValueError, OverflowError) as error:
             raise TransformError(f"FEATURES: a stored value is wrong: {error}") from None
         finally:
-            self._looking_up.seconds += perf_counter() - started
+            self.lookups.seconds += perf_counter() - started
 
 
 def _features(module: ModuleType, signature: Signature) -> FeatureTable | None:

@@ -6,7 +6,7 @@ only the model's run may be elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -41,6 +41,7 @@ from services.online.metrics.counts import BatchStats
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
+from services.runtime.transform import Spent
 
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 _MAX_FORMS = 256
@@ -97,9 +98,9 @@ class BatchExecutor(ModelExecutor):
         inline: bool = False,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
-        lookup_seconds: Callable[[], float] = lambda: 0.0,
+        lookups: Spent | None = None,
     ) -> None:
-        """`lookup_seconds` returns how long lookups of features have taken so far."""
+        """`lookups` has the time that the model spends in lookups of features, if it has any."""
         super().__init__(clock, meter)
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
@@ -107,8 +108,8 @@ class BatchExecutor(ModelExecutor):
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._forms: dict[Hashable, tuple[int, Hashable]] = {}
-        self._lookup_seconds = lookup_seconds
-        self._looked_up = 0.0
+        self._lookups = lookups
+        self._lookup_seconds = 0.0 if lookups is None else lookups.seconds
 
     @property
     def running_seconds(self) -> float:
@@ -294,8 +295,10 @@ class BatchExecutor(ModelExecutor):
         self, batch: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int
     ) -> None:
         """Complete every request of a batch that ran and that is still open."""
-        before, self._looked_up = self._looked_up, self._lookup_seconds()
-        looked_up = self._looked_up - before
+        looked_up = 0.0
+        if self._lookups is not None:
+            looked_up = self._lookups.seconds - self._lookup_seconds
+            self._lookup_seconds += looked_up
         for job, outcome in zip(batch, outcomes, strict=True):
             is_open, job.open = job.open, False
             if isinstance(outcome, dict):

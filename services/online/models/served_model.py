@@ -175,7 +175,7 @@ class ServedModel:
         slow = [rows for rows in seconds if rows not in quick and rows <= theirs]
         # A transform that yields is closed on the thread, while a batch might run here.
         # A lookup of features waits for the network, which would stop the event loop.
-        inline = not (slow or scorer.yields or scorer.looks_up) and self.signature.bounded
+        inline = not (slow or scorer.yields or scorer.lookups) and self.signature.bounded
         scorer.max_rows = self._batch_rows(scorer, quick if inline else seconds)
         self._costs = BatchCosts(seconds)
         limits = self._limits(scorer, inline=inline)
@@ -190,7 +190,7 @@ class ServedModel:
                 inline=inline,
                 costs=self._costs,
                 lengths=self._lengths,
-                lookup_seconds=lambda: scorer.lookup_seconds,
+                lookups=scorer.lookups,
             )
         self._precomputed = open_precomputed(
             self, self.settings, self._batching, self._clock, self._registry
