@@ -30,6 +30,7 @@ settings.load_profile("mlctl")
 
 pytest_plugins = [
     "pytester",
+    "tests.suite.connections",
     "tests.suite.retry",
     "tests.suite.skips",
     "tests.suite.slow",
