@@ -46,6 +46,17 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM while the block cleans up, in the processes it starts as well."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def stopping(output: CommandOutput) -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C or SIGTERM sets; the second signal ends the process at once."""
     stop = threading.Event()

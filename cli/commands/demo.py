@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.output import CommandOutput, reporting
-from cli.progress import interruptible
+from cli.progress import interruptible, uninterrupted
 
 if TYPE_CHECKING:
     from examples.digits.story import Story, Summary
@@ -59,17 +59,17 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
 
     if port is not None:
         require_free("127.0.0.1", port)
-    home = Path(tempfile.mkdtemp(prefix="mlctl-demo-"))
-    story = Story(home, port or free_ports(1)[0], _Narration(output))
     finished = False
-    try:
-        with interruptible():
+    with interruptible():
+        home = Path(tempfile.mkdtemp(prefix="mlctl-demo-"))
+        story = Story(home, port or free_ports(1)[0], _Narration(output))
+        try:
             summary = story.run()
-        finished = True
-    finally:
-        if not (keep and finished):
-            story.stop()
-            shutil.rmtree(home)
+            finished = True
+        finally:
+            if not (keep and finished):
+                with uninterrupted():
+                    _remove(story)
     if output.as_json:
         kept = {"url": story.infer_url, "home": str(home)} if keep else None
         output.document({**summary.as_dict(), "kept": kept})
@@ -77,6 +77,14 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
         _show(output, summary)
     if keep:
         _say_how_to_call(output, story)
+
+
+def _remove(story: Story) -> None:
+    """Stop the demo's deployment and remove its folder, even if stopping fails."""
+    try:
+        story.stop()
+    finally:
+        shutil.rmtree(story.home)
 
 
 def _show(output: CommandOutput, summary: Summary) -> None:

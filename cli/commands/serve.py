@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import click
@@ -79,5 +80,6 @@ def serve(
         output.line(f"{found.tag} on {scheme}://{host}:{port}")
     sys.stdout.flush()
     environment = {**os.environ, **bento_environment()}
-    command = [sys.executable, "-m", "bentoml", "serve", found.tag]
+    command = [sys.executable, "-m", "cli.bentoml_server", "serve", found.tag]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it can handle Ctrl-C
     os.execve(sys.executable, [*command, "--host", host, "--port", str(port)], environment)  # noqa: S606 - becomes the server, from an argument list

@@ -73,11 +73,12 @@ class RolloutPlan:
         if self.ends:
             return
         worst = max(self.steps, key=lambda step: step.seconds)
-        time = f"{worst.seconds:.0f} s" if math.isfinite(worst.seconds) else "for ever"
+        finite = math.isfinite(worst.seconds)
+        time = f"take {worst.seconds:.0f} s" if finite else "never end"
         raise MlctlError(
             ErrorCode.INSUFFICIENT_TRAFFIC,
             f"at {self.today.per_second:.3g} requests/s the {worst.phase} step at "
-            f"{worst.weight} % would take {time} ({worst.why}), and the deadline is "
+            f"{worst.weight} % would {time} ({worst.why}), and the deadline is "
             f"{self.deadline_seconds:g} s",
         )
 
@@ -153,7 +154,7 @@ def _evidence(each: e_values.Logs, n: int) -> float:
 
 def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedStep:
     needs = [
-        (float(spec.shadow_requests), "least copies"),
+        (float(spec.shadow_requests), "minimum copies"),
         (float(rows_needed(spec.max_psi)), "copies to measure drift"),
     ]
     if spec.max_disagreement is not None:
@@ -165,7 +166,7 @@ def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedSt
         waited, why = spec.shadow_wait_seconds, "longest wait; its verdict is left out"
     least = max(spec.shadow_seconds, gates.MIN_TICKS * tick_seconds)
     if waited <= least:
-        why = "least time"
+        why = "minimum time"
     return PlannedStep(RolloutPhase.SHADOW, 0, n, max(waited, least), why)
 
 
@@ -173,14 +174,14 @@ def _step(
     spec: RolloutSpec, traffic: Today, where: tuple[RolloutPhase, int, bool], gathered: _Gathered
 ) -> PlannedStep:
     phase, weight, proves = where
-    needs = [(float(spec.min_requests), "least requests")]
+    needs = [(float(spec.min_requests), "minimum requests")]
     if proves:
         needs += _proofs(spec, traffic, gathered, representative=spec.representative(weight))
     n, why = max(needs)
     waited = _time(n, traffic.per_second * weight / 100)
     least = spec.bake_seconds if phase is RolloutPhase.BAKE else spec.step_seconds
     if waited <= least:
-        why = "least time"
+        why = "minimum time"
     return PlannedStep(phase, weight, n, max(waited, least), why)
 
 

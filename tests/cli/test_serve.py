@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bento.packaging import build_bento
@@ -13,6 +16,7 @@ from bundle.errors import ErrorCode
 from rollout.drivers.local.ports import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +71,23 @@ def test_serve__one_port_for_two_endpoints__is_rejected(mlctl: Mlctl) -> None:
     done = mlctl.run("serve", "tiny", "--port", port, "--grpc-port", port)
     assert done.returncode == ERROR_TABLE[ErrorCode.PORT_TAKEN].exit_code
     assert f"127.0.0.1:{port}" in done.stderr
+
+
+def test_serve__ctrl_c_while_it_starts__is_one_line_and_130(mlctl: Mlctl) -> None:
+    """The signal arrives when Python starts or BentoML is imported, which takes a second."""
+    (port,) = map(str, free_ports(1))
+    with subprocess.Popen(
+        mlctl.command("serve", "tiny", "--port", port),
+        env=mlctl.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        process = psutil.Process(server.pid)
+        wait_until(lambda: "cli.bentoml_server" in process.cmdline(), what="the server starts")
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=60)
+    assert (server.returncode, errors.strip()) == (130, "Error: interrupted")
 
 
 def test_settings_of_the_environment_are_checked_as_well(

@@ -46,5 +46,6 @@ def test_containerfile__last_stage__runs_as_a_number_without_build_tools() -> No
     assert "apt-get" not in PLAIN
     assert "uninstall --yes --quiet --root-user-action ignore pip" in last
     assert "--require-hashes" in PLAIN
+    assert "-m compileall -q --invalidation-mode unchecked-hash" in last
     assert "NVIDIA" not in PLAIN
     assert "NVIDIA_VISIBLE_DEVICES" in containerfile(Image(TAG, BASE, {}, gpu=True))

@@ -49,13 +49,13 @@ def test_every_step_is_told_with_what_it_waits_for() -> None:
     assert (first.requests, first.seconds) == (50, 50 + SPEC.warmup_seconds)
     assert half.why == "proof of the error rate"
     assert half.seconds == pytest.approx(half.requests / 5.0)
-    assert (bake.why, bake.seconds) == ("least time", 30.0)
+    assert (bake.why, bake.seconds) == ("minimum time", 30.0)
     assert planned.ends
 
 
 def test_latency_is_proved_only_at_an_equal_share() -> None:
     limited = replace(SPEC, steps=(10, 50, 100), max_p99_ms=100.0)
-    enough = 1e6  # so much traffic that only the least times count
+    enough = 1e6  # so much traffic that only the minimum times count
     assert plan(limited, Today(enough), 0.5).ends
     small = replace(limited, steps=(10, 25, 100))
     assert not plan(small, Today(enough), 0.5).ends
