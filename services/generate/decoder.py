@@ -94,7 +94,8 @@ class Decoder:
         binding = self._binding(first, last)
         _bind_array(binding.bind_output, self._logits, self._scores[first:last])
         self._run(binding, ids, mask, past)
-        return self._scores[first:last, 0].astype(np.float32, copy=False)
+        logits: np.ndarray = self._scores[first:last, 0].astype(np.float32, copy=False)
+        return logits
 
     def _fill(self, slot: int, tokens: Sequence[int], past: int) -> np.ndarray:
         ids = np.array([tokens], np.int64)
