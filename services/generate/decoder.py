@@ -94,8 +94,7 @@ class Decoder:
         binding = self._binding(first, last)
         _bind_array(binding.bind_output, self._logits, self._scores[first:last])
         self._run(binding, ids, mask, past)
-        logits: np.ndarray = self._scores[first:last, 0].astype(np.float32, copy=False)
-        return logits
+        return self._scores[first:last, 0].astype(np.float32, copy=False)
 
     def _fill(self, slot: int, tokens: Sequence[int], past: int) -> np.ndarray:
         ids = np.array([tokens], np.int64)
@@ -104,8 +103,8 @@ class Decoder:
         binding = self._binding(slot, slot + 1)
         binding.bind_output(self._logits, "cpu")
         self._run(binding, ids, np.ones((1, end), np.int64), positions)
-        logits: np.ndarray = binding.get_outputs()[0].numpy()
-        return logits[0].astype(np.float32, copy=False)
+        logits: np.ndarray = binding.get_outputs()[0].numpy()[0]
+        return logits.astype(np.float32, copy=False)
 
     def _binding(self, first: int, last: int) -> Any:
         """Return the binding of the cache from slot `first` up to `last`, which it excludes."""
