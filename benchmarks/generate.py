@@ -2,7 +2,8 @@
 
 One model of 25 million random weights in fp32, one thread for each runtime. Beside the server over
 HTTP: its engine in process, onnxruntime-genai one request at a time and with its own engine, and
-`generate` of transformers on all prompts as one batch. Last, clients that leave after their first
+`generate` of transformers on all prompts as one batch, in fp32 too; and the engine in process with
+int4 weights. Each figure is the median of three rounds. Last, clients that leave after their first
 token.
 """
 
@@ -24,18 +25,20 @@ import psutil
 from benchmarks.result import argument_parser, measuring
 from benchmarks.servers import tree_cpu_seconds
 from bento.packaging import build_bento
+from bundle.manifest import GENERATION_FOLDER
 from bundle.verify import VerifiedBundle
-from services.generate.engine import GenerationRequest
+from optimize.recipes.generation import build_engine_folder, read_generation
+from services.generate.decoder import Decoder
+from services.generate.engine import ContinuousBatch, GenerationRequest
 from services.generate.engine import Sequence as Running
-from services.generate.loading import open_engine
 from services.generate.sampling import Sampling
-from services.runtime.settings import RuntimeSettings
+from services.generate.text import TextCodec
 from tests.support.serving import Server, launch, running
 from tests.support.tiny_llm import make_llm_bundle, tiny_llm_folder
 
 STREAMS = (1, 4, 16)
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
-_ROUNDS = 2
+_ROUNDS = 3
 _LEAVING = 100
 _SERVER = "mlctl over HTTP"
 
@@ -160,9 +163,11 @@ def with_genai_engine(bundle: VerifiedBundle) -> Callable[[int], Rate]:
     return run
 
 
-def in_process(bundle: VerifiedBundle) -> Callable[[int], Rate]:
+def in_process(folder: Path) -> Callable[[int], Rate]:
     """The server's engine without the server."""
-    batch = open_engine(bundle, RuntimeSettings(max_sequences=max(STREAMS)))
+    generation = read_generation(folder)
+    decoder = Decoder(folder, max(STREAMS), generation.context_length)
+    batch = ContinuousBatch(decoder, TextCodec(folder, generation), generation.eos_ids)
 
     def run(streams: int) -> Rate:
         firsts: dict[Running, float] = {}
@@ -238,6 +243,15 @@ def _costed(run: Callable[[int], Rate], streams: int, server: psutil.Process | N
     return replace(rate, per_cpu=streams * ANSWER_TOKENS / cost)
 
 
+def _median(rates: Sequence[Rate]) -> Rate:
+    """Return the median of each figure."""
+    return Rate(
+        statistics.median(rate.tokens for rate in rates),
+        statistics.median(rate.first for rate in rates),
+        statistics.median(rate.per_cpu for rate in rates),
+    )
+
+
 def _body(prompt: Sequence[int]) -> dict[str, Any]:
     return {
         "model": "bench-llm",
@@ -271,6 +285,7 @@ def main() -> None:
     ):
         folder = Path(name)
         make_model(folder / "hf")
+        build_engine_folder(folder / "hf", folder / "int4", "int4")
         bundle = make_llm_bundle(folder / "hf", folder / "bundle", {}, name="bench-llm")
         built = build_bento(bundle, {})
         settings = {"MLCTL_MAX_SEQUENCES": str(max(STREAMS))}
@@ -282,7 +297,8 @@ def main() -> None:
             process = psutil.Process(server.process.pid)
             runs = {
                 _SERVER: over_http(server),
-                "its engine in process": in_process(bundle),
+                "its engine in process": in_process(bundle.root / GENERATION_FOLDER),
+                "its engine in process, int4": in_process(folder / "int4"),
                 "onnxruntime-genai, engine": with_genai_engine(bundle),
                 "onnxruntime-genai, one at a time": one_at_a_time(bundle),
                 "transformers, one batch": with_transformers(folder / "hf"),
@@ -291,28 +307,23 @@ def main() -> None:
             rates = result.table("Tokens per second", "", *streams)
             costs = result.table("Tokens per second of CPU", "", *streams)
             firsts = result.table("Median time to first token, ms", "", *streams)
-            best: dict[str, list[Rate]] = {}
+            rounds: dict[str, list[list[Rate]]] = {label: [] for label in runs}
             for _ in range(_ROUNDS):  # in turns: the machine may become faster or slower
                 for label, run in runs.items():
                     served = process if label == _SERVER else None
-                    found = [_costed(run, count, served) for count in STREAMS]
-                    kept = best.setdefault(label, found)
-                    best[label] = [
-                        Rate(
-                            max(old.tokens, new.tokens),
-                            min(old.first, new.first),
-                            max(old.per_cpu, new.per_cpu),
-                        )
-                        for old, new in zip(kept, found, strict=True)
-                    ]
-            for label, found in best.items():
+                    rounds[label].append([_costed(run, count, served) for count in STREAMS])
+            medians = {
+                label: [_median(rates) for rates in zip(*found, strict=True)]
+                for label, found in rounds.items()
+            }
+            for label, found in medians.items():
                 rates.add(label, *(rate.tokens for rate in found))
                 costs.add(label, *(rate.per_cpu for rate in found))
                 firsts.add(label, *(rate.first * 1e3 for rate in found))
             result.chart(
                 f"{STREAMS[-1]} streams",
                 "tokens/s",
-                {label: found[-1].tokens for label, found in best.items()},
+                {label: found[-1].tokens for label, found in medians.items()},
             )
             lost, seconds = asyncio.run(leave(server))
             left = result.table("Clients that leave", "clients", "slots lost", "free after, ms")

@@ -71,7 +71,10 @@ def check_folder(folder: Path, label: str) -> dict[str, Any]:
     if not any(folder.glob(f"*{_WEIGHTS}")):
         raise _unsupported(label, "it has no weights as safetensors")
     if "quantization_config" in config:
-        raise _unsupported(label, "its weights are quantized: give the model they were made from")
+        reason = (
+            "its weights are quantized: give the model they were made from, which judges variants"
+        )
+        raise _unsupported(label, reason)
     if not (tokenizer / "tokenizer.json").is_file():
         raise _unsupported(label, "its tokenizer has no tokenizer.json: save it as a fast one")
     return config

@@ -107,7 +107,7 @@ class ServedModel:
         scores = self._decoder.prefill(0, ids, 0)
         while len(found) < count:
             if found:
-                scores = self._decoder.decode(found[-1:], [len(ids) + len(found) - 1])[0]
+                scores = self._decoder.decode(0, found[-1:], [len(ids) + len(found) - 1])[0]
             found.append(int(scores.argmax()))
             if found[-1] in self._ends and not past_end:
                 break

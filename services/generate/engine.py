@@ -99,10 +99,12 @@ class Sequence:
 
 
 class StepResult(NamedTuple):
-    """The pieces of one step, and the sequences that failed with their errors."""
+    """What one step did: sequences that got a slot, pieces of answers, and failures."""
 
+    joined: list[Sequence]
     pieces: list[tuple[Sequence, Piece]]
     failed: list[tuple[Sequence, MlctlError]]
+    cached_tokens: int = 0
 
 
 class ContinuousBatch:
@@ -120,11 +122,6 @@ class ContinuousBatch:
     def max_tokens(self) -> int:
         """The limit on a prompt with its answer, in tokens."""
         return self._decoder.max_tokens
-
-    @property
-    def waiting(self) -> int:
-        """The requests that wait for a slot."""
-        return len(self._waiting)
 
     @property
     def running(self) -> int:
@@ -170,20 +167,22 @@ class ContinuousBatch:
 
     def step(self) -> StepResult:
         """Read parts of prompts, and append one token to each sequence that is past its prompt."""
-        self.admit()
-        result = StepResult([], [])
+        result = StepResult(self._admit(), [], [])
         rows = [each if each and each.next_token is not None else None for each in self._slots]
         self._prefill(result)
         self._decode(rows, result)
-        return result
+        return result._replace(cached_tokens=self.cached_tokens)
 
-    def admit(self) -> None:
+    def _admit(self) -> list[Sequence]:
         """Give free slots to the requests that wait longest."""
-        for slot, sequence in enumerate(self._slots):
-            if sequence is None and self._waiting:
-                joined = self._slots[slot] = self._waiting.popleft()
-                joined.slot = slot
-                self._prefilling.append(joined)
+        joined = []
+        for slot, occupant in enumerate(self._slots):
+            if occupant is None and self._waiting:
+                sequence = self._slots[slot] = self._waiting.popleft()
+                sequence.slot = slot
+                joined.append(sequence)
+        self._prefilling.extend(joined)
+        return joined
 
     def _prefill(self, result: StepResult) -> None:
         budget = PREFILL_TOKENS
@@ -205,19 +204,19 @@ class ContinuousBatch:
                 self._choose(sequence, logits, result)
 
     def _decode(self, rows: list[Sequence | None], result: StepResult) -> None:
-        last = max((slot for slot, row in enumerate(rows) if row is not None), default=-1)
-        if last < 0:
+        running = [slot for slot, row in enumerate(rows) if row is not None]
+        if not running:
             return
-        resident = self._slots[: last + 1]
-        tokens = [0 if row is None else row.next_token or 0 for row in rows[: last + 1]]
-        lengths = [0 if each is None else each.length for each in resident]
+        part = slice(running[0], running[-1] + 1)
+        tokens = [0 if row is None else row.next_token or 0 for row in rows[part]]
+        lengths = [0 if each is None else each.length for each in self._slots[part]]
         try:
-            logits = self._decoder.decode(tokens, lengths)
+            logits = self._decoder.decode(part.start, tokens, lengths)
         except Exception as error:  # noqa: BLE001 - the callers get it
             for row in filter(None, rows):
                 self._fail(row, error, result)
             return
-        for sequence, found in zip(rows[: last + 1], logits, strict=True):
+        for sequence, found in zip(rows[part], logits, strict=True):
             if sequence is not None:
                 sequence.length += 1
                 self._choose(sequence, found, result)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-# Nucleus sampling looks at so many tokens first: sorting a whole vocabulary takes milliseconds.
-_NUCLEUS = 1024
+# Below this temperature the most probable token is certain as far as float32 can tell.
+_GREEDY_TEMPERATURE = 1e-5
+# A running sum over a large vocabulary takes a millisecond; over blocks and one block it does not.
+_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +45,56 @@ class Sampler:
     def pick(self, logits: np.ndarray) -> int:
         """Return a token, given its `logits` (float32 [vocabulary]); -inf excludes a token."""
         sampling = self._sampling
-        if sampling.temperature == 0 or sampling.top_k == 1:
+        if sampling.temperature < _GREEDY_TEMPERATURE or sampling.top_k == 1:
             return int(logits.argmax())
-        tokens = np.arange(len(logits))
+        tokens = None
         if 0 < sampling.top_k < len(logits):
             tokens = np.argpartition(logits, -sampling.top_k)[-sampling.top_k :]
-        scaled = logits[tokens] / sampling.temperature
-        weights = np.exp((scaled - scaled.max()).astype(np.float64))
-        weights /= weights.sum()
+            logits = logits[tokens]
+        weights = np.exp((logits - logits.max()) / sampling.temperature)
         if sampling.top_p < 1:
             kept = _nucleus(weights, sampling.top_p)
-            tokens, weights = tokens[kept], weights[kept]
-        bounds = np.cumsum(weights)
-        drawn = self._random.random() * bounds[-1]
-        return int(tokens[min(np.searchsorted(bounds, drawn, side="right"), len(tokens) - 1)])
+            tokens = kept if tokens is None else tokens[kept]
+            weights = weights[kept]
+        drawn = _draw(weights, self._random.random())
+        return drawn if tokens is None else int(tokens[drawn])
 
 
 def _nucleus(weights: np.ndarray, share: float) -> np.ndarray:
-    """Return the indices of the fewest weights, largest first, whose sum reaches `share`."""
-    candidates = np.arange(len(weights))
-    if len(weights) > _NUCLEUS:
-        largest = np.argpartition(weights, -_NUCLEUS)[-_NUCLEUS:]
-        if weights[largest].sum() >= share:
-            candidates = largest
+    """Return the indices of the fewest weights, largest first, whose sum reaches `share` of all."""
+    total = weights.sum(dtype=np.float64)
+    # All weights below this limit together are less than what the nucleus leaves out.
+    candidates = np.flatnonzero(weights >= total * (1 - share) / len(weights))
     order = candidates[np.argsort(-weights[candidates], kind="stable")]
-    return order[: int(np.searchsorted(np.cumsum(weights[order]), share)) + 1]
+    bounds = np.cumsum(weights[order], dtype=np.float64)
+    return order[: int(np.searchsorted(bounds, share * total)) + 1]
+
+
+def _draw(weights: np.ndarray, point: float) -> int:
+    """Return the index, never of weight 0, at the share `point` (0 to 1) of the `weights` sum."""
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK))
+    bounds = np.cumsum(sums, dtype=np.float64)
+    position = point * bounds[-1]
+    block = _find(bounds, position)
+    start = block * _BLOCK
+    inside = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
+    return start + _find(inside, position - (bounds[block] - sums[block]))
+
+
+def _find(bounds: np.ndarray, position: float) -> int:
+    """Return the first index whose bound exceeds `position`, which rounding may move outside."""
+    inside = min(max(position, 0.0), np.nextafter(bounds[-1], 0))
+    return int(np.searchsorted(bounds, inside, side="right"))
 
 
 def token_logprobs(logits: np.ndarray, token: int, top: int) -> TokenLogprobs:
     """Return the log-probabilities of `token` and of the `top` most probable tokens."""
-    shifted = (logits - logits.max()).astype(np.float64)
-    logprobs = shifted - np.log(np.exp(shifted).sum())
-    best = np.argsort(-logprobs, kind="stable")[:top]
+    highest = float(logits.max())
+    total = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))
+    top = min(top, len(logits))
+    best = np.argpartition(logits, -top)[len(logits) - top :]
+    best = best[np.argsort(-logits[best], kind="stable")]
     return TokenLogprobs(
-        float(logprobs[token]), tuple((int(each), float(logprobs[each])) for each in best)
+        float(logits[token]) - total,
+        tuple((int(each), float(logits[each]) - total) for each in best),
     )

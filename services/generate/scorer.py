@@ -54,9 +54,7 @@ class TextScorer:
         except UnicodeDecodeError as error:
             raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
         return [
-            GenerationRequest(
-                tuple(codec.encode(prompt)) if prompt else (), options.max_tokens, sampling
-            )
+            GenerationRequest(tuple(codec.encode(prompt)), options.max_tokens, sampling)
             for prompt in prompts
         ]
 

@@ -37,7 +37,12 @@ class TextCodec:
         self._folder = folder
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of `text`; with `special` those that the tokenizer adds to a prompt."""
+        """Return the tokens of `text`; with `special` those that the tokenizer adds to a prompt.
+
+        An empty text has none.
+        """
+        if not text:
+            return []
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def check_tokens(self, tokens: Sequence[int]) -> None:

@@ -1,14 +1,17 @@
 """Run the engine of a language model on the model's thread, one step after the other.
 
-Requests join and leave between steps: the slot of a client that disconnects is free for the next
-step. A request must have its first token by its deadline; after that its answer takes as long as
-its tokens take, because `max_tokens` bounds it.
+The thread does not wait for the event loop between steps: it notifies the loop once per step, and
+takes the requests that joined or left since. The slot of a client that disconnects is free for the
+next step. A request must have its first token by its deadline; after that its answer takes as long
+as its tokens take, because `max_tokens` bounds it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from threading import Semaphore
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +45,9 @@ from services.runtime.streaming import Answer, AnswerStream
 # Answers of the V2 protocol's infer calls, which carry no options: greedy, and at most this long.
 INFER_TOKENS = 256
 _RETRY_SECONDS = 1.0
+# Steps that the event loop may be behind: it delivers one step while the next one runs, and a model
+# with short steps leaves it time to notice disconnects.
+_STEPS_AHEAD = 2
 
 
 class Timing(NamedTuple):
@@ -130,9 +136,12 @@ class GenerationExecutor(ModelExecutor):
         self._drain_seconds = drain_seconds
         self._streams: dict[Sequence, TokenStream] = {}
         self._deadlines: dict[Sequence, float] = {}
-        self._joining: deque[Sequence] = deque()
-        self._leaving: list[Sequence] = []
-        self._started: float | None = None
+        # `batch.add` or `batch.remove` of sequences, which the model's thread does between steps.
+        self._changes: deque[tuple[Callable[[Sequence], None], Sequence]] = deque()
+        self._cached_tokens = 0
+        self._undelivered = Semaphore(_STEPS_AHEAD)
+        self._running = False
+        self._started: float | None = None  # when the running step began; set by the thread
         self._closed = False
 
     @property
@@ -158,7 +167,7 @@ class GenerationExecutor(ModelExecutor):
 
     @property
     def busy(self) -> bool:
-        return self._started is not None
+        return self._running
 
     def open(self, request: GenerationRequest, timeout: float) -> TokenStream:
         """Queue a request, whose first token must come within `timeout` seconds.
@@ -174,7 +183,7 @@ class GenerationExecutor(ModelExecutor):
         sequence = Sequence(request, self.codec)
         stream = self._streams[sequence] = TokenStream(self, sequence, now)
         self._deadlines[sequence] = now + timeout
-        self._joining.append(sequence)
+        self._changes.append((self._batch.add, sequence))
         self._schedule()
         return stream
 
@@ -295,58 +304,63 @@ class GenerationExecutor(ModelExecutor):
             if now >= deadline:
                 self._streams[sequence].fail(deadline_exceeded())
                 self._drop(sequence)
-        if self._started is None and not self._closed:
-            self._apply()
-            for sequence, stream in self._streams.items():
-                if sequence.slot is not None and stream.started is None:
-                    stream.started = now
-            if self._batch.busy:
-                self._started = now
-                self._thread.submit(self._batch.step, self._stepped)
+        if self._changes and not self._running and not self._closed:
+            self._running = True
+            self._thread.submit(self._run_steps, self._stopped)
         waiting, running = self.waiting_rows, self.running_rows
         self._meter.queue_rows(waiting)
-        self._metrics.state(running, waiting, self._batch.cached_tokens)
+        self._metrics.state(running, waiting, self._cached_tokens)
         self._changed.set()
         self._arm(min(self._deadlines.values(), default=None), now)
 
-    def _apply(self) -> None:
-        """Bring the engine's sequences up to date; only while no step runs."""
-        for sequence in self._leaving:
-            self._batch.remove(sequence)
-        self._leaving.clear()
-        while self._joining:
-            self._batch.add(self._joining.popleft())
-        self._batch.admit()
+    def _run_steps(self) -> None:
+        """Run steps until no request is left. On the model's thread."""
+        while not self._closed:
+            began = self._clock.monotonic()
+            while self._changes:
+                change, sequence = self._changes.popleft()
+                change(sequence)
+            if not self._batch.busy:
+                return
+            self._started = began
+            result = self._batch.step()
+            self._undelivered.acquire()
+            self._loop.call_soon_threadsafe(self._stepped, result, began)
 
-    def _stepped(self, result: StepResult | BaseException) -> None:
-        """Start the next step, then deliver what this one made while the next one runs."""
-        self._started = None
-        if isinstance(result, BaseException):
+    def _stopped(self, result: BaseException | None) -> None:
+        """Continue with the requests that came since the last step; `result` is what it raised."""
+        self._running, self._started, self._cached_tokens = False, None, 0
+        if result is not None:
             failure = MlctlError(ErrorCode.INTERNAL, "the request could not be run")
             failure.__cause__ = result
-            result = StepResult([], [(sequence, failure) for sequence in self._streams])
-        ended = {sequence for sequence, piece in result.pieces if piece.finish is not None}
-        ended |= {sequence for sequence, _ in result.failed}
-        streams = {sequence: self._streams.get(sequence) for sequence, _ in result.pieces}
+            log_failure(failure)
+            for sequence, stream in list(self._streams.items()):
+                stream.fail(failure)
+                self._drop(sequence)
+        self._pump()
+
+    def _stepped(self, result: StepResult, began: float) -> None:
+        """Deliver what the step that began at `began` made, while the next one runs."""
+        self._undelivered.release()
         now = self._clock.monotonic()
+        self._cached_tokens = result.cached_tokens
+        for sequence in result.joined:
+            if (stream := self._streams.get(sequence)) is not None:
+                stream.started = began
         for sequence, error in result.failed:
             log_failure(error)
-            if (stream := self._streams.get(sequence)) is not None:
+            if (stream := self._streams.pop(sequence, None)) is not None:
+                self._deadlines.pop(sequence, None)
                 stream.fail(error)
-                self._drop(sequence)
-        for sequence in ended:
-            self._drop(sequence)
-        for sequence, _ in result.pieces:
-            self._deadlines.pop(sequence, None)
-        self._pump()
         for sequence, piece in result.pieces:
-            stream = streams[sequence]
-            if stream is not None and not stream.ended:
+            if (stream := self._streams.get(sequence)) is not None:
+                self._deadlines.pop(sequence, None)
                 self._deliver(stream, piece, now)
+                if piece.finish is not None:
+                    del self._streams[sequence]
+        self._pump()
 
     def _deliver(self, stream: TokenStream, piece: Piece, now: float) -> None:
-        if stream.started is None:
-            stream.started = now
         if stream.first is None:
             stream.first = now
             self._metrics.first_token(now - stream.arrived, len(stream.sequence.request.prompt))
@@ -362,7 +376,4 @@ class GenerationExecutor(ModelExecutor):
     def _drop(self, sequence: Sequence) -> None:
         if self._streams.pop(sequence, None) is not None:
             self._deadlines.pop(sequence, None)
-            if sequence in self._joining:
-                self._joining.remove(sequence)
-            else:
-                self._leaving.append(sequence)
+            self._changes.append((self._batch.remove, sequence))

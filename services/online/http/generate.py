@@ -17,6 +17,16 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import FinishReason, GenerationRequest, Piece
+from services.generate.requests import (
+    ChatRequest,
+    CompletionRequest,
+    ParameterError,
+    V2Request,
+    chat,
+    completion,
+    parse_request,
+    v2,
+)
 from services.generate.text import TextCodec
 from services.online.batching.generation import Timing, TokenStream
 from services.online.http.app import (
@@ -29,16 +39,6 @@ from services.online.http.app import (
     send_response,
 )
 from services.online.http.fields import fields_of
-from services.online.http.generation_requests import (
-    ChatRequest,
-    CompletionRequest,
-    ParameterError,
-    V2Request,
-    chat,
-    completion,
-    parse_request,
-    v2,
-)
 from services.online.http.inference import InferHandler, PendingRequest
 from services.online.http.responses import MethodError, Response, make_response
 from services.online.http.sse import HEARTBEAT_SECONDS, EventWriter
@@ -184,9 +184,9 @@ class V2Form(CompletionForm):
         return {**self._head(answer), "text_output": answer.text}
 
     def events(self, answer: Answer, pieces: list[Piece]) -> Iterator[dict[str, Any]]:
-        text = "".join(piece.text for piece in pieces)
-        if text:
-            yield {**self._head(answer), "text_output": text}
+        for piece in pieces:
+            if piece.text:
+                yield {**self._head(answer), "text_output": piece.text}
 
     def _head(self, answer: Answer) -> dict[str, Any]:
         return {"model_name": answer.name, "model_version": answer.version}

@@ -33,7 +33,10 @@ class OpenApiPage:
 
             host = self._host
             models = [
-                describe(each.name, each.digest, each.signature, each.optional_inputs)
+                describe(
+                    *(each.name, each.digest, each.signature, each.optional_inputs),
+                    generates=each.generates,
+                )
                 for each in host.hosts
             ]
             made = document(models, version=host.digest, token=host.access.required)

@@ -42,7 +42,8 @@ class ApiTensor:
 class ApiModel:
     """A served model. `digest` is its version in the API, `identifier` its name for code.
 
-    `optional` are inputs that may lack a value in a row.
+    `optional` are inputs that may lack a value in a row. A model that `generates` is a language
+    model.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ApiModel:
     inputs: tuple[ApiTensor, ...]
     outputs: tuple[ApiTensor, ...]
     optional: frozenset[str] = frozenset()
+    generates: bool = False
 
     @property
     def takes_columns(self) -> bool:
@@ -73,10 +75,16 @@ class ApiModel:
 
 
 def describe(
-    name: str, digest: str, signature: Signature, optional: frozenset[str] = frozenset()
+    name: str,
+    digest: str,
+    signature: Signature,
+    optional: frozenset[str] = frozenset(),
+    *,
+    generates: bool = False,
 ) -> ApiModel:
     """Return the model of that name, with the tensors of `signature`."""
-    return ApiModel(name, digest, _tensors(signature.inputs), _tensors(signature.outputs), optional)
+    inputs, outputs = _tensors(signature.inputs), _tensors(signature.outputs)
+    return ApiModel(name, digest, inputs, outputs, optional, generates)
 
 
 def type_name(identifier: str) -> str:

@@ -145,7 +145,7 @@ def completion(request: CompletionRequest, codec: TextCodec) -> GenerationReques
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        tokens = codec.encode(prompt) if prompt else []
+        tokens = codec.encode(prompt)
     elif any(isinstance(each, str) for each in prompt):
         raise ParameterError("prompt", "several prompts in one request are not supported")
     else:
@@ -171,7 +171,7 @@ def v2(request: V2Request, codec: TextCodec, max_tokens: int) -> GenerationReque
     options = request.parameters
     if options.temperature is None:
         options = options.model_copy(update={"temperature": 0.0})
-    tokens = codec.encode(request.text_input) if request.text_input else []
+    tokens = codec.encode(request.text_input)
     length = options.max_tokens or max(1, min(_V2_TOKENS, max_tokens - len(tokens)))
     return _generation(options, tokens, length, codec, None, None)
 
