@@ -131,10 +131,10 @@ class FileSource:
     def _plan_file(
         self, file: InputFile, columns: Sequence[str], condition: Filter | None
     ) -> FilePlan:
-        from pyarrow import compute
-
         expression = None
         for name, text in _keys_of(file.name):
+            from pyarrow import compute
+
             field, value = compute.field(name), self._key_value(name, text)
             term = field == value if value.is_valid else field.is_null()
             expression = term if expression is None else expression & term

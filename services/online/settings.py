@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
 
 from services.online.observability.settings import ObserveSettings
 from services.online.security.settings import SecureSettings
 from services.precomputed.settings import PrecomputedSettings
-from services.runtime.settings import PREFIX, RuntimeSettings, read_environment
+from services.runtime.settings import RuntimeSettings, read_environment
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -37,10 +36,6 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
         hang_s: a batch that runs for longer, and for 20 times what is expected, hangs, and its
             worker ends.
     """
-
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="ignore"
-    )
 
     bundle: Path | None = None
     grpc_host: str = "127.0.0.1"

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from services.precomputed.base import NAME_PATTERN
 from services.precomputed.store_urls import check_location
 from services.runtime.settings import read_environment
 
 
-class StoreSettings(BaseSettings):
+class StoreSettings(BaseModel):
     """`precomputed_store` is the store of precomputed predictions: a redis:// or rediss:// URL, or
     the path of a folder; unset, the folder `precomputed` of $MLCTL_HOME."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="MLCTL_",
-        env_ignore_empty=True,
-        frozen=True,
-        extra="ignore",
-        hide_input_in_errors=True,  # the URL of a store can contain a password
-    )
+    # The URL of a store can contain a password.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     precomputed_store: Annotated[str, AfterValidator(check_location)] | None = None
 

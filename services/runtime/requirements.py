@@ -24,7 +24,7 @@ REQUIREMENTS = (
     "googleapis-common-protos", "grpcio", "grpcio-health-checking", "grpcio-reflection",
     "hpack", "httptools", "numpy", "onnx", "orjson", "packaging", "platformdirs",
     "prometheus-client", "protobuf",
-    "pydantic", "pydantic-settings", "uvicorn", "uvloop",
+    "pydantic", "uvicorn", "uvloop",
 )  # fmt: skip
 # What a bundle of a language model needs besides.
 _GENERATION = ("jinja2", "llguidance", "tokenizers")

@@ -22,7 +22,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.packages import require_onnxruntime
 from bundle.tensors import DYNAMIC
-from services.runtime.onnx_graph import Graph, read_graph
+from services.runtime.onnx_graph import Graph, has_data_files, read_graph
 from services.runtime.run_errors import run_error
 from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
 from services.runtime.tensorrt.provider import PROVIDER as TENSORRT
@@ -102,8 +102,11 @@ def open_session(
     if provider == TENSORRT:
         chain: Providers = prepare_providers(model, batching, lengths)
     elif provider in _PROVIDERS:
-        graph = read_graph(model)
-        options = _cuda_options(graph, graphs=graphs) if provider == "cuda" else {}
+        options: Mapping[str, str] = {}
+        if provider == "cuda":
+            options = _cuda_options(read_graph(model), graphs=graphs)
+        elif has_data_files(model):
+            read_graph(model)
         chain = [(_PROVIDERS[provider], options)]
     else:
         known = ", ".join((*_PROVIDERS, TENSORRT))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from bundle.errors import ErrorCode, MlctlError
 from services.runtime.tensorrt.profile import SizeRange
 
 PREFIX = "MLCTL_"
-S = TypeVar("S", bound=BaseSettings)
+S = TypeVar("S", bound=BaseModel)
 
 
 def parse_lengths(text: str) -> SizeRange:
@@ -29,7 +29,7 @@ def _check_lengths(text: str) -> str:
     return text
 
 
-class RuntimeSettings(BaseSettings):
+class RuntimeSettings(BaseModel):
     """How to open a session, for a server, a batch job or a stream.
 
     Attributes:
@@ -45,9 +45,7 @@ class RuntimeSettings(BaseSettings):
         tensorrt_lengths: MIN:OPT:MAX size of every dynamic dimension but the batch, for engines.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="ignore"
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     provider: str | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -66,9 +64,13 @@ class RuntimeSettings(BaseSettings):
 
 
 def read_environment(settings: type[S]) -> S:
-    """Read `settings` from this process's environment; INVALID_INPUT names an invalid variable."""
+    """Read `settings` from this process's environment; INVALID_INPUT names an invalid variable.
+
+    The variable of a field is its name in capitals after `MLCTL_`; an empty one counts as unset.
+    """
+    variables = {name: os.environ.get(PREFIX + name.upper()) for name in settings.model_fields}
     try:
-        return settings()
+        return settings.model_validate({name: text for name, text in variables.items() if text})
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()

@@ -28,7 +28,6 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.features import FeatureStore, FeatureTable, look_up
 from services.runtime.input_checks import describe_mismatch
-from services.runtime.requirements import check_installed, transform_requirements
 
 Arrays = Mapping[str, np.ndarray]
 Pieces = Generator[dict[str, np.ndarray], None, None]
@@ -50,6 +49,8 @@ def load_transform(bundle: VerifiedBundle) -> Transform | None:
     manifest = bundle.manifest
     if manifest.transform is None:
         return None
+    from services.runtime.requirements import check_installed, transform_requirements
+
     check_installed(transform_requirements(bundle))
     try:
         module = load_module(bundle.path(TRANSFORM_NAME), f"mlctl_transform_{bundle.digest}")

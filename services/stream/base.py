@@ -250,12 +250,6 @@ class StreamConnection(ABC):
         """Notify `listener` of partitions that move to other consumers."""
         self.listener = listener
 
-    def pause(self) -> None:  # noqa: B027 - only clients that prefetch have something to pause
-        """Stop fetching ahead of poll() until resume(); poll() still keeps the membership."""
-
-    def resume(self) -> None:  # noqa: B027
-        """Fetch again."""
-
     @property
     def ended(self) -> bool:
         """True if the source can have no more messages, such as a closed pipe."""

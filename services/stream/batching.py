@@ -26,6 +26,8 @@ _WAITING, _WORKING = 0.25, 0.4
 # A batch may take as long as so many of one message. The first estimate of a larger size is twice
 # that of its half, so a factor of 2 would try none.
 _ALONE = 2.5
+# After so many full batches in a row the next larger size is measured again.
+_FULL_BATCHES = 16
 _VALUE = itemgetter(2)
 
 
@@ -45,11 +47,13 @@ class BatchingWindow:
         self.goals = goals
         self._costs = costs or BatchCosts()
         self._largest = 0
+        self._full = 0
         self.limit = min(_FIRST_LIMIT, goals.messages)
 
     def observe(self, messages: int, seconds: float) -> None:
         """Record the time of a batch from its decoding to the end of its commit."""
         self._costs.observe(messages, seconds)
+        self._full = self._full + 1 if messages >= self.limit else 0
         self._largest = max(self._largest, messages)
         bound = min(self.goals.messages, max(_FIRST_LIMIT, _GROWTH * self._largest))
         # A batch of one message may already take longer, as with a distant broker: more messages
@@ -60,6 +64,10 @@ class BatchingWindow:
         self.limit = 1
         while 2 * self.limit <= bound and self._costs.seconds(2 * self.limit) <= working:
             self.limit *= 2
+        # A stall in the only batch of a size would keep all later batches below that size.
+        if self._full >= _FULL_BATCHES and 2 * self.limit <= bound:
+            self.limit *= 2
+            self._full = 0
 
     def linger(self, messages: int) -> float:
         """Return the seconds that a batch of `messages` may wait for more."""

@@ -221,7 +221,6 @@ class StreamEngine:
     _group_lag: int | None = field(init=False, default=None)
     _group_lag_at: float = field(init=False, default=float("-inf"))
     _rebalances: int = field(init=False, default=0)
-    _paused: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._window = BatchingWindow(self.settings.goals)
@@ -265,7 +264,6 @@ class StreamEngine:
         room = self._buffer.room()
         if self.settings.max_messages is not None:
             room = min(room, self.settings.max_messages - self._taken)
-        self._set_paused(self._buffer.full)
         if room <= 0 or self.connection.ended:
             if flight is not None:
                 flight.done.wait(_IDLE_WAIT)
@@ -301,11 +299,6 @@ class StreamEngine:
     def _left_to_linger(self) -> float:
         age = self.clock.monotonic() - self._buffer.since
         return self._window.linger(len(self._buffer)) - age
-
-    def _set_paused(self, paused: bool) -> None:
-        if paused != self._paused:
-            (self.connection.pause if paused else self.connection.resume)()
-        self._paused = paused
 
     # ---- committing
 

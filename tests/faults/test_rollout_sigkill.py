@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec,
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.disk_world import EDGES, DiskWorld, Fragile, Points
+from tests.support.forked import run_forked
 from tests.support.rollouts import revision
 
 SPEC = RolloutSpec(
@@ -153,16 +152,7 @@ class Machine:
 
 def in_child(machine: Machine, kill_at: int) -> int:
     """Run a daemon in a forked process, to be killed at a point; its wait status."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            code = machine.run(Points(kill_at))
-        except Exception:  # noqa: BLE001 - the child must not go on as a second pytest
-            traceback.print_exc(file=sys.__stderr__)
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1]
+    return run_forked(lambda: machine.run(Points(kill_at)))
 
 
 def killed(status: int) -> bool:

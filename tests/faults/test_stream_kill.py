@@ -11,9 +11,7 @@ import os
 import shutil
 import signal
 import sqlite3
-import sys
 import threading
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +24,7 @@ from services.stream.engine import RunSettings, StreamEngine
 from services.stream.scoring import MessageScorer
 from services.stream.transports.sqlite import SqliteConnection, SqliteTransport, transport
 from tests.services.stream.test_scoring import Doubling, Numbers
+from tests.support.forked import run_forked
 
 MESSAGES = 40
 BATCH = 8
@@ -84,17 +83,7 @@ def run(folder: Path, points: Points) -> None:
 
 def in_child(folder: Path, kill_at: int = 0) -> int:
     """Run in a forked process that is killed at a point; its wait status."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            run(folder, Points(kill_at))
-            code = 0
-        except Exception:  # noqa: BLE001 - the child must not go on as a second pytest
-            traceback.print_exc(file=sys.__stderr__)
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1]
+    return run_forked(lambda: run(folder, Points(kill_at)))
 
 
 def killed(status: int) -> bool:

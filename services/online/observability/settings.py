@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
 
 OFF = "off"
 
@@ -18,7 +17,7 @@ def _names(value: object) -> object:
     return value
 
 
-class ObserveSettings(BaseSettings):
+class ObserveSettings(BaseModel):
     """What is recorded of requests; all of it is off by default.
 
     `access_log` is `off`, `stdout`, `stderr` or a file, which is made anew when it was moved
@@ -32,7 +31,7 @@ class ObserveSettings(BaseSettings):
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     sample_dir: Path | None = None
     sample_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    sample_redact: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    sample_redact: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     sample_control: Path | None = None
 
     @field_validator("sample_share", "sample_control")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import SecretStr
-from pydantic_settings import BaseSettings
+from pydantic import BaseModel, SecretStr
 
 from services.online.security.tls import Tls, tls_of
 from services.runtime.access import Access
 
 
-class SecureSettings(BaseSettings):
+class SecureSettings(BaseModel):
     """Tokens, TLS and signatures; docs/security.md explains their use.
 
     One of `token` and `token_file` closes the API to callers without a token, and /metrics

@@ -66,12 +66,6 @@ class Bridge(StreamConnection):
     def listen(self, listener: RebalanceListener) -> None:
         self._source.listen(listener)
 
-    def pause(self) -> None:
-        self._source.pause()
-
-    def resume(self) -> None:
-        self._source.resume()
-
     @property
     def ended(self) -> bool:
         return self._source.ended

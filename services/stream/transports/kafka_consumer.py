@@ -109,7 +109,7 @@ class GroupConsumer(StreamConnection):
         # Messages that the client returned and poll() did not.
         self._buffered: list[Message] = []
         self._owned: set[str] = set()
-        self._paused = self._pause_pending = self._rewind_pending = False
+        self._rewind_pending = False
         self._committed: dict[str, int] = {}
         # By partition: the position after the last message, and the end that follows it.
         self._ends: dict[str, tuple[int, int]] = {}
@@ -148,11 +148,10 @@ class GroupConsumer(StreamConnection):
         with translate_errors(self._url):
             if self._rewind_pending:
                 self._rewind()
-            if self._pause_pending:
-                self._consumer.pause(self._assignment())
-                self._pause_pending = False
             room = limit - len(self._buffered)
             wait_s = 0 if self._buffered else wait_s
+            # Without room a single message keeps the membership. Partitions are never paused: the
+            # client fetches resumed ones only after up to a second.
             found = self._fetch(room, wait_s) if room > 0 else self._accepted(self._poll_one(0))
             # A rebalance meanwhile may have dropped messages; all if a commit was rejected.
             self._buffered = [] if self._rewind_pending else [*self._buffered, *found]
@@ -279,8 +278,7 @@ class GroupConsumer(StreamConnection):
     def _partition_lag(self, name: str) -> int:
         partition = self._topic_partition(int(name))
         watermarks = self._consumer.get_watermark_offsets
-        # The client does not update the end of a paused partition.
-        low, high = watermarks(partition, cached=True) if not self._paused else (0, -1)
+        low, high = watermarks(partition, cached=True)
         if high < 0:
             low, high = watermarks(partition, timeout=_LAG_TIMEOUT_S)
         position = max(self._committed[name], low, 0)
@@ -303,21 +301,12 @@ class GroupConsumer(StreamConnection):
 
     # ---- membership
 
-    def pause(self) -> None:
-        self._paused = self._pause_pending = True
-
-    def resume(self) -> None:
-        self._paused = self._pause_pending = False
-        with translate_errors(self._url):
-            self._consumer.resume(self._assignment())
-
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._latest:
             self._begin_at_end(consumer, partitions)
         for partition in partitions:
             self._forget(self._names[partition.partition])
             self._owned.add(self._names[partition.partition])
-        self._pause_pending = self._paused
 
     def _begin_at_end(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # The client fetches nothing before this returns.

@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
-from services.runtime.onnx_graph import read_graph
+from services.runtime.onnx_graph import has_data_files, read_graph
 
 
 def external_model(path: Path, location: str) -> None:
@@ -60,3 +60,14 @@ def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
         read_graph(tmp_path / MODEL_NAME)
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+
+
+def test_has_data_files__a_tensor_in_another_file__is_found_before_the_graph_is_parsed(
+    tmp_path: Path,
+) -> None:
+    external_model(tmp_path / MODEL_NAME, "../secret")
+    assert has_data_files(tmp_path / MODEL_NAME)
+    model = helper.make_model(helper.make_graph([], "g", [], []))
+    (tmp_path / "inline.onnx").write_bytes(model.SerializeToString())
+    assert not has_data_files(tmp_path / "inline.onnx")
+    assert has_data_files(tmp_path / "missing.onnx"), "read_graph reports it"

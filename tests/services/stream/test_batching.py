@@ -57,6 +57,16 @@ def test_batch_size__slower_model__shrinks() -> None:
     assert window.limit < large
 
 
+def test_batch_size__one_stall_of_a_new_size__is_measured_again() -> None:
+    window = BatchingWindow(BatchGoals(latency_s=0.1))
+    window.observe(256, 0.003)
+    window.observe(512, 5.0)
+    assert window.limit == 256
+    for _ in range(60):
+        window.observe(window.limit, 0.002 + 1e-6 * window.limit)
+    assert window.limit == 8192
+
+
 def test_backlog__full__is_filled_again_below_its_half() -> None:
     window = BatchingWindow(BatchGoals())
     buffer = MessageBuffer(window)

@@ -43,19 +43,12 @@ class MemoryConnection(StreamConnection):
     before_poll: deque[Callable[[MemoryConnection], None] | None] = field(default_factory=deque)
     before_commit: deque[Callable[[MemoryConnection], None] | None] = field(default_factory=deque)
     polls: list[int] = field(default_factory=list)
-    pauses: list[str] = field(default_factory=list)
     taken: int = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc_info: object) -> None: ...
-
-    def pause(self) -> None:
-        self.pauses.append("pause")
-
-    def resume(self) -> None:
-        self.pauses.append("resume")
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
         self.polls.append(limit)
@@ -352,7 +345,6 @@ def test_engine__slow_model__buffer_is_bounded_and_the_broker_still_polled() -> 
     link.before_poll.append(free)
     ran(link, model)
     assert link.offsets() == [*range(2000)]
-    assert link.pauses[:2] == ["pause", "resume"]
 
 
 def test_engine__stop__commits_the_batch_in_flight_only() -> None:

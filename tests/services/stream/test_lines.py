@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from tests.services.stream.contract import (
     take,
     values,
 )
+from tests.support.forked import run_forked
 
 
 class TestLines(TransportContract):
@@ -126,6 +128,11 @@ def _die_at(step: int, torn: float) -> None:
     vars(lines)["write_atomic"] = enter
 
 
+def _work_until(folder: Path, step: int, torn: float) -> None:
+    _die_at(step, torn)
+    _work(folder)
+
+
 @pytest.mark.slow
 def test_kill__at_any_write__no_message_is_lost(tmp_path: Path) -> None:
     wanted = list(range(100, 128))
@@ -136,13 +143,7 @@ def test_kill__at_any_write__no_message_is_lost(tmp_path: Path) -> None:
             for name in ("out.jsonl", "dead.jsonl", "in.jsonl.g.offset"):
                 (tmp_path / name).unlink(missing_ok=True)
             for each in (step, 3):  # killed again while it goes on
-                child = os.fork()
-                if child == 0:
-                    _die_at(each, torn)
-                    _work(tmp_path)
-                    os._exit(0)
-                _pid, status = os.waitpid(child, 0)
-                kills += os.WIFSIGNALED(status)
+                kills += os.WIFSIGNALED(run_forked(partial(_work_until, tmp_path, each, torn)))
             _work(tmp_path)
             # A line that a kill cut is there as it is, and its answer follows.
             answers = _lines(tmp_path / "out.jsonl")
