@@ -57,27 +57,13 @@ class BatchRunner(Protocol):
 class _Job(Ticket):
     """A request of the scheduler with its inputs and its waiter."""
 
-    __slots__ = ("_executor", "inputs", "waiter")
-
-    def __init__(
-        self,
-        executor: BatchExecutor,
-        inputs: Arrays,
-        waiter: Waiter,
-        rows: int,
-        key: Hashable,
-        now: float,
-        deadline: float,
-        priority: Priority,
-    ) -> None:
-        super().__init__(rows, key, now, deadline, priority)
-        self._executor = executor
-        self.inputs = inputs
-        self.waiter = waiter
+    executor: BatchExecutor
+    inputs: Arrays
+    waiter: Waiter
 
     def cancel(self) -> None:
         """Withdraw the request, if it is open."""
-        self._executor.withdraw(self)
+        self.executor.withdraw(self)
 
 
 class BatchExecutor(ModelExecutor):
@@ -194,7 +180,8 @@ class BatchExecutor(ModelExecutor):
             and (full := self._policy.quick_reject(rows, priority, now))
         ):
             raise full
-        job = _Job(self, inputs, waiter, rows, key, now, now + timeout, priority)
+        job = _Job(rows, key, now, now + timeout, priority)
+        job.executor, job.inputs, job.waiter = self, inputs, waiter
         self._policy.offer(job, part=part)
         return job
 
