@@ -25,6 +25,7 @@ from services.protocol.wire import (
     decode_raw,
     encode_raw,
     invalid,
+    make_tuple,
 )
 
 # Parsed JSON headers, and encoded heads of output tensors, are cached: so many of each, and headers
@@ -119,7 +120,8 @@ class V2Codec:
             if size is not None and size == declared.raw_size and length + size == len(body):
                 array: np.ndarray = np.ndarray(declared.shape, declared.dtype, body, length)
                 inputs = {declared.spec.name: array}
-                return InferRequest(name, inputs, header.outputs, header.timeout, header.priority)
+                head = header.outputs, header.timeout, header.priority, header.keys
+                return make_tuple(InferRequest, (name, inputs, *head))
         return _fill(header, name, body, length)
 
     def _decode_json(self, body: bytes) -> InferRequest:
@@ -142,7 +144,8 @@ class V2Codec:
             array = decode_flat(declared, body[start:end])
             if array is not None:
                 inputs = {declared.spec.name: array}
-                return InferRequest(name, inputs, cached.outputs, cached.timeout, cached.priority)
+                head = cached.outputs, cached.timeout, cached.priority, cached.keys
+                return make_tuple(InferRequest, (name, inputs, *head))
         header = read_header(body, self._inputs, self._outputs)
         if start + len(rest) <= _CACHED_BYTES and _is_flat(header, body[start:end]):
             only = body.count(_DATA_KEY) == 1 and body.find(_ID_KEY) < start

@@ -253,9 +253,9 @@ def calls_of(kind: str, count: int, *, proxied: bool = False, parts: Sequence[st
 @pytest.mark.parametrize(
     ("kind", "count", "bound"),
     [
-        *[("binary", 1, 219), ("binary", 64, 109)],
-        *[("text", 1, 221), ("text", 64, 111)],
-        *[("grpc", 1, 235), ("grpc", 64, 121), ("grpc indexed", 64, 183)],
+        *[("binary", 1, 216), ("binary", 64, 106)],
+        *[("text", 1, 218), ("text", 64, 108)],
+        *[("grpc", 1, 233), ("grpc", 64, 119), ("grpc indexed", 64, 181)],
     ],
 )
 def test_calls__mixed_requests__are_at_most_so_many(

@@ -38,6 +38,7 @@ from services.online.batching.split import (
     split_evenly,
 )
 from services.online.metrics.counts import BatchStats
+from services.protocol.wire import make_tuple
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
@@ -281,7 +282,9 @@ class BatchExecutor(ModelExecutor):
             is_open, job.open = job.open, False
             if isinstance(outcome, dict):
                 if is_open:
-                    job.waiter.set_result(Answer(outcome, started - job.arrived, seconds, rows))
+                    waited = started - job.arrived
+                    answer = make_tuple(Answer, (outcome, waited, seconds, rows, None))
+                    job.waiter.set_result(answer)
                 continue
             log_failure(outcome)
             if is_open:

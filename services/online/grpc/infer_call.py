@@ -90,7 +90,7 @@ class InferCall(Hold):
             self.set_exception(error)
 
     def _observe(self, head: CallHead, arrived: int) -> None:
-        self._record = self.model.calls.begin_call(head, arrived)
+        self._record = self.model.calls.begin(head, arrived)
 
     def set_result(self, answer: Answer, /) -> None:
         """Send the answer."""

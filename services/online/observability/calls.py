@@ -30,18 +30,14 @@ class RequestRecord:
     `serialize` may not be measured, the rows, and the size of the response.
     """
 
+    __slots__ = (
+        "at", "batch_rows", "bytes_in", "bytes_out", "code", "infer", "parse", "protocol", "queue",
+        "reported_status", "request_id", "rows", "sampling", "seconds", "serialize", "started",
+        "traced", "traceparent", "tracestate",
+    )  # fmt: skip
     at: float
     seconds: float
     code: str
-    bytes_in: int | None = None
-    bytes_out: int | None = None
-    reported_status: int | None = None
-    rows: int | None = None
-    batch_rows: int | None = None
-    parse: float | None = None
-    queue: float | None = None
-    infer: float | None = None
-    serialize: float | None = None
 
     def __init__(
         self,
@@ -60,6 +56,15 @@ class RequestRecord:
         self.traced = traced
         self.sampling = sampling
         self.started = perf_counter()
+        self.bytes_in: int | None = None
+        self.bytes_out: int | None = None
+        self.reported_status: int | None = None
+        self.rows: int | None = None
+        self.batch_rows: int | None = None
+        self.parse: float | None = None
+        self.queue: float | None = None
+        self.infer: float | None = None
+        self.serialize: float | None = None
 
     @property
     def status(self) -> int | str:
