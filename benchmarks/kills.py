@@ -111,9 +111,10 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill: how the rollout ended, and what the clients noticed; the outage in seconds."""
+    """One kill: how the rollout ended and why, and what the clients noticed; the outage in s."""
 
     outcome: Outcome | None
+    why: str
     sent: int
     failed: int
     outage: float
@@ -181,7 +182,9 @@ def _run(victim: str, number: int, moment: float, clients: Clients) -> Kill:
         ended = _await_end()
         client.kill()
     _wait(_serves, "the live server is back")
-    return Kill(ended.outcome, clients.sent, clients.failed, clients.outage)
+    ruling = ended.progress.ruling
+    why = "" if ruling is None else f"{ruling.gate}: {ruling.why}"
+    return Kill(ended.outcome, why, clients.sent, clients.failed, clients.outage)
 
 
 def _await_end() -> Rollout:
@@ -252,13 +255,20 @@ def _tabulate(found: dict[str, list[Kill]], orphans: int, result: BenchmarkResul
         *("killed", "kills", "promoted", "rolled back", "wrong ends", "requests", "failed"),
         *("median outage ms", "longest outage ms"),
     )
+    wrong = []
     for victim, runs in found.items():
-        outcomes = [run.outcome for run in runs]
         good = {Outcome.PROMOTED} | ({Outcome.ROLLED_BACK} if victim == CANDIDATE else set())
+        bad = [run for run in runs if run.outcome not in good]
+        wrong += [(victim, run.outcome or "no end", run.why) for run in bad]
+        outcomes = [run.outcome for run in runs]
         outages = [1000.0 * run.outage for run in runs] or [0.0]
         table.add(
             *(victim, len(runs), outcomes.count(Outcome.PROMOTED)),
-            *(outcomes.count(Outcome.ROLLED_BACK), sum(each not in good for each in outcomes)),
+            *(outcomes.count(Outcome.ROLLED_BACK), len(bad)),
             *(sum(run.sent for run in runs), sum(run.failed for run in runs)),
             *(median(outages), max(outages)),
         )
+    if wrong:
+        ends = result.table("Wrong ends", "killed", "ended", "verdict")
+        for row in wrong:
+            ends.add(*row)

@@ -5,6 +5,9 @@ its processes has one core, the client another; the main figure is responses per
 the server's process tree, which depends little on other work on the machine. All servers run and
 are measured in rounds, one after the other; the table has each cell's round of median cost.
 
+`mlctl up` is the same server as users run it: built into a Bento, behind Envoy, with a recorder;
+its daemon and Envoy share the server's core. Its cost is the server's alone, Envoy's stands apart.
+
 The limits are ONNX Runtime in this process by batch size, and an HTTP server in C without a model.
 "of limit" compares with the cost of both together at the best batch of no more rows than
 there are clients. Triton is its Python backend; a container's native backend may be faster.
@@ -32,6 +35,7 @@ from benchmarks.servers import (
     Cores,
     RunningServer,
     Server,
+    deployment,
     echo_server,
     mlctl_server,
     peer_servers,
@@ -55,6 +59,7 @@ class OnlineCell:
         per_cpu_second: responses per second of the server's CPU.
         client_busy: the client's share of its core.
         mebibytes: the resident set of the server's largest process.
+        proxy_us: microseconds of CPU per response of the Envoy in front; None without one.
     """
 
     server: str
@@ -67,6 +72,7 @@ class OnlineCell:
     failed: int
     client_busy: float
     mebibytes: float
+    proxy_us: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +103,10 @@ class Measurement:
     def _cell(self, running: RunningServer, protocol: Protocol, clients: int) -> OnlineCell:
         target = protocol.target(running.server.port_of(protocol))
         run_closed(self.loadgen, target, clients, _WARM_SECONDS)
-        before = running.cpu_seconds()
+        before, proxy_before = running.cpu_seconds(), running.proxy_cpu_seconds()
         load = run_closed(self.loadgen, target, clients, self.seconds)
         cpu = running.cpu_seconds() - before
+        proxy_cpu = running.proxy_cpu_seconds() - proxy_before
         return OnlineCell(
             running.server.name,
             protocol.name,
@@ -111,6 +118,7 @@ class Measurement:
             load.failed,
             load.client_busy,
             running.mebibytes(),
+            1e6 * proxy_cpu / load.succeeded if running.proxy else None,
         )
 
     def runtime_rates(self, session: Session, row: np.ndarray) -> dict[int, float]:
@@ -154,7 +162,7 @@ def report(
     table = result.table(
         f"{net}: servers",
         *("server", "protocol", "clients", "responses/CPU-s", "of limit", "mlctl is x"),
-        *("responses/s", "p50 ms", "p99 ms", "client busy", "MiB", "failed"),
+        *("Envoy us", "responses/s", "p50 ms", "p99 ms", "client busy", "MiB", "failed"),
     )
     own = {(c.protocol, c.clients): c.per_cpu_second for c in cells if c.server == MLCTL}
     for each in cells:
@@ -168,6 +176,7 @@ def report(
             each.per_cpu_second,
             "" if each.server == ECHO else f"{each.per_cpu_second / limit:.0%}",
             "" if each.server in (MLCTL, ECHO) else f"{reference / each.per_cpu_second:.2f}",
+            "" if each.proxy_us is None else each.proxy_us,
             each.per_second,
             each.p50_ms,
             each.p99_ms,
@@ -215,6 +224,7 @@ def main() -> None:
                     stack.enter_context(running(each, cores))
                     for each in servers_of(workload, folder, peers)
                 ]
+                servers.append(stack.enter_context(deployment(workload, folder, cores)))
                 report(result, net, plan.cells(servers, workload), rates)
 
 

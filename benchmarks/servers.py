@@ -20,10 +20,15 @@ import psutil
 
 from benchmarks.protocols import Protocol, bento_protocol, echo_protocol, v2_protocols
 from benchmarks.workloads import MAX_ROWS, NAME, NetBundle
+from bento.packaging import build_bento
+from bundle.home import HOME_VARIABLE
+from rollout.domain.process_ref import PROXY
 from rollout.drivers.local.ports import free_ports
+from rollout.journal import paths
+from rollout.journal.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[1]
-MLCTL, ECHO = "mlctl", "C echo"
+MLCTL, UP, ECHO = "mlctl", "mlctl up", "C echo"
 _APPS = Path(__file__).parent / "peers" / "apps"
 _TRITON_DELAY_US = 500
 _START_SECONDS = 60.0
@@ -89,14 +94,19 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A started server and its processes."""
+    """A started server and its processes; `proxy` is what stands in front of it, if anything."""
 
     server: Server
     process: psutil.Process
+    proxy: psutil.Process | None = None
 
     def cpu_seconds(self) -> float:
         """Return the user and system seconds of all its processes."""
         return tree_cpu_seconds(self.process)
+
+    def proxy_cpu_seconds(self) -> float:
+        """Return the user and system seconds of the proxy, 0 without one."""
+        return tree_cpu_seconds(self.proxy) if self.proxy else 0.0
 
     def mebibytes(self) -> float:
         """Return the resident set of its largest process: a worker."""
@@ -151,6 +161,42 @@ def running(server: Server, cores: Cores) -> Iterator[RunningServer]:
         yield RunningServer(server, psutil.Process(process.pid))
     finally:
         stop(process)
+
+
+@contextmanager
+def deployment(workload: NetBundle, folder: Path, cores: Cores) -> Iterator[RunningServer]:
+    """Run a Bento of `workload` with `mlctl up`; all of its processes share the server's cores."""
+    home, name = folder / "up", "bench"
+    environment = {HOME_VARIABLE: str(home), "BENTOML_HOME": str(home / "bentoml")}
+    environment |= {"BENTOML_DO_NOT_TRACK": "True"}
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "cli.main"]
+    with _environment(environment):
+        labels = {"mlctl.model": NAME, "mlctl.version": "1", "mlctl.source": f"models:/{NAME}/1"}
+        tag = build_bento(workload.bundle, labels).tag
+        try:
+            with cores.for_server():
+                start = [*command, "up", name, tag, "--port", str(port), "--no-runs"]
+                subprocess.run(start, cwd=ROOT, check=True, capture_output=True)
+            with Journal(paths.journal()) as journal:
+                processes = journal.processes(name)
+                live = f"{journal.deployment(name).slot}/0"
+            server = Server(UP, v2_protocols(workload), start, port, port, home)
+            replica, proxy = (psutil.Process(processes[role][0].pid) for role in (live, PROXY))
+            yield RunningServer(server, replica, proxy)
+        finally:
+            subprocess.run([*command, "down", name], cwd=ROOT, check=False, capture_output=True)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

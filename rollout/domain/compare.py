@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundle.output_kinds import OutputKind, output_kind
+from bundle.output_kinds import OutputKind, output_kind, same_top_class
 from rollout.domain.drift import Value
 
 _FAR = 1e9  # a greater distance says no more
@@ -122,7 +122,8 @@ def _compare(
     scale = max(float(np.linalg.norm(theirs[finite])), usual, float(np.finfo(np.float64).tiny))
     distance = min(float(np.linalg.norm((ours - theirs)[finite])) / scale, _FAR)
     if outputs.are_scores(name, live):
-        agrees = bool(finite.all() and ours.argmax() == theirs.argmax())
+        rows = theirs.reshape(1, -1), ours.reshape(1, -1)
+        agrees = bool(finite.all() and same_top_class(*rows)[0])
     else:
         agrees = bool(finite.all() and distance <= tolerance)
     return Compared(agrees, distance=distance)

@@ -25,6 +25,6 @@ def test_overload__late_responses__do_not_count_as_throughput() -> None:
 
 
 def test_limit__runtime_and_echo_server__adds_their_costs() -> None:
-    echo = OnlineCell(ECHO, "no model", 64, 0.0, 100_000.0, 0.0, 0.0, 0, 0.0, 0.0)
+    echo = OnlineCell(ECHO, "no model", 64, 0.0, 100_000.0, 0.0, 0.0, 0, 0.0, 0.0, None)
     # A batch of 128 does not form with 64 clients.
     assert limit_of([echo], {1: 5_000.0, 64: 25_000.0, 128: 50_000.0}, 64) == pytest.approx(20_000)

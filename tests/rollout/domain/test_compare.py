@@ -18,6 +18,13 @@ def test_scores_agree_when_their_top_class_does() -> None:
     assert other.distance == pytest.approx(np.hypot(0.4, 0.4) / np.linalg.norm([0.1, 0.7, 0.2]))
 
 
+def test_compare__classes_that_tie_in_live__agree_with_either() -> None:
+    live = answer(y=[0.4, 0.4, 0.2])
+    assert compare(live, answer(y=[0.4, 0.39, 0.21]), 0.01, LiveOutputs()).agrees
+    assert compare(live, answer(y=[0.39, 0.4, 0.21]), 0.01, LiveOutputs()).agrees
+    assert not compare(live, answer(y=[0.3, 0.3, 0.4]), 0.01, LiveOutputs()).agrees
+
+
 def test_compare__forecast_half_as_high_again__disagrees() -> None:
     """The same hour is the highest, and yet every value is wrong."""
     generator, outputs = np.random.default_rng(1), LiveOutputs()
