@@ -170,7 +170,7 @@ def test_decode__one_binary_tensor_with_keys__has_both_and_the_exact_size() -> N
     codec = V2Codec(
         "m", "d" * 64, Signature(inputs=SIGNATURE.inputs[:1], outputs=SIGNATURE.outputs)
     )
-    head = body(id="7", inputs=[binary_x()], parameters={"entity_keys": ["u1"]})
+    head = body(id="7", inputs=[binary_x()], parameters={"entity_key": "u1"})
     request = codec.decode(head + np.array([3, 4], np.float32).tobytes(), len(head))
     assert (request.id, request.keys, request.inputs["x"].tolist()) == ("7", ("u1",), [[3, 4]])
     for size, message in (
