@@ -20,7 +20,7 @@ from services.online.observability.backlog import Backlog
 from services.online.observability.calls import RequestRecord
 from services.online.observability.traceparent import trace_id
 
-# A fifth of a second's worth at far more requests than a worker answers.
+# More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
 
 
