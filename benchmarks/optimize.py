@@ -32,6 +32,7 @@ from optimize.choice import choose
 from optimize.data import Tensors
 from optimize.goals import Goals, accuracy_faults
 from optimize.judge import run_rows
+from optimize.metrics.latency import TIE
 from optimize.metrics.parity import compare
 from optimize.metrics.scores import compare_metric
 from optimize.pipeline import optimize
@@ -137,6 +138,18 @@ def paired(numerator: Sequence[np.ndarray], denominator: Sequence[np.ndarray]) -
     return [float(np.median(a / b)) for a, b in zip(numerator, denominator, strict=True)]
 
 
+def smallest_of_fastest(
+    candidates: Sequence[Candidate], gain: Mapping[str, Sequence[float]]
+) -> Candidate | None:
+    """Return the candidate that mlctl's own rule takes: by the latency of a single row, then size.
+
+    Another rule, such as the speed over all batch sizes, compares different kinds of variants.
+    """
+    fastest = max((gain[each.name][0] for each in candidates), default=0.0)
+    tied = [each for each in candidates if gain[each.name][0] * (1 + TIE) >= fastest]
+    return min(tied, key=lambda each: each.megabytes, default=None)
+
+
 def run_net(net: Net, home: Path, goals: Goals, table: ResultTable) -> None:
     """Register and optimize the net; compare its best int8 variant with the library's."""
     torch.manual_seed(0)
@@ -166,7 +179,7 @@ def run_net(net: Net, home: Path, goals: Goals, table: ResultTable) -> None:
             own = [Candidate(chosen.recipe, chosen.model / MODEL_NAME)]
         seconds = speeds([fp32, *own, *others], inputs)
         gain = {name: paired(seconds[fp32.name], each) for name, each in seconds.items()}
-        best = max(others, key=lambda each: float(np.prod(gain[each.name])), default=None)
+        best = smallest_of_fastest(others, gain)
         table.add(
             net.name,
             f"{fp32.megabytes:.2f}",

@@ -325,7 +325,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "FAILED_PRECONDITION",
         ),
         ErrorCode.SOURCE_UNAVAILABLE: ErrorSpec(
-            "The source of rows is unavailable.",
+            "The source of rows, or of features, is unavailable.",
             "When it is reachable again, run the same command: finished work is kept.",
             12,
             503,

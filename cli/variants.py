@@ -38,7 +38,7 @@ def number_columns(sizes: Sequence[int]) -> tuple[str, ...]:
 
 
 def number_cells(measured: Mapping[str, Any] | None, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Return the numbers of a measured variant, or dashes for a failed one.
+    """Return the numbers of a measured variant, or dashes for one without.
 
     `sizes` are the batch sizes whose latency is shown.
     """
@@ -79,9 +79,7 @@ def filled(
 
 
 def _row(variant: Mapping[str, Any], sizes: Sequence[int]) -> tuple[str, ...]:
-    verdict = "chosen" if variant["chosen"] else "passes" if variant["passed"] else "rejected"
-    measured = variant["measured"]
-    return (variant["recipe"], verdict if measured else "failed", *number_cells(measured, sizes))
+    return (variant["recipe"], variant["verdict"], *number_cells(variant["measured"], sizes))
 
 
 def _number(value: float | None, form: str) -> str:

@@ -31,6 +31,7 @@ from optimize.proofs.tensorrt_check import check_importable
 from optimize.recipes.base import (
     DATA_NAME,
     Details,
+    NotApplicableError,
     Recipe,
     Target,
     Workbench,
@@ -84,10 +85,13 @@ class Attempt:
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a recipe's library may raise anything
+            applicable = not isinstance(error, NotApplicableError)
+            failure = _without_paths(first_line(error))
             variant = Variant(
-                recipe.name, recipe.precision, None, failure=_without_paths(first_line(error))
+                recipe.name, recipe.precision, None, failure=failure, applicable=applicable
             )
-            self._report(recipe, StepStatus.FAILED, variant)
+            status = StepStatus.FAILED if applicable else StepStatus.NOT_APPLICABLE
+            self._report(recipe, status, variant)
             return variant
         variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
         self._report(recipe, StepStatus.CACHED if entry.reused else StepStatus.FINISHED, variant)

@@ -26,6 +26,7 @@ class Verdict(StrEnum):
     PASSES = "passes"
     REJECTED = "rejected"
     FAILED = "failed"
+    NOT_APPLICABLE = "not applicable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Judged:
     @property
     def verdict(self) -> Verdict:
         if self.variant.measured is None:
-            return Verdict.FAILED
+            return _unmeasured(self.variant)
         if self.chosen:
             return Verdict.CHOSEN
         return Verdict.PASSES if self.passed else Verdict.REJECTED
@@ -129,8 +130,12 @@ def _is_batched(variant: Variant) -> bool:
 def _fault(variant: Variant, goals: Goals) -> str | None:
     """Return the first gate that the variant misses, with value and limit."""
     if variant.measured is None:
-        return f"failed: {variant.failure}"
+        return f"{_unmeasured(variant)}: {variant.failure}"
     return next(_faults(variant.measured, goals), None)
+
+
+def _unmeasured(variant: Variant) -> Verdict:
+    return Verdict.FAILED if variant.applicable else Verdict.NOT_APPLICABLE
 
 
 def _faults(measured: Measured, goals: Goals) -> Iterator[str]:

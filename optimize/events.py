@@ -22,13 +22,17 @@ class Stage(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """The state of a step. CACHED is finished without work; FAILED does not stop the others."""
+    """The state of a step. CACHED is finished without work.
+
+    FAILED and NOT_APPLICABLE do not stop the others.
+    """
 
     STARTED = "started"
     WORKING = "working"
     FINISHED = "finished"
     CACHED = "cached"
     FAILED = "failed"
+    NOT_APPLICABLE = "not applicable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,7 @@ def variant_record(item: Judged) -> dict[str, Any]:
     return {
         "recipe": item.variant.recipe,
         "precision": item.variant.precision,
+        "verdict": item.verdict.value,
         "passed": item.passed,
         "chosen": item.chosen,
         "reason": item.reason,
@@ -248,6 +249,7 @@ def _proof(item: Judged) -> dict[str, Any]:
         "precision": item.variant.precision,
         "accurate": item.accurate,
         "chosen": item.chosen,
+        "applicable": item.variant.applicable,
         "failure": item.variant.failure,
         "proof": None if measured is None else measured.proof(),
     }

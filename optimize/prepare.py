@@ -84,7 +84,7 @@ def prepare(source: SourceModel, data: str | Path, options: Options) -> Prepared
                 transform = read_transform(Path(folder), source.signature)
     if options.transform is not None:
         transform = read_transform(options.transform, source.signature)
-    signature = source.signature if transform is None else transform.api_signature
+    signature = source.signature if transform is None else transform.data_signature
     options.batching_options.check(signature)
     missing = _missing(source, transform)
     raw = load_data(

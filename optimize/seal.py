@@ -32,7 +32,7 @@ from optimize.recipes.generation import read_generation
 from optimize.source_graph import Exported
 from optimize.variant import DETAILS_NAME
 from registry.names import bundle_name
-from services.runtime.golden import load_golden, save_golden
+from services.runtime.golden import load_golden, load_golden_features, save_golden
 from services.runtime.padding import LengthPadding
 from services.runtime.scorer import Scorer
 from services.runtime.session import open_session
@@ -114,7 +114,10 @@ def _write_golden(exported: Exported, path: Path) -> None:
     outputs = {name: array[: rows.count] for name, array in baseline.outputs.items()}
     if prepared.transform is not None:
         outputs = prepared.transform.postprocess(outputs)
-    save_golden(path, rows.inputs, outputs)
+    names = {spec.name for spec in prepared.api_signature.inputs}
+    inputs = {name: array for name, array in rows.inputs.items() if name in names}
+    features = {name: array for name, array in rows.inputs.items() if name not in names}
+    save_golden(path, inputs, outputs, features)
 
 
 def _prove_padding(bundle: VerifiedBundle, device: RunDevice) -> None:
@@ -125,7 +128,8 @@ def _prove_padding(bundle: VerifiedBundle, device: RunDevice) -> None:
     session = open_session(bundle.path(MODEL_NAME), device.provider, batching=manifest.batching)
     scorer = Scorer(manifest, bundle.digest, session, load_transform(bundle))
     lengths = LengthPadding(manifest.signature, manifest.batching.pad)
-    check_padding(scorer, lengths, load_golden(bundle.path(GOLDEN_NAME))[0])
+    golden = bundle.path(GOLDEN_NAME)
+    check_padding(scorer, lengths, load_golden(golden)[0] | load_golden_features(golden))
 
 
 def _move(sealed: VerifiedBundle, target: Path) -> VerifiedBundle:

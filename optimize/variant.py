@@ -103,13 +103,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One recipe's result: `measured` and the `model` directory, or the `failure`."""
+    """One recipe's result: `measured` and the `model` directory, or the `failure`.
+
+    A recipe that is not `applicable` found nothing to change in the model; `failure` says what.
+    """
 
     recipe: str
     precision: Precision
     measured: Measured | None
     model: Path | None = None
     failure: str | None = None
+    applicable: bool = True
 
 
 def save_measured(measured: Measured, directory: Path) -> None:

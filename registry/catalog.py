@@ -1,7 +1,4 @@
-"""A model registry as mlctl uses it: values and two small protocols.
-
-`optimize` uses `Catalog`, the rollout daemon `Champions`; `mlflow_catalog` implements both.
-"""
+"""A model registry as mlctl uses it: values, and the protocol that `mlflow_catalog` implements."""
 
 from __future__ import annotations
 
@@ -133,7 +130,6 @@ class ModelRow:
     aliases: tuple[str, ...]
     digest: str | None
     source_uri: str | None
-    created_ms: int
 
 
 class Catalog(Protocol):
@@ -155,18 +151,6 @@ class Catalog(Protocol):
 
     def fetch_bundle(self, published: PublishedModel, destination: Path) -> VerifiedBundle:
         """Copy a version's verified bundle to `destination`, which is missing or empty."""
-        ...
-
-
-class Champions(Protocol):
-    """The version that serves live traffic, as the registry records it."""
-
-    def find_by_digest(self, digest: str) -> PublishedModel:
-        """Return the optimized version whose bundle has `digest`; MODEL_NOT_FOUND."""
-        ...
-
-    def write_champion(self, digest: str) -> PublishedModel:
-        """Set @champion on that version and on its source version; idempotent."""
         ...
 
 

@@ -133,7 +133,6 @@ def rows(client: Any) -> Iterator[ModelRow]:
             aliases=tuple(aliases.get((version.name, number), ())),
             digest=version.tags.get(DIGEST_TAG),
             source_uri=version.tags.get(SOURCE_URI_TAG),
-            created_ms=int(version.creation_timestamp),
         )
 
 

@@ -53,7 +53,7 @@ _SAFE_FORMS = {
 
 
 class MlflowCatalog:
-    """The registry that MLflow's tracking URI names; implements `Catalog` and `Champions`.
+    """The registry that MLflow's tracking URI names; implements `Catalog`.
 
     Every method raises REGISTRY_UNAVAILABLE when the store fails.
     """

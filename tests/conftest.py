@@ -1,11 +1,14 @@
 """Settings of every test, and of the processes that tests start."""
 
+import functools
 import gc
 import os
 import signal
 import sys
 from collections.abc import Generator
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -22,6 +25,11 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Each client of httpx reads all certificate authorities, for plain HTTP as well: 20 ms of CPU time
+# for each poll of a server that starts. The clients of one process share them.
+httpx_transports: Any = httpx._transports.default
+httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
+
 # No deadline: the machine may be busy. The same examples in each run, so that a change fails by
 # its own fault; find new ones with `pytest --hypothesis-profile explore`.
 settings.register_profile("mlctl", deadline=None, derandomize=True)
@@ -30,6 +38,7 @@ settings.load_profile("mlctl")
 
 pytest_plugins = [
     "pytester",
+    "tests.suite.connections",
     "tests.suite.retry",
     "tests.suite.skips",
     "tests.suite.slow",

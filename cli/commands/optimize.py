@@ -50,6 +50,7 @@ _STYLES = {
     "finished": "green",
     "measured": "green",
     "failed": "red",
+    "not applicable": "dim",
 }
 
 _POSITIVE = click.FloatRange(0, min_open=True)

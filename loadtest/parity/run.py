@@ -175,8 +175,11 @@ def _recorded(
 ) -> PathComparison:
     """Compare the recorded outputs of the source model with those of this model here."""
     largest = [each for each in cases if each.data == _GOLDEN][-1]
-    if isinstance(model, VerifiedPipeline):
+    looks_up = isinstance(scorer, Scorer) and scorer.lookups is not None
+    if looks_up or isinstance(model, VerifiedPipeline):
         reason = "nothing is recorded of a pipeline as a whole"
+        if looks_up:
+            reason = "stored features may differ from those of the record"
         return PathComparison(
             "recorded", _GOLDEN, largest.size, PathVerdict.LEFT_OUT, detail=reason
         )

@@ -24,6 +24,10 @@ MAX_INLINE_BYTES = (1 << 31) - (1 << 20)
 Precision = Literal["fp32", "fp16", "int8", "int4"]
 
 
+class NotApplicableError(ValueError):
+    """The recipe has nothing to change in this model; the message says why."""
+
+
 class Target(StrEnum):
     """The target of a variant: one of ONNX Runtime's providers."""
 
@@ -103,20 +107,20 @@ class Recipe(Protocol):
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
         """Write model.onnx (and its data file) into `directory` from the fp32 graph `source`.
 
-        ValueError if the recipe does not apply.
+        NotApplicableError if the model has nothing for the recipe, ValueError if it fails.
         """
         ...
 
 
-def save_graph(model: Any, directory: Path, name: str = MODEL_NAME) -> None:
-    """Write an ONNX model as `name`, with `name`.data beside it if it is too large.
+def save_graph(model: Any, directory: Path) -> None:
+    """Write an ONNX model as model.onnx, with model.onnx.data beside it if it is too large.
 
     Existing files are replaced. Do not use the model afterwards: its weights may have
     moved to the file.
     """
     import onnx
 
-    path, data = directory / name, directory / f"{name}.data"
+    path, data = directory / MODEL_NAME, directory / DATA_NAME
     data.unlink(missing_ok=True)
     external = model.ByteSize() > MAX_INLINE_BYTES
     onnx.save_model(model, str(path), save_as_external_data=external, location=data.name)

@@ -31,7 +31,7 @@ _BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Fp16:
-    """Rewrites every operator that exists in fp16; ValueError if there is none."""
+    """Rewrites every operator that exists in fp16; NotApplicableError if there is none."""
 
     name: str = "fp16"
     precision: Precision = "fp16"

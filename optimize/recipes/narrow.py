@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from optimize.recipes import graphs
+from optimize.recipes.base import NotApplicableError
 from optimize.recipes.half import FP16_MAX, is_beyond, to_half
 
 _LISTED = 8
@@ -47,7 +48,8 @@ def narrow(source: Path, beyond: frozenset[str] = frozenset()) -> Narrowed:
     """Load the fp32 model `source` and rewrite it.
 
     Nodes that read or write a value named in `beyond`, or a weight that fp16 cannot hold, stay
-    in fp32. ValueError if nothing can be rewritten, or the type of a value cannot be inferred.
+    in fp32. NotApplicableError if nothing can be rewritten, or the type of a value cannot be
+    inferred, as in tree ensembles.
     """
     return _Rewriting(graphs.load_typed(source), beyond).run()
 
@@ -89,7 +91,7 @@ class _Rewriting:
     def run(self) -> Narrowed:
         self._graph(self._model.graph, None)
         if self._converted == 0:
-            raise ValueError("no operator of the model can compute in fp16")
+            raise NotApplicableError("no operator of the model can compute in fp16")
         graphs.drop_unused_weights(self._model.graph)
         return Narrowed(self._model, tuple(self._kept), self._converted + len(self._kept))
 
@@ -204,7 +206,9 @@ class _Rewriting:
             return False
         kind = next((outer.kinds[value] for outer in scope.chain() if value in outer.kinds), 0)
         if kind == 0:
-            raise ValueError(f"value {value!r} is not a tensor, or its type cannot be inferred")
+            raise NotApplicableError(
+                f"value {value!r} is not a tensor, or its type cannot be inferred"
+            )
         return kind == self._wide
 
     def _can_be_narrow(self, scope: _Scope, node: Any) -> bool:

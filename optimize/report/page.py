@@ -90,7 +90,10 @@ def headline(report: OptimizeReport) -> str:
     """Return the outcome in one line."""
     if report.chosen is not None:
         return f"{report.chosen.variant.recipe} was chosen"
-    return "No variant meets the goals" if report.measured else "Every variant failed"
+    if report.measured:
+        return "No variant meets the goals"
+    failed = any(item.verdict is Verdict.FAILED for item in report.judged)
+    return "Every variant failed" if failed else "No variant is applicable"
 
 
 def sentences(report: OptimizeReport) -> Iterator[str]:
@@ -189,8 +192,11 @@ def conditions(report: OptimizeReport) -> dict[str, str]:
 def _no_choice(report: OptimizeReport) -> Iterator[str]:
     verdicts = [item.verdict for item in report.judged]
     rejected, failed = verdicts.count(Verdict.REJECTED), verdicts.count(Verdict.FAILED)
+    others = verdicts.count(Verdict.NOT_APPLICABLE)
+    counts = f"{rejected} rejected by a goal, {failed} failed"
+    counts += f", {others} not applicable" if others else ""
     tried = "1 variant was" if len(verdicts) == 1 else f"{len(verdicts)} variants were"
-    yield f"{tried} tried: {rejected} rejected by a goal, {failed} failed. Nothing was registered."
+    yield f"{tried} tried: {counts}. Nothing was registered."
     if rejected:
         yield (
             "The reasons are below, each with the value and its limit: loosen that goal, or give "

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 class SourceTransform:
     """A transform: `root` is its snapshot, `sha256` the hash of all its files.
 
-    `api_signature` is that of clients and evaluation data, `model_signature` that of the
+    `api_signature` is that of clients, `model_signature` that of the
     model. All faults of its code are raised as INVALID_INPUT.
     """
 
@@ -49,6 +49,15 @@ class SourceTransform:
     model_signature: Signature
     sha256: str
     transform: Transform = field(repr=False)
+
+    @property
+    def data_signature(self) -> Signature:
+        """That of evaluation data: clients' tensors and the features that a server looks up."""
+        features = self.transform.features
+        if features is None:
+            return self.api_signature
+        api = self.api_signature
+        return Signature(inputs=(*api.inputs, *features.specs), outputs=api.outputs)
 
     def preprocess(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Return the model's inputs for rows in the API's form."""

@@ -1,13 +1,15 @@
 """Golden rows: recorded inputs and outputs of the source model, for warm-up and parity checks.
 
-A `.npz` file with the keys `in.NAME` and `out.NAME`, read without pickle. BYTES tensors (object
-arrays of bytes) are stored as fixed-width bytes.
+A `.npz` file with the keys `in.NAME` and `out.NAME`, and `feature.NAME` for values that a transform
+looks up. It is read without pickle. BYTES tensors (object arrays of bytes) are stored as
+fixed-width bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,17 +19,34 @@ Arrays = dict[str, np.ndarray]
 
 
 def save_golden(
-    path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+    path: Path,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+    features: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
-    """Write `inputs` and `outputs`; INVALID_INPUT for bytes that end in NUL, which numpy drops."""
-    arrays = {f"in.{name}": _storable(name, array) for name, array in inputs.items()}
-    arrays |= {f"out.{name}": _storable(name, array) for name, array in outputs.items()}
+    """Write the arrays; INVALID_INPUT for bytes that end in NUL, which numpy drops."""
+    sides = {"in.": inputs, "out.": outputs, "feature.": features}
+    arrays = {
+        f"{prefix}{name}": _storable(name, array)
+        for prefix, side in sides.items()
+        for name, array in side.items()
+    }
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 
 def load_golden(path: Path) -> tuple[Arrays, Arrays]:
     """Return the inputs and outputs of a golden file; FILE_ALTERED if it cannot be read."""
+    arrays = _load(path)
+    return _side(arrays, "in."), _side(arrays, "out.")
+
+
+def load_golden_features(path: Path) -> Arrays:
+    """Return the values that were looked up for the inputs of a golden file; none for most."""
+    return _side(_load(path), "feature.")
+
+
+def _load(path: Path) -> Arrays:
     try:
         # If numpy opens a file that it cannot read, it leaves the file open.
         with path.open("rb") as file:
@@ -38,11 +57,9 @@ def load_golden(path: Path) -> tuple[Arrays, Arrays]:
         raise MlctlError(
             ErrorCode.FILE_ALTERED, f"{path.name} is not a file of golden rows"
         ) from error
-    inputs = _side(arrays, "in.")
-    outputs = _side(arrays, "out.")
-    if not inputs or not outputs:
+    if not _side(arrays, "in.") or not _side(arrays, "out."):
         raise MlctlError(ErrorCode.FILE_ALTERED, f"{path.name} has no inputs or no outputs")
-    return inputs, outputs
+    return arrays
 
 
 def _side(arrays: Arrays, prefix: str) -> Arrays:

@@ -40,6 +40,8 @@ class RuntimeSettings(BaseSettings):
         max_sequences: the answers that a language model writes at once.
         max_sequence_tokens: of a prompt with its answer; at most the model's context. The KV cache
             is as large as `max_sequences` of these need.
+        feature_store: redis://, rediss:// or sqlite:// URL of the features of transforms.
+        feature_timeout_ms: how long a batch waits for the feature store.
         tensorrt_lengths: MIN:OPT:MAX size of every dynamic dimension but the batch, for engines.
     """
 
@@ -53,6 +55,8 @@ class RuntimeSettings(BaseSettings):
     require_signature: Path | None = None
     max_sequences: Annotated[int, Field(ge=1, le=256)] = 8
     max_sequence_tokens: Annotated[int, Field(ge=2, le=1 << 20)] = 4096
+    feature_store: Annotated[str, Field(pattern=r"^(redis|rediss|sqlite)://.")] | None = None
+    feature_timeout_ms: Annotated[int, Field(ge=1, le=60_000)] = 100
     tensorrt_lengths: Annotated[str, AfterValidator(_check_lengths)] = "1:128:512"
 
     @property

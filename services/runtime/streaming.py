@@ -17,6 +17,7 @@ class Answer(NamedTuple):
     """A request's outputs, its queue and inference time in seconds, and the rows of its batch.
 
     `parameters` are extra response parameters, such as the source of a precomputed answer.
+    `lookup_seconds`, a part of the inference time, is that of features that were looked up.
     """
 
     outputs: Arrays
@@ -24,6 +25,7 @@ class Answer(NamedTuple):
     infer_seconds: float
     batch_rows: int
     parameters: Mapping[str, str | float] | None = None
+    lookup_seconds: float = 0.0
 
 
 class AnswerStream:

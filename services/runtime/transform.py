@@ -26,6 +26,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
+from services.runtime.features import FeatureStore, FeatureTable, look_up
 from services.runtime.input_checks import describe_mismatch
 from services.runtime.requirements import check_installed, transform_requirements
 
@@ -43,7 +44,8 @@ class TransformError(Exception):
 def load_transform(bundle: VerifiedBundle) -> Transform | None:
     """Load the transform of `bundle`, None if it has none; UNSUPPORTED_MODEL if that fails.
 
-    RUNTIME_MISSING names a required package that is not installed.
+    RUNTIME_MISSING names a required package that is not installed. If it looks features up, its
+    `store` is to be set.
     """
     manifest = bundle.manifest
     if manifest.transform is None:
@@ -198,8 +200,13 @@ class Transform:
         """Connect the API's `signature` with the `model`'s; TransformError if they do not match."""
         self.before = _step(module, "preprocess", model.inputs, signature.batched)
         self.after = _step(module, "postprocess", signature.outputs, signature.batched)
+        self.features = _features(module, signature)
+        self.store: FeatureStore | None = None
+        self.lookups = None if self.features is None else Spent()
         if self.before is None and self.after is None:
             raise TransformError("it defines neither preprocess nor postprocess")
+        if self.features is not None and self.before is None:
+            raise TransformError("FEATURES are for preprocess, which is not defined")
         if self.before is not None and self.before.yields:
             raise TransformError("preprocess must return its result; only postprocess may yield")
         if self.before is None and signature.inputs != model.inputs:
@@ -210,11 +217,15 @@ class Transform:
     def preprocess(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the model's inputs for checked `inputs`.
 
+        Features are looked up unless `inputs` have them, as golden rows and evaluation data do.
         User code rejects rows with a ValueError, which becomes INVALID_INPUT with its message.
-        Any other failure is a TransformError.
+        SOURCE_UNAVAILABLE if the store of features does not answer; any other failure is a
+        TransformError.
         """
         if self.before is None:
             return dict(inputs)
+        if self.features is not None and self.features.specs[0].name not in inputs:
+            inputs = {**inputs, **self._look_up(self.features, inputs)}
         try:
             return self.before.run(inputs)
         except TransformError as error:
@@ -225,8 +236,9 @@ class Transform:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds that each function has run so far, by its name."""
-        return {step.name: step.spent.seconds for step in (self.before, self.after) if step}
+        """Seconds that each function and the lookup of features have run so far, by name."""
+        found = {step.name: step.spent.seconds for step in (self.before, self.after) if step}
+        return found if self.lookups is None else {"features": self.lookups.seconds, **found}
 
     @property
     def yields(self) -> bool:
@@ -247,6 +259,27 @@ class Transform:
     def whole(self, pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Join all pieces to the result of `postprocess`."""
         return pieces[0] if self.after is None else self.after.whole(pieces)
+
+    def _look_up(self, features: FeatureTable, inputs: Arrays) -> dict[str, np.ndarray]:
+        assert self.store is not None
+        assert self.lookups is not None
+        started = perf_counter()
+        try:
+            return look_up(features, self.store, inputs[features.key])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TransformError(f"FEATURES: a stored value is wrong: {error}") from None
+        finally:
+            self.lookups.seconds += perf_counter() - started
+
+
+def _features(module: ModuleType, signature: Signature) -> FeatureTable | None:
+    declared = getattr(module, "FEATURES", None)
+    if declared is None:
+        return None
+    try:
+        return FeatureTable.parse(declared, signature.inputs)
+    except ValueError as error:
+        raise TransformError(f"FEATURES: {error}") from error
 
 
 def _step(

@@ -15,7 +15,7 @@ import psutil
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME, Evidence
 from bundle.verify import VerifiedBundle
-from services.runtime.golden import load_golden
+from services.runtime.golden import load_golden, load_golden_features
 from services.runtime.padding import LengthPadding
 from services.runtime.run_errors import is_caused_by_inputs
 from services.runtime.scorer import Scorer, join_rows, split_rows
@@ -38,13 +38,14 @@ logger = logging.getLogger("mlctl.warmup")
 
 
 def check_golden(scorer: Scorer, bundle: VerifiedBundle) -> Mapping[str, np.ndarray]:
-    """Run the golden rows and return their inputs.
+    """Run the golden rows and return their inputs, with the features of a transform that has some.
 
     PARITY_FAILED unless every output differs from the recorded one by at most 1.5 times the
     evidence's `max_abs_error`, plus 1e-4 of the output's largest magnitude.
     """
     inputs, recorded = load_golden(bundle.path(GOLDEN_NAME))
     rows = scorer.check(inputs)
+    inputs |= load_golden_features(bundle.path(GOLDEN_NAME))
     size = scorer.max_rows if scorer.batched else rows
     parts = split_rows(inputs, size) if scorer.batched else [inputs]
     answers = join_rows([scorer.run(part) for part in parts])

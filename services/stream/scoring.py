@@ -25,6 +25,7 @@ TRANSIENT = frozenset(
         ErrorCode.QUEUE_FULL,
         ErrorCode.REGISTRY_UNAVAILABLE,
         ErrorCode.SINK_UNAVAILABLE,
+        ErrorCode.SOURCE_UNAVAILABLE,
         ErrorCode.UNAVAILABLE,
     }
 )

@@ -12,7 +12,7 @@ from optimize.choice import choose
 from optimize.events import Stage, StepEvent, StepStatus
 from optimize.evidence import variant_record
 from optimize.goals import Goals
-from tests.optimize.builders import failed, variant
+from tests.optimize.builders import failed, not_applicable, variant
 from tests.support.clock import ManualClock
 
 
@@ -111,6 +111,7 @@ def test_a_pipe_gets_one_line_for_each_finished_step(capsys: pytest.CaptureFixtu
 
 def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     variants = [variant("fp32"), variant("int8-cpu", drop=0.02, bound=0.004), failed("int4")]
+    variants.append(not_applicable("int8-dynamic"))
     records = [variant_record(item) for item in choose(variants, Goals())]
     variants_table(CommandOutput(as_json=False), records)
     printed = capsys.readouterr().out.splitlines()
@@ -119,7 +120,9 @@ def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -
     assert printed[0].split()[-3:] == ["ms@1", "ms@8", "Size"]
     assert printed[2].split()[:5] == ["int8-cpu", "rejected", "0.8800", "+0.0200", "+0.0240"]
     assert printed[3].split()[:3] == ["int4", "failed", "-"]
-    assert printed[-1] == "  int4: failed: no kernel"
+    assert printed[4].startswith("int8-dynamic  not applicable")
+    assert printed[-2] == "  int4: failed: no kernel"
+    assert printed[-1].startswith("  int8-dynamic: not applicable: the model has no MatMul")
     models_table(CommandOutput(as_json=False), {"small": records})
     assert "small" in capsys.readouterr().out
 

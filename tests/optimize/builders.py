@@ -65,3 +65,8 @@ def variant(
 
 def failed(recipe: str) -> Variant:
     return Variant(recipe, "int8", None, failure="no kernel")
+
+
+def not_applicable(recipe: str) -> Variant:
+    reason = "the model has no MatMul with FP32 weights"
+    return Variant(recipe, "int8", None, failure=reason, applicable=False)

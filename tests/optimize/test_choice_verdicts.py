@@ -6,7 +6,7 @@ import pytest
 
 from optimize.choice import Verdict, choose
 from optimize.goals import Goals, Prefer
-from tests.optimize.builders import failed, variant
+from tests.optimize.builders import failed, not_applicable, variant
 
 
 def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
@@ -16,6 +16,7 @@ def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
         variant("wrong", drop=0.5),
         variant("big", size=5_000_000),
         failed("broken"),
+        not_applicable("int4"),
     ]
     judged = choose(variants, Goals(prefer=Prefer.SIZE, max_size_mb=1.0))
     assert [each.variant for each in judged] == variants
@@ -26,9 +27,11 @@ def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
         (False, False, False, Verdict.REJECTED),
         (True, False, False, Verdict.REJECTED),
         (False, False, False, Verdict.FAILED),
+        (False, False, False, Verdict.NOT_APPLICABLE),
     ]
     assert judged[0].reason == "chosen: the smallest that passes"
     assert judged[1].reason == "passes, but small wins by size"
+    assert judged[-1].reason == "not applicable: the model has no MatMul with FP32 weights"
 
 
 def test_choose__no_variant_passes__none_is_chosen() -> None:

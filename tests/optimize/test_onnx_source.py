@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,16 @@ import pytest
 
 from bundle.errors import MlctlError
 from bundle.home import HOME_VARIABLE
+from bundle.manifest import MODEL_NAME
 from bundle.verify import verify
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
+from optimize.prepare import Options
+from optimize.recipes.fp32 import Fp32
+from services.runtime.scorer import Scorer
+from services.runtime.session import open_session
+from services.runtime.settings import RuntimeSettings
+from services.runtime.warmup import check_golden
 from tests.support.bundles import expected
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
@@ -50,7 +59,40 @@ def test_onnx_source__is_published_with_metrics_and_a_table(
         "int8-dynamic",
         "int4",
     ]
-    assert report.table[2]["verdict"] == "failed"
+    assert report.table[2]["verdict"] == "not applicable"
+
+
+def test_onnx_source__a_transform_with_features__takes_them_from_the_data(
+    onnx_catalog: MemoryCatalog, tmp_path: Path
+) -> None:
+    code = tmp_path / "transform.py"
+    code.write_text(
+        "import numpy as np\n"
+        'INPUTS = {"user": ("INT64", [-1])}\n'
+        'VALUES = {name: ("FP32", 0.5) for name in "abcd"}\n'
+        'FEATURES = {"table": "users", "key": "user", "values": VALUES}\n'
+        "def preprocess(inputs):\n"
+        '    return {"x": np.stack([inputs[name] for name in VALUES], axis=1)}\n'
+    )
+    values = np.random.default_rng(1).standard_normal((64, 4), dtype=np.float32)
+    columns = dict(zip("abcd", values.T, strict=True))
+    data = save_rows(tmp_path / "rows.npz", {"user": np.arange(64), **columns})
+    options = Options(transform=code)
+    result = optimize("tiny", data, catalog=onnx_catalog, options=options, recipes=[Fp32()])
+    assert [spec.name for spec in result.bundle.manifest.signature.inputs] == ["user"]
+    path = tmp_path / "features.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE users (user INTEGER PRIMARY KEY, a REAL, b REAL, c REAL, d REAL)")
+        db.execute("INSERT INTO users VALUES (7, 1, 2, 3, 4)")
+        db.commit()
+    scorer = Scorer.open(result.bundle, RuntimeSettings(feature_store=f"sqlite://{path}"))
+    golden = check_golden(scorer, result.bundle)
+    assert golden.keys() == {"user", *"abcd"}
+    answer = scorer.run({"user": np.array([7, 8])})
+    x = np.array([[1, 2, 3, 4], [0.5] * 4], np.float32)
+    (wanted,) = open_session(result.bundle.path(MODEL_NAME)).run({"x": x}).values()
+    (given,) = answer.values()
+    np.testing.assert_allclose(given, wanted, rtol=1e-6)
 
 
 def test_onnx_source__a_damaged_cache__changes_nothing(

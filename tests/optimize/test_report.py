@@ -17,7 +17,7 @@ from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Target
 from optimize.report import report_html
 from optimize.report.charts import SHOWN_LAYERS, Tradeoff, place_labels, tradeoff
-from tests.optimize.builders import failed, variant
+from tests.optimize.builders import failed, not_applicable, variant
 from tests.optimize.reports import layers, make_report, with_layers
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,6 +42,7 @@ REPORTS = {
     ),
     "nothing passed": make_report(GOOD, Goals(max_p95_ms=0.001)),
     "all failed": make_report([failed("fp32"), failed("int8-cpu")]),
+    "none applicable": make_report([not_applicable("int8-static")]),
     "one": make_report(GOOD[:1]),
     "no room": make_report([variant("fp32", drop=0.0)], Goals(max_accuracy_drop=0.0)),
     "row by row": make_report([variant("fp32"), variant("int8-cpu", batched=False)]),
@@ -141,6 +142,9 @@ def test_report_html__rejected_and_failed_variants__have_their_reasons() -> None
     failures = words(REPORTS["all failed"])
     assert "Every variant failed" in failures
     assert failures.count("no kernel") == 2
+    nothing = words(REPORTS["none applicable"])
+    assert "No variant is applicable" in nothing
+    assert "1 variant was tried: 0 rejected by a goal, 0 failed, 1 not applicable" in nothing
 
 
 def test_report_html__no_latency_or_labels__says_so() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import MlctlError
-from registry.catalog import Catalog, Champions, PublishReport
+from registry.catalog import Catalog, PublishReport
 from tests.support.bundles import make_bundle
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source
@@ -16,7 +16,6 @@ def test_memory_catalog__behaves_like_the_registry(tmp_path: Path) -> None:
         [onnx_source(tmp_path / "1"), onnx_source(tmp_path / "10", version="10", pickled=True)]
     )
     catalog: Catalog = twin
-    champions: Champions = twin
     assert catalog.resolve("tiny/1").version == "1"
     assert catalog.resolve("tiny", allow_pickle=True).version == "10"
     with pytest.raises(MlctlError, match="stored as a pickle"):
@@ -27,8 +26,8 @@ def test_memory_catalog__behaves_like_the_registry(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     published = catalog.publish(bundle, catalog.resolve("tiny/1"), PublishReport("chosen"))
     again = catalog.publish(bundle, catalog.resolve("tiny/1"), PublishReport("chosen"))
-    assert published == again == champions.find_by_digest(bundle.digest)
-    assert champions.write_champion(bundle.digest) == published
+    assert published == again == twin.find_by_digest(bundle.digest)
+    assert twin.write_champion(bundle.digest) == published
     assert catalog.resolve("tiny@champion").version == "1"
     with pytest.raises(MlctlError, match="has the digest"):
-        champions.find_by_digest("0" * 64)
+        twin.find_by_digest("0" * 64)

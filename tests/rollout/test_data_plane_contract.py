@@ -50,7 +50,7 @@ def jars() -> Iterator[list[httpx.Client]]:
         yield [stack.enter_context(client) for client in clients]
 
 
-def test_flips_cost_no_request(both: Stage) -> None:
+def test_split__flips_under_traffic__costs_no_request(both: Stage) -> None:
     with Traffickers(both.ports.listen) as clients:
         for _ in range(60):
             both.share(0)
@@ -61,7 +61,7 @@ def test_flips_cost_no_request(both: Stage) -> None:
     assert min(clients.answers["aa"], clients.answers["bb"]) > 0
 
 
-def test_weights_hold_for_the_very_next_request(both: Stage) -> None:
+def test_split__applied__holds_for_the_next_request(both: Stage) -> None:
     with httpx.Client(trust_env=False) as client:
         for blue, digest in ((0, "bb"), (100, "aa")) * 3:
             both.share(blue)
@@ -69,7 +69,7 @@ def test_weights_hold_for_the_very_next_request(both: Stage) -> None:
             assert told == {digest}
 
 
-def test_a_share_is_a_share_and_is_counted(both: Stage) -> None:
+def test_split__a_quarter__is_kept_and_counted(both: Stage) -> None:
     both.share(75)
     before = both.data_plane.read()
     with Traffickers(both.ports.listen) as clients:
@@ -86,7 +86,7 @@ def test_a_share_is_a_share_and_is_counted(both: Stage) -> None:
     wait_until(counted)
 
 
-def test_answers_in_pieces_are_counted_but_not_timed(both: Stage) -> None:
+def test_counts__streamed_answers__are_counted_but_not_timed(both: Stage) -> None:
     both.share(0)
     before = both.data_plane.read()
     with httpx.Client(trust_env=False) as client:
@@ -101,7 +101,7 @@ def test_answers_in_pieces_are_counted_but_not_timed(both: Stage) -> None:
     wait_until(counted)
 
 
-def test_errors_and_latencies_are_counted_exactly(both: Stage) -> None:
+def test_counts__errors_and_latencies__are_exact(both: Stage) -> None:
     both.replicas[GREEN][0].end()
     both.staff(GREEN, 1, "?delay=0.06&fail=0.5")
     both.share(0)
@@ -123,7 +123,7 @@ def test_errors_and_latencies_are_counted_exactly(both: Stage) -> None:
     both.replicas[GREEN][0].end()
 
 
-def test_a_promotion_that_drains_and_stops_the_old_one_costs_no_request(both: Stage) -> None:
+def test_promotion__old_slot_drained_and_stopped__costs_no_request(both: Stage) -> None:
     with Traffickers(both.ports.listen) as clients:
         for blue in (99, 50, 0):
             both.share(blue)
@@ -139,7 +139,9 @@ def test_a_promotion_that_drains_and_stops_the_old_one_costs_no_request(both: St
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
-def test_a_candidate_that_dies_at_half_costs_next_to_nothing(both: Stage, number: int) -> None:
+def test_candidate__dies_at_half_of_the_traffic__costs_few_requests(
+    both: Stage, number: int
+) -> None:
     both.share(50)
     before = both.data_plane.read()
     with Traffickers(both.ports.listen) as clients:
@@ -154,7 +156,7 @@ def test_a_candidate_that_dies_at_half_costs_next_to_nothing(both: Stage, number
     assert parts[GREEN].errors > 0, "rescued requests are errors of the one that was asked"
 
 
-def test_a_replica_that_dies_leaves_its_slot_healthy(both: Stage) -> None:
+def test_replica__dies__leaves_its_slot_healthy(both: Stage) -> None:
     first, second = both.staff(GREEN, 2, "?trace=1")
     both.share(0)
     with Traffickers(both.ports.listen) as clients:
@@ -166,7 +168,7 @@ def test_a_replica_that_dies_leaves_its_slot_healthy(both: Stage) -> None:
     assert clients.answers["bb"] > clients.answers["aa"]
 
 
-def test_replicas_share_the_work_of_their_slot(both: Stage) -> None:
+def test_replicas__of_one_slot__share_its_requests(both: Stage) -> None:
     both.replicas[GREEN][0].end()
     first, second = both.staff(GREEN, 2, "?trace=1")
     both.share(0)
@@ -175,7 +177,7 @@ def test_replicas_share_the_work_of_their_slot(both: Stage) -> None:
     assert clients.failed == 0, clients.answers
 
 
-def test_the_traffic_survives_a_restart_of_the_proxy(both: Stage) -> None:
+def test_proxy__restarted__keeps_the_split(both: Stage) -> None:
     both.data_plane.apply(TrafficSplit({BLUE: 35, GREEN: 65}, testers=GREEN))
     both.stop_proxy()
     both.start_proxy()
@@ -187,7 +189,7 @@ def test_the_traffic_survives_a_restart_of_the_proxy(both: Stage) -> None:
     assert min(clients.answers["aa"], clients.answers["bb"]) > 20
 
 
-def test_a_slot_without_a_process_is_covered_by_the_other(both: Stage) -> None:
+def test_slot__without_a_process__is_covered_by_the_other(both: Stage) -> None:
     both.data_plane.connect(GREEN, ())
     both.share(0)
     wait_until(lambda: not both.data_plane.read().healthy[GREEN])
@@ -196,7 +198,7 @@ def test_a_slot_without_a_process_is_covered_by_the_other(both: Stage) -> None:
     assert set(clients.answers) == {"aa"}
 
 
-def test_testers_reach_the_candidate_and_are_not_counted(both: Stage) -> None:
+def test_testers__header_or_cookie__reach_the_candidate_uncounted(both: Stage) -> None:
     both.data_plane.apply(TrafficSplit({BLUE: 100}, testers=GREEN))
     before = both.data_plane.read()
     with Traffickers(both.ports.listen, tester=True) as testers:
@@ -212,9 +214,7 @@ def test_testers_reach_the_candidate_and_are_not_counted(both: Stage) -> None:
         assert client.post(both.url).json()["model_version"][:2] == "aa"
 
 
-def test_a_sticky_client_keeps_its_slot_while_the_weight_rises(
-    both: Stage, jars: list[httpx.Client]
-) -> None:
+def test_sticky__weight_rises__client_keeps_its_slot(both: Stage, jars: list[httpx.Client]) -> None:
     sticky = {w: TrafficSplit({BLUE: 100 - w, GREEN: w}, sticky=True) for w in (0, 30, 60)}
     both.data_plane.apply(sticky[30])
     named, cookies = _by_header(both, 100), [_ask(both, jar) for jar in jars]
@@ -242,7 +242,7 @@ def _ask(both: Stage, client: httpx.Client, headers: dict[str, str] | None = Non
     return str(client.post(both.url, headers=headers).json()["model_version"][:2])
 
 
-def test_copies_reach_the_candidate_and_nobody_else(both: Stage) -> None:
+def test_shadow__copies__reach_only_the_candidate(both: Stage) -> None:
     shadowed = TrafficSplit({BLUE: 100}, mirror=100, mirror_to=GREEN)
     for slot in Slot:
         both.replicas[slot][0].end()

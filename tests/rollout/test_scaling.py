@@ -77,7 +77,7 @@ def asleep(name: str) -> bool:
 
 
 @pytest.mark.parametrize("shop", [{"replicas": 2}], indirect=True)
-def test_replicas_come_go_and_die_without_a_failed_request(shop: str, port: int) -> None:
+def test_scaling__replicas_come_go_and_die__no_request_fails(shop: str, port: int) -> None:
     with Load(port) as load:
         for wanted in (3, 1, 2):
             resizing.scale(shop, wanted)
@@ -109,7 +109,7 @@ SLEEPY = {"min_replicas": 0, "max_replicas": 2, "idle_seconds": 1.0}
 
 
 @pytest.mark.parametrize("shop", [SLEEPY], indirect=True)
-def test_a_sleeping_deployment_answers_its_first_request(shop: str, port: int) -> None:
+def test_scale_to_zero__first_request__is_answered(shop: str, port: int) -> None:
     wait_until(partial(asleep, shop))
     with Load(port, clients=8) as load:
         wait_until(lambda: load.answers["200"] >= 50)
@@ -128,7 +128,7 @@ def test_a_sleeping_deployment_answers_its_first_request(shop: str, port: int) -
 
 
 @pytest.mark.usefixtures("home")
-def test_a_bento_that_hangs_is_started_again(port: int) -> None:
+def test_replica__hangs__is_started_again(port: int) -> None:
     tag = "tiny:aa?live=never"
     deployments.up("shop", revision(tag), port, settings=quick_settings())
     try:
@@ -140,7 +140,7 @@ def test_a_bento_that_hangs_is_started_again(port: int) -> None:
         deployments.down("shop")
 
 
-def test_a_dead_daemon_comes_back_by_itself(shop: str) -> None:
+def test_daemon__dies__is_started_again(shop: str) -> None:
     former = daemon_of(shop)
     os.kill(former.pid, signal.SIGKILL)
     wait_until(lambda: daemon_of(shop).pid != former.pid)
@@ -162,7 +162,7 @@ def crash(name: str) -> None:
 
 
 @pytest.mark.parametrize("shop", [{"replicas": 2}], indirect=True)
-def test_after_a_reboot_everything_is_started_again(shop: str, port: int) -> None:
+def test_reboot__deployment_was_up__everything_is_started_again(shop: str, port: int) -> None:
     crash(shop)
     assert not serves(port)
     (back,) = deployments.bring_back_all()
@@ -172,7 +172,7 @@ def test_after_a_reboot_everything_is_started_again(shop: str, port: int) -> Non
     assert "start_failed" not in kinds(shop)
 
 
-def test_a_reboot_during_a_rollout_takes_it_back(shop: str, port: int) -> None:
+def test_reboot__during_a_rollout__rolls_back(shop: str, port: int) -> None:
     spec = quick_spec(steps=(50, 100), step_seconds=60.0)
     with Load(port) as load:
         rollout = deployments.promote(shop, revision("tiny:bb"), spec)
@@ -190,7 +190,7 @@ def _last(name: str) -> str:
 
 
 @pytest.mark.usefixtures("home")
-def test_up_without_a_bento_brings_back_what_was_served(port: int) -> None:
+def test_up__without_a_bento__starts_the_last_live_one(port: int) -> None:
     settings = replace(quick_settings(), replicas=2)
     deployments.up("shop", revision("tiny:aa"), port, settings=settings)
     deployments.down("shop")
@@ -205,7 +205,7 @@ def test_up_without_a_bento_brings_back_what_was_served(port: int) -> None:
     deployments.down("shop")
 
 
-def test_every_process_has_a_log(shop: str) -> None:
+def test_logs__deployment_is_up__each_process_has_one(shop: str) -> None:
     directory = logs.directory_of(shop)
     assert set(logs.roles(directory)) == {"blue/0", "daemon", "proxy"}
     texts = [line.text for line in logs.tail(directory, "blue/0", 10)]
@@ -224,7 +224,7 @@ def test_every_process_has_a_log(shop: str) -> None:
         {"idle_seconds": 0.0},
     ],
 )
-def test_settings_that_cannot_be_right(wrong: dict[str, int]) -> None:
+def test_settings__contradictory__are_rejected(wrong: dict[str, int]) -> None:
     with pytest.raises(MlctlError) as caught:
         DeploymentSettings(**wrong)  # type: ignore[arg-type]
     assert caught.value.code is ErrorCode.INVALID_INPUT

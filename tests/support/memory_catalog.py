@@ -13,7 +13,7 @@ from registry.names import ModelRef, optimized_name, parse_ref, suggestion
 
 
 class MemoryCatalog:
-    """`Catalog` and `Champions` over plain dictionaries.
+    """`Catalog` over plain dictionaries, with the methods of champions.
 
     `aliases` maps (model name, alias) to a version; `published` and `reports` keep what
     was registered, in order.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,9 +94,17 @@ def write_transform(folder: Path, source: str = TOKENIZER) -> Path:
 
 
 def make_text_bundle(
-    root: Path, source: str = TOKENIZER, *, name: str = "texts", api: Signature | None = None
+    root: Path,
+    source: str = TOKENIZER,
+    *,
+    name: str = "texts",
+    api: Signature | None = None,
+    golden: Sequence[Mapping[str, np.ndarray]] | None = None,
 ) -> VerifiedBundle:
-    """Write and seal a bundle of the token model with `source` as its transform."""
+    """Write and seal a bundle of the token model with `source` as its transform.
+
+    `golden` are the inputs, outputs and features of its golden rows.
+    """
     root.mkdir(parents=True, exist_ok=True)
     onnx.save(_model(), str(root / MODEL_NAME))
     write_transform(root / TRANSFORM_FOLDER, source)
@@ -103,7 +112,7 @@ def make_text_bundle(
         "kind": np.array([b"small", b"large"], dtype=object),
         "total": np.array([0.5, 2.5], np.float32),
     }
-    save_golden(root / GOLDEN_NAME, texts("one", "two three"), answers)
+    save_golden(root / GOLDEN_NAME, *(golden or (texts("one", "two three"), answers)))
     (root / EVIDENCE_NAME).write_text(json.dumps({"variants": [{"recipe": "fp32"}]}))
     return seal(root, _manifest(name, api or text_signature()))
 

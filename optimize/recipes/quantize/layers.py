@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimize.recipes.base import NotApplicableError
 from optimize.recipes.graphs import raise_opset
 
 # The first opset with per-channel DequantizeLinear.
@@ -66,11 +67,11 @@ def find_layers(
     *,
     min_share: float = 0.0,
 ) -> tuple[Layer, ...]:
-    """Return the layers of the graph, in its order, ValueError if there is none.
+    """Return the layers of the graph, in its order, NotApplicableError if there is none.
 
     `weighted` are the operators that begin a layer, `others` those that can be in one; nodes in
-    subgraphs stay in float. ValueError also if the layers have less than `min_share` of the
-    graph's weights: the variant would be the fp32 graph again.
+    subgraphs stay in float. NotApplicableError also if the layers have less than `min_share` of
+    the graph's weights: the variant would be the fp32 graph again.
     """
     from onnx import TensorProto
 
@@ -90,11 +91,11 @@ def find_layers(
             found[-1][1].append(node.name)
     # A table alone would make a smaller file and no faster model.
     if all(node.op_type == "Gather" for node, _ in found):
-        raise ValueError(f"the model has no {_listed(weighted)} with weights")
+        raise NotApplicableError(f"the model has no {_listed(weighted)} with FP32 weights")
     own = {node.input[_WEIGHTS[node.op_type]] for node, _ in found}
     share = sum(weights[name] for name in own) / sum(weights.values())
     if share < min_share:
-        raise ValueError(
+        raise NotApplicableError(
             f"{_listed(weighted)} nodes have {share:.1%} of the weights (at least {min_share:.0%})"
         )
     return tuple(Layer(node.name, node.op_type, tuple(names)) for node, names in found)

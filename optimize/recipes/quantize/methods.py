@@ -98,7 +98,10 @@ class Dynamic:
 
 
 def dynamic_method(source: Path, *, per_channel: bool) -> Dynamic:
-    """Return dynamic quantization of the graph `source`; ValueError without a layer for it."""
+    """Return dynamic quantization of the graph `source`.
+
+    NotApplicableError without a layer for it.
+    """
     graph = read_graph(source, products=True).graph
     layers = find_layers(graph, (*_PRODUCTS, *_TABLES, "LSTM"), min_share=_MIN_SHARE)
     return Dynamic(source, per_channel, layers)
@@ -166,7 +169,7 @@ def static_methods(
     """Yield static quantization from the fastest form to the most precise.
 
     Each calibrator runs the float graph on `rows` once, with scratch files in `directory`.
-    ValueError without a layer for it.
+    NotApplicableError without a layer for it.
     """
     operators = _operators(tensorrt=tensorrt)
     weighted = _CALIBRATED if tensorrt else ("ConvTranspose", *_TABLES, *_CALIBRATED)
@@ -273,7 +276,7 @@ class WeightsOnly:
 
 
 def weights_method(source: Path, *, tensorrt: bool) -> WeightsOnly:
-    """Return 4-bit weights for the graph `source`; ValueError without a layer for it."""
+    """Return 4-bit weights for the graph `source`; NotApplicableError without a layer for it."""
     graph = read_graph(source, products=True).graph
     weighted = _PRODUCTS if tensorrt else (*_PRODUCTS, *_TABLES)
     layers = find_layers(graph, weighted, min_share=_MIN_SHARE)

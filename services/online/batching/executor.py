@@ -42,6 +42,7 @@ from services.protocol.wire import make_tuple
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
+from services.runtime.transform import Spent
 
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 _MAX_FORMS = 256
@@ -84,7 +85,9 @@ class BatchExecutor(ModelExecutor):
         inline: bool = False,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
+        lookups: Spent | None = None,
     ) -> None:
+        """`lookups` has the time that the model spends in lookups of features, if it has any."""
         super().__init__(clock, meter)
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
@@ -92,6 +95,8 @@ class BatchExecutor(ModelExecutor):
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._forms: dict[Hashable, tuple[int, Hashable]] = {}
+        self._lookups = lookups
+        self._lookup_seconds = 0.0 if lookups is None else lookups.seconds
 
     @property
     def running_seconds(self) -> float:
@@ -278,13 +283,17 @@ class BatchExecutor(ModelExecutor):
         self, batch: list[_Job], outcomes: list[Outcome], started: float, seconds: float, rows: int
     ) -> None:
         """Complete every request of a batch that ran and that is still open."""
+        looked_up = 0.0
+        if self._lookups is not None:
+            looked_up = self._lookups.seconds - self._lookup_seconds
+            self._lookup_seconds += looked_up
         for job, outcome in zip(batch, outcomes, strict=True):
             is_open, job.open = job.open, False
             if isinstance(outcome, dict):
                 if is_open:
-                    waited = started - job.arrived
-                    answer = make_tuple(Answer, (outcome, waited, seconds, rows, None))
-                    job.waiter.set_result(answer)
+                    queued = started - job.arrived
+                    fields = outcome, queued, seconds, rows, None, looked_up
+                    job.waiter.set_result(make_tuple(Answer, fields))
                 continue
             log_failure(outcome)
             if is_open:

@@ -104,7 +104,9 @@ def _joined(answers: list[Answer]) -> Answer:
     queued = min(answer.queue_seconds for answer in answers)
     ended = max(answer.queue_seconds + answer.infer_seconds for answer in answers)
     outputs = join_rows([answer.outputs for answer in answers])
-    return Answer(outputs, queued, ended - queued, max(each.batch_rows for each in answers))
+    rows = max(each.batch_rows for each in answers)
+    looked_up = sum(each.lookup_seconds for each in answers)
+    return Answer(outputs, queued, ended - queued, rows, None, looked_up)
 
 
 def enqueue_parts(

@@ -112,8 +112,8 @@ class InferHandler:
         self.max_body_bytes = host.settings.max_body_bytes
         # A declared length of fewer digits is below that.
         self._digits = len(str(self.max_body_bytes))
-        self._times = (0.0, 0.0)
-        self._times_text = timing(0.0, 0.0)
+        self._times = (0.0, 0.0, 0.0)
+        self._times_text = timing(0.0, 0.0, 0.0)
 
     @property
     def name(self) -> str:
@@ -249,9 +249,10 @@ class InferHandler:
         if pending.accept:
             body, packing = compress_response(body, pending.accept)
         queue, infer = answer.queue_seconds, answer.infer_seconds
-        if (queue, infer) != self._times:  # most requests of a batch have the same
-            self._times = (queue, infer)
-            self._times_text = timing(queue, infer)
+        times = queue, infer, answer.lookup_seconds
+        if times != self._times:  # most requests of a batch have the same
+            self._times = times
+            self._times_text = timing(*times)
         response = success_to_wire(
             headers, pending.request_id, self._times_text, body, header_length, packing, close=close
         )
@@ -373,9 +374,13 @@ def _is_heavy(pending: PendingRequest, body: bytes) -> bool:
     return json > _HEAVY_JSON or pending.coding != IDENTITY
 
 
-def timing(queue: float, infer: float) -> bytes:
-    """Return the Server-Timing header of an answer; both times in seconds."""
-    return b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
+def timing(queue: float, infer: float, features: float) -> bytes:
+    """Return the Server-Timing header of an answer; the times are in seconds.
+
+    `features`, a part of `infer`, is left out where nothing was looked up.
+    """
+    text = b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
+    return b"%b, features;dur=%.3f" % (text, features * 1e3) if features else text
 
 
 def too_large(limit: int) -> MlctlError:

@@ -33,7 +33,7 @@ _SECONDS = (
 )  # fmt: skip
 _STAGE_SECONDS = (0.00001, 0.000025, 0.00005, *_SECONDS)
 _REQUEST_SECONDS = tuple(edge / 1000.0 for edge in SERVED_EDGES_MS)
-_PARTS = ("preprocess", "postprocess")
+_PARTS = ("features", "preprocess", "postprocess")
 # So many answered requests are added to the histograms at once, which takes half a millisecond.
 _FOLD = 1024
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -216,7 +216,8 @@ class Metrics:
         )
         self._transform_sink = CounterSink(
             "mlctl_transform_seconds",
-            "Seconds that the functions of the transform ran, a part of what batches ran.",
+            "Seconds that lookups of features and functions of the transform ran, a part of what "
+            "batches ran.",
             {"model": model},
             ("part",),
             registry,

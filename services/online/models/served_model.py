@@ -181,7 +181,8 @@ class ServedModel:
         theirs = self._bundle.manifest.batching.max_rows
         slow = [rows for rows in seconds if rows not in quick and rows <= theirs]
         # A transform that yields is closed on the thread, while a batch might run here.
-        inline = not slow and self.signature.bounded and not scorer.yields
+        # A lookup of features waits for the network, which would stop the event loop.
+        inline = not (slow or scorer.yields or scorer.lookups) and self.signature.bounded
         scorer.max_rows = self._batch_rows(scorer, quick if inline else seconds)
         scorer.max_length = self.settings.max_length
         self._costs = BatchCosts(seconds)
@@ -197,6 +198,7 @@ class ServedModel:
                 inline=inline,
                 costs=self._costs,
                 lengths=self._lengths,
+                lookups=scorer.lookups,
             )
         self._precomputed = open_precomputed(
             self, self.settings, self._batching, self._clock, self._registry

@@ -309,7 +309,7 @@ def test_transform__no_batch_dimension__has_no_rows(tmp_path: Path) -> None:
 
 def test_transform__the_documented_example__works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "transforms.md").read_text()
-    block, streaming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    block, features, streaming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "digits.py").write_text(block)
     digits = Signature(
         inputs=(TensorSpec(name="image", dtype=Datatype.FP32, shape=(-1, 1, 8, 8)),),
@@ -327,6 +327,12 @@ def test_transform__the_documented_example__works(tmp_path: Path) -> None:
     assert answer["digit"].tolist() == images.reshape(-1, 64)[:, :10].argmax(axis=1).tolist()
     with pytest.raises(MlctlError, match="a pixel is brighter than 16"):
         transform.preprocess({"image": images + np.uint8(1)})
+    (tmp_path / "users.py").write_text(features)
+    users = read_transform(tmp_path / "users.py", VECTOR)
+    assert len(users.data_signature.inputs) == 5
+    columns = {"amount": 9.5, "age": 31, "average": 12.5}
+    row = {name: np.array([value], np.float32) for name, value in columns.items()}
+    assert users.preprocess(row)["x"].tolist() == [[9.5, 31.0, 12.5]]
     (tmp_path / "tokens.py").write_text(streaming)
     x = TensorSpec(name="x", dtype=Datatype.INT64, shape=(-1, -1))
     tokens = TensorSpec(name="tokens", dtype=Datatype.INT64, shape=(-1, -1))

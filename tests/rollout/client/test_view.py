@@ -32,7 +32,7 @@ def rollout_of(seen: Snapshot) -> RolloutView:
     return shown
 
 
-def test_a_step_and_what_it_waits_for(played: Played) -> None:
+def test_view__step_in_progress__shows_what_it_waits_for(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.tick(2)
     state = screen(snapshot(played))
@@ -54,7 +54,7 @@ def test_a_step_and_what_it_waits_for(played: Played) -> None:
     assert shown.agreement is None
 
 
-def test_what_speaks_against_a_bad_candidate_fills_up(played: Played) -> None:
+def test_view__bad_candidate__evidence_of_harm_fills_up(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.tick(2, errors=1)
     before = {gate.gate: gate.filled for gate in rollout_of(snapshot(played)).harm}
@@ -66,7 +66,7 @@ def test_what_speaks_against_a_bad_candidate_fills_up(played: Played) -> None:
     assert "failed" in shown.verdict
 
 
-def test_what_a_slot_answers_is_told_by_edges(played: Played) -> None:
+def test_view__latency_edges__give_the_slots_percentiles(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     totals = Totals(requests=200, errors=4, timed=200, within=(150, 200))
     flow = Flow(totals, seconds=10.0, edges=(5.0, 9.0))
@@ -75,7 +75,7 @@ def test_what_a_slot_answers_is_told_by_edges(played: Played) -> None:
     assert (green.rate, green.p50, green.p99, green.error_share) == (None, None, None, None)
 
 
-def test_a_pause_stops_the_clocks(played: Played) -> None:
+def test_view__paused__clocks_stop(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     seen = snapshot(played)
     assert seen.rollout is not None
@@ -94,7 +94,7 @@ def test_a_pause_stops_the_clocks(played: Played) -> None:
     )
 
 
-def test_after_a_promotion_the_former_is_named(played: Played) -> None:
+def test_view__after_a_promotion__names_the_former_bento(played: Played) -> None:
     played.until(RolloutPhase.DONE)
     state = screen(snapshot(played))
     assert [(each.part, each.bento) for each in state.slots] == [
@@ -103,7 +103,7 @@ def test_after_a_promotion_the_former_is_named(played: Played) -> None:
     ]
 
 
-def test_agreement_is_a_share_of_what_was_compared(played: Played) -> None:
+def test_view__compared_answers__show_their_agreement(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.tick()
     seen = snapshot(played)
@@ -113,7 +113,7 @@ def test_agreement_is_a_share_of_what_was_compared(played: Played) -> None:
     assert (shown.agreement, shown.compared) == (0.98, 50)
 
 
-def test_without_a_rollout_or_an_answer(played: Played) -> None:
+def test_view__no_rollout_and_no_answer__shows_the_live_slot(played: Played) -> None:
     seen = snapshot(played)
     state = screen(replace(seen, rollout=None, weights={}, healthy={}))
     assert state.rollout is None

@@ -58,7 +58,7 @@ def tape(journal: Journal, clock: ManualClock) -> Tape:
     return tape
 
 
-def test_the_intervals_follow_each_other(tape: Tape) -> None:
+def test_intervals__promotion__follow_each_other(tape: Tape) -> None:
     found = history.intervals(tape.journal.events("shop"), tape.journal.rollouts("shop"))
     told = [(each.bento, each.start, each.end, each.rollout) for each in found]
     assert told == [("tiny:aa", 1000.0, 1030.0, None), ("tiny:bb", 1030.0, 1070.0, 1)]
@@ -77,7 +77,7 @@ def test_the_intervals_follow_each_other(tape: Tape) -> None:
         (1075.0, None, None),
     ],
 )
-def test_what_was_in_production_then(
+def test_moment__any_second__has_its_live_bento_and_candidate(
     tape: Tape, second: float, live: str | None, candidate: tuple[str, int] | None
 ) -> None:
     moment = tape.at(second)

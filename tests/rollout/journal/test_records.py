@@ -15,7 +15,7 @@ from tests.support.rollouts import revision
 SPEC = RolloutSpec(max_p99_ms=50.0, shadow_percent=10, max_disagreement=0.01)
 
 
-def test_a_progress_with_its_ruling_survives(journal: Journal) -> None:
+def test_records__progress_with_a_ruling__is_read_back(journal: Journal) -> None:
     journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
     rollout = journal.rollout(journal.begin("shop", revision("tiny:bb"), SPEC))
     ruling = Verdict(Action.ROLLBACK, Gate.HEALTH, "it died", 1.0, None, 3)
@@ -30,7 +30,7 @@ def test_a_progress_with_its_ruling_survives(journal: Journal) -> None:
     assert journal.rollout(rollout.id).progress == progress
 
 
-def test_evidence_survives_exactly(journal: Journal) -> None:
+def test_records__evidence__is_read_back_exactly(journal: Journal) -> None:
     journal.create("shop", Ports(1, 2), DeploymentSettings(), revision("tiny:aa"))
     rollout = journal.rollout(journal.begin("shop", revision("tiny:bb"), SPEC))
     epoch = journal.take_over("shop")

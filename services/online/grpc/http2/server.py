@@ -100,6 +100,9 @@ class Http2Server:
             server.close()
         for listener, _ in self._listeners:
             listener.close()
+        # asyncio accepts a connection two ticks before it calls `connection_made`.
+        for _ in range(2):
+            await asyncio.sleep(0)
         for connection in list(self._connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from optimize.recipes.base import NotApplicableError
 from optimize.recipes.quantize.layers import Layer, find_layers, read_graph
 from tests.optimize.recipes.quantize.nets import save_net
 
@@ -47,15 +48,15 @@ def test_find_layers__operators_behind_a_product__belong_to_its_layer(tmp_path: 
 
 
 def test_find_layers__products_without_a_constant_matrix__are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no Gemm, MatMul with weights"):
+    with pytest.raises(NotApplicableError, match="no Gemm, MatMul with FP32 weights"):
         layers(tmp_path, [product("w", "x")])
     turned = helper.make_node("Transpose", ["x"], ["t"], name="turn")
-    with pytest.raises(ValueError, match="no Gemm, MatMul with weights"):
+    with pytest.raises(NotApplicableError, match="no Gemm, MatMul with FP32 weights"):
         layers(tmp_path, [turned, product("x", "t")])
 
 
 def test_find_layers__a_small_share_of_the_weights__is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"have 1\.0% of the weights \(at least 10%\)"):
+    with pytest.raises(NotApplicableError, match=r"have 1\.0% of the weights \(at least 10%\)"):
         layers(tmp_path, [product("x", "w")], min_share=0.1)
 
 

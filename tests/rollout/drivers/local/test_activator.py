@@ -79,7 +79,7 @@ async def ask(port: int, data: bytes, *, until_end: bool = True) -> bytes:
         await writer.wait_closed()
 
 
-def test_a_health_check_is_answered_and_wakes_nobody() -> None:
+def test_activator__health_check__is_answered_and_starts_no_replica() -> None:
     async def scenario() -> None:
         async with sleeping() as sleeper:
             answer = await ask(sleeper.endpoint.http, HEALTH)
@@ -90,7 +90,7 @@ def test_a_health_check_is_answered_and_wakes_nobody() -> None:
 
 
 @pytest.mark.parametrize("port", ["http", "grpc"])
-def test_a_request_is_held_until_a_replica_is_ready(port: str) -> None:
+def test_activator__request__is_held_until_a_replica_is_ready(port: str) -> None:
     async def scenario() -> None:
         async with sleeping() as sleeper:
             asked = [
@@ -106,7 +106,7 @@ def test_a_request_is_held_until_a_replica_is_ready(port: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_large_body_goes_through_as_it_is() -> None:
+def test_activator__large_body__passes_unchanged() -> None:
     async def scenario() -> None:
         async with sleeping() as sleeper:
             body = bytes(range(256)) * 4096
@@ -123,7 +123,7 @@ def test_a_large_body_goes_through_as_it_is() -> None:
     asyncio.run(scenario())
 
 
-def test_what_does_not_become_ready_in_time_is_unavailable() -> None:
+def test_activator__no_replica_in_time__answers_unavailable() -> None:
     async def scenario() -> None:
         async with sleeping(HoldLimits(seconds=0.2)) as sleeper:
             answer = await ask(sleeper.endpoint.http, REQUEST)
@@ -134,7 +134,7 @@ def test_what_does_not_become_ready_in_time_is_unavailable() -> None:
     asyncio.run(scenario())
 
 
-def test_no_more_are_held_than_allowed() -> None:
+def test_activator__limit_of_held_requests__rejects_the_next() -> None:
     async def scenario() -> None:
         async with sleeping(HoldLimits(held=1)) as sleeper:
             held = asyncio.create_task(ask(sleeper.endpoint.http, REQUEST, until_end=False))
@@ -148,7 +148,7 @@ def test_no_more_are_held_than_allowed() -> None:
     asyncio.run(scenario())
 
 
-def test_a_replica_that_has_just_died_is_searched_for_again() -> None:
+def test_activator__replica_has_just_died__is_found_again() -> None:
     async def scenario() -> None:
         async with sleeping() as sleeper:
             first = await sleeper.start_replica()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import socket
 from typing import Any
 
 import numpy as np
@@ -391,6 +393,19 @@ def test_one_connection_too_many_is_closed(serve: Serve) -> None:
         second.close()
 
     serve(use, max_connections=1)
+
+
+@pytest.mark.parametrize("ticks", range(5))
+def test_stop__connection_accepted_in_the_last_ticks__is_closed(serve: Serve, ticks: int) -> None:
+    with contextlib.ExitStack() as clients:
+
+        async def use(server: GrpcServer, _host: ServedModel) -> None:
+            client = socket.create_connection(("127.0.0.1", server.port))
+            clients.enter_context(client)
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+
+        serve(use, Times(farewell=0.01))  # no connection is open as the loop ends
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
