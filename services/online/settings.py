@@ -26,6 +26,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
         max_connections: of each protocol.
         keep_alive_s: an HTTP connection without a request for so long is closed; later than most
             clients and proxies close theirs, because the side that closes first loses no request.
+        max_length: the largest size of a dynamic dimension other than the rows; unset, no limit.
         max_rows: the largest batch; unset, the server measures it.
         max_queue_rows, max_queue_ms: rows that may wait, and the longest predicted wait that is
             accepted; unset, what the bundle says, else 4096 and no limit below overload.
@@ -48,6 +49,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
     max_rows: Annotated[int, Field(ge=1)] | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
     max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     hang_s: Annotated[float, Field(gt=0)] = 30.0
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0

@@ -17,7 +17,7 @@ import orjson
 
 from bundle.tensors import DYNAMIC, Signature, TensorSpec
 from services.protocol.header import Header, Part, read_header
-from services.protocol.json_data import decode_data, decode_flat, encode_data
+from services.protocol.json_data import decode_data, decode_flat, dump_data
 from services.protocol.wire import (
     FINAL_RESPONSE,
     InferRequest,
@@ -25,6 +25,7 @@ from services.protocol.wire import (
     decode_raw,
     encode_raw,
     invalid,
+    make_tuple,
 )
 
 # Parsed JSON headers, and encoded heads of output tensors, are cached: so many of each, and headers
@@ -36,6 +37,8 @@ _DATA = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[')
 _DATA_KEY = b'"data"'
 _ID_KEY = b'"id"'
 _ID_VALUE = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([^"\\\x00-\x1f]*)"')
+# A header without its first id: what stands before the id and after it; all of it if it has none.
+_HeaderKey = tuple[bytes, ...]
 
 
 class V2Codec:
@@ -46,7 +49,7 @@ class V2Codec:
         self._start = orjson.dumps(self._model)[:-1]
         self._inputs = {spec.name: spec for spec in signature.inputs}
         self._outputs = {spec.name: spec for spec in signature.outputs}
-        self._headers: dict[bytes, Header] = {}
+        self._headers: dict[_HeaderKey, Header] = {}
         self._tensor_heads: dict[tuple[str, tuple[int, ...], int | None], bytes] = {}
 
     def decode(self, body: bytes, header_length: int | None) -> InferRequest:
@@ -86,10 +89,9 @@ class V2Codec:
                 key = name, array.shape, len(chunk)
                 tensors.append(self._tensor_heads.get(key) or self._tensor_head(spec, *key[1:]))
             else:
-                data = orjson.dumps(encode_data(spec, array), option=orjson.OPT_SERIALIZE_NUMPY)
                 key = name, array.shape, None
                 start = self._tensor_heads.get(key) or self._tensor_head(spec, *key[1:])
-                tensors.append(b"%b%b}" % (start, data))
+                tensors.append(b"%b%b}" % (start, dump_data(spec, array)))
         identity = b',"id":' + orjson.dumps(request.id) if request.id else b""
         end = b',"parameters":' + orjson.dumps(parameters) if parameters else b""
         head = b'%b%b,"outputs":[%b]%b}' % (self._start, identity, b",".join(tensors), end)
@@ -113,6 +115,13 @@ class V2Codec:
             name = header.id
             if length <= _CACHED_BYTES and header.reusable and _is_only_id(content, name):
                 self._cache(key, header)
+        if len(header.parts) == 1:
+            declared, size, _ = header.parts[0]
+            if size is not None and size == declared.raw_size and length + size == len(body):
+                array: np.ndarray = np.ndarray(declared.shape, declared.dtype, body, length)
+                inputs = {declared.spec.name: array}
+                head = header.outputs, header.timeout, header.priority, header.keys
+                return make_tuple(InferRequest, (name, inputs, *head))
         return _fill(header, name, body, length)
 
     def _decode_json(self, body: bytes) -> InferRequest:
@@ -127,22 +136,24 @@ class V2Codec:
         start = found.end() - 1
         end = body.find(b"]", start) + 1
         before, name = _without_id(body[:start])
-        key = b"%b\0%b" % (before, body[end:])
+        rest = body[end:]
+        key = *before, b"[]", rest
         cached = self._headers.get(key)
         if cached is not None and name is not None:
             declared = cached.parts[0].declared
             array = decode_flat(declared, body[start:end])
             if array is not None:
                 inputs = {declared.spec.name: array}
-                return InferRequest(name, inputs, cached.outputs, cached.timeout, cached.priority)
+                head = cached.outputs, cached.timeout, cached.priority, cached.keys
+                return make_tuple(InferRequest, (name, inputs, *head))
         header = read_header(body, self._inputs, self._outputs)
-        if len(key) <= _CACHED_BYTES and _is_flat(header, body[start:end]):
+        if start + len(rest) <= _CACHED_BYTES and _is_flat(header, body[start:end]):
             only = body.count(_DATA_KEY) == 1 and body.find(_ID_KEY) < start
             if only and _is_only_id(body, header.id):
                 self._cache(key, header._replace(parts=(header.parts[0]._replace(data=None),)))
         return _fill(header, header.id, body, len(body))
 
-    def _cache(self, key: bytes, header: Header) -> None:
+    def _cache(self, key: _HeaderKey, header: Header) -> None:
         if len(self._headers) >= _CACHED:
             self._headers.clear()
         self._headers[key] = header
@@ -182,20 +193,20 @@ class V2Codec:
         return Header("", (Part(declared, size),), dict.fromkeys(self._outputs, True))
 
 
-def _without_id(content: bytes) -> tuple[bytes, str | None]:
-    """Return JSON without the value of its first `"id"`, and that value; None if it is no text.
+def _without_id(content: bytes) -> tuple[_HeaderKey, str | None]:
+    """Return JSON without its first `"id"`, and the value of that; None if it is no text.
 
     A value without quotes and escapes cannot change what the rest of the text means, so a header
     that is cached by the rest, where that has only one `"id"`, is right for every value.
     """
-    found = _ID_VALUE.search(content)
-    if found is None:
-        return content, ""
-    start, end = found.span(1)
+    parts = _ID_VALUE.split(content, 1)
+    if len(parts) == 1:
+        return (content,), ""
+    before, value, after = parts
     try:
-        return content[:start] + content[end:], content[start:end].decode()
+        return (before, after), value.decode()
     except UnicodeDecodeError:
-        return content, None
+        return (before, after), None
 
 
 def _is_flat(header: Header, array: bytes) -> bool:

@@ -33,8 +33,6 @@ _STRUCT_CODES: Mapping[str, str] = MappingProxyType(
 )  # fmt: skip
 _STRUCT_VALUES = 4096
 _HALF = 2  # bytes of a number whose product is soon out of range
-# In flat JSON data, what only true, null, false, strings and objects have.
-_NO_NUMBERS = (b"u", b"s", b'"', b"{")
 _NUMBER = frozenset({int, float})
 _WHOLE = frozenset({int})
 _OTHER: Mapping[Datatype, frozenset[type]] = MappingProxyType(
@@ -76,8 +74,9 @@ def decode_flat(declared: Declared, text: bytes) -> np.ndarray | None:
     except orjson.JSONDecodeError:
         return None
     if declared.spec.dtype.value == "FP32" and len(data) == declared.count <= _STRUCT_VALUES:
-        # A search of the text for other values takes a tenth of the time of a look at each.
-        numbers = all([mark not in text for mark in _NO_NUMBERS])  # noqa: C419 - faster
+        # Only true, null, false, strings and objects have one of these characters. A search of the
+        # text takes a tenth of the time of a look at each value.
+        numbers = b"u" not in text and b"s" not in text and b'"' not in text and b"{" not in text
         packed = _pack("f", data) if numbers else None
         if packed is not None:
             return np.ndarray(declared.shape, declared.dtype, packed)
@@ -117,22 +116,38 @@ def encode_data(spec: TensorSpec, array: np.ndarray) -> np.ndarray | list[str]:
                 f"output {spec.name!r} is not UTF-8 text: request it as binary data"
             ) from None
     if array.dtype.kind == "f" and not _finite(array):
-        raise MlctlError(
-            ErrorCode.INTERNAL,
-            f"output {spec.name!r} is not finite, which JSON does not support",
-            "Request it as binary data.",
-        )
+        raise _not_finite(spec)
     flat = array.ravel()
     return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
 
 
-_struct = lru_cache(maxsize=256)(struct.Struct)
+def dump_data(spec: TensorSpec, array: np.ndarray) -> bytes:
+    """Return the JSON of an output's flat data; raises what `encode_data` does."""
+    if array.dtype.kind == "f" and array.dtype.isnative:
+        data = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" in data:  # a search takes a fifth of the time of a look at the array
+            raise _not_finite(spec)
+        return data
+    return orjson.dumps(encode_data(spec, array), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _not_finite(spec: TensorSpec) -> MlctlError:
+    return MlctlError(
+        ErrorCode.INTERNAL,
+        f"output {spec.name!r} is not finite, which JSON does not support",
+        "Request it as binary data.",
+    )
+
+
+@lru_cache(maxsize=256)
+def _packer(code: str, count: int) -> Callable[..., bytes]:
+    return struct.Struct(f"={count}{code}").pack
 
 
 def _pack(code: str, values: list[Any]) -> bytes | None:
     """Return the raw form of numbers; None if they are none, or one is out of the range."""
     try:
-        packed = _struct(f"={len(values)}{code}").pack(*values)
+        packed = _packer(code, len(values))(*values)
         return packed if isfinite(sum(values)) else None
     except (struct.error, OverflowError, TypeError):
         return None

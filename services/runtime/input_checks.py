@@ -9,7 +9,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Axis
-from bundle.tensors import Datatype, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 
 _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
     {datatype: np.dtype(datatype.numpy_name) for datatype in Datatype}
@@ -39,6 +39,23 @@ def check_inputs(
         if reason := describe_mismatch(specs[name], array):
             raise MlctlError(ErrorCode.INVALID_INPUT, reason)
     return _count_rows(inputs) if batched else 1
+
+
+def check_max_length(
+    specs: Mapping[str, TensorSpec], inputs: Mapping[str, np.ndarray], limit: int, *, batched: bool
+) -> None:
+    """Raise PAYLOAD_TOO_LARGE if a dynamic dimension of checked `inputs` is larger than `limit`.
+
+    The rows of a `batched` model are not limited here: they wait in a queue with a limit.
+    """
+    for name, array in inputs.items():
+        for axis, size in enumerate(array.shape):
+            dynamic = specs[name].shape[axis] == DYNAMIC and not (batched and axis == 0)
+            if dynamic and size > limit:
+                raise MlctlError(
+                    ErrorCode.PAYLOAD_TOO_LARGE,
+                    f"tensor {name!r} has size {size} in dimension {axis}, the limit is {limit}",
+                )
 
 
 def check_lengths(groups: Sequence[Sequence[Axis]], inputs: Mapping[str, np.ndarray]) -> None:

@@ -22,7 +22,12 @@ from bundle.verify import VerifiedBundle
 from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.features import open_store
 from services.runtime.golden import load_golden
-from services.runtime.input_checks import check_inputs, check_lengths, check_ranges
+from services.runtime.input_checks import (
+    check_inputs,
+    check_lengths,
+    check_max_length,
+    check_ranges,
+)
 from services.runtime.padding import RowPaddedSession, padded_sizes
 from services.runtime.run_errors import (
     InputRejectedError,
@@ -42,7 +47,12 @@ logger = logging.getLogger("mlctl.scorer")
 
 
 class Scorer:
-    """One model behind its signature. `run` is for one thread at a time, `check` for any thread."""
+    """One model behind its signature. `run` is for one thread at a time, `check` for any thread.
+
+    `max_length` limits dynamic dimensions other than the rows; None does not.
+    """
+
+    max_length: int | None = None
 
     def __init__(
         self,
@@ -112,11 +122,14 @@ class Scorer:
     def check(self, inputs: Arrays) -> int:
         """Check `inputs` against the signature; return their rows (1 without a batch dimension).
 
-        INVALID_INPUT names the tensor, its value and the expected one.
+        INVALID_INPUT names the tensor, its value and the expected one; PAYLOAD_TOO_LARGE the size
+        above `max_length`.
         """
         rows = check_inputs(self._inputs, inputs, batched=self.batched)
         if self._equal_lengths:
             check_lengths(self._equal_lengths, inputs)
+        if self.max_length is not None:
+            check_max_length(self._inputs, inputs, self.max_length, batched=self.batched)
         return rows
 
     def run(self, inputs: Arrays) -> dict[str, np.ndarray]:

@@ -44,11 +44,10 @@ class Inflight:
 class Hold:
     """One request's share of the memory budget; `release` it when the request is over."""
 
-    __slots__ = ("inflight", "size")
+    size = 0
 
     def __init__(self, inflight: Inflight) -> None:
         self.inflight = inflight
-        self.size = 0
 
     def __enter__(self) -> Self:
         return self

@@ -38,6 +38,7 @@ from services.online.batching.split import (
     split_evenly,
 )
 from services.online.metrics.counts import BatchStats
+from services.protocol.wire import make_tuple
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
@@ -58,27 +59,13 @@ class BatchRunner(Protocol):
 class _Job(Ticket):
     """A request of the scheduler with its inputs and its waiter."""
 
-    __slots__ = ("_executor", "inputs", "waiter")
-
-    def __init__(
-        self,
-        executor: BatchExecutor,
-        inputs: Arrays,
-        waiter: Waiter,
-        rows: int,
-        key: Hashable,
-        now: float,
-        deadline: float,
-        priority: Priority,
-    ) -> None:
-        super().__init__(rows, key, now, deadline, priority)
-        self._executor = executor
-        self.inputs = inputs
-        self.waiter = waiter
+    executor: BatchExecutor
+    inputs: Arrays
+    waiter: Waiter
 
     def cancel(self) -> None:
         """Withdraw the request, if it is open."""
-        self._executor.withdraw(self)
+        self.executor.withdraw(self)
 
 
 class BatchExecutor(ModelExecutor):
@@ -199,7 +186,8 @@ class BatchExecutor(ModelExecutor):
             and (full := self._policy.quick_reject(rows, priority, now))
         ):
             raise full
-        job = _Job(self, inputs, waiter, rows, key, now, now + timeout, priority)
+        job = _Job(rows, key, now, now + timeout, priority)
+        job.executor, job.inputs, job.waiter = self, inputs, waiter
         self._policy.offer(job, part=part)
         return job
 
@@ -304,8 +292,8 @@ class BatchExecutor(ModelExecutor):
             if isinstance(outcome, dict):
                 if is_open:
                     queued = started - job.arrived
-                    answer = Answer(outcome, queued, seconds, rows, None, looked_up)
-                    job.waiter.set_result(answer)
+                    fields = outcome, queued, seconds, rows, None, looked_up
+                    job.waiter.set_result(make_tuple(Answer, fields))
                 continue
             log_failure(outcome)
             if is_open:

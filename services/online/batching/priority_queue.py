@@ -23,10 +23,11 @@ class Ticket:
     it still waits.
     """
 
-    __slots__ = (
-        "arrived", "deadline", "key", "large", "last_start", "number", "open", "priority", "prompt",
-        "rows",
-    )  # fmt: skip
+    number = -1
+    open = False
+    prompt = False
+    large = False
+    last_start = inf
 
     def __init__(
         self,
@@ -41,11 +42,6 @@ class Ticket:
         self.arrived = arrived
         self.deadline = deadline
         self.priority = priority
-        self.number = -1
-        self.open = False
-        self.prompt = False
-        self.large = False
-        self.last_start = inf
 
 
 TicketT = TypeVar("TicketT", bound=Ticket)

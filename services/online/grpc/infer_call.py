@@ -45,24 +45,20 @@ class InferCall(Hold):
     It is its own share of the memory budget.
     """
 
-    __slots__ = (
-        "_answered", "_connection", "_handler", "_parse_seconds", "_queued", "_record",
-        "_request", "model", "stream",
-    )  # fmt: skip
     _request: InferRequest
+    _parse_seconds = 0.0
+    _record: RequestRecord | None = None
+    _queued: Cancellable | None = None
+    _answered = False
 
     def __init__(
         self, handler: InferCalls, connection: InferConnection, stream: int, model: GrpcModel
     ) -> None:
-        super().__init__(handler.inflight)
+        self.inflight = handler.inflight
         self.stream = stream
         self._handler = handler
         self._connection = connection
         self.model = model
-        self._parse_seconds = 0.0
-        self._record: RequestRecord | None = None
-        self._queued: Cancellable | None = None
-        self._answered = False
 
     def begin(self, head: CallHead, message: bytes) -> None:
         """Decode and queue the call whose message follows its prefix in `message`."""
@@ -94,7 +90,7 @@ class InferCall(Hold):
             self.set_exception(error)
 
     def _observe(self, head: CallHead, arrived: int) -> None:
-        self._record = self.model.calls.begin_call(head, arrived)
+        self._record = self.model.calls.begin(head, arrived)
 
     def set_result(self, answer: Answer, /) -> None:
         """Send the answer."""

@@ -18,7 +18,14 @@ from services.online.grpc.http2.messages import PREFIX_BYTES
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.protocol.messages import methods
 from services.protocol.priority import Priority
-from services.protocol.wire import Declared, InferRequest, decode_raw, encode_raw, invalid
+from services.protocol.wire import (
+    Declared,
+    InferRequest,
+    decode_raw,
+    encode_raw,
+    invalid,
+    make_tuple,
+)
 
 _CACHED = 256
 _CACHED_BYTES = 4096
@@ -178,7 +185,8 @@ def _fill(
     inputs = {}
     for declared, (start, end) in zip(header.inputs, raw, strict=True):
         inputs[declared.spec.name] = decode_raw(declared, message, start, end - start)
-    return InferRequest(name, inputs, header.outputs, header.timeout, header.priority)
+    head = header.outputs, header.timeout, header.priority
+    return make_tuple(InferRequest, (name, inputs, *head, ()))
 
 
 def _split(message: bytes) -> tuple[list[_Span], _Span, list[_Span]] | None:

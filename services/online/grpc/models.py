@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from services.online.batching.budget import Inflight
 from services.online.grpc.codec import GrpcCodec
-from services.online.grpc.http2.call import GrpcCall
+from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
@@ -70,10 +69,10 @@ class RequestContext:
 
     __slots__ = ("_begin", "model", "seen")
 
-    def __init__(self, models: GrpcModels, size: Callable[[], int] | None, call: GrpcCall) -> None:
-        self._begin = size, call
+    def __init__(self, models: GrpcModels, head: CallHead, size: int) -> None:
+        self._begin = head, size
         self.model = models.default
-        self.seen: RequestRecord | None = self.model.calls.begin(size, call)
+        self.seen: RequestRecord | None = self.model.calls.begin(head, size)
 
     def of(self, model: GrpcModel) -> GrpcModel:
         """Count the request for `model`, and return that."""

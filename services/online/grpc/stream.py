@@ -48,7 +48,7 @@ class StreamInfer:
 
     async def _answer(self, message: bytes, call: GrpcCall) -> None:
         request = self._method.request()
-        context = RequestContext(self._models, message.__len__, call)
+        context = RequestContext(self._models, call.head, len(message))
         failure: BaseException | None = None
         try:
             with Hold(self._models.inflight) as hold:

@@ -22,7 +22,7 @@ async def counted(
     infer: Callable[[RequestContext], Awaitable[Any]],
 ) -> Any:
     """Return what `infer` answers to an infer message, and count its outcome."""
-    context = RequestContext(models, message.__len__, call)
+    context = RequestContext(models, call.head, len(message))
     try:
         with Hold(models.inflight) as hold:
             hold.grow(len(message))
@@ -61,7 +61,7 @@ def lane_of(call: GrpcCall) -> Priority | None:
     return priority_of_headers(
         [
             value
-            for name, value in call.metadata
+            for name, value in call.head.metadata
             if name == PRIORITY_HEADER and isinstance(value, str)
         ]
     )

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from services.online.batching.admission import QueueFullError
-from services.online.batching.budget import Hold, Inflight
+from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer, Cancellable
 from services.online.batching.model_executor import forward
 from services.online.batching.scheduler import deadline_exceeded
@@ -59,24 +59,18 @@ class PendingRequest(Hold):
     overrides the body's (None if they do not), the body's content coding, and `accept`, the header
     Accept-Encoding. `record` is the observability record, or None. `request` is set when the body
     was decoded, which took `parse_seconds`. The request is its own share of the memory budget.
+
+    Attributes that most requests leave as they are belong to the class: a request sets few.
     """
 
-    __slots__ = (
-        "accept", "coding", "json_length", "parse_seconds", "priority", "record", "request",
-        "request_id",
-    )  # fmt: skip
     request: InferRequest
-
-    def __init__(self, inflight: Inflight) -> None:
-        self.inflight = inflight
-        self.size = 0
-        self.request_id = b""
-        self.record: RequestRecord | None = None
-        self.json_length: int | None = None
-        self.coding = IDENTITY
-        self.accept = b""
-        self.priority: Priority | None = None
-        self.parse_seconds = 0.0
+    request_id = b""
+    record: RequestRecord | None = None
+    json_length: int | None = None
+    coding = IDENTITY
+    accept = b""
+    priority: Priority | None = None
+    parse_seconds = 0.0
 
     def set_result(self, answer: Answer, /) -> None:
         """Send the answer."""
@@ -138,7 +132,7 @@ class InferHandler:
     def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
         """Return the observability record of this request, or None if it has none."""
         observer = self._host.observer
-        if observer is None or not observer.active:
+        if observer is None:
             return None
         traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
         return observer.begin(HTTP, request_id, traceparent, tracestate)
@@ -152,7 +146,12 @@ class InferHandler:
         pending.request_id = self._ids.of(headers.get(b"x-request-id"))
         observer, access = self._host.observer, self._host.access
         if observer is not None and observer.active:
-            pending.record = self.observe(headers, pending.request_id)
+            pending.record = observer.begin(
+                HTTP,
+                pending.request_id,
+                headers.get(b"traceparent"),
+                headers.get(b"tracestate"),
+            )
         if access.required:
             access.require(headers.get(b"authorization"))
         self.read_headers(pending, headers)
@@ -162,18 +161,18 @@ class InferHandler:
 
         Raises UNSUPPORTED_MEDIA_TYPE, INVALID_INPUT, PAYLOAD_TOO_LARGE.
         """
-        media_type = headers.get(b"content-type", b"")
-        if media_type not in _MEDIA_TYPES:
-            media_type = media_type.partition(b";")[0].strip().lower()
+        if b"content-type" in headers and headers[b"content-type"] not in _MEDIA_TYPES:
+            media_type = headers[b"content-type"].partition(b";")[0].strip().lower()
             if media_type not in _MEDIA_TYPES:
                 raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content type is not served")
         if b"content-encoding" in headers:
             pending.coding = content_coding(headers[b"content-encoding"].decode("latin-1"))
-        length = headers.get(b"content-length")
-        if length is not None and (len(length) >= self._digits or not length.isdigit()):
-            self.check_size(_number(b"content-length", length))
-        length = headers.get(b"inference-header-content-length")
-        if length is not None:
+        if b"content-length" in headers:
+            length = headers[b"content-length"]
+            if len(length) >= self._digits or not length.isdigit():
+                self.check_size(_number(b"content-length", length))
+        if b"inference-header-content-length" in headers:
+            length = headers[b"inference-header-content-length"]
             pending.json_length = _number(b"inference-header-content-length", length)
         if b"mlctl-priority" in headers:
             pending.priority = parse_priority(headers[b"mlctl-priority"].decode("latin-1"))
@@ -198,7 +197,7 @@ class InferHandler:
             full = self._host.quick_reject(pending.priority or Priority.NORMAL, len(body))
             if full is not None:
                 raise full
-        if _is_heavy(pending, body):
+        if (len(body) > _HEAVY_JSON or pending.coding != IDENTITY) and _is_heavy(pending, body):
             task = asyncio.get_running_loop().create_task(
                 self._submit_apart(pending, body, timeout)
             )

@@ -18,10 +18,11 @@ _STATUS_LINES = {
 }
 _OK = b"HTTP/1.1 200 OK\r\n%b"
 _LENGTH_TIMING_ID = b"content-length: %d\r\nserver-timing: %b\r\nx-request-id: %b\r\n"
-_JSON_HEAD = _OK + b"content-type: application/json\r\n" + _LENGTH_TIMING_ID
-_BINARY_HEAD = (
+_MORE_AND_BODY = b"%b\r\n%b"
+_JSON_ANSWER = _OK + b"content-type: application/json\r\n" + _LENGTH_TIMING_ID + _MORE_AND_BODY
+_BINARY_ANSWER = (
     _OK + b"content-type: application/octet-stream\r\n" + _LENGTH_TIMING_ID
-    + b"inference-header-content-length: %d\r\n"
+    + b"inference-header-content-length: %d\r\n" + _MORE_AND_BODY
 )  # fmt: skip
 
 
@@ -102,14 +103,12 @@ def success_to_wire(
     `timing` is the value of Server-Timing, `header_length` the length of the JSON that binary
     data follows, if any does.
     """
-    if header_length is None:
-        head = _JSON_HEAD % (headers, len(body), timing, request_id)
-    else:
-        head = _BINARY_HEAD % (headers, len(body), timing, request_id, header_length)
+    more = b""
     if extra or close:
-        lines = [*extra, (b"connection", b"close")] if close else extra
-        return b"".join((head, render_headers(lines), b"\r\n", body))
-    return b"".join((head, b"\r\n", body))
+        more = render_headers([*extra, (b"connection", b"close")] if close else extra)
+    if header_length is None:
+        return _JSON_ANSWER % (headers, len(body), timing, request_id, more, body)
+    return _BINARY_ANSWER % (headers, len(body), timing, request_id, header_length, more, body)
 
 
 def render_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

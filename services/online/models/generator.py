@@ -56,6 +56,7 @@ class ServedGenerator(ServedModel):
         batch = await asyncio.to_thread(self._load)
         settings = self.settings
         self._metrics = Metrics(self.name, self._registry)
+        self.answered = self._metrics.answered
         capacity = settings.max_sequences * batch.max_tokens
         self._generation = GenerationMetrics(self.name, self._registry, capacity)
         self._observe()

@@ -75,6 +75,7 @@ class ServedPipeline(ServedModel):
     async def start(self) -> None:
         """Begin to serve; the stages were started, proved and warmed up before."""
         self._metrics = Metrics(self.name, self._registry)
+        self.answered = self._metrics.answered
         self._observe()
         self.phase = ModelPhase.READY
 

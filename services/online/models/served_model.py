@@ -12,7 +12,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NoReturn
 
@@ -62,7 +62,13 @@ class ModelPhase(Enum):
 
 
 class ServedModel:
-    """One model of one bundle in one process."""
+    """One model of one bundle in one process.
+
+    `answered` counts an answered request: its protocol, and the seconds of its stages parse, queue,
+    infer and serialize.
+    """
+
+    answered: Callable[[str, float, float, float, float], None]
 
     def __init__(
         self,
@@ -169,6 +175,7 @@ class ServedModel:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
         scorer, seconds = await asyncio.to_thread(self._prepare)
         self._metrics = Metrics(self.name, self._registry, lambda: scorer.transform_seconds)
+        self.answered = self._metrics.answered
         self._observe()
         quick = {rows: time for rows, time in seconds.items() if time <= _INLINE_SECONDS}
         theirs = self._bundle.manifest.batching.max_rows
@@ -177,6 +184,7 @@ class ServedModel:
         # A lookup of features waits for the network, which would stop the event loop.
         inline = not (slow or scorer.yields or scorer.lookups) and self.signature.bounded
         scorer.max_rows = self._batch_rows(scorer, quick if inline else seconds)
+        scorer.max_length = self.settings.max_length
         self._costs = BatchCosts(seconds)
         limits = self._limits(scorer, inline=inline)
         if scorer.yields:
@@ -292,13 +300,6 @@ class ServedModel:
         if self._metrics is None:
             return
         self._metrics.request(protocol, outcome_of(error), count)
-
-    def answered(
-        self, protocol: str, parse: float, queue: float, infer: float, serialize: float
-    ) -> None:
-        """Count an answered request and the seconds that it spent in each stage."""
-        if self._metrics is not None:
-            self._metrics.answered(protocol, parse, queue, infer, serialize)
 
     def publish(self) -> None:
         """Make everything that was counted so far readable on /metrics."""

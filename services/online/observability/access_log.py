@@ -20,7 +20,7 @@ from services.online.observability.backlog import Backlog
 from services.online.observability.calls import RequestRecord
 from services.online.observability.traceparent import trace_id
 
-# A fifth of a second's worth at far more requests than a worker answers.
+# More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
 
 
@@ -104,12 +104,13 @@ class AppendedFile:
 
 
 class AccessLog:
-    """Takes requests that are done, and writes them when the observer's thread says so."""
+    """Takes requests that are done with `put`; the observer's thread writes them with `flush`."""
 
     def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
         self._waiting = Backlog[RequestRecord](MAX_WAITING)
+        self.put = self._waiting.put
         self._lost = 0
         self._outcomes: dict[tuple[str, str, int | None], bytes] = {}
         self._second = -1
@@ -119,10 +120,6 @@ class AccessLog:
     def dropped(self) -> int:
         """Requests that are not in the log: they came too fast, or it could not be written."""
         return self._waiting.dropped + self._lost
-
-    def put(self, record: RequestRecord) -> None:
-        """Note one request."""
-        self._waiting.put(record)
 
     def flush(self) -> None:
         """Write what was noted; OSError if that fails, and these lines are lost."""
@@ -151,13 +148,14 @@ class AccessLog:
             self._second = second
             text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
             self._second_text = text.encode()
-        start = (
-            self._second_text, (at - second) * 1e6, outcome, _text(record.request_id),
-            _trace_id(record.traceparent),
-        )  # fmt: skip
+        name, trace, parent = record.request_id, b"null", record.traceparent
+        name = b'"%b"' % name if name.isalnum() else _text(name)
+        if parent is not None and (found := trace_id(parent)) is not None:
+            trace = b'"%b"' % found
+        start = self._second_text, (at - second) * 1e6, outcome, name, trace
+        total, queue, infer = record.seconds * 1e3, record.queue, record.infer
+        parse, serialize = record.parse, record.serialize
         sizes = record.rows, record.batch_rows, record.bytes_in, record.bytes_out
-        total = record.seconds * 1e3
-        queue, infer, parse, serialize = record.queue, record.infer, record.parse, record.serialize
         if None in sizes or queue is None or infer is None or parse is None or serialize is None:
             line = _START % start + _SIZES % (*map(_number, sizes), total)
             if queue is not None and infer is not None:
@@ -181,14 +179,7 @@ def _number(value: int | None) -> bytes:
 
 def _text(value: bytes) -> bytes:
     """Return a JSON string; line ends are escaped in it, so that a line stays one."""
-    if value.isalnum():  # the usual form of an id
-        return b'"%b"' % value
     return orjson.dumps(value.decode("latin-1"))
-
-
-def _trace_id(header: bytes | None) -> bytes:
-    found = None if header is None else trace_id(header)
-    return b"null" if found is None else b'"%b"' % found
 
 
 def open_output(name: str) -> LogOutput:

@@ -166,6 +166,21 @@ def test_header_cache__any_order_of_requests__decodes_as_without_a_cache() -> No
         ]
 
 
+def test_decode__one_binary_tensor_with_keys__has_both_and_the_exact_size() -> None:
+    codec = V2Codec(
+        "m", "d" * 64, Signature(inputs=SIGNATURE.inputs[:1], outputs=SIGNATURE.outputs)
+    )
+    head = body(id="7", inputs=[binary_x()], parameters={"entity_key": "u1"})
+    request = codec.decode(head + np.array([3, 4], np.float32).tobytes(), len(head))
+    assert (request.id, request.keys, request.inputs["x"].tolist()) == ("7", ("u1",), [[3, 4]])
+    for size, message in (
+        (7, "7 bytes are left"),
+        (9, "1 bytes of binary data belong to no input"),
+    ):
+        with pytest.raises(MlctlError, match=message):
+            codec.decode(head + bytes(size), len(head))
+
+
 def test_half_floats_are_numbers_in_json() -> None:
     spec = TensorSpec(name="h", dtype=Datatype.FP16, shape=(-1,))
     codec = V2Codec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))

@@ -69,9 +69,9 @@ class GrpcCall:
     """
 
     __slots__ = (
-        "_arrived", "_assembler", "_end", "_ended", "_handler", "_head", "_hold", "_inflight",
+        "_arrived", "_assembler", "_end", "_ended", "_handler", "_hold", "_inflight",
         "_late", "_limit", "_link", "_on_reject", "_seconds", "_started", "_task", "_timer",
-        "_untaken", "done", "stream",
+        "_untaken", "done", "head", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -85,12 +85,12 @@ class GrpcCall:
         room: Inflight,
         seconds: float,
         ended: bool,
-        on_reject: Callable[[MlctlError, Any], None],
+        on_reject: Callable[[MlctlError, CallHead], None],
     ) -> None:
         self.stream = stream
         self.done = False
         self._link = link
-        self._head = head
+        self.head = head
         self._limit = limit
         self._seconds = seconds
         self._on_reject = on_reject
@@ -114,8 +114,8 @@ class GrpcCall:
         """
         loop = asyncio.get_running_loop()
         self._handler = handler
-        timeout = self._head.timeout
-        self._hold.grow(_CALL_BYTES + self._head.size)
+        timeout = self.head.timeout
+        self._hold.grow(_CALL_BYTES + self.head.size)
         if timeout is not None:
             self._end = loop.time() + timeout
         if handler.streams:
@@ -195,11 +195,6 @@ class GrpcCall:
         """The client's address."""
         return self._link.peer
 
-    @property
-    def metadata(self) -> tuple[Trailer, ...]:
-        """The caller's own headers."""
-        return self._head.metadata
-
     def time_remaining(self) -> float | None:
         """The seconds until the caller's deadline, if it has one."""
         return None if self._end is None else self._end - asyncio.get_running_loop().time()
@@ -235,7 +230,7 @@ class GrpcCall:
         """Reject what arrived before the handler saw it, and end a handler that waits for more."""
         if self.done:
             return
-        self._on_reject(error, self)
+        self._on_reject(error, self.head)
         self.reject(error)
         if self._task is not None:
             self._task.cancel()
@@ -249,7 +244,7 @@ class GrpcCall:
             if is_public(error):
                 self.reject(error)
             else:
-                logger.exception("a call of %s failed", self._head.path)
+                logger.exception("a call of %s failed", self.head.path)
                 self.reject(failed())
 
     async def _answer(self) -> bytes | None:
@@ -281,7 +276,7 @@ class GrpcCall:
         if not self._assembler.messages:
             self._take()
             self._watch()
-        coding = self._head.encoding
+        coding = self.head.encoding
         if packed.compressed and len(packed.data) > _HEAVY_BYTES:
             message = await unpack_apart(packed, coding, self._limit, self._inflight)
         else:

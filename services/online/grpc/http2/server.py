@@ -151,7 +151,7 @@ class Http2Server:
             try:
                 self._begin(call, head)
             except MlctlError as error:
-                self._calls.rejected(error, call)
+                self._calls.rejected(error, head)
                 call.reject(error)
         return call
 

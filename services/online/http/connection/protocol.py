@@ -40,13 +40,18 @@ class InferCycle(PendingRequest):
     `expects` is whether the client waits for 100 Continue before it sends the body.
     """
 
-    __slots__ = (
-        "_body", "_deadline", "_error", "_expects", "_handler", "_headers", "_protocol", "_queued",
-        "_submitted", "_timer", "disconnected", "keep_alive", "more_body", "response_complete",
-        "waits",
-    )  # fmt: skip
     message_event = _NoEvent()
     response_started = False
+    waits = True
+    disconnected = False
+    more_body = True
+    response_complete = False
+    _body: bytes | bytearray = b""
+    _error: MlctlError | None = None
+    _submitted = False
+    _queued: Cancellable | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _deadline: float
 
     def __init__(
         self,
@@ -57,32 +62,18 @@ class InferCycle(PendingRequest):
         keep_alive: bool,
         expects: bool,
     ) -> None:
-        super().__init__(handler.inflight)
+        self.inflight = handler.inflight
         self.keep_alive = keep_alive
-        self.waits = True
-        self.disconnected = False
-        self.more_body = True
-        self.response_complete = False
-        self._handler = handler
+        self.handler = handler
         self._protocol = protocol
         self._headers = headers
         self._expects = expects
-        self._body: bytes | bytearray = b""
-        self._error: MlctlError | None = None
-        self._submitted = False
-        self._queued: Cancellable | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def handler(self) -> InferHandler:
-        """The handler of the model that the request names."""
-        return self._handler
 
     def begin(self) -> None:
         """Check the headers; all earlier requests of the connection are answered."""
         self.waits = False
         try:
-            self._handler.begin(self, self._headers)
+            self.handler.begin(self, self._headers)
             if self._error is not None:
                 raise self._error
         except MlctlError as error:
@@ -97,8 +88,8 @@ class InferCycle(PendingRequest):
             return  # a body after the body is that of a pipelined upgrade
         size = self.size + len(piece)  # it is charged for what has arrived
         try:
-            if size > self._handler.max_body_bytes:
-                self._handler.check_size(size)
+            if size > self.handler.max_body_bytes:
+                self.handler.check_size(size)
             self.grow(size)
         except MlctlError as error:
             if self.waits:
@@ -121,7 +112,7 @@ class InferCycle(PendingRequest):
             return
         if self._timer is None and self.more_body:
             loop = self._protocol.loop
-            self._deadline = loop.time() + self._handler.seconds
+            self._deadline = loop.time() + self.handler.seconds
             self._timer = loop.call_at(self._deadline, self._reject, deadline_exceeded())
 
     def submit(self) -> None:
@@ -135,10 +126,10 @@ class InferCycle(PendingRequest):
         body, self._body = self._body, b""
         try:
             # Without a timer the whole request arrived in one read, or waited until now.
-            seconds = self._handler.seconds
+            seconds = self.handler.seconds
             if self._timer is not None:
                 seconds = self._deadline - self._protocol.loop.time()
-            self._queued = self._handler.submit(self, bytes(body), seconds)
+            self._queued = self.handler.submit(self, bytes(body), seconds)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self._reject(error)
 
@@ -151,14 +142,14 @@ class InferCycle(PendingRequest):
         self._complete()
         if queued is not None:
             queued.cancel()
-        self._handler.disconnected(self.record)
+        self.handler.disconnected(self.record)
 
     def set_result(self, answer: Answer, /) -> None:
         if self.response_complete:
             return
         protocol = self._protocol
         try:
-            response = self._handler.respond(
+            response = self.handler.respond(
                 self, answer, protocol.server_headers(), close=not self.keep_alive
             )
         except Exception as error:  # noqa: BLE001 - it is logged and answered
@@ -176,7 +167,7 @@ class InferCycle(PendingRequest):
         if self._expects and self.more_body:
             # The client may never send the body, and the server would take its next request for it.
             self.keep_alive = False
-        response = self._handler.reject(error, self.request_id, self.record)
+        response = self.handler.reject(error, self.request_id, self.record)
         self._complete()
         close, protocol = not self.keep_alive, self._protocol
         protocol.send(to_wire(response, protocol.server_headers(), close=close), close=close)
@@ -253,14 +244,13 @@ class InferProtocol(LimitedProtocol):
         ):
             self._check_head()
         self._end_head()
-        current = parser.get_http_version() != "1.0"
-        cycle = InferCycle(
-            self,
-            handler,
-            fields,
-            keep_alive=current and not self._leaving and parser.should_keep_alive(),
-            expects=current and b"expect" in fields and fields[b"expect"].lower() == _EXPECTED,
-        )
+        keep_alive = not self._leaving and parser.should_keep_alive()
+        expects = b"expect" in fields and fields[b"expect"].lower() == _EXPECTED
+        # A client of HTTP/1.0 can keep the connection or wait for 100 Continue only by a header.
+        if b"connection" in fields or expects:
+            current = parser.get_http_version() != "1.0"
+            keep_alive, expects = keep_alive and current, expects and current
+        cycle = InferCycle(self, handler, fields, keep_alive=keep_alive, expects=expects)
         previous, self.cycle = self.cycle, cycle
         if previous is not None and not previous.response_complete:
             self.flow.pause_reading()

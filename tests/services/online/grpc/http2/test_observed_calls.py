@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
+from services.online.grpc.http2.head import encode_metadata, parse_head
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.observability.calls import RequestRecord
 from services.online.observability.observer import Observer
 from services.online.observability.traceparent import parse_traceparent
 from services.online.observability.tracing import Tracing
+from tests.services.online.grpc.http2.conftest import head as method_head
 from tests.services.online.observability.calls import TRACEPARENT
 
 
@@ -27,8 +29,8 @@ def calls() -> Iterator[GrpcCalls]:
 
 
 def begun(calls: GrpcCalls, *metadata: tuple[str, str | bytes]) -> RequestRecord | None:
-    call: Any = SimpleNamespace(metadata=metadata, peer="ipv4:1.2.3.4:5")
-    return calls.begin(lambda: 7, call)
+    head = parse_head((*method_head(), *encode_metadata(metadata)))
+    return calls.begin(head, 7)
 
 
 def test_a_call_is_known_by_its_metadata(calls: GrpcCalls) -> None:
