@@ -352,10 +352,12 @@ class Controller:
         progress, now = self.progress, self._now()
         if progress.restored is not None:
             return
+        # A bad tick of long ago has nothing to do with a rollback that an operator wants.
+        judged = progress.ruling is not None and isinstance(progress.ruling.gate, Gate)
         body = {
             "seconds_since_decision": now - decided,
             "seconds_since_exposure": _since(progress.exposed, now),
-            "seconds_since_first_bad": _since(progress.first_bad, now),
+            "seconds_since_first_bad": _since(progress.first_bad, now) if judged else None,
         }
         self._save(replace(progress, restored=now), "traffic_restored", body)
 

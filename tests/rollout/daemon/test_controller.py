@@ -195,6 +195,18 @@ def test_rollback_command__with_a_reason__recorded_as_the_verdict(stage: Stage) 
     assert ended.body["verdict"]["why"] == "the numbers look odd"
 
 
+def test_rollback_command__after_a_bad_tick__its_time_does_not_count_from_it(
+    stage: Stage,
+) -> None:
+    stage.until(RolloutPhase.SHIFT)
+    stage.tick(errors=5)
+    assert stage.controller.progress.first_bad is not None
+    stage.journal.request("shop", OperatorCommand.ROLLBACK, "another one is better")
+    stage.until(RolloutPhase.DONE)
+    (restored,) = stage.events("traffic_restored")
+    assert restored.body["seconds_since_first_bad"] is None
+
+
 def test_rollback_command__during_the_last_tick_of_the_bake__applied(stage: Stage) -> None:
     """The request arrives between the tick's look and the record of its promotion."""
     stage.until(RolloutPhase.BAKE)
