@@ -14,9 +14,9 @@ demo: .venv/.demo ## Walk one real model through the whole chain
 	$(BIN)/mlctl demo
 
 REPORTS := build/reports
-# Five processes share the tests file by file: many wait for servers most of the time. With four,
-# two cores were idle for a quarter of it.
-PYTEST := $(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
+# Four processes share the tests file by file: many wait for servers most of the time. Five were
+# no faster on two cores.
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: check ## Run all checks and the whole test suite; writes build/reports/tests.xml
 	$(PYTEST) --retry-stalled --junit-xml $(REPORTS)/tests.xml

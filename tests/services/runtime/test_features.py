@@ -23,7 +23,7 @@ from loadtest.parity.stream_path import StreamPath
 from optimize.transforms.transform import read_transform
 from services.online.http.inference import timing
 from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from services.online.settings import load_settings
 from services.runtime.features import FeatureTable, look_up, open_store
 from services.runtime.scorer import Scorer
 from services.runtime.settings import RuntimeSettings
@@ -131,7 +131,7 @@ def test_features__every_path__answers_with_the_stored_values(
         return registry.get_sample_value("mlctl_transform_seconds_total", labels) or 0.0
 
     async def main() -> None:
-        model = ServedModel(bundle, ServerSettings(), registry=registry)
+        model = ServedModel(bundle, load_settings(), registry=registry)
         await model.start()
         assert seconds() == 0.0  # golden rows and warm-up look nothing up
         answer = await model.infer(request)
