@@ -85,7 +85,8 @@ def test_bench__cold__has_the_stages_of_each_start(mlctl: Mlctl, protocol: str) 
     assert found["bento"].startswith("tiny:")
     assert len(found["starts"]) == 2
     for start in found["starts"]:
-        assert 0 < start["load_s"] < start["ready_s"] < start["first_answer_s"] < 120
+        # Rounded to milliseconds, and the first answer may take less than half of one.
+        assert 0 < start["load_s"] < start["ready_s"] <= start["first_answer_s"] < 120
         assert 0 < start["warm_up_s"] < start["ready_s"]
         stages = start["process_s"] + start["load_s"] + start["warm_up_s"]
         assert start["ready_s"] == pytest.approx(stages, abs=0.01)
