@@ -264,6 +264,7 @@ def test_input_constraints__none__are_not_mentioned() -> None:
         ({"ranges": {"other": [0, 1]}}, "'other' is no integer input"),
         ({"ranges": {"mask": [0, 1]}}, "'mask' is no integer input"),
         ({"ranges": {"ids": [2, 1]}}, "from 2 to 1"),
+        ({"optional": ["ids", "other"]}, "there is no input 'other'"),
         ({"equal_lengths": axes(("ids", 1))}, "equal_lengths"),
         ({"equal_lengths": axes(("ids", 1), ("other", 1))}, "'other' has no dynamic dimension 1"),
         ({"equal_lengths": axes(("ids", 1), ("mask", 2))}, "'mask' has no dynamic dimension 2"),
@@ -275,3 +276,35 @@ def test_input_constraints__do_not_fit_the_signature__are_refused(
     with pytest.raises(MlctlError, match=where) as caught:
         parse(constrained(**constraints))
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
+
+
+def test_input_constraints__optional_inputs__are_known_by_name() -> None:
+    manifest = parse_manifest(json.dumps(constrained(optional=["mask"])).encode())
+    assert manifest.optional_inputs == {"mask"}
+    assert small_manifest().optional_inputs == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("eos_id", "folder", "problem"),
+    [
+        (9, "generate", None),
+        (10, "generate", "eos_ids must be below vocabulary_size"),
+        (9, "elsewhere", "need each other"),
+    ],
+)
+def test_generation__with_its_files__ends_at_a_token_that_exists(
+    eos_id: int, folder: str, problem: str | None
+) -> None:
+    generation = {
+        "context_length": 8,
+        "vocabulary_size": 10,
+        "eos_ids": [eos_id],
+        "chat_template": False,
+    }
+    file = {"path": f"{folder}/model.onnx", "size": 1, "sha256": "0" * 64}
+    document = manifest_document() | {"generation": generation, "files": [file]}
+    if problem is None:
+        assert parse_manifest(json.dumps(document).encode()).generation is not None
+    else:
+        with pytest.raises(MlctlError, match=problem):
+            parse(document)

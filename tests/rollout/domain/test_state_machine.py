@@ -6,8 +6,10 @@ import pytest
 
 from rollout.domain import gates
 from rollout.domain import state_machine as machine
+from rollout.domain.bursts import NO_TRIALS
 from rollout.domain.counts import Counts, Window
 from rollout.domain.gates import Action, Gate, HoldReason, Verdict
+from rollout.domain.labels import LabelledTrials
 from rollout.domain.operator_commands import OperatorCommand, Request
 from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
@@ -164,6 +166,23 @@ def test_first_bad__median_beyond_its_limit__is_noted() -> None:
     spec = replace(SPEC, max_p50_ms=10.0)
     slow = Window(Counts(100, 0, 100, late=60), Counts(900, 0, 900))
     assert machine.absorb(SHIFTED, TickObservation(slow), spec, 104.0).first_bad == 104.0
+
+
+def test_absorb__labels__replace_what_was_labelled_before() -> None:
+    labelled = LabelledTrials(candidate=NO_TRIALS.add(3, 10, 1.0, burst=1.0, limit=0.5))
+    observed = TickObservation(None, labelled=labelled)
+    progress = machine.absorb(SHIFTED, observed, SPEC, 104.0)
+    assert machine.absorb(progress, observed, SPEC, 105.0).evidence == progress.evidence
+    assert progress.evidence.of(Gate.ACCURACY_VS_LIMIT).ours.n == 10
+
+
+def test_no_traffic__some_time_without_a_request__is_said_until_one_arrives() -> None:
+    progress = looked(SHIFTED, 3, 104.0, Window(seconds=2.0))
+    assert progress.idle_since == 102.0
+    assert machine.no_traffic(progress, 102.0 + machine.IDLE_SECONDS - 0.1) is None
+    said = machine.no_traffic(progress, 102.0 + machine.IDLE_SECONDS)
+    assert said == f"no requests in the last {machine.IDLE_SECONDS:.0f} s; the gates need traffic"
+    assert looked(progress, 1, 200.0).idle_since is None
 
 
 def test_apply_verdict__hold__changes_nothing() -> None:

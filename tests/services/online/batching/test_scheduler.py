@@ -186,6 +186,29 @@ def test_what_can_never_fit_is_too_large() -> None:
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
+def test_check_room__large_request__may_fill_half_of_the_queue() -> None:
+    policy = batcher(rows=64, queue=100)
+    offer(policy, 1, "k", 0.0, FAR)
+    policy.release(0.0)
+    offer(policy, 10, "k", 0.0, FAR)
+    policy.check_room(40, Priority.NORMAL, 0.0)
+    with pytest.raises(QueueFullError):
+        policy.check_room(41, Priority.NORMAL, 0.0)
+    policy.check_room(32, Priority.NORMAL, 0.0)
+
+
+def test_state__idle_then_busy_then_idle__is_shown() -> None:
+    policy = batcher(rows=4)
+    assert (policy.idle, policy.busy, policy.running_seconds(1.0)) == (True, False, 0.0)
+    offer(policy, 4, "k", 1.0, FAR)
+    assert (policy.idle, policy.busy, policy.full) == (False, False, True)
+    policy.release(1.0)
+    assert (policy.idle, policy.busy, policy.running_seconds(3.5)) == (False, True, 2.5)
+    assert policy.running_rows == 4
+    policy.finished(2.5)
+    assert policy.idle
+
+
 def test_deadlines_pass_while_waiting_and_while_running() -> None:
     policy = batcher(rows=1)
     running = offer(policy, 1, "k", 0.0, 1.0)
