@@ -171,7 +171,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @settings(max_examples=60)
 @given(st.lists(HTTP, max_size=8), st.lists(GRPC, max_size=3))
-def test_nothing_is_held_after_any_ending(
+def test_budget__requests_end_in_any_way__nothing_is_held(
     bench: Bench, over_http: list[Any], over_grpc: list[Any]
 ) -> None:
     bench.run(over_http, over_grpc)
