@@ -32,7 +32,7 @@ BODY = json.dumps({"inputs": [TENSOR]}).encode()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=40))
-def test_no_more_is_held_than_the_limit_and_nothing_at_the_end(
+def test_inflight__any_steps__stays_within_the_limit(
     steps: list[tuple[int, int]],
 ) -> None:
     inflight = Inflight(100)
@@ -53,7 +53,7 @@ def test_no_more_is_held_than_the_limit_and_nothing_at_the_end(
     assert inflight.used == 0
 
 
-def test_infer_requests_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
+def test_http_infer__requests_in_flight__are_bounded_and_released(bundle: VerifiedBundle) -> None:
     async def main() -> None:
         settings = ServerSettings(max_inflight_bytes=2 * len(BODY) - 2)
         host = ServedModel(bundle, settings, registry=CollectorRegistry())
@@ -96,7 +96,7 @@ async def pieces() -> AsyncIterator[bytes]:
         yield BODY[start : start + 20]
 
 
-def test_a_client_that_leaves_lets_go(bundle: VerifiedBundle) -> None:
+def test_http_infer__client_disconnects__releases_its_bytes(bundle: VerifiedBundle) -> None:
     async def main() -> None:
         host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
@@ -140,7 +140,7 @@ def test_predict__memory_budget_is_used_up__is_rejected(
     asyncio.run(main())
 
 
-def test_grpc_has_the_same_limits(bundle: VerifiedBundle) -> None:
+def test_grpc_infer__requests_in_flight__are_bounded_and_released(bundle: VerifiedBundle) -> None:
     request = methods()["ModelInfer"].request(model_name="tiny")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     request.raw_input_contents.append(bytes(16))

@@ -20,7 +20,7 @@ from tests.support.listening import until
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
-def test_who_watches_is_told_of_each_drain_once(shared_bundle: VerifiedBundle) -> None:
+def test_watch__server_drains__is_notified_once(shared_bundle: VerifiedBundle) -> None:
     async def main() -> None:
         host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()
@@ -44,7 +44,7 @@ def test_who_watches_is_told_of_each_drain_once(shared_bundle: VerifiedBundle) -
     asyncio.run(main())
 
 
-def test_watches_are_limited_in_number_and_those_that_ended_do_not_count(
+def test_watch__above_the_limit__is_rejected_until_one_ends(
     shared_bundle: VerifiedBundle,
 ) -> None:
     async def main() -> None:
@@ -70,7 +70,9 @@ def test_watches_are_limited_in_number_and_those_that_ended_do_not_count(
     asyncio.run(main())
 
 
-def test_a_connection_may_have_so_many_calls(shared_bundle: VerifiedBundle) -> None:
+def test_settings__new_connection__announce_the_limit_of_streams(
+    shared_bundle: VerifiedBundle,
+) -> None:
     async def main() -> None:
         host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
         await host.start()

@@ -71,7 +71,9 @@ async def step(raw: Raw, opened: list[int], dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_stays_counted(serve: Serve, caplog: pytest.LogCaptureFixture, seed: int) -> None:
+def test_connections__clients_leave_in_any_way__nothing_stays_counted(
+    serve: Serve, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
     dice = random.Random(seed)
 
     async def use(server: GrpcServer, host: ServedModel) -> None:
