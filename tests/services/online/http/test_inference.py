@@ -56,7 +56,7 @@ def submit(inference: InferHandler, headers: dict[bytes, bytes], body: bytes, le
     inference.submit(opened(inference, headers), body, left)
 
 
-def test_targets_are_what_clients_send(tmp_path: Any) -> None:
+def test_targets__model_with_special_name__are_its_paths(tmp_path: Any) -> None:
     bundle = make_bundle(tmp_path / "b", name="a.b-c_d")
     targets = InferHandler(
         ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
@@ -66,14 +66,14 @@ def test_targets_are_what_clients_send(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"\xff", b"x" * 129, None])
-def test_an_unfit_request_id_is_replaced(inference: InferHandler, given: bytes | None) -> None:
+def test_request_id__invalid__is_replaced(inference: InferHandler, given: bytes | None) -> None:
     headers = {} if given is None else {b"x-request-id": given}
     first, second = inference.request_id(headers), inference.request_id(headers)
     assert len({first, second, given}) == 3
     assert inference.request_id({b"x-request-id": b"fit-1"}) == b"fit-1"
 
 
-def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> None:
+def test_priority__header_and_body__header_wins(inference: InferHandler, asked: list[Any]) -> None:
     high = BODY[:-1] + b',"parameters":{"priority":1}}'
     for headers, body in (
         ({}, BODY),
@@ -89,7 +89,9 @@ def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> 
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_the_shorter_time_counts(inference: InferHandler, asked: list[Any]) -> None:
+def test_timeout__several_limits__shortest_counts(
+    inference: InferHandler, asked: list[Any]
+) -> None:
     body = BODY[:-1] + b',"parameters":{"timeout":2000000}}'
     for left in (5.0, 1.0):
         submit(inference, {}, body, left)
@@ -97,7 +99,9 @@ def test_the_shorter_time_counts(inference: InferHandler, asked: list[Any]) -> N
     np.testing.assert_array_equal(asked[0][0].inputs["x"], [[1, 2, 3, 4]])
 
 
-def test_a_declared_length_is_refused_before_the_body(inference: InferHandler) -> None:
+def test_content_length__above_the_limit__is_rejected_before_the_body(
+    inference: InferHandler,
+) -> None:
     opened(inference, {b"content-length": b"100"})
     with pytest.raises(MlctlError) as caught:
         opened(inference, {b"content-length": b"101"})

@@ -33,7 +33,7 @@ def host_of(bundle: VerifiedBundle, **settings: float | None) -> ServedModel:
     )
 
 
-def test_answers_only_between_start_and_stop(bundle: VerifiedBundle) -> None:
+def test_infer__before_start_or_after_stop__is_unavailable(bundle: VerifiedBundle) -> None:
     async def main() -> None:
         host = host_of(bundle)
         with pytest.raises(MlctlError, match="starting"):
@@ -51,7 +51,7 @@ def test_answers_only_between_start_and_stop(bundle: VerifiedBundle) -> None:
     asyncio.run(main())
 
 
-def test_wrong_golden_answers_keep_it_from_becoming_ready(tmp_path: Path) -> None:
+def test_start__wrong_golden_answers__fails(tmp_path: Path) -> None:
     made = make_bundle(tmp_path / "b")
     inputs, outputs = load_golden(made.path("golden.npz"))
     save_golden(made.root / "golden.npz", inputs, {"y": outputs["y"] + 1})
@@ -63,7 +63,7 @@ def test_wrong_golden_answers_keep_it_from_becoming_ready(tmp_path: Path) -> Non
     assert not host.ready
 
 
-def test_a_model_whose_rows_depend_on_each_other_is_never_joined(tmp_path: Path) -> None:
+def test_infer__dependent_rows__are_not_joined(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "b", row_independent=False)
 
     async def main() -> None:
@@ -79,7 +79,7 @@ def test_a_model_whose_rows_depend_on_each_other_is_never_joined(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_a_caller_can_only_shorten_the_deadline(bundle: VerifiedBundle) -> None:
+def test_infer__timeout_of_zero__exceeds_the_deadline(bundle: VerifiedBundle) -> None:
     async def main() -> None:
         host = host_of(bundle)
         await host.start()
@@ -91,7 +91,7 @@ def test_a_caller_can_only_shorten_the_deadline(bundle: VerifiedBundle) -> None:
     asyncio.run(main())
 
 
-def test_other_models_and_versions_are_not_here(bundle: VerifiedBundle) -> None:
+def test_find__other_name_or_version__is_not_found(bundle: VerifiedBundle) -> None:
     host = host_of(bundle)
     assert host.find("tiny") is host.find("tiny", bundle.digest) is host
     for name, version in (("other", ""), ("tiny", "1")):
@@ -106,7 +106,7 @@ def with_batching(bundle: VerifiedBundle, **changes: Any) -> VerifiedBundle:
     return seal(bundle.root, bundle.manifest.model_copy(update={"batching": batching}))
 
 
-def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
+def test_limits__bundle_and_environment__environment_wins(
     tmp_path: Path,
 ) -> None:
     said = {"max_wait_ms": 3.0, "max_queue_rows": 9, "max_queue_ms": 50.0}
@@ -169,7 +169,7 @@ def test_batch_size__rows_of_unlike_size__is_the_bundles(
     asyncio.run(main())
 
 
-def test_a_run_that_hangs_ends_the_hosts_life(
+def test_live__run_hangs__becomes_false(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, started = threading.Event(), threading.Event()
@@ -208,7 +208,7 @@ def test_a_run_that_hangs_ends_the_hosts_life(
     asyncio.run(main())
 
 
-def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
+def test_live__request_of_many_rows__has_the_time_of_its_batches(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = 5
@@ -242,7 +242,7 @@ def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
 
 
 @pytest.mark.parametrize("columns", [4, DYNAMIC])
-def test_rows_that_may_be_of_any_size_never_run_on_the_event_loop(
+def test_infer__rows_of_any_size__run_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     made = make_bundle(tmp_path / "b")
@@ -271,7 +271,7 @@ def test_rows_that_may_be_of_any_size_never_run_on_the_event_loop(
     assert (threads[0] is threading.main_thread()) == (columns == 4)
 
 
-def test_a_high_request_is_one_argument_away(bundle: VerifiedBundle) -> None:
+def test_infer__high_priority__is_answered(bundle: VerifiedBundle) -> None:
     async def main() -> None:
         host = host_of(bundle)
         await host.start()

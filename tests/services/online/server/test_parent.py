@@ -6,7 +6,7 @@ from services.online.server.parent import ParentWatch
 from tests.support.listening import until
 
 
-def test_a_worker_without_its_supervisor_ends_once() -> None:
+def test_parent_watch__supervisor_dies__ends_the_worker_once() -> None:
     looks: list[int] = []
     ends: list[str] = []
 
@@ -22,7 +22,7 @@ def test_a_worker_without_its_supervisor_ends_once() -> None:
     assert (looks, ends) == ([7, 7, 7, 1], ["end"])
 
 
-def test_a_supervisor_that_was_gone_before_the_watch_began_is_missed() -> None:
+def test_parent_watch__supervisor_died_before__ends_the_worker() -> None:
     ends: list[str] = []
 
     async def main() -> None:
@@ -33,7 +33,7 @@ def test_a_supervisor_that_was_gone_before_the_watch_began_is_missed() -> None:
     assert ends == ["end"]
 
 
-def test_a_watch_that_was_stopped_looks_no_more() -> None:
+def test_parent_watch__stopped__checks_no_more() -> None:
     looks: list[int] = []
 
     def parent() -> int:

@@ -22,7 +22,7 @@ async def app(_scope: object, _receive: object, send: object) -> None:
     await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
 
 
-def test_an_idle_connection_is_kept_as_long_as_we_say() -> None:
+def test_keep_alive__idle_connection__is_kept_as_long_as_set() -> None:
     protocol = type("Kept", (LimitedProtocol,), {"idle_seconds": 60})
 
     async def main() -> None:
@@ -37,7 +37,7 @@ def test_an_idle_connection_is_kept_as_long_as_we_say() -> None:
     asyncio.run(main())
 
 
-def test_the_server_gets_the_settings_limits(
+def test_serve_http__settings__set_the_limits_of_connections(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     protocols: dict[str, Any] = HTTP_PROTOCOLS
