@@ -41,7 +41,9 @@ def tensor(module: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("binary", [True, False])
-def test_http_asyncio(server: Server, built: BuiltBento, coding: str | None, binary: bool) -> None:
+def test_clients__tritonclient_http_asyncio__is_answered(
+    server: Server, built: BuiltBento, coding: str | None, binary: bool
+) -> None:
     async def main() -> None:
         async with HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             found = await client.infer(
@@ -63,7 +65,9 @@ def test_http_asyncio(server: Server, built: BuiltBento, coding: str | None, bin
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_http_sync_with_packed_bodies(server: Server, coding: str | None) -> None:
+def test_clients__tritonclient_http_with_compression__is_answered(
+    server: Server, coding: str | None
+) -> None:
     with HTTP.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         found = client.infer(
             "tiny",
@@ -75,7 +79,9 @@ def test_http_sync_with_packed_bodies(server: Server, coding: str | None) -> Non
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_grpc_asyncio(server: Server, coding: str | None) -> None:
+def test_clients__tritonclient_grpc_asyncio__is_answered(
+    server: Server, coding: str | None
+) -> None:
     async def main() -> None:
         async with GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
             found = await client.infer("tiny", [tensor(GRPC)], compression_algorithm=coding)
@@ -88,7 +94,7 @@ def test_grpc_asyncio(server: Server, coding: str | None) -> None:
     asyncio.run(main())
 
 
-def test_the_configuration_and_statistics_are_the_same_everywhere(
+def test_config_and_statistics__http_and_grpc__are_the_same(
     server: Server, built: BuiltBento
 ) -> None:
     max_rows = 32
@@ -124,7 +130,7 @@ def test_the_configuration_and_statistics_are_the_same_everywhere(
     assert int(success["ns"]) > before["inference_stats"]["success"]["ns"]
 
 
-def test_the_configuration_and_statistics_with_asyncio(server: Server) -> None:
+def test_config_and_statistics__asyncio_clients__are_the_same(server: Server) -> None:
     async def main() -> None:
         async with (
             HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
@@ -144,13 +150,15 @@ def test_the_configuration_and_statistics_with_asyncio(server: Server) -> None:
     asyncio.run(main())
 
 
-def test_grpc_health(server: Server) -> None:
+def test_grpc_health__real_server__is_serving(server: Server) -> None:
     with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         found = stub(channel).Check(HealthCheckRequest(), timeout=20)
         assert found.status == HealthCheckResponse.SERVING
 
 
-def test_the_typed_service(server: Server, built: BuiltBento) -> None:
+def test_typed_service__real_server__is_reflected_and_answers(
+    server: Server, built: BuiltBento
+) -> None:
     with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         service = "mlctl.models.tiny.v1.Predictor"
