@@ -42,6 +42,7 @@ pytest_plugins = [
     "tests.suite.retry",
     "tests.suite.skips",
     "tests.suite.slow",
+    "tests.suite.temporary",
     "tests.suite.tour",
     "tests.support.registry_store",
     "tests.support.serving_fixtures",
