@@ -157,18 +157,15 @@ def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doors:
 
 # BentoML reads a field of pydantic in a way that is going to end.
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_fields':DeprecationWarning")
-def test_errors__of_each_kind__show_no_internals(doors: Doors) -> None:
-    async def main() -> None:
-        async with doors.open() as found:
-            for failure in failures():
-                doors.failure = failure
-                for door, ask in found.items():
-                    told = await ask()
-                    leak = _LEAK.search(told.text)
-                    assert leak is None, (door, failure, told.text)
-                    assert told.status == expected(door, failure), (door, failure, told)
-
-    asyncio.run(main())
+async def test_errors__of_each_kind__show_no_internals(doors: Doors) -> None:
+    async with doors.open() as found:
+        for failure in failures():
+            doors.failure = failure
+            for door, ask in found.items():
+                told = await ask()
+                leak = _LEAK.search(told.text)
+                assert leak is None, (door, failure, told.text)
+                assert told.status == expected(door, failure), (door, failure, told)
 
 
 def expected(door: str, failure: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import Any
 
@@ -41,27 +40,24 @@ def tensor(module: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("binary", [True, False])
-def test_clients__tritonclient_http_asyncio__is_answered(
+async def test_clients__tritonclient_http_asyncio__is_answered(
     server: Server, built: BuiltBento, coding: str | None, binary: bool
 ) -> None:
-    async def main() -> None:
-        async with HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-            found = await client.infer(
-                "tiny",
-                [tensor(HTTP, binary_data=binary)],
-                outputs=[HTTP.InferRequestedOutput("y", binary_data=binary)],
-                request_compression_algorithm=coding,
-                response_compression_algorithm=coding,
-            )
-            np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
-            assert (await client.get_model_metadata("tiny"))["versions"] == [built.digest]
-            (entry,) = await client.get_model_repository_index()
-            assert (entry["name"], entry["state"]) == ("tiny", "READY")
-            assert "model_repository" in (await client.get_server_metadata())["extensions"]
-            with pytest.raises(InferenceServerException, match="does not unload models"):
-                await client.unload_model("tiny")
-
-    asyncio.run(main())
+    async with HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        found = await client.infer(
+            "tiny",
+            [tensor(HTTP, binary_data=binary)],
+            outputs=[HTTP.InferRequestedOutput("y", binary_data=binary)],
+            request_compression_algorithm=coding,
+            response_compression_algorithm=coding,
+        )
+        np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
+        assert (await client.get_model_metadata("tiny"))["versions"] == [built.digest]
+        (entry,) = await client.get_model_repository_index()
+        assert (entry["name"], entry["state"]) == ("tiny", "READY")
+        assert "model_repository" in (await client.get_server_metadata())["extensions"]
+        with pytest.raises(InferenceServerException, match="does not unload models"):
+            await client.unload_model("tiny")
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -79,19 +75,16 @@ def test_clients__tritonclient_http_with_compression__is_answered(
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_clients__tritonclient_grpc_asyncio__is_answered(
+async def test_clients__tritonclient_grpc_asyncio__is_answered(
     server: Server, coding: str | None
 ) -> None:
-    async def main() -> None:
-        async with GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-            found = await client.infer("tiny", [tensor(GRPC)], compression_algorithm=coding)
-            np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
-            index = await client.get_model_repository_index()
-            assert [entry.state for entry in index.models] == ["READY"]
-            assert (await client.get_server_metadata()).name == "mlctl"
-            assert await client.is_server_live()
-
-    asyncio.run(main())
+    async with GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        found = await client.infer("tiny", [tensor(GRPC)], compression_algorithm=coding)
+        np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
+        index = await client.get_model_repository_index()
+        assert [entry.state for entry in index.models] == ["READY"]
+        assert (await client.get_server_metadata()).name == "mlctl"
+        assert await client.is_server_live()
 
 
 def test_config_and_statistics__http_and_grpc__are_the_same(
@@ -130,24 +123,21 @@ def test_config_and_statistics__http_and_grpc__are_the_same(
     assert int(success["ns"]) > before["inference_stats"]["success"]["ns"]
 
 
-def test_config_and_statistics__asyncio_clients__are_the_same(server: Server) -> None:
-    async def main() -> None:
-        async with (
-            HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
-            GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc,
-        ):
-            plain = await http.get_model_config("tiny")
-            message = (await grpc.get_model_config("tiny")).config
-            assert plain["max_batch_size"] == message.max_batch_size == 32
-            (one,) = (await http.get_inference_statistics("tiny"))["model_stats"]
-            (other,) = (await grpc.get_inference_statistics()).model_stats
-            assert one["inference_count"] == other.inference_count
-            with pytest.raises(InferenceServerException, match="no model"):
-                await http.get_inference_statistics("another")
-            with pytest.raises(InferenceServerException, match="no model"):
-                await grpc.get_model_config("another")
-
-    asyncio.run(main())
+async def test_config_and_statistics__asyncio_clients__are_the_same(server: Server) -> None:
+    async with (
+        HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
+        GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc,
+    ):
+        plain = await http.get_model_config("tiny")
+        message = (await grpc.get_model_config("tiny")).config
+        assert plain["max_batch_size"] == message.max_batch_size == 32
+        (one,) = (await http.get_inference_statistics("tiny"))["model_stats"]
+        (other,) = (await grpc.get_inference_statistics()).model_stats
+        assert one["inference_count"] == other.inference_count
+        with pytest.raises(InferenceServerException, match="no model"):
+            await http.get_inference_statistics("another")
+        with pytest.raises(InferenceServerException, match="no model"):
+            await grpc.get_model_config("another")
 
 
 def test_grpc_health__real_server__is_serving(server: Server) -> None:

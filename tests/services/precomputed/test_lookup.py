@@ -154,7 +154,7 @@ def test_lookup__stored_answer_of_another_shape__is_not_served(
     assert bench.counted("foreign") == 2
 
 
-def test_lookup__binary_tensors__are_read_and_returned(bench: Bench) -> None:
+async def test_lookup__binary_tensors__are_read_and_returned(bench: Bench) -> None:
     bench.fill({"a": 7}, time.time())
     head: dict[str, Any] = {"parameters": {"entity_key": ["a", "b"], "binary_data_output": True}}
     tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4]}
@@ -163,20 +163,17 @@ def test_lookup__binary_tensors__are_read_and_returned(bench: Bench) -> None:
     body = text + np.array([X, X], "<f4").tobytes()
     headers = {"Inference-Header-Content-Length": str(len(text))}
 
-    async def main() -> None:
-        settings = ServerSettings(precomputed=NAME, precomputed_store=str(bench.folder))
-        host = ServedModel(bench.bundle, settings, registry=CollectorRegistry())
-        await host.start()
-        async with served(host) as client:
-            for _ in range(3):  # what comes again is known, and still asked for by its keys
-                reply = await client.post(INFER, content=body, headers=headers)
-                size = int(reply.headers["inference-header-content-length"])
-                assert orjson.loads(reply.content[:size])["parameters"]["source"] == "mixed"
-                y = np.frombuffer(reply.content[size:], "<f4").reshape(2, 4)
-                assert y.tolist() == [[7] * 4, BY_MODEL]
-        await host.stop()
-
-    asyncio.run(main())
+    settings = ServerSettings(precomputed=NAME, precomputed_store=str(bench.folder))
+    host = ServedModel(bench.bundle, settings, registry=CollectorRegistry())
+    await host.start()
+    async with served(host) as client:
+        for _ in range(3):  # what comes again is known, and still asked for by its keys
+            reply = await client.post(INFER, content=body, headers=headers)
+            size = int(reply.headers["inference-header-content-length"])
+            assert orjson.loads(reply.content[:size])["parameters"]["source"] == "mixed"
+            y = np.frombuffer(reply.content[size:], "<f4").reshape(2, 4)
+            assert y.tolist() == [[7] * 4, BY_MODEL]
+    await host.stop()
 
 
 def test_lookup__dependent_rows__is_rejected(bench: Bench, tmp_path: Any) -> None:

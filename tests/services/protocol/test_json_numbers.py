@@ -100,7 +100,7 @@ def test_parse_request__string_that_looks_like_data__stays_a_string() -> None:
     assert parse_request(content) == parse_object(content) == document
 
 
-def test_infer__large_body__is_decoded_in_a_thread(
+async def test_infer__large_body__is_decoded_in_a_thread(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, threads = threading.Event(), []
@@ -115,25 +115,20 @@ def test_infer__large_body__is_decoded_in_a_thread(
     monkeypatch.setattr(V2Codec, "decode", slow)
     heavy = body(dtype=Datatype.FP32, rows=4000, data=",".join(["1.0000"] * 16000))
 
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        async with open_client(host) as client, asyncio.timeout(30):
-            large = asyncio.ensure_future(client.post(INFER, content=heavy))
-            small = {
-                "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]
-            }
-            await until(lambda: threads)
-            assert (await client.post(INFER, json=small)).status_code == 200
-            assert not large.done()
-            gate.set()
-            assert (await large).json()["outputs"][0]["shape"] == [4000, 4]
-            packed = deflate(heavy, "gzip")
-            headers = {"content-encoding": "gzip"}
-            answer = await client.post(INFER, content=packed, headers=headers)
-            assert answer.status_code == 200
-            assert (await client.post(INFER, content=heavy[:-9])).status_code == 400
-        await host.stop()
-
-    asyncio.run(main())
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    async with open_client(host) as client, asyncio.timeout(30):
+        large = asyncio.ensure_future(client.post(INFER, content=heavy))
+        small = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]}
+        await until(lambda: threads)
+        assert (await client.post(INFER, json=small)).status_code == 200
+        assert not large.done()
+        gate.set()
+        assert (await large).json()["outputs"][0]["shape"] == [4000, 4]
+        packed = deflate(heavy, "gzip")
+        headers = {"content-encoding": "gzip"}
+        answer = await client.post(INFER, content=packed, headers=headers)
+        assert answer.status_code == 200
+        assert (await client.post(INFER, content=heavy[:-9])).status_code == 400
+    await host.stop()
     assert [name.startswith("mlctl-decode") for name in threads] == [True, False, True, True]

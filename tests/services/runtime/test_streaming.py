@@ -137,17 +137,14 @@ def test_infer__model_that_yields__joins_the_parts(ask: Ask) -> None:
     ask(use)
 
 
-def test_stream__model_does_not_yield__has_one_part(bundle: VerifiedBundle, way: str) -> None:
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        async with open_client(host, way) as client:
-            answer = await client.post(STREAM, json=REQUEST)
-            (_, piece), (end, _) = events(answer.text)
-            assert (piece["outputs"][0]["data"], end) == ([12, 14, 16, 18], "end")
-        await host.stop()
-
-    asyncio.run(main())
+async def test_stream__model_does_not_yield__has_one_part(bundle: VerifiedBundle, way: str) -> None:
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    async with open_client(host, way) as client:
+        answer = await client.post(STREAM, json=REQUEST)
+        (_, piece), (end, _) = events(answer.text)
+        assert (piece["outputs"][0]["data"], end) == ([12, 14, 16, 18], "end")
+    await host.stop()
 
 
 @pytest.mark.parametrize(
@@ -257,20 +254,17 @@ def test_stream__deadline_or_stop__ends_it(ask: Ask) -> None:
     ask(use)
 
 
-def test_stream__above_the_limit__is_rejected(counting: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = ServedModel(counting, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        opened = [host.stream(rows(60)) for _ in range(64)]
-        with pytest.raises(MlctlError, match="64 streams are open") as caught:
-            host.stream(rows(60))
-        assert caught.value.code is ErrorCode.QUEUE_FULL
-        for stream in opened:
-            stream.close()
-        assert (await host.infer(rows(2))).outputs["step"].shape == (1, 2)
-        await host.stop()
-
-    asyncio.run(main())
+async def test_stream__above_the_limit__is_rejected(counting: VerifiedBundle) -> None:
+    host = ServedModel(counting, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    opened = [host.stream(rows(60)) for _ in range(64)]
+    with pytest.raises(MlctlError, match="64 streams are open") as caught:
+        host.stream(rows(60))
+    assert caught.value.code is ErrorCode.QUEUE_FULL
+    for stream in opened:
+        stream.close()
+    assert (await host.infer(rows(2))).outputs["step"].shape == (1, 2)
+    await host.stop()
 
 
 def test_stream__no_part_for_a_while__sends_a_heartbeat(

@@ -186,24 +186,21 @@ def test_deadline__model_is_still_running__request_is_answered() -> None:
     play(scenario)
 
 
-def test_deadline__manual_clock__decides() -> None:
+async def test_deadline__manual_clock__decides() -> None:
     clock, meter, model = ManualClock(), Meter(), GatedModel()
 
-    async def main() -> None:
-        batching = BatchExecutor(model, LIMITS, clock, meter)
-        model.gate.clear()
-        slow = batching.submit(x(1), 5)
-        await until(lambda: model.started)
-        late = batching.submit(x(2), 5)
-        clock.advance(5)
-        batching._pump()
-        assert await error_of(late) is ErrorCode.DEADLINE_EXCEEDED
-        assert await error_of(slow) is ErrorCode.DEADLINE_EXCEEDED
-        model.gate.set()
-        await batching.drain()
-        batching.close()
-
-    asyncio.run(main())
+    batching = BatchExecutor(model, LIMITS, clock, meter)
+    model.gate.clear()
+    slow = batching.submit(x(1), 5)
+    await until(lambda: model.started)
+    late = batching.submit(x(2), 5)
+    clock.advance(5)
+    batching._pump()
+    assert await error_of(late) is ErrorCode.DEADLINE_EXCEEDED
+    assert await error_of(slow) is ErrorCode.DEADLINE_EXCEEDED
+    model.gate.set()
+    await batching.drain()
+    batching.close()
     assert meter.batches == [BatchStats(rows=1, queue_seconds=0.0, infer_seconds=5.0)]
 
 
@@ -237,23 +234,20 @@ def test_priority__high_request__is_run_first() -> None:
     play(scenario)
 
 
-def test_lengths__sequences_of_different_lengths__share_a_batch() -> None:
+async def test_lengths__sequences_of_different_lengths__share_a_batch() -> None:
     shape = (DYNAMIC, DYNAMIC)
     x_spec, y_spec = (TensorSpec(name=n, dtype=Datatype.FP32, shape=shape) for n in "xy")
     lengths = LengthPadding(Signature(inputs=(x_spec,), outputs=(y_spec,)), {"x": 0})
 
-    async def main() -> None:
-        meter, model = Meter(), GatedModel()
-        batching = BatchExecutor(model, LIMITS, SystemClock(), meter, lengths=lengths)
-        sizes = (3, 5, 1, 40)
-        answers = await asyncio.gather(
-            *(batching.submit({"x": np.full((1, n), n, np.float32)}, 20) for n in sizes)
-        )
-        assert [y(answer) for answer in answers] == [[n + 1] * n for n in sizes]
-        assert [stats.rows for stats in meter.batches] == [3, 1]  # 40 is of another bucket
-        batching.close()
-
-    asyncio.run(main())
+    meter, model = Meter(), GatedModel()
+    batching = BatchExecutor(model, LIMITS, SystemClock(), meter, lengths=lengths)
+    sizes = (3, 5, 1, 40)
+    answers = await asyncio.gather(
+        *(batching.submit({"x": np.full((1, n), n, np.float32)}, 20) for n in sizes)
+    )
+    assert [y(answer) for answer in answers] == [[n + 1] * n for n in sizes]
+    assert [stats.rows for stats in meter.batches] == [3, 1]  # 40 is of another bucket
+    batching.close()
 
 
 def test_close__request_is_running__it_fails() -> None:

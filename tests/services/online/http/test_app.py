@@ -313,7 +313,7 @@ def test_infer__timeout_and_priority__reach_the_model(
     assert asked == [(2.0, Priority.HIGH)]
 
 
-def test_input_limits__request_above_one__is_413_with_the_limit(tmp_path: Path) -> None:
+async def test_input_limits__request_above_one__is_413_with_the_limit(tmp_path: Path) -> None:
     bundle = make_lookup_bundle(tmp_path / "bundle")
     limits = ServerSettings(max_queue_rows=8, max_length=5, max_body_bytes=LIMIT)
 
@@ -322,21 +322,18 @@ def test_input_limits__request_above_one__is_413_with_the_limit(tmp_path: Path) 
         ids, weights = ({"name": name, **tensor} for name in ("ids", "weights"))
         return {"inputs": [{**ids, "datatype": "INT64"}, {**weights, "datatype": "FP32"}]}
 
-    async def main() -> None:
-        host = ServedModel(bundle, limits, registry=CollectorRegistry())
-        await host.start()
-        path = "/v2/models/lookup/infer"
-        async with open_client(host) as client:
-            assert (await client.post(path, json=body(8, 5))).status_code == 200
-            many = await client.post(path, json=body(9, 5))
-            long = await client.post(path, json=body(1, 6))
-            large = await client.post(path, content=b" " * (LIMIT + 1))
-        await host.stop()
-        assert [each.status_code for each in (many, long, large)] == [413] * 3
-        assert [each.json()["error"] for each in (many, long, large)] == [
-            "the request has 9 rows, the limit is 8",
-            "tensor 'ids' has size 6 in dimension 1, the limit is 5",
-            f"the body is larger than the limit of {LIMIT} bytes",
-        ]
-
-    asyncio.run(main())
+    host = ServedModel(bundle, limits, registry=CollectorRegistry())
+    await host.start()
+    path = "/v2/models/lookup/infer"
+    async with open_client(host) as client:
+        assert (await client.post(path, json=body(8, 5))).status_code == 200
+        many = await client.post(path, json=body(9, 5))
+        long = await client.post(path, json=body(1, 6))
+        large = await client.post(path, content=b" " * (LIMIT + 1))
+    await host.stop()
+    assert [each.status_code for each in (many, long, large)] == [413] * 3
+    assert [each.json()["error"] for each in (many, long, large)] == [
+        "the request has 9 rows, the limit is 8",
+        "tensor 'ids' has size 6 in dimension 1, the limit is 5",
+        f"the body is larger than the limit of {LIMIT} bytes",
+    ]

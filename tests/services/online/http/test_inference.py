@@ -108,47 +108,44 @@ def test_content_length__above_the_limit__is_rejected_before_the_body(
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
+async def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
     shared_bundle: VerifiedBundle,
 ) -> None:
-    async def main() -> None:
-        model = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
-        await model.start()
-        inference = InferHandler(model)
-        full = QueueFullError(8, 8, 2.3)
-        executor: Any = model._batching
-        policy = executor._policy
-        policy.rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
-        inference.rejecting = True
+    model = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+    await model.start()
+    inference = InferHandler(model)
+    full = QueueFullError(8, 8, 2.3)
+    executor: Any = model._batching
+    policy = executor._policy
+    policy.rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
+    inference.rejecting = True
 
-        def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
-            try:
-                submit(inference, headers, body, 5.0)
-            except MlctlError as error:
-                return error.code
-            return None
+    def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
+        try:
+            submit(inference, headers, body, 5.0)
+        except MlctlError as error:
+            return error.code
+        return None
 
-        broken = b'{"inputs":'
-        assert outcome({}, broken) is ErrorCode.QUEUE_FULL
-        assert outcome({b"mlctl-priority": b"high"}, broken) is ErrorCode.INVALID_INPUT
-        assert outcome({}, broken + b'"priority"') is ErrorCode.INVALID_INPUT
-        assert outcome({}, broken + b" " * 10_000) is ErrorCode.INVALID_INPUT
-        first, second = (inference.reject(full, name) for name in (b"a", b"b"))
-        assert first.body is second.body
-        assert dict(first.headers)[b"x-request-id"] == b"a"
-        assert dict(second.headers) == {**dict(first.headers), b"x-request-id": b"b"}
-        (target, *_) = inference.targets
-        whole = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nx-request-id: Ab1\r\n\r\n{}"
-        response = inference.reject_unparsed(whole % target, b"server: a\r\n") or b""
-        assert response.startswith(b"HTTP/1.1 503 ")
-        assert b"\r\nx-request-id: Ab1\r\n" in response
-        assert response.endswith(first.body)
-        assert inference.reject_unparsed(whole % b"/", b"server: a\r\n") is None
-        policy.rejection = None
-        assert inference.reject_unparsed(whole % target, b"server: a\r\n") is None
-        assert not inference.rejecting
-        policy.rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
-        assert outcome({}, broken) is ErrorCode.INVALID_INPUT
-        await model.stop()
-
-    asyncio.run(main())
+    broken = b'{"inputs":'
+    assert outcome({}, broken) is ErrorCode.QUEUE_FULL
+    assert outcome({b"mlctl-priority": b"high"}, broken) is ErrorCode.INVALID_INPUT
+    assert outcome({}, broken + b'"priority"') is ErrorCode.INVALID_INPUT
+    assert outcome({}, broken + b" " * 10_000) is ErrorCode.INVALID_INPUT
+    first, second = (inference.reject(full, name) for name in (b"a", b"b"))
+    assert first.body is second.body
+    assert dict(first.headers)[b"x-request-id"] == b"a"
+    assert dict(second.headers) == {**dict(first.headers), b"x-request-id": b"b"}
+    (target, *_) = inference.targets
+    whole = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nx-request-id: Ab1\r\n\r\n{}"
+    response = inference.reject_unparsed(whole % target, b"server: a\r\n") or b""
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nx-request-id: Ab1\r\n" in response
+    assert response.endswith(first.body)
+    assert inference.reject_unparsed(whole % b"/", b"server: a\r\n") is None
+    policy.rejection = None
+    assert inference.reject_unparsed(whole % target, b"server: a\r\n") is None
+    assert not inference.rejecting
+    policy.rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
+    assert outcome({}, broken) is ErrorCode.INVALID_INPUT
+    await model.stop()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def test_metrics__rejections_and_deadline_misses__are_counted_apart() -> None:
     assert registry.get_sample_value("mlctl_deadline_misses_total", {"model": "m"}) == 1
 
 
-def test_metrics__transform__is_timed_without_its_warm_up(tmp_path: Path) -> None:
+async def test_metrics__transform__is_timed_without_its_warm_up(tmp_path: Path) -> None:
     registry = CollectorRegistry()
 
     def seconds(part: str) -> float:
@@ -63,24 +62,19 @@ def test_metrics__transform__is_timed_without_its_warm_up(tmp_path: Path) -> Non
         assert found is not None
         return found
 
-    async def main() -> None:
-        host = ServedModel(
-            make_text_bundle(tmp_path / "bundle"), ServerSettings(), registry=registry
-        )
-        await host.start()
-        assert (seconds("preprocess"), seconds("postprocess")) == (0, 0)
-        await host.infer(texts("one two"))
-        before = seconds("preprocess")
-        assert before > 0 < seconds("postprocess")
-        with pytest.raises(MlctlError, match="no words"):
-            await host.infer(texts(" "))
-        assert seconds("preprocess") > before
-        whole = registry.get_sample_value("mlctl_infer_seconds_sum", {"model": "texts"})
-        assert whole is not None
-        assert seconds("preprocess") + seconds("postprocess") < whole
-        await host.stop()
-
-    asyncio.run(main())
+    host = ServedModel(make_text_bundle(tmp_path / "bundle"), ServerSettings(), registry=registry)
+    await host.start()
+    assert (seconds("preprocess"), seconds("postprocess")) == (0, 0)
+    await host.infer(texts("one two"))
+    before = seconds("preprocess")
+    assert before > 0 < seconds("postprocess")
+    with pytest.raises(MlctlError, match="no words"):
+        await host.infer(texts(" "))
+    assert seconds("preprocess") > before
+    whole = registry.get_sample_value("mlctl_infer_seconds_sum", {"model": "texts"})
+    assert whole is not None
+    assert seconds("preprocess") + seconds("postprocess") < whole
+    await host.stop()
 
 
 def test_metrics__each_stage__has_a_histogram() -> None:
@@ -119,17 +113,14 @@ def test_metrics__workers_and_hung_ones__are_exported() -> None:
     assert registry.get_sample_value("mlctl_hung_workers", labels) == 1
 
 
-def test_metrics__worker_that_is_not_scraped__publishes_by_itself(
+async def test_metrics__worker_that_is_not_scraped__publishes_by_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whoever is scraped tells what all workers have told."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setattr("services.online.metrics.exposition.PUBLISH_SECONDS", 0.01)
 
-    async def main() -> None:
-        metrics = Metrics("tiny", CollectorRegistry())
-        workers = metrics._worker_sink._gauge
-        assert workers._value.get() == 0
-        await until(lambda: workers._value.get() == 1)
-
-    asyncio.run(main())
+    metrics = Metrics("tiny", CollectorRegistry())
+    workers = metrics._worker_sink._gauge
+    assert workers._value.get() == 0
+    await until(lambda: workers._value.get() == 1)

@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -17,22 +15,19 @@ from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 
 
-def test_repository_index__model_starts_and_stops__follows(bundle: VerifiedBundle) -> None:
+async def test_repository_index__model_starts_and_stops__follows(bundle: VerifiedBundle) -> None:
     entry = {"name": "tiny", "version": bundle.digest}
 
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        starting = {**entry, "state": "UNAVAILABLE", "reason": "starting"}
-        assert repository_index(host, ready=False) == [starting]
-        assert repository_index(host, ready=True) == []
-        await host.start()
-        for ready in (True, False):
-            found = repository_index(host, ready=ready)
-            assert found == [{**entry, "state": "READY", "reason": ""}]
-        await host.stop()
-        assert repository_index(host, ready=False)[0]["reason"] == "stopping"
-
-    asyncio.run(main())
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    starting = {**entry, "state": "UNAVAILABLE", "reason": "starting"}
+    assert repository_index(host, ready=False) == [starting]
+    assert repository_index(host, ready=True) == []
+    await host.start()
+    for ready in (True, False):
+        found = repository_index(host, ready=ready)
+        assert found == [{**entry, "state": "READY", "reason": ""}]
+    await host.stop()
+    assert repository_index(host, ready=False)[0]["reason"] == "stopping"
 
 
 def test_metadata__server_and_model__have_their_fields(bundle: VerifiedBundle) -> None:

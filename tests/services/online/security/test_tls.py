@@ -140,23 +140,20 @@ def test_grpc_tls__each_certificate__decides_access(
         runner.run(main())
 
 
-def test_grpc_tls__no_handshake__is_disconnected(
+async def test_grpc_tls__no_handshake__is_disconnected(
     shared_bundle: VerifiedBundle, certificates: Certificates
 ) -> None:
     """Such a connection counts nowhere yet."""
 
-    async def main() -> None:
-        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
-        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
-        server._server._times = Times(preface=0.2)
-        await server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
-        writer.close()
-        await server.stop(1)
-
-    asyncio.run(main())
+    host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+    server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
+    server._server._times = Times(preface=0.2)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
+    writer.close()
+    await server.stop(1)
 
 
 def test_grpc_tls__handshake_during_the_drain__is_answered(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import gzip
 import random
 import sys
@@ -70,20 +69,17 @@ def test_assembler__declared_length__charges_only_what_arrived() -> None:
     assert inflight.used == 0
 
 
-def test_unpack_apart__inflated_bytes_above_the_budget__is_busy() -> None:
+async def test_unpack_apart__inflated_bytes_above_the_budget__is_busy() -> None:
     inflated = random.Random(1).randbytes(1 << 20) + bytes(4 << 20)
     packed = RawMessage(gzip.compress(inflated), compressed=True)
     inflight = Inflight(len(packed.data) + (2 << 20))
 
-    async def main() -> None:
-        with pytest.raises(BusyError):
-            await unpack_apart(packed, b"gzip", 64 << 20, inflight)
-        assert inflight.used == 0
-        inflight.limit = len(packed.data) + len(inflated)
-        assert await unpack_apart(packed, b"gzip", 64 << 20, inflight) == inflated
-        assert inflight.used == 0
-
-    asyncio.run(main())
+    with pytest.raises(BusyError):
+        await unpack_apart(packed, b"gzip", 64 << 20, inflight)
+    assert inflight.used == 0
+    inflight.limit = len(packed.data) + len(inflated)
+    assert await unpack_apart(packed, b"gzip", 64 << 20, inflight) == inflated
+    assert inflight.used == 0
 
 
 def test_assembler__message_in_small_parts__takes_no_more_memory() -> None:

@@ -183,28 +183,25 @@ def test_typed_service__reflection_and_health__know_it(
     with_channel(shared_bundle, use)
 
 
-def test_typed_service__without_a_token__is_rejected(
+async def test_typed_service__without_a_token__is_rejected(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
     messages, services = stubs
 
-    async def main() -> None:
-        settings = ServerSettings(token="t" * 32)
-        host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
-        await host.start()
-        server = GrpcServer(host, "127.0.0.1", 0)
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            stub, request = services.PredictorStub(channel), messages.Request(x=[1, 2, 3, 4])
-            none = await refused(stub.Predict(request, timeout=20))
-            assert none.code() is grpc.StatusCode.UNAUTHENTICATED
-            token = (("authorization", f"Bearer {'t' * 32}"),)
-            answer = await stub.Predict(request, timeout=20, metadata=token)
-            assert list(answer.y) == [12, 14, 16, 18]
-        await server.stop(1)
-        await host.stop()
-
-    asyncio.run(main())
+    settings = ServerSettings(token="t" * 32)
+    host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
+    await host.start()
+    server = GrpcServer(host, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub, request = services.PredictorStub(channel), messages.Request(x=[1, 2, 3, 4])
+        none = await refused(stub.Predict(request, timeout=20))
+        assert none.code() is grpc.StatusCode.UNAUTHENTICATED
+        token = (("authorization", f"Bearer {'t' * 32}"),)
+        answer = await stub.Predict(request, timeout=20, metadata=token)
+        assert list(answer.y) == [12, 14, 16, 18]
+    await server.stop(1)
+    await host.stop()
 
 
 def test_typed_services__names_of_one_package__have_none(
