@@ -42,7 +42,7 @@ def message(verb: str, *, name: str = "tiny", headers: str = "", chunked: bool =
 
 
 WHOLE = {
-    "lean": message("infer"),
+    "http": message("infer"),
     "repeated": message("infer"),  # on a connection that had its answer twice before
     "escaped": message("infer", name="t%69ny"),
     "many": message("infer") * 3,

@@ -95,8 +95,8 @@ class Doors:
         plain = httpx.ASGITransport(self.front, raise_app_exceptions=False)
         async with (
             living(self.front),
-            listening(app, infer_protocol(inference)) as lean,
-            httpx.AsyncClient(base_url=lean.url) as over_lean,
+            listening(app, infer_protocol(inference)) as infer_server,
+            httpx.AsyncClient(base_url=infer_server.url) as over_http,
             httpx.AsyncClient(transport=plain, base_url="http://test") as over_asgi,
             grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
         ):
@@ -104,7 +104,7 @@ class Doors:
             infer = "/v2/models/tiny/infer"
             try:
                 yield {
-                    "lean": lambda: _post(over_lean, infer, BODY),
+                    "http": lambda: _post(over_http, infer, BODY),
                     "predict": lambda: _post(over_asgi, "/predict", {"x": [[1, 2, 3, 4]]}),
                     "grpc": lambda: _call(channel),
                 }

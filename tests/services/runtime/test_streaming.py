@@ -34,7 +34,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
     return make_stream_bundle(tmp_path_factory.mktemp("stream") / "bundle")
 
 
-@pytest.fixture(params=["asgi", "lean"])
+@pytest.fixture(params=["asgi", "http"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -127,7 +127,7 @@ def test_stream__priority__comes_from_header_or_body(
     assert lanes == [Priority.NORMAL, Priority.HIGH, Priority.NORMAL]
 
 
-@pytest.mark.parametrize("way", ["lean"])  # the application alone answers no infer requests
+@pytest.mark.parametrize("way", ["http"])  # the application alone answers no infer requests
 def test_infer__model_that_yields__joins_the_parts(ask: Ask) -> None:
     async def use(client: Client, _host: ServedModel, _code: ModuleType) -> None:
         answer = (await client.post("/v2/models/tiny/infer", json=body(3, 3))).json()
@@ -188,7 +188,7 @@ def test_stream__fails_later__is_an_event_without_internals(ask: Ask) -> None:
     assert counted(ask(use), "internal") == 1
 
 
-@pytest.mark.parametrize("way", ["lean"])  # the other client reads all of it before it tells
+@pytest.mark.parametrize("way", ["http"])  # the other client reads all of it before it tells
 def test_stream__client_disconnects__work_ends(ask: Ask) -> None:
     async def use(client: Client, host: ServedModel, code: ModuleType) -> None:
         gate = threading.Semaphore(5)

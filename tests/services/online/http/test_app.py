@@ -36,7 +36,7 @@ Ask = Callable[[Use], CollectorRegistry]
 
 
 @asynccontextmanager
-async def open_client(host: ServedModel, way: str = "lean") -> AsyncIterator[Client]:
+async def open_client(host: ServedModel, way: str = "http") -> AsyncIterator[Client]:
     """A client of a server of `host`, or with the way "asgi" of its application alone."""
     inference = InferHandler(host)
     app = V2App(host, inference)

@@ -1,4 +1,4 @@
-"""What both ways to an answer share. The answers themselves are in test_http, for both."""
+"""What all endpoints share on the way to an answer; the answers are in test_app."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_tls__no_or_unknown_certificate__is_rejected(
 
 
 def test_tls__large_bodies_and_early_rejections__are_answered(secured: Secured) -> None:
-    """The lean protocol's ways to end a request, where TLS is between it and the socket."""
+    """Our protocol's ways to end a request, where TLS is between it and the socket."""
     rows = 20_000
     large = {**TENSOR, "shape": [rows, 4], "data": [1.0] * (4 * rows)}
     with secured.client() as stranger, secured.client(ONE) as caller:

@@ -377,12 +377,12 @@ def test_timeouts__client_reads_nothing__is_disconnected(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
-        lean: Any = server._server
-        (connection,) = lean._connections
+        http2: Any = server._server
+        (connection,) = http2._connections
         # As the transport says it when it is full: a kernel may take any number of bytes.
         connection.pause_writing()
         raw.ask(head(LIVE), EMPTY)
-        await until(lambda: not lean._connections)
+        await until(lambda: not http2._connections)
         assert not raw.of(events.StreamEnded, 3)
         raw.close()
 

@@ -39,8 +39,8 @@ def test_limits__open_calls_without_a_message__are_charged(serve: Serve) -> None
     each = (8 << 10) + parse_head(tuple(head())).size
 
     async def use(server: GrpcServer, _host: ServedModel) -> None:
-        lean: Any = server._server
-        room = lean._room = Inflight(200_000)
+        http2: Any = server._server
+        room = http2._room = Inflight(200_000)
         raw = await Raw.open(server.port)
         opened = [raw.ask(head(), None, end=False) for _ in range(40)]
         refused = (await raw.trailers(opened[-1]))[b"grpc-status"]
@@ -60,11 +60,11 @@ def test_limits__health_watches__have_their_own_budget(serve: Serve) -> None:
         for _ in range(50):
             raw.ask(head(WATCH), EMPTY)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
-        lean: Any = server._server
-        assert lean._room.used == host.inflight.used == 0
-        assert lean._probes.used > 50 << 13
+        http2: Any = server._server
+        assert http2._room.used == host.inflight.used == 0
+        assert http2._probes.used > 50 << 13
         raw.close()
-        await until(lambda: not lean._probes.used)
+        await until(lambda: not http2._probes.used)
 
     serve(use)
 

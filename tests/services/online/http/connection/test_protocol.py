@@ -1,4 +1,4 @@
-"""HTTP on raw connections: what the lean path takes, what it leaves, and who gets which answer."""
+"""HTTP on raw connections: requests of the infer path, others, and the answer of each."""
 
 from __future__ import annotations
 
