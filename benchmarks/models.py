@@ -33,7 +33,7 @@ from loadtest.runs import Protocols
 from loadtest.server import serving
 from optimize.judge import Runner
 from optimize.pipeline import optimize
-from optimize.prepare import Options, prepare
+from optimize.prepare import OptimizeOptions, prepare
 from optimize.proofs.reference import load_reference
 from optimize.recipes.fp32 import Fp32
 from registry.mlflow_catalog import MlflowCatalog
@@ -72,7 +72,7 @@ def accept(case: ModelCase, folder: Path, fresh_rows: int) -> Accepted:
     path = write_rows(case, folder)
     catalog = MlflowCatalog()
     result = optimize(case.name, path, catalog=catalog, recipes=[Fp32()])
-    prepared = prepare(catalog.resolve(case.name), path, Options())
+    prepared = prepare(catalog.resolve(case.name), path, OptimizeOptions())
     run: Runner = load_reference(prepared.source).run
     if prepared.transform is not None:
         run = prepared.transform.around(run)

@@ -37,7 +37,7 @@ from optimize.recipes.base import (
     Workbench,
 )
 from optimize.recipes.generation import GenerationRecipe
-from optimize.source_graph import Exported
+from optimize.source_graph import ExportedModel
 from optimize.variant import (
     Measured,
     Timings,
@@ -64,7 +64,7 @@ _FILES = frozenset({MODEL_NAME, DATA_NAME})
 class Attempt:
     """The inputs that all recipes of one run share."""
 
-    exported: Exported
+    exported: ExportedModel
     goals: Goals
     device: RunDevice
     progress: ProgressListener

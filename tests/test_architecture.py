@@ -4,8 +4,10 @@ The layers and the absence of import cycles are contracts in `pyproject.toml`: s
 """
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +44,13 @@ def loaded_after(statement: str) -> set[str]:
 def test_packages__all_top_level_folders__are_under_the_contracts() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert folders - {"tests", "benchmarks"} == set(PACKAGES)
+
+
+def test_classes__public_ones__have_names_that_exist_once() -> None:
+    files = [path for name in (*PACKAGES, "benchmarks") for path in sources(name)]
+    pattern = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
+    found = [name for path in files for name in pattern.findall(path.read_text())]
+    assert {name for name, count in Counter(found).items() if count > 1} == set()
 
 
 @pytest.mark.slow

@@ -61,9 +61,9 @@ def choose(
       mlctl choose --used-by requests --rows-per-day 2e6 --max-age 0s --max-p99-ms 50
       mlctl choose --used-by table --rows-per-day 1e8 --max-age 1d
     """
-    from doctor.patterns import Consumer, Workload, choose_pattern, commands, compare_patterns
+    from doctor.patterns import Consumer, WorkloadNeeds, choose_pattern, commands, compare_patterns
 
-    workload = Workload(
+    workload = WorkloadNeeds(
         consumer=Consumer(used_by),
         rows_per_day=rows_per_day,
         max_age_seconds=max_age_seconds,

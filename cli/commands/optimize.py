@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from optimize.events import ProgressListener, StepEvent
     from optimize.goals import Goals
     from optimize.pipeline import OptimizeResult
-    from optimize.plan import Plan
-    from optimize.prepare import Options
+    from optimize.plan import OptimizePlan
+    from optimize.prepare import OptimizeOptions
     from optimize.recipes.base import Recipe
     from optimize.variant import Variant
 
@@ -219,7 +219,7 @@ class _Request:
     model: str
     data: str
     goals: Goals
-    options: Options
+    options: OptimizeOptions
     recipes: tuple[Recipe, ...] | None
 
 
@@ -298,7 +298,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
     from optimize.batching import DEFAULT, read_batching_options
     from optimize.data import RowLimits
     from optimize.goals import Goals, Prefer
-    from optimize.prepare import Options
+    from optimize.prepare import OptimizeOptions
     from optimize.recipes.base import Target
     from optimize.recipes.discovery import select
     from services.runtime.tabular.input_columns import parse_map
@@ -315,7 +315,7 @@ def _request(model: str, data: str, given: dict[str, Any]) -> _Request:
         max_perplexity_increase=given["max_perplexity_increase"],
         prefer=Prefer(given["prefer"]),
     )
-    options = Options(
+    options = OptimizeOptions(
         target=target,
         metric=given["metric"],
         sampling=RowLimits(given["calibration_rows"], given["eval_rows"]),
@@ -367,7 +367,7 @@ def _show_plan(output: CommandOutput, request: _Request) -> None:
         _print_plan(output, found)
 
 
-def _print_plan(output: CommandOutput, plan: Plan) -> None:
+def _print_plan(output: CommandOutput, plan: OptimizePlan) -> None:
     output.line(
         f"{plan.source} for {plan.target}: {plan.calibration_rows} rows calibrate, "
         f"{plan.held_out_rows} others judge"

@@ -67,7 +67,7 @@ def serve(
     os.environ.update(given)
     settings = load_settings()
     settings.check()
-    doors = {"http": (host, port), **settings.doors}
+    doors = {"http": (host, port), **settings.listen_addresses}
     require_all_free(*doors.values())
     verify_bento(found, settings.require_signature)
     mutual, encrypted = settings.tls_client_ca is not None, settings.tls_cert is not None

@@ -24,14 +24,14 @@ def ui(output: CommandOutput, name: str | None, port: int) -> None:
     from rollout.drivers.local.ports import require_free
     from rollout.journal import paths
     from rollout.journal.journal import Journal
-    from rollout.ui.access import Access
+    from rollout.ui.access import PageAccess
     from rollout.ui.serve import serve
 
     if name is not None:
         with Journal(paths.journal()) as journal:
             journal.deployment(name)
     require_free("127.0.0.1", port)
-    access = Access(port)
+    access = PageAccess(port)
     path = "" if name is None else f"deployments/{name}"
     url = f"http://127.0.0.1:{port}/{path}#{access.token}"
     if output.as_json:

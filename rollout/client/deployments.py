@@ -351,8 +351,8 @@ def _wait_ready(journal: Journal, name: str, settings: DeploymentSettings) -> No
     )
 
 
-def _not_ready(what: str, tail: str) -> MlctlError:
-    return MlctlError(ErrorCode.NOT_READY, f"{what}; its log ends:\n{tail}")
+def _not_ready(problem: str, tail: str) -> MlctlError:
+    return MlctlError(ErrorCode.NOT_READY, f"{problem}; its log ends:\n{tail}")
 
 
 def _at_home(settings: DeploymentSettings) -> DeploymentSettings:

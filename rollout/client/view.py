@@ -115,18 +115,20 @@ class ScreenState:
     rollout: RolloutView | None
 
 
-def screen(seen: Snapshot) -> ScreenState:
-    """The picture of `seen`."""
-    deployment = seen.deployment
+def screen(snapshot: Snapshot) -> ScreenState:
+    """The picture of `snapshot`."""
+    deployment = snapshot.deployment
     live = deployment.slot
-    both = seen.rollout is not None or deployment.split is not None
+    both = snapshot.rollout is not None or deployment.split is not None
     shown = [live, live.other] if both else [live]
     return ScreenState(
         name=deployment.name,
         address=_address(deployment),
-        answers=bool(seen.weights),
-        slots=tuple(_slot(seen, slot) for slot in shown),
-        rollout=None if seen.rollout is None else rollout_view(seen.now, seen.rollout, seen.tick),
+        answers=bool(snapshot.weights),
+        slots=tuple(_slot(snapshot, slot) for slot in shown),
+        rollout=None
+        if snapshot.rollout is None
+        else rollout_view(snapshot.now, snapshot.rollout, snapshot.tick),
     )
 
 
@@ -136,13 +138,13 @@ def _address(deployment: Deployment) -> str:
     return url_of(deployment.ports, deployment.settings)
 
 
-def _slot(seen: Snapshot, slot: Slot) -> SlotView:
-    flow, rollout = seen.flows.get(slot), seen.rollout
-    part, revision = "live", seen.deployment.live
-    split = seen.deployment.split
-    if slot is not seen.deployment.slot and rollout is None and split is not None:
+def _slot(snapshot: Snapshot, slot: Slot) -> SlotView:
+    flow, rollout = snapshot.flows.get(slot), snapshot.rollout
+    part, revision = "live", snapshot.deployment.live
+    split = snapshot.deployment.split
+    if slot is not snapshot.deployment.slot and rollout is None and split is not None:
         part, revision = "split", split.revision
-    elif slot is not seen.deployment.slot and rollout is not None:
+    elif slot is not snapshot.deployment.slot and rollout is not None:
         ours = slot is rollout.slot
         part, revision = ("candidate", rollout.candidate) if ours else ("former", rollout.live)
     totals = flow.totals if flow else Totals()
@@ -154,9 +156,9 @@ def _slot(seen: Snapshot, slot: Slot) -> SlotView:
         slot=slot,
         part=part,
         bento=revision.bento,
-        weight=seen.weights.get(slot),
-        healthy=seen.healthy.get(slot),
-        replicas=seen.replicas.get(slot, 0),
+        weight=snapshot.weights.get(slot),
+        healthy=snapshot.healthy.get(slot),
+        replicas=snapshot.replicas.get(slot, 0),
         rate=totals.requests / flow.seconds if flow else None,
         p50=quantile_edge(counts, 0.5),
         p99=quantile_edge(counts, 0.99),

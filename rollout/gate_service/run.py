@@ -32,7 +32,7 @@ def serve(
 ) -> None:
     """Answer until interrupted. RUNTIME_MISSING for Services without lightkube."""
     with ExitStack() as stack:
-        sources = {name: _source(what, pods, stack) for name, what in named.items()}
+        sources = {name: _source(location, pods, stack) for name, location in named.items()}
         path = state_dir("gate") / "sessions.db"
         store = SessionStore(path, SystemClock(), limit=sessions, expire_seconds=expire_seconds)
         stack.callback(store.close)
@@ -40,9 +40,9 @@ def serve(
         uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
 
 
-def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) -> PodCounts:
-    if isinstance(what, tuple):
-        return UrlSource(what)
+def _source(location: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) -> PodCounts:
+    if isinstance(location, tuple):
+        return UrlSource(location)
     try:
         from rollout.drivers.kubernetes.cluster import Cluster
     except ImportError as error:
@@ -52,8 +52,8 @@ def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) ->
             install_hint("kubernetes"),
         ) from error
     try:
-        reach = Reach(what.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))
+        reach = Reach(location.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))
         cluster = stack.enter_context(Cluster(reach))
     except DataPlaneUnavailable as error:
         raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error
-    return ServiceSource(lambda: cluster, what.service)
+    return ServiceSource(lambda: cluster, location.service)

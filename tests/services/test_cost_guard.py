@@ -137,7 +137,7 @@ class Server:
         """So many gRPC connections, which have exchanged their settings."""
         server = GrpcServer(self._host, "127.0.0.1", 0)
         self._grpc.append(server)
-        window = {frames.Setting.INITIAL_WINDOW_SIZE: 1 << 20}
+        window = {frames.SettingId.INITIAL_WINDOW_SIZE: 1 << 20}
         hello = frames.PREFACE + frames.settings(window) + frames.window_update(0, 1 << 30)
         found: list[Link] = []
         for _ in range(count):

@@ -136,7 +136,7 @@ def test_activator__no_replica_in_time__answers_unavailable() -> None:
 
 def test_activator__limit_of_held_requests__rejects_the_next() -> None:
     async def scenario() -> None:
-        async with sleeping(HoldLimits(held=1)) as sleeper:
+        async with sleeping(HoldLimits(connections=1)) as sleeper:
             held = asyncio.create_task(ask(sleeper.endpoint.http, REQUEST, until_end=False))
             await until(lambda: sleeper.woken > 0)
             answer = await ask(sleeper.endpoint.http, REQUEST)
