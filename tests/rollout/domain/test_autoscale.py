@@ -121,7 +121,9 @@ def test_new_bounds_hold_at_once(bounds: Bounds, wanted: int) -> None:
 
 
 @given(cores=st.floats(0.0, 12.0), start=st.integers(1, 8), delay=st.floats(0.0, 30.0))
-def test_a_steady_load_comes_to_rest(cores: float, start: int, delay: float) -> None:
+def test_autoscale__steady_load__settles_on_one_number(
+    cores: float, start: int, delay: float
+) -> None:
     """Whatever the load and the start, it ends at one number and stays there."""
     story = Story(replicas=start, ready=[0.0] * start, start_seconds=delay)
     story.run(900, shared(cores))
@@ -133,7 +135,7 @@ def test_a_steady_load_comes_to_rest(cores: float, start: int, delay: float) -> 
         assert cores / story.replicas <= 0.85
 
 
-LOOKS = st.lists(
+TICKS = st.lists(
     st.tuples(
         st.floats(0.0, 100.0),
         st.lists(st.builds(ReplicaLoad, st.floats(0, 1e4), st.floats(0, 1)), max_size=8),
@@ -145,17 +147,17 @@ LOOKS = st.lists(
 
 
 @given(
-    looks=LOOKS,
+    ticks=TICKS,
     min_replicas=st.integers(0, 4),
     more=st.integers(0, 4),
     start=st.integers(0, 10),
 )
-def test_whatever_is_seen_the_bounds_hold(
-    looks: list[tuple[float, list[ReplicaLoad], int, int]], least: int, more: int, start: int
+def test_autoscale__any_observations__keep_the_bounds(
+    ticks: list[tuple[float, list[ReplicaLoad], int, int]], min_replicas: int, more: int, start: int
 ) -> None:
-    bounds = Bounds(least, max(1, least + more), 20.0)
+    bounds = Bounds(min_replicas, max(1, min_replicas + more), 20.0)
     state, replicas, now, requests = State(), start, 0.0, 0
-    for seconds, loads, moved, active in looks:
+    for seconds, loads, moved, active in ticks:
         now, requests = now + seconds, requests + moved
         before = replicas
         state, replicas = decide(
