@@ -25,7 +25,6 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     "max_age_seconds",
     type=Duration(),
     default="0s",
-    show_default=True,
     help="How old the inputs behind a prediction may be.",
 )
 @click.option("--max-p99-ms", "latency_ms", type=_POSITIVE, help="Time that callers can wait.")
@@ -38,7 +37,6 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     "--rows-per-second",
     type=_POSITIVE,
     default=1000.0,
-    show_default=True,
     help="Rows that one core computes in a second; the report of `mlctl optimize` has it.",
 )
 @reporting

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.options import PORT
 from cli.output import CommandOutput, reporting
 from cli.progress import interruptible, uninterrupted
 
@@ -44,9 +45,7 @@ class _Narration:
     is_flag=True,
     help="Leave the deployment running, and print how to call it.",
 )
-@click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port to listen on.  [default: a free port]"
-)
+@click.option("--port", type=PORT, help="Port to listen on.  [default: a free port]")
 @reporting
 def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     """Run the whole chain with a small demo model.

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cli.options import Duration
+from cli.options import PORT, Duration
 from cli.output import CommandOutput, reporting
 
 
@@ -20,12 +20,11 @@ from cli.output import CommandOutput, reporting
     help="Server to compare: NAME=http://HOST:PORT/metrics, or "
     "NAME=service:NAMESPACE/SERVICE for all pods of a Service. Repeat it: at least two.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     default=8085,
-    show_default=True,
     help="Port to listen on.",
 )
 @click.option(
@@ -33,7 +32,6 @@ from cli.output import CommandOutput, reporting
     "sessions",
     type=click.IntRange(1, 100_000),
     default=200,
-    show_default=True,
     help="Maximum number of rollouts that are judged at a time.",
 )
 @click.option(
@@ -41,14 +39,12 @@ from cli.output import CommandOutput, reporting
     "expire_seconds",
     type=Duration("36s", "365d"),
     default="7d",
-    show_default=True,
     help="Forget a rollout after this time without a request for it.",
 )
 @click.option(
     "--pods",
     type=click.Choice(("api", "direct")),
     default="direct",
-    show_default=True,
     help="Read pods' metrics at their own addresses, or through the API server.",
 )
 @reporting

@@ -12,7 +12,7 @@ from cli.output import CommandOutput, reporting
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--port", type=PORT, default=8600, show_default=True, help="Port to listen on.")
+@click.option("--port", type=PORT, default=8600, help="Port to listen on.")
 @reporting
 def ui(output: CommandOutput, name: str | None, port: int) -> None:
     """Show deployment NAME, or all, on a page in the browser, until Ctrl-C.
