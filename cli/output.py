@@ -64,6 +64,14 @@ class CommandOutput:
         """Print the command's one JSON document."""
         click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
+    def result(self, document: object, *lines: str) -> None:
+        """Print the document with --json, else the lines."""
+        if self.as_json:
+            self.document(document)
+        else:
+            for text in lines:
+                self.line(text)
+
     def line(self, text: str) -> None:
         """Print one line of the result, without interpreting markup."""
         self.stdout.print(printable(text), markup=False)

@@ -83,9 +83,6 @@ class BenchOptions:
     max_p99_ms: float | None = option(
         type=click.FloatRange(0, 60_000, min_open=True), help="With --tune: maximum p99 latency."
     )
-    budget: float = option(
-        "5m", Duration("10s", "1d"), help="With --tune: time after which no trial starts."
-    )
     out: Path | None = option(
         type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
         help="With --tune: file to write the settings to, as environment lines.",
@@ -102,8 +99,7 @@ def bench(output: CommandOutput, /, target: str, options: BenchOptions) -> None:
     Give the URL of a server that speaks the V2 protocol, or a BENTO (NAME:VERSION, or NAME for the
     newest), which is served on free ports while it is measured. URL/MODEL and BENTO/MODEL name one
     of several models; by default a Bento's first model, or its pipeline. --tune takes a Bento and
-    tries servers with different settings; an interrupted search continues where it stopped. --cold
-    measures starts instead of requests.
+    tries servers with different settings. --cold measures starts instead of requests.
 
     \b
     Example:
@@ -127,7 +123,7 @@ def bench(output: CommandOutput, /, target: str, options: BenchOptions) -> None:
         if options.cold is not None:
             _cold(output, target, shape, options.cold)
         elif options.max_p99_ms is not None:
-            _tune(output, target, shape, load, (options.max_p99_ms, options.budget), options.out)
+            _tune(output, target, shape, load, options.max_p99_ms, options.out)
         else:
             _bench(output, target, shape, load)
 
@@ -250,10 +246,10 @@ def _tune(
     target: str,
     shape: RequestShape,
     load: LoadProfile,
-    limits: tuple[float, float],
+    max_p99_ms: float,
     write: Path | None,
 ) -> None:
-    from loadtest.tuning import Goal, Tuning
+    from loadtest.tuning import tune
     from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
@@ -262,10 +258,8 @@ def _tune(
         return http, grpc
 
     found = find_bento(target)
-    goal = Goal(limits[0], limits[1])
     with output.working() as report:
-        tuning = Tuning(found, shape, load, goal, ports, report)
-        tuned = tuning.run()
+        tuned = tune(found, shape, load, max_p99_ms, ports, report)
     if write is not None:
         write.write_text(tuned.environment_lines())
     show_tuning(output, found.tag, tuned, write)
@@ -301,18 +295,14 @@ def show_tuning(output: CommandOutput, bento: str, tuned: Tuned, written: Path |
     if output.as_json:
         output.document({"bento": bento, **tuned.as_dict()})
         return
-    names = tuple(tuned.environment)
+    names = tuple(dict.fromkeys(name for each in tuned.trials for name in each.environment))
     rows = [
         (*(trial.environment.get(name, _NONE) for name in names), *row_of(trial.best))
         for trial in tuned.trials
     ]
     columns = (*(f"{name.removeprefix('MLCTL_').lower()}>" for name in names), *columns_of())
     output.table(columns, rows, f"{bento}: p99 at most {tuned.max_p99_ms:g} ms")
-    if not tuned.complete:
-        output.note(
-            "--budget ended before the search was complete: run the same command again to continue."
-        )
-    if not tuned.fits:
+    if not tuned.best.fits:
         output.note("No settings meet --max-p99-ms; these come nearest.")
     for line in tuned.environment_lines().splitlines():
         output.line(line)

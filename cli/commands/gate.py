@@ -70,10 +70,10 @@ def gate(
 
     named = parse_sources(sources)
     require_free(host, port)
-    if output.as_json:
-        output.document({"host": host, "port": port, "sources": sorted(named)})
-    else:
-        output.line(f"gates on http://{host}:{port} for {', '.join(sorted(named))}")
+    output.result(
+        {"host": host, "port": port, "sources": sorted(named)},
+        f"gates on http://{host}:{port} for {', '.join(sorted(named))}",
+    )
     sys.stdout.flush()
     serve(
         named,

@@ -119,10 +119,7 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 def _show_spec(output: CommandOutput, spec: RolloutSpec) -> None:
     from rollout.client.spec_file import spec_yaml
 
-    if output.as_json:
-        output.document(json.loads(spec.to_json()))
-    else:
-        output.line(spec_yaml(spec).rstrip())
+    output.result(json.loads(spec.to_json()), spec_yaml(spec).rstrip())
 
 
 def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: RolloutSpec) -> None:
@@ -175,10 +172,10 @@ def _skip_gates(name: str) -> int:
 
 
 def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
-    if output.as_json:
-        output.document({"name": name, "rollout": rollout})
-    else:
-        output.line(f"rollout {rollout} of {name} is under way: mlctl status {name}")
+    output.result(
+        {"name": name, "rollout": rollout},
+        f"rollout {rollout} of {name} is under way: mlctl status {name}",
+    )
 
 
 def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
@@ -208,7 +205,6 @@ def _follow(output: CommandOutput, name: str, rollout: int) -> None:
     _show_events(output, deployments.follow(name, rollout))
     ended = next(each for each in deployments.history(name) if each.id == rollout)
     require_promoted(ended)
-    if output.as_json:
-        output.document({"name": name, **rollout_document(ended)})
-    else:
-        output.line(f"{name} serves {ended.candidate.bento}")
+    output.result(
+        {"name": name, **rollout_document(ended)}, f"{name} serves {ended.candidate.bento}"
+    )

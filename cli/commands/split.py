@@ -72,7 +72,7 @@ def _end(output: CommandOutput, name: str, keep: Revision | None) -> None:
             pass
     (found,) = deployments.status(name)
     bento = found.deployment.live.bento
-    if output.as_json:
-        output.document({"name": name, "serves": bento, "rollout": rollout})
-    else:
-        output.line(f"{name} serves {bento}; the split has ended")
+    output.result(
+        {"name": name, "serves": bento, "rollout": rollout},
+        f"{name} serves {bento}; the split has ended",
+    )

@@ -146,10 +146,10 @@ def forget(output: CommandOutput, /, url: str, group: str) -> None:
     """
     source, transport = _open(url)
     transport.forget_group(source, group)
-    if output.as_json:
-        output.document({"url": source.redacted(), "forgotten": group})
-    else:
-        output.line(f"removed group {group!r} of {source.redacted()}")
+    output.result(
+        {"url": source.redacted(), "forgotten": group},
+        f"removed group {group!r} of {source.redacted()}",
+    )
 
 
 @stream.command()
@@ -168,10 +168,10 @@ def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
     source, to = StreamUrl.parse(letters), StreamUrl.parse(target)
     with stopping(output) as stop, output.working() as show:
         sent = send_again(source, to, stop, lambda count: show(f"{count:,} sent again"))
-    if output.as_json:
-        output.document({"from": source.redacted(), "to": to.redacted(), "sent": sent})
-    else:
-        output.line(f"{counted(sent, 'dead letter')} sent to {to.redacted()}")
+    output.result(
+        {"from": source.redacted(), "to": to.redacted(), "sent": sent},
+        f"{counted(sent, 'dead letter')} sent to {to.redacted()}",
+    )
 
 
 @stream.command()

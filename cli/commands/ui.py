@@ -34,9 +34,6 @@ def ui(output: CommandOutput, name: str | None, port: int) -> None:
     access = PageAccess(port)
     path = "" if name is None else f"deployments/{name}"
     url = f"http://127.0.0.1:{port}/{path}#{access.token}"
-    if output.as_json:
-        output.document({"url": url})
-    else:
-        output.line(url)
+    output.result({"url": url}, url)
     sys.stdout.flush()
     serve(access)
