@@ -11,8 +11,9 @@ from rollout.journal.records import JournalEvent
 from tests.support.played import Played
 
 
-def newest_tick(played: Played) -> JournalEvent:
-    return [event for event in played.journal.events("shop") if event.kind == "tick"][-1]
+def newest_tick(played: Played) -> JournalEvent | None:
+    ticks = [event for event in played.journal.events("shop") if event.kind == "tick"]
+    return ticks[-1] if ticks else None
 
 
 def view_of(played: Played) -> RolloutView:
@@ -68,6 +69,7 @@ def test_view__compared_answers__show_their_agreement(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.tick()
     tick = newest_tick(played)
+    assert tick is not None
     tick = replace(tick, body={**tick.body, "compared": [1.0, 50]})
     rollout = played.journal.rollout(played.controller.rollout.id)
     shown = rollout_view(played.clock.wall(), rollout, tick)
