@@ -42,7 +42,8 @@ class CommandOutput:
         """The console of progress and errors."""
         from rich.console import Console
 
-        return Console(stderr=True, highlight=False, soft_wrap=True)
+        # Libraries are silenced by replacing sys.stderr, which must not silence a status line.
+        return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
     @property
     def live(self) -> bool:

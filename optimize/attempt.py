@@ -240,7 +240,7 @@ class Attempt:
 
     def _report(self, recipe: Recipe, status: StepStatus, variant: Variant | None = None) -> None:
         detail = "" if variant is None else variant.failure or ""
-        event = StepEvent(Stage.VARIANT, status, recipe.name, detail, variant=variant)
+        event = StepEvent(Stage.VARIANT, status, recipe.name, detail)
         self.progress.event(event)
 
 

@@ -110,7 +110,7 @@ def optimize(
     if chosen is None:
         raise NothingPassedError(judged, page)
     detail = f"{chosen.variant.recipe}, {chosen.reason}"
-    progress.event(StepEvent(Stage.CHOOSE, StepStatus.FINISHED, detail=detail, judged=judged))
+    progress.event(StepEvent(Stage.CHOOSE, StepStatus.FINISHED, detail=detail))
     bundle = seal_bundle(exported, report, chosen)
     progress.event(StepEvent(Stage.PUBLISH, StepStatus.STARTED))
     source = exported.prepared.source
@@ -139,10 +139,8 @@ def _prepare(
     progress.event(StepEvent(Stage.RESOLVE, StepStatus.STARTED))
     prepared = prepare_model(uri, data, catalog, options)
     source = prepared.source
-    fitting = fitting_recipes(recipes, source, options)
-    names = tuple(recipe.name for recipe in fitting)
-    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri, recipes=names))
-    return prepared, fitting
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri))
+    return prepared, fitting_recipes(recipes, source, options)
 
 
 def _export(prepared: Prepared, progress: ProgressListener) -> ExportedModel:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import check_writable
 from cli.options import OUTPUT_FILE, option, takes
-from cli.output import CommandOutput, printable, reporting
-from cli.progress import clock_time, interruptible, only_results_on_stdout
-from cli.variants import NONE, filled, number_cells, number_columns, variants_table
+from cli.output import CommandOutput, reporting
+from cli.progress import interruptible, only_results_on_stdout
+from cli.variants import variants_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from optimize.choice import Judged
-    from optimize.events import ProgressListener, StepEvent
+    from optimize.events import StepEvent
     from optimize.goals import Goals
     from optimize.pipeline import OptimizeResult
     from optimize.plan import OptimizePlan
     from optimize.prepare import OptimizeOptions
     from optimize.recipes.base import Recipe
-    from optimize.variant import Variant
     from registry.catalog import Catalog
 
 _EPILOG = """\b
@@ -42,17 +36,6 @@ Examples:
   mlctl optimize llama --data articles.jsonl --max-perplexity-increase 0.03
 """
 
-
-_STEPS_BEFORE = ("resolve", "export")
-_STEPS_AFTER = ("publish",)
-_STYLES = {
-    "waiting": "dim",
-    "cached": "green",
-    "finished": "green",
-    "measured": "green",
-    "failed": "red",
-    "not applicable": "dim",
-}
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 _SHARE = click.FloatRange(0, 1)
@@ -283,8 +266,8 @@ def _run(output: CommandOutput, model: str, options: OptimizeCommand) -> Optimiz
     from optimize.pipeline import optimize as run
 
     arguments = _arguments(options)
-    with interruptible(), only_results_on_stdout(), watching(output) as progress:
-        return run(model, options.data, **arguments, progress=progress)
+    with interruptible(), only_results_on_stdout(), output.working() as show:
+        return run(model, options.data, **arguments, progress=StepDisplay(output, show))
 
 
 def _show_plan(output: CommandOutput, model: str, options: OptimizeCommand) -> None:
@@ -347,136 +330,19 @@ def _show(output: CommandOutput, judged: Sequence[Judged]) -> None:
     variants_table(output, _records(judged))
 
 
-@dataclass(frozen=True, slots=True)
-class Piecework:
-    """Work in countable pieces: its start, and how many were done then and are done now."""
+class StepDisplay:
+    """Shows the step in progress on a status line, and prints a line for each finished one."""
 
-    what: str
-    since: float
-    first: int
-    done: int
-    total: int
-
-    def left(self, now: float) -> float | None:
-        """Return the estimated seconds left; None before the first piece is done."""
-        completed = self.done - self.first
-        if completed <= 0:
-            return None
-        return (now - self.since) / completed * (self.total - self.done)
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """One step or recipe of the table; `started` and `ended` in seconds of the clock."""
-
-    name: str
-    state: str = "waiting"
-    started: float | None = None
-    ended: float | None = None
-    work: Piecework | None = None
-    variant: Variant | None = None
-
-
-class Board:
-    """The progress table: events change it, and it can be drawn at any time."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._rows = {name: StepRow(name) for name in (*_STEPS_BEFORE, *_STEPS_AFTER)}
-        self._clock = clock
+    def __init__(self, output: CommandOutput, show: Callable[[str], None]) -> None:
+        self._output = output
+        self._show = show
 
     def event(self, event: StepEvent) -> None:
         name = event.recipe or event.stage.value
-        if event.recipes:
-            names = (*_STEPS_BEFORE, *event.recipes, *_STEPS_AFTER)
-            self._rows = {each: self._rows.get(each, StepRow(each)) for each in names}
-        row = self._rows.get(name)
-        if row is not None:
-            self._rows[name] = self._changed(row, event)
-
-    def cells(self) -> list[list[str]]:
-        """Return the cells of every row: name, state, numbers, elapsed time."""
-        now = self._clock.monotonic()
-        return [
-            [row.name, _state(row, now), *_numbers(row), _elapsed(row, now)]
-            for row in self._rows.values()
-        ]
-
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        columns, rows = filled(("Step", "State", *number_columns(()), "Time>"), self.cells())
-        for name in columns:
-            table.add_column(
-                name.rstrip(">"), justify="right" if name.endswith(">") else "left", no_wrap=True
-            )
-        for cells in rows:
-            style = _STYLES.get(cells[1], "")
-            texts = ("" if cell == NONE else printable(cell) for cell in cells)
-            table.add_row(*map(Text, texts), style=style)
-        return table
-
-    def _changed(self, row: StepRow, event: StepEvent) -> StepRow:
-        now = self._clock.monotonic()
-        match event.status.value:
-            case "started":
-                return replace(row, state="building" if event.recipe else "working", started=now)
-            case "working":
-                return replace(row, work=self._piecework(row.work, event, now))
-            case status:
-                state = "measured" if status == "finished" and event.variant else status
-                return replace(row, state=state, ended=now, work=None, variant=event.variant)
-
-    def _piecework(self, before: Piecework | None, event: StepEvent, now: float) -> Piecework:
-        if before is None or (before.what, before.total) != (event.detail, event.total):
-            return Piecework(event.detail, now, event.done, event.done, event.total)
-        return replace(before, done=event.done)
-
-
-class Lines:
-    """Prints one line per finished step."""
-
-    def __init__(self, output: CommandOutput) -> None:
-        self._output = output
-
-    def event(self, event: StepEvent) -> None:
-        if event.status.value in ("started", "working"):
-            return
-        detail = f": {event.detail}" if event.detail else ""
-        self._output.note(f"  {event.recipe or event.stage.value} {event.status.value}{detail}")
-
-
-@contextlib.contextmanager
-def watching(output: CommandOutput) -> Iterator[ProgressListener]:
-    """Yield a listener: a live table on a terminal, plain lines elsewhere."""
-    if not output.live:
-        yield Lines(output)
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    board = Board(SystemClock())
-    # Libraries are silenced by replacing sys.stderr, which must not affect this table.
-    console = Console(file=sys.stderr, highlight=False)
-    with Live(board, console=console, refresh_per_second=4, transient=True):
-        yield board
-
-
-def _state(row: StepRow, now: float) -> str:
-    if row.work is None:
-        return row.state
-    left = row.work.left(now)
-    remaining = "" if left is None else f", {clock_time(left)} left"
-    return f"{row.work.what} {row.work.done}/{row.work.total}{remaining}"
-
-
-def _numbers(row: StepRow) -> tuple[str, ...]:
-    measured = None if row.variant is None else row.variant.measured
-    return number_cells(None if measured is None else measured.record(), ())
-
-
-def _elapsed(row: StepRow, now: float) -> str:
-    if row.started is None:
-        return NONE
-    return clock_time((now if row.ended is None else row.ended) - row.started)
+        if event.status.value == "started":
+            self._show(f"{name} ...")
+        elif event.status.value == "working":
+            self._show(f"{name}: {event.detail} {event.done}/{event.total}")
+        else:
+            detail = f": {event.detail}" if event.detail else ""
+            self._output.note(f"  {name} {event.status.value}{detail}")
