@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from bento.packaging import build_bento
-from bundle.error_table import ERROR_TABLE
-from bundle.errors import ErrorCode
+from bundle.errors import ERROR_TABLE, ErrorCode
 from rollout.drivers.local.ports import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
