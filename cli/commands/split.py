@@ -44,6 +44,10 @@ def split(
         return
     if keep is not None:
         raise click.UsageError("--keep needs --end")
+    if not shares:
+        raise click.UsageError(
+            "give the shares of two Bentos, such as digits:3f2a=90 digits:77ab=10"
+        )
     found = {find_revision(bento): percent for bento, percent in map(_share, shares)}
     output.note(f"Starting what does not run yet of {name} ...")
     deployment = splits.split(name, found, sticky=sticky)

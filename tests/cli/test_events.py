@@ -53,6 +53,18 @@ def test_events__promoted_rollout__is_in_each_report(
         assert all("webhook-signature" in each.headers for each in receiver.deliveries)
 
 
-def test_up__metrics_port_0__is_rejected() -> None:
-    result = run("up", "shop", "digits:1", "--metrics-port", "0")
-    assert (result.exit_code, "--metrics-port" in result.output) == (2, True)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("up", "shop", "digits:1", "--metrics-port", "0"), "--metrics-port"),
+        (("split", "shop"), "give the shares of two Bentos"),
+        (("split", "shop", "a"), "write a share as BENTO=PERCENT"),
+        (("split", "shop", "a=1", "--end"), "--end takes no shares"),
+        (("split", "shop", "a=1", "--keep", "a"), "--keep needs --end"),
+    ],
+)
+def test_command__contradictory_options__are_rejected(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, words in result.output) == (2, True)
