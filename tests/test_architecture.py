@@ -73,20 +73,8 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
     assert not loaded & HEAVY
 
 
-# What a Bento holds although neither its server nor its runners import it.
-OTHERS_IN_A_BENTO = {
-    # imported by name at run time, or started as a process of its own
-    "services.runtime.engine_worker",
-    # the view that other commands have of the same contract
-    "bundle.interface",
-    "bundle.output_kinds",
-    "services.batch.estimate",
-    "services.batch.spark",
-    "services.online.security.exposure",
-    "services.precomputed.manage",
-    "services.stream.recorded",
-    "services.stream.tools",
-}
+# A process of its own: the server starts it by its name.
+OTHERS_IN_A_BENTO = {"services.runtime.engine_worker"}
 # Their modules are imported by name: the scheme of a URL, --payload.
 PLUG_INS = ("services.stream.payloads.", "services.stream.transports.")
 
