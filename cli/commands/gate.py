@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cli.options import PORT, Duration
+from cli.options import PORT
 from cli.output import CommandOutput, reporting
 
 
@@ -28,20 +28,6 @@ from cli.output import CommandOutput, reporting
     help="Port to listen on.",
 )
 @click.option(
-    "--max-sessions",
-    "sessions",
-    type=click.IntRange(1, 100_000),
-    default=200,
-    help="Maximum number of rollouts that are judged at a time.",
-)
-@click.option(
-    "--expire-after",
-    "expire_seconds",
-    type=Duration("36s", "365d"),
-    default="7d",
-    help="Forget a rollout after this time without a request for it.",
-)
-@click.option(
     "--pods",
     type=click.Choice(("api", "direct")),
     default="direct",
@@ -54,8 +40,6 @@ def gate(
     sources: tuple[str, ...],
     host: str,
     port: int,
-    sessions: int,
-    expire_seconds: float,
     pods: str,
 ) -> None:
     """Judge canaries of Argo Rollouts or Flagger over HTTP.
@@ -75,11 +59,4 @@ def gate(
         f"gates on http://{host}:{port} for {', '.join(sorted(named))}",
     )
     sys.stdout.flush()
-    serve(
-        named,
-        host=host,
-        port=port,
-        sessions=sessions,
-        expire_seconds=expire_seconds,
-        pods=pods,
-    )
+    serve(named, host=host, port=port, pods=pods)

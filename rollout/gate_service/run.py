@@ -20,21 +20,25 @@ from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, UrlSource
 from rollout.gate_service.store import SessionStore
 
+# Rollouts that are remembered, each for this long without a request for it.
+_MAX_SESSIONS = 10_000
+_EXPIRE_SECONDS = 7 * 86_400.0
+
 
 def serve(
     named: Mapping[str, tuple[str, ...] | ServiceName],
     *,
     host: str,
     port: int,
-    sessions: int,
-    expire_seconds: float,
     pods: str,
 ) -> None:
     """Answer until interrupted. RUNTIME_MISSING for Services without lightkube."""
     with ExitStack() as stack:
         sources = {name: _source(location, pods, stack) for name, location in named.items()}
         path = state_dir("gate") / "sessions.db"
-        store = SessionStore(path, SystemClock(), limit=sessions, expire_seconds=expire_seconds)
+        store = SessionStore(
+            path, SystemClock(), limit=_MAX_SESSIONS, expire_seconds=_EXPIRE_SECONDS
+        )
         stack.callback(store.close)
         app = gate_app(GateService(sources, store))
         uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
