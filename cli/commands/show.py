@@ -22,7 +22,7 @@ def show(output: CommandOutput, reference: str) -> None:
     page has the signature, the variants that were tried, the training run, every rollout with its
     verdict, and what serves it now.
     """
-    from cli.provenance import chain, find_digest, sources
+    from rollout.client.provenance import chain, find_digest, sources
 
     found = sources()
     digest, facts = find_digest(reference, found)

@@ -36,7 +36,7 @@ UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--ser
         ),
         (
             [*UP, "blue=a,green=b", "--replicas", "2"],
-            "Deployments say how many",
+            "have replicas and timeouts",
         ),
     ],
 )
