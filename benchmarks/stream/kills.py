@@ -175,7 +175,7 @@ class KillRun:
         return Counter(self._stream.read(request.dead, self.sent - _answers(self.sent)))
 
     def _wave_seconds(self) -> float:
-        """Return how long a run that nobody kills takes for a wave, with its start."""
+        """Return how many seconds a wave takes in a run that is not killed, with its start."""
         self._send()
         began = time.monotonic()
         self._finish()

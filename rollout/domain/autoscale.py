@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-# The share of time that a worker runs, above which more is wanted.
+# Replicas are added above this share of time that a worker runs.
 _BUSY = 0.85
 # The share of time that a worker should run; down only where fewer would still be below `_CALM`.
 _TARGET = 0.6
@@ -23,9 +23,9 @@ _PAUSE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The least and the most replicas, and when to change their number.
+    """The minimum and maximum number of replicas, and when to change it.
 
-    0 is reached only after `idle_seconds` without a request. More are wanted above `queue_rows`
+    0 is reached only after `idle_seconds` without a request. More are started above `queue_rows`
     waiting rows per worker, one fewer after `cooldown_seconds` of low load.
     """
 
@@ -46,7 +46,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScalingObservation:
-    """One tick: when (seconds), how many replicas are wanted now, and what they do.
+    """One tick: when (seconds), the number of replicas to run now, and what they do.
 
     `loads` holds a load for every replica that serves; fewer than `replicas` means that some are
     starting or silent. `requests` is a count that moves with each request. `active` are the

@@ -102,7 +102,7 @@ def test_settings_of_the_environment_are_checked_as_well(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--host", "0.0.0.0"), "callers are not asked who they are"),
+        (("--host", "0.0.0.0"), "callers need no token"),
         (("--tls-cert", "none.pem"), "both a certificate and its key"),
     ],
 )

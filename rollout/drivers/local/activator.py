@@ -158,7 +158,7 @@ async def find_ready(journal: Journal, name: str, client: httpx.AsyncClient) -> 
 
 
 def wake(journal: Journal, name: str) -> None:
-    """Request one replica if none is wanted."""
+    """Request one replica if the deployment is scaled to zero."""
     if journal.deployment(name).settings.replicas == 0:
         journal.resize(name, awake, "a request came")
 

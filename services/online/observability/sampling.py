@@ -1,8 +1,8 @@
 """Which requests are recorded, and when what was recorded goes to disk.
 
-Settings say it, or a control file while it exists: a running server, with all its workers,
-can so be told to record, how much, and until when. The selection is `bundle.sampling.chosen`,
-so two servers that get the same requests record the same ones.
+Settings say it, or a control file while it exists, which changes the share and its end for all
+workers of a running server. The selection is `bundle.sampling.is_sampled`, so two servers that
+get the same requests record the same ones.
 """
 
 from __future__ import annotations
