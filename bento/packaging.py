@@ -55,6 +55,7 @@ _ONLY_COMMANDS = frozenset(
     {
         "bundle/interface.py",
         "bundle/output_kinds.py",
+        "bundle/ports.py",
         "services/batch/estimate.py",
         "services/batch/spark.py",
         "services/online/security/exposure.py",

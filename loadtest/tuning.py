@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bundle.manifest import MANIFEST_NAME, parse_manifest
@@ -23,7 +21,7 @@ _NOISE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TuningTrial:
     """One server with its settings: its runs, the best of them, and whether that one fits."""
 
     settings: Settings
@@ -36,7 +34,7 @@ class Trial:
         """The settings as environment variables."""
         return {name: str(value) for name, value in self.settings.items()}
 
-    def beats(self, other: Trial) -> bool:
+    def beats(self, other: TuningTrial) -> bool:
         """Return whether this is better than `other` by more than the noise.
 
         Trials that fit are compared by their answers, others by their p99.
@@ -52,9 +50,9 @@ class Trial:
 class Tuned:
     """All trials, and the best one; `max_p99_ms` is the goal."""
 
-    best: Trial
+    best: TuningTrial
     max_p99_ms: float
-    trials: tuple[Trial, ...]
+    trials: tuple[TuningTrial, ...]
 
     def environment_lines(self) -> str:
         """Return the settings as lines of NAME=VALUE."""
@@ -78,25 +76,20 @@ def tune(
     shape: RequestShape,
     load: LoadProfile,
     max_p99_ms: float,
-    ports: Callable[[], tuple[int, int]],
     report: Callable[[str], None],
 ) -> Tuned:
-    """Measure a server with each of the settings; `ports` returns two free ports for it.
-
-    `report` gets the progress. Raises as `serving` and `bench` do.
+    """Measure a server with each of the settings; `report` gets the progress. Raises as
+    `serving` and `bench` do.
     """
 
-    def measure(settings: Settings, number: int) -> Trial:
+    def measure(settings: Settings, number: int) -> TuningTrial:
         shown = ", ".join(f"{name}={value}" for name, value in settings.items())
         report(f"Trial {number}: {shown} ...")
         environment = {name: str(value) for name, value in settings.items()}
-        with (
-            tempfile.TemporaryDirectory(prefix="mlctl-tune-") as folder,
-            serving(bento.tag, ports(), shape.protocol, Path(folder) / "log", environment) as found,
-        ):
+        with serving(bento.tag, shape.protocol, environment) as found:
             runs = tuple(bench(found, shape, load)[1])
         best, fits = judge(runs, max_p99_ms)
-        return Trial(settings, runs, best, fits)
+        return TuningTrial(settings, runs, best, fits)
 
     manifest = folder_of(bento.source, shape.model) / MANIFEST_NAME
     batching = parse_manifest(manifest.read_bytes()).batching
@@ -105,9 +98,11 @@ def tune(
     return Tuned(_best(trials), max_p99_ms, tuple(trials))
 
 
-def search(cores: int, max_rows: int, measure: Callable[[Settings, int], Trial]) -> list[Trial]:
+def search(
+    cores: int, max_rows: int, measure: Callable[[Settings, int], TuningTrial]
+) -> list[TuningTrial]:
     """Return the trials: each division of the cores, and then smaller batches while they gain."""
-    trials: list[Trial] = []
+    trials: list[TuningTrial] = []
     for workers, threads in divisions(cores):
         settings = {"MLCTL_WORKERS": workers, "MLCTL_THREADS": threads}
         trials.append(measure(settings, len(trials) + 1))
@@ -148,7 +143,7 @@ def p99_ms(figures: Figures) -> float:
     return float("inf") if figures.p99_ms is None else figures.p99_ms
 
 
-def _best(trials: list[Trial]) -> Trial:
+def _best(trials: list[TuningTrial]) -> TuningTrial:
     best, *others = trials
     for trial in others:
         if trial.beats(best):

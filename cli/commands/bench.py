@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,9 +172,7 @@ def _data(target: str, data: str | None, model: str | None) -> Path | None:
 def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadProfile) -> None:
     from loadtest.runs import bench as run
 
-    with ExitStack() as stack:
-        served = _served(output, target, shape, stack)
-        report = stack.enter_context(output.working())
+    with _served(output, target, shape) as served, output.working() as report:
 
         def show(figures: Figures) -> None:
             report(f"{figures.per_second:,.0f} answers a second ...")
@@ -192,43 +189,31 @@ def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadPr
 
 
 def _served(
-    output: CommandOutput, target: str, shape: RequestShape, stack: ExitStack
-) -> MeasuredServer:
+    output: CommandOutput, target: str, shape: RequestShape
+) -> AbstractContextManager[MeasuredServer]:
     from bundle.tokens import token_of
     from loadtest.runs import MeasuredServer
     from loadtest.server import serving
     from loadtest.target import parse_url
-    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
-        return MeasuredServer(address, address if shape.protocol == "http" else None)
-    found = find_bento(target)
-    output.note(f"Serving {found.tag} to measure it ...")
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlctl-bench-"))
-    http, grpc = free_ports(2)
-    return stack.enter_context(
-        serving(found.tag, (http, grpc), shape.protocol, Path(folder) / "log")
-    )
+        return nullcontext(MeasuredServer(address, address if shape.protocol == "http" else None))
+    tag = find_bento(target).tag
+    output.note(f"Serving {tag} to measure it ...")
+    return serving(tag, shape.protocol)
 
 
 def _cold(output: CommandOutput, target: str, shape: RequestShape, count: int) -> None:
     from loadtest.cold import ColdStart, as_document, cold_starts, summary
-    from loadtest.server import serving
-    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     tag = find_bento(target).tag
-
-    def serve(log: Path) -> AbstractContextManager[MeasuredServer]:
-        http, grpc = free_ports(2)
-        return serving(tag, (http, grpc), shape.protocol, log)
-
     starts: list[ColdStart] = []
-    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder, output.working() as report:
+    with output.working() as report:
         report(f"Start 1 of {count} ...")
-        for start in cold_starts(serve, shape, count, Path(folder)):
+        for start in cold_starts(tag, shape, count):
             starts.append(start)
             report(f"Start {len(starts) + 1} of {count} ...")
     if output.as_json:
@@ -250,16 +235,11 @@ def _tune(
     write: Path | None,
 ) -> None:
     from loadtest.tuning import tune
-    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
-
-    def ports() -> tuple[int, int]:
-        http, grpc = free_ports(2)
-        return http, grpc
 
     found = find_bento(target)
     with output.working() as report:
-        tuned = tune(found, shape, load, max_p99_ms, ports, report)
+        tuned = tune(found, shape, load, max_p99_ms, report)
     if write is not None:
         write.write_text(tuned.environment_lines())
     show_tuning(output, found.tag, tuned, write)

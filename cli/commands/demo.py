@@ -53,8 +53,8 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     Trains, optimizes, builds, deploys and promotes it, and rolls a bad version back. Needs no
     setup; state is in a temporary folder, which is removed at the end without --keep-running.
     """
+    from bundle.ports import free_ports, require_free
     from examples.digits.story import Story
-    from rollout.drivers.local.ports import free_ports, require_free
 
     if port is not None:
         require_free("127.0.0.1", port)

@@ -53,7 +53,7 @@ def serve(
     printed before the server starts; its log goes to stderr.
     """
     from bento.signed import verify_bento
-    from rollout.drivers.local.ports import require_all_free
+    from bundle.ports import require_all_free
     from services.online.settings import load_settings
     from services.runtime.bento_store import find_bento
 

@@ -21,7 +21,7 @@ def ui(output: CommandOutput, name: str | None, port: int) -> None:
     and buttons for pause, resume and roll back. It listens on 127.0.0.1 only, and the printed
     address has a token that is valid until the command ends.
     """
-    from rollout.drivers.local.ports import require_free
+    from bundle.ports import require_free
     from rollout.journal import paths
     from rollout.journal.journal import Journal
     from rollout.ui.access import PageAccess

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from bundle.ports import free_ports
 from cli.main import cli
 from rollout.client import deployments
-from rollout.drivers.local.ports import free_ports
 from tests.support.receiver import receiving
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision
 

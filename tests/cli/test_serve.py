@@ -12,7 +12,7 @@ import pytest
 
 from bento.packaging import build_bento
 from bundle.errors import ERROR_TABLE, ErrorCode
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until

@@ -13,8 +13,7 @@ from loadtest import tuning
 from loadtest.figures import LatencyRecord, summarize
 from loadtest.runs import LoadProfile, Protocols, RequestShape
 from loadtest.server import serving
-from loadtest.tuning import Settings, Trial, Tuned, divisions, judge, search
-from rollout.drivers.local.ports import free_ports
+from loadtest.tuning import Settings, TuningTrial, Tuned, divisions, judge, search
 from services.runtime.bento_store import BentoInfo, find_bento
 
 LOAD = LoadProfile(0.3, clients=(1, 4))
@@ -56,13 +55,13 @@ def test_divisions__of_cores__use_no_more_than_there_are() -> None:
     ]  # fmt: skip
 
 
-def simulated(settings: Settings, _number: int) -> Trial:
+def simulated(settings: Settings, _number: int) -> TuningTrial:
     """Score two workers as the fastest, and batches of fewer than 16 rows as too small."""
     workers, rows = settings["MLCTL_WORKERS"], settings.get("MLCTL_MAX_ROWS", 32)
     workers = min(workers, 2)
     run = summarize(figures(10 * workers * min(rows, 16), 2.0 * rows / workers), 1.0, clients=1)
     best, fits = judge((run,), 20.0)
-    return Trial(settings, (run,), best, fits)
+    return TuningTrial(settings, (run,), best, fits)
 
 
 def test_search__formula__finds_the_best_within_the_goal() -> None:
@@ -77,19 +76,19 @@ def test_search__formula__finds_the_best_within_the_goal() -> None:
 
 def test_search__gain_within_the_noise__keeps_the_first() -> None:
     run = summarize(figures(100, 5), 1.0, clients=1)
-    first = Trial({"a": 1}, (run,), run, True)
+    first = TuningTrial({"a": 1}, (run,), run, True)
     more = replace(run, per_second=102.0)
-    assert not Trial({"a": 2}, (more,), more, True).beats(first)
-    assert Trial({"a": 2}, (run,), replace(run, per_second=104.0), True).beats(first)
+    assert not TuningTrial({"a": 2}, (more,), more, True).beats(first)
+    assert TuningTrial({"a": 2}, (run,), replace(run, per_second=104.0), True).beats(first)
 
 
 def test_trial__that_fits__beats_any_other() -> None:
     run = summarize(figures(100, 5), 1.0, clients=1)
-    assert Trial({}, (run,), replace(run, per_second=1.0), True).beats(
-        Trial({}, (run,), run, False)
+    assert TuningTrial({}, (run,), replace(run, per_second=1.0), True).beats(
+        TuningTrial({}, (run,), run, False)
     )
-    late = Trial({}, (run,), replace(run, p99_ms=9.0), False)
-    assert Trial({}, (run,), replace(run, p99_ms=7.0), False).beats(late)
+    late = TuningTrial({}, (run,), replace(run, p99_ms=9.0), False)
+    assert TuningTrial({}, (run,), replace(run, p99_ms=7.0), False).beats(late)
 
 
 @pytest.fixture
@@ -105,13 +104,9 @@ def bento(
 def test_tune__real_servers__reports_each_trial(
     bento: BentoInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ports() -> tuple[int, int]:
-        http, grpc = free_ports(2)
-        return http, grpc
-
     reported: list[str] = []
     monkeypatch.setattr(tuning, "search", lambda _cores, _rows, measure: [measure(FIRST, 1)])
-    tuned = tuning.tune(bento, RequestShape(), LOAD, 5000.0, ports, reported.append)
+    tuned = tuning.tune(bento, RequestShape(), LOAD, 5000.0, reported.append)
     assert reported == ["Trial 1: MLCTL_WORKERS=1, MLCTL_THREADS=1 ..."]
     assert tuned.best.fits
     (trial,) = tuned.as_dict()["trials"]
@@ -120,14 +115,11 @@ def test_tune__real_servers__reports_each_trial(
 
 
 @pytest.mark.slow
-def test_serving__server_that_does_not_start__reports_its_log(
-    bento: BentoInfo, tmp_path: Path
-) -> None:
-    http, grpc = free_ports(2)
+def test_serving__server_that_does_not_start__reports_its_log(bento: BentoInfo) -> None:
     wrong = {"MLCTL_THREADS": "none"}
     with (
         pytest.raises(MlctlError, match="MLCTL_THREADS") as caught,
-        serving(bento.tag, (http, grpc), Protocols.HTTP, tmp_path / "log", wrong),
+        serving(bento.tag, Protocols.HTTP, wrong),
     ):
         pytest.fail("it was ready")
     assert caught.value.code is ErrorCode.UNAVAILABLE

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bundle.ports import free_ports
 from bundle.verify import verify
 from examples.digits.data import load_split
-from rollout.drivers.local.ports import free_ports
 from tests.scenarios.conftest import Shop
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_stall]

@@ -36,6 +36,6 @@ def exposure(
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
         f"{host} is reachable from other machines, and callers need no token",
-        "Ask for a token (MLCTL_TOKEN_FILE) or for certificates (--tls-client-ca), or say that it "
-        "is meant with --insecure.",
+        "Require a token (MLCTL_TOKEN_FILE) or certificates (--tls-client-ca), or allow it with "
+        "--insecure.",
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from rollout.ui.access import PageAccess
 from rollout.ui.app import ui_app
 from tests.support.browser import CHROMIUM, Browser, open_browser
