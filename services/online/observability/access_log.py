@@ -1,8 +1,9 @@
-"""The access log: one JSON line for each infer request, written off its path.
+"""The access log: one JSON line for each infer request.
 
-A file is opened for appending and each piece is written by one call, so that several workers
-share it without mixing their lines; after logrotate or anyone else moved it away it is made
-anew, as `logging.handlers.WatchedFileHandler` does.
+The event loop makes the lines, most of which are the same for all requests of a batch; a thread
+writes them. A file is opened for appending and each piece is written by one call, so that several
+workers share it without mixing their lines; after logrotate moved it away it is opened anew, as
+`logging.handlers.WatchedFileHandler` does.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from typing import Protocol
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.observability.backlog import Backlog
-from services.online.observability.calls import RequestRecord
-from services.online.observability.traceparent import trace_id
+from services.online.batching.executor import Answer
+from services.online.observability.calls import OK, RequestRecord
+from services.online.observability.traceparent import TRACE_ID, is_valid, trace_id
 
 # More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
 
-
-_START = b'{"time":"%b.%06dZ",%b,"request_id":%b,"trace_id":%b,'
-_SIZES = b'"rows":%b,"batch_rows":%b,"bytes_in":%b,"bytes_out":%b,"total_ms":%.3f'
-_RUN = b',"queue_ms":%.3f,"infer_ms":%.3f'
-_ENDS = b',"parse_ms":%.3f,"serialize_ms":%.3f'
-# A line of an answered infer request, all of which is known: one format takes half of the time.
-_ANSWERED = _START + _SIZES.replace(b"%b", b"%d") + _RUN + _ENDS + b"}\n"
+# The fields of one request, after those that it shares with others.
+_IDS = b'%b,"request_id":%b,"trace_id":%b,"total_ms":%.3f'
+_STAGES = b',"parse_ms":%.3f,"serialize_ms":%.3f}\n'
+# An answered infer request whose ids need no escapes: one format is half of the cost.
+_ANSWERED = _IDS.replace(b":%b", b':"%b"') + _STAGES
 
 
 class LogOutput(Protocol):
@@ -104,77 +103,119 @@ class AppendedFile:
 
 
 class AccessLog:
-    """Takes requests that are done with `put`; the observer's thread writes them with `flush`."""
+    """Makes the lines of requests; the observer's thread writes them with `flush`."""
 
     def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
-        self._waiting = Backlog[RequestRecord](MAX_WAITING)
-        self.put = self._waiting.put
+        # The loop appends, the thread takes from the front: neither waits for the other.
+        self._lines: list[bytes] = []
+        self._excess = 0
         self._lost = 0
-        self._outcomes: dict[tuple[str, str, int | None], bytes] = {}
-        self._second = -1
-        self._second_text = b""
+        # The fields that the last request shared with the one before, and their text.
+        self._shared: tuple[object, ...] = ()
+        self._shared_text = b""
 
     @property
     def dropped(self) -> int:
         """Requests that are not in the log: they came too fast, or it could not be written."""
-        return self._waiting.dropped + self._lost
+        return self._excess + self._lost
+
+    def answered(
+        self,
+        record: RequestRecord,
+        at: float,
+        seconds: float,
+        rows: int,
+        answer: Answer,
+        parse: float | None,
+        serialize: float | None,
+        bytes_out: int | None,
+    ) -> None:
+        """Add the line of an answered request: `at` is the Unix time, other times are seconds."""
+        ms, bytes_in = int(at * 1e3), record.bytes_in
+        queue, infer = answer.queue_seconds, answer.infer_seconds
+        shared = ms, queue, infer, rows, bytes_in, bytes_out, record.protocol
+        if shared != self._shared:
+            self._shared = shared
+            fields = self._render(record, ms, OK, rows, answer.batch_rows, bytes_out)
+            times = b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
+            self._shared_text = fields + times
+        name, parent = record.request_id, record.traceparent
+        if (
+            (name.isalnum() or name.replace(b"-", b"").isalnum())
+            and (parent is not None and is_valid(parent))
+            and (parse is not None and serialize is not None)
+        ):
+            self._add(_ANSWERED % (
+                self._shared_text, name, parent[TRACE_ID],
+                seconds * 1e3, parse * 1e3, serialize * 1e3,
+            ))  # fmt: skip
+            return
+        line = _begin(self._shared_text, record, seconds)
+        if parse is not None and serialize is not None:
+            self._add(line + _STAGES % (parse * 1e3, serialize * 1e3))
+        else:
+            self._add(line + b"}\n")
+
+    def ended(self, record: RequestRecord) -> None:
+        """Add the line of a request that failed, or whose stream ended."""
+        fields = self._render(record, int(record.at * 1e3), record.code, None, None, None)
+        self._add(_begin(fields, record, record.seconds) + b"}\n")
 
     def flush(self) -> None:
-        """Write what was noted; OSError if that fails, and these lines are lost."""
-        found = self._waiting.take()
-        if not found:
+        """Write the waiting lines; OSError if that fails, and these lines are lost."""
+        count = len(self._lines)
+        if not count:
             return
+        content = b"".join(self._lines[:count])
+        del self._lines[:count]
         try:
-            self._output.write(b"".join(map(self._line, found)))
+            self._output.write(content)
         except OSError:
-            self._lost += len(found)
+            self._lost += count
             raise
 
     def close(self) -> None:
-        """Let go of the output."""
+        """Close the output."""
         self._output.close()
 
-    def _line(self, record: RequestRecord) -> bytes:
-        """Return one line of JSON; a general encoder takes several times as long."""
-        key = (record.protocol, record.code, record.reported_status)
-        outcome = self._outcomes.get(key)
-        if outcome is None:
-            outcome = self._outcomes[key] = self._render_outcome(record)
-        at = record.at
-        second = int(at)
-        if second != self._second:
-            self._second = second
-            text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-            self._second_text = text.encode()
-        name, trace, parent = record.request_id, b"null", record.traceparent
-        name = b'"%b"' % name if name.isalnum() else _text(name)
-        if parent is not None and (found := trace_id(parent)) is not None:
-            trace = b'"%b"' % found
-        start = self._second_text, (at - second) * 1e6, outcome, name, trace
-        total, queue, infer = record.seconds * 1e3, record.queue, record.infer
-        parse, serialize = record.parse, record.serialize
-        sizes = record.rows, record.batch_rows, record.bytes_in, record.bytes_out
-        if None in sizes or queue is None or infer is None or parse is None or serialize is None:
-            line = _START % start + _SIZES % (*map(_number, sizes), total)
-            if queue is not None and infer is not None:
-                line += _RUN % (queue * 1e3, infer * 1e3)
-            if parse is not None and serialize is not None:
-                line += _ENDS % (parse * 1e3, serialize * 1e3)
-            return line + b"}\n"
-        return _ANSWERED % (
-            *start, *sizes, total, queue * 1e3, infer * 1e3, parse * 1e3, serialize * 1e3
-        )  # fmt: skip
+    def _add(self, line: bytes) -> None:
+        if len(self._lines) < MAX_WAITING:
+            self._lines.append(line)
+        else:
+            self._excess += 1
 
-    def _render_outcome(self, record: RequestRecord) -> bytes:
-        """Return the part that is the same in all lines of a protocol and code."""
-        fields = {"protocol": record.protocol, **self._model}
-        return orjson.dumps({**fields, "status": record.status, "code": record.code})[1:-1]
+    def _render(
+        self,
+        record: RequestRecord,
+        ms: int,
+        code: str,
+        rows: int | None,
+        batch_rows: int | None,
+        bytes_out: int | None,
+    ) -> bytes:
+        """Return the start of a line with the fields that most requests of a batch share."""
+        time = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        fields = {
+            "time": f"{time}.{ms % 1000:03}Z",
+            "protocol": record.protocol,
+            **self._model,
+            "status": record.status_of(code),
+            "code": code,
+            "rows": rows,
+            "batch_rows": batch_rows,
+            "bytes_in": record.bytes_in,
+            "bytes_out": bytes_out,
+        }
+        return orjson.dumps(fields)[:-1]
 
 
-def _number(value: int | None) -> bytes:
-    return b"null" if value is None else b"%d" % value
+def _begin(fields: bytes, record: RequestRecord, seconds: float) -> bytes:
+    """Return `fields` and the ids of any request, escaped where they need it."""
+    trace = None if record.traceparent is None else trace_id(record.traceparent)
+    text = b"null" if trace is None else b'"%b"' % trace
+    return _IDS % (fields, _text(record.request_id), text, seconds * 1e3)
 
 
 def _text(value: bytes) -> bytes:

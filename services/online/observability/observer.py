@@ -89,14 +89,12 @@ class Observer:
         sampling = None if self._recorder is None else self._recorder.choose(request_id)
         if self._log is None and not traced and sampling is None:
             return None
-        return RequestRecord(
-            protocol,
-            request_id,
-            traceparent,
-            traced=traced,
-            sampling=sampling,
-            tracestate=tracestate if traced else None,
-        )
+        record = RequestRecord(protocol, request_id, traceparent)
+        if traced:
+            record.traced, record.tracestate = True, tracestate
+        if sampling is not None:
+            record.sampling = sampling
+        return record
 
     def answered(
         self,
@@ -116,12 +114,18 @@ class Observer:
             for array in (inputs or answer.outputs).values():
                 rows = array.shape[0]
                 break
-        record.parse, record.serialize, record.bytes_out = parse, serialize, bytes_out
-        record.queue, record.infer = answer.queue_seconds, answer.infer_seconds
-        record.rows, record.batch_rows = rows, answer.batch_rows
-        self._end(record, OK)
-        if self._recorder is not None and record.sampling is not None and inputs:
-            self._recorder.put(record, record.sampling, record.at, rows, inputs, answer.outputs)
+        seconds, at = perf_counter() - record.started, time.time()
+        if self._log is not None:
+            self._log.answered(record, at, seconds, rows, answer, parse, serialize, bytes_out)
+        if record.traced and self._tracing is not None:
+            record.code, record.seconds, record.at, record.rows = OK, seconds, at, rows
+            record.parse, record.queue, record.infer, record.serialize = (
+                parse, answer.queue_seconds, answer.infer_seconds, serialize
+            )  # fmt: skip
+            record.batch_rows = answer.batch_rows
+            self._tracing.put(record)
+        if record.sampling is not None and self._recorder is not None and inputs:
+            self._recorder.put(record, record.sampling, at, rows, inputs, answer.outputs)
 
     def ended(
         self, record: RequestRecord, error: BaseException | None, status: int | None = None
@@ -130,8 +134,12 @@ class Observer:
 
         `status` is the HTTP status if it is not that of the error.
         """
-        record.reported_status = status
-        self._end(record, outcome_of(error))
+        record.code, record.reported_status = outcome_of(error), status
+        record.seconds, record.at = perf_counter() - record.started, time.time()
+        if self._log is not None:
+            self._log.ended(record)
+        if record.traced and self._tracing is not None:
+            self._tracing.put(record)
 
     def expose(self, model: str, registry: CollectorRegistry) -> None:
         """Add metrics to `registry` of what was dropped and what was recorded."""
@@ -160,14 +168,6 @@ class Observer:
         """Write and send the rest, and end the thread; blocks for up to ten seconds."""
         self._ending.set()
         self._thread.join(_STOP_SECONDS)
-
-    def _end(self, record: RequestRecord, code: str) -> None:
-        record.code = code
-        record.seconds, record.at = perf_counter() - record.started, time.time()
-        if self._log is not None:
-            self._log.put(record)
-        if self._tracing is not None and record.traced:
-            self._tracing.put(record)
 
     def _is_active(self) -> bool:
         if self._log is not None or self._tracing is not None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.executor import Answer
 from services.online.observability import access_log as accesslog
 from services.online.observability.access_log import (
     AccessLog,
@@ -18,7 +19,8 @@ from services.online.observability.access_log import (
     StandardOutput,
     open_output,
 )
-from tests.services.online.observability.calls import TRACE, done, seen
+from services.online.observability.calls import RequestRecord
+from tests.services.online.observability.calls import TRACE, answer, done, seen
 
 
 class Memory:
@@ -46,19 +48,26 @@ def lines(memory: Memory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in b"".join(memory.pieces).splitlines()]
 
 
-def test_a_request_is_one_line_with_all_that_is_known() -> None:
+def put(
+    log: AccessLog, record: RequestRecord | None = None, *, at: float = 1_700_000_000.5
+) -> None:
+    """Log an answered request."""
+    log.answered(record or seen(), at, 0.02, 2, answer({}), 0.001, 0.004, 64)
+
+
+def test_access_log__ended_requests__are_a_line_each_with_all_that_is_known() -> None:
     log, memory = logged()
     request = seen()
     request.bytes_in = 32
-    log.put(done(request))
-    log.put(done(seen(protocol="grpc", traceparent=None), "queue_full"))
-    log.put(done(seen(protocol="predict"), "gone"))
+    put(log, request)
+    log.ended(done(seen(protocol="grpc", traceparent=None), "queue_full"))
+    log.ended(done(seen(protocol="predict"), "gone"))
     assert not memory.pieces  # nothing is written on the path of a request
     log.flush()
     assert len(memory.pieces) == 1
     first, second, third = lines(memory)
     assert first == {
-        "time": "2023-11-14T22:13:20.500000Z", "protocol": "http", "model": "tiny",
+        "time": "2023-11-14T22:13:20.500Z", "protocol": "http", "model": "tiny",
         "digest": "d" * 64, "status": 200, "code": "ok", "request_id": "r1", "trace_id": TRACE,
         "rows": 2, "batch_rows": 8, "bytes_in": 32, "bytes_out": 64, "total_ms": 20.0,
         "parse_ms": 1.0, "queue_ms": 2.0, "infer_ms": 3.0, "serialize_ms": 4.0,
@@ -69,27 +78,51 @@ def test_a_request_is_one_line_with_all_that_is_known() -> None:
     assert (third["status"], third["code"]) == (499, "gone")
 
 
-@given(st.binary(max_size=60))
-def test_no_request_id_makes_a_second_line(request_id: bytes) -> None:
+def test_access_log__fields_of_the_request_before__are_not_those_of_the_next() -> None:
+    """Lines share the text of equal fields: each field that differs makes a new one."""
     log, memory = logged()
-    log.put(done(seen(request_id)))
+    ids = [b"r0", b"r0-1", b'r"2']
+    requests = [seen(name) for name in ids] + [seen(protocol="grpc"), seen(traceparent=b"00-1-1")]
+    for number, request in enumerate(requests):
+        request.bytes_in = 30 + number
+        put(log, request, at=1_700_000_000.5 + number // 2)
+    log.answered(seen(), 1_700_000_003.0, 0.02, 3, Answer({}, 0.5, 0.003, 7), None, None, None)
     log.flush()
-    assert b"".join(memory.pieces).count(b"\n") == 1
-    assert lines(memory)[0]["request_id"] == request_id.decode("latin-1")
+    found = lines(memory)
+    assert [line["request_id"] for line in found] == ["r0", "r0-1", 'r"2', "r1", "r1", "r1"]
+    assert [line["time"][17:19] for line in found] == ["20", "20", "21", "21", "22", "23"]
+    assert [line["bytes_in"] for line in found] == [30, 31, 32, 33, 34, None]
+    assert [line["status"] for line in found] == [200, 200, 200, "OK", 200, 200]
+    assert [line["trace_id"] for line in found] == [TRACE, TRACE, TRACE, TRACE, None, TRACE]
+    last = found[-1]
+    assert (last["rows"], last["batch_rows"], last["queue_ms"]) == (3, 7, 500)
+    assert "parse_ms" not in last
 
 
-def test_what_is_too_much_or_not_written_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@given(st.binary(max_size=60))
+def test_access_log__any_request_id__makes_one_line(request_id: bytes) -> None:
+    log, memory = logged()
+    put(log, seen(request_id))
+    log.ended(done(seen(request_id), "gone"))
+    log.flush()
+    assert b"".join(memory.pieces).count(b"\n") == 2
+    assert [line["request_id"] for line in lines(memory)] == [request_id.decode("latin-1")] * 2
+
+
+def test_access_log__too_many_lines_or_a_full_disk__are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(accesslog, "MAX_WAITING", 3)
     log, memory = logged()
     for _ in range(5):
-        log.put(done())
+        put(log)
     assert log.dropped == 2
     memory.full = True
     with pytest.raises(OSError, match="No space"):
         log.flush()
     assert log.dropped == 5
     memory.full = False
-    log.put(done())
+    put(log)
     log.flush()
     assert len(lines(memory)) == 1
 
