@@ -1,15 +1,16 @@
-"""The access log: one JSON line for each infer request.
+"""The access log: one JSON line for each infer request, written off its path.
 
-The event loop makes the lines, most of which are the same for all requests of a batch; a thread
-writes them. A file is opened for appending and each piece is written by one call, so that several
-workers share it without mixing their lines; after logrotate moved it away it is opened anew, as
-`logging.handlers.WatchedFileHandler` does.
+The event loop notes the values of a request; a thread makes the lines of many at a time, most
+fields of which are the same for all requests of a batch. A file is opened for appending and each
+piece is written by one call, so that several workers share it without mixing their lines; after
+logrotate moved it away it is opened anew, as `logging.handlers.WatchedFileHandler` does.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -17,18 +18,32 @@ from typing import Protocol
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.executor import Answer
-from services.online.observability.calls import OK, RequestRecord
+from services.online.observability.calls import RequestRecord, status_of
 from services.online.observability.traceparent import TRACE_ID, is_valid, trace_id
 
 # More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
 
-# The fields of one request, after those that it shares with others.
-_IDS = b'%b,"request_id":%b,"trace_id":%b,"total_ms":%.3f'
-_STAGES = b',"parse_ms":%.3f,"serialize_ms":%.3f}\n'
-# An answered infer request whose ids need no escapes: one format is half of the cost.
-_ANSWERED = _IDS.replace(b":%b", b':"%b"') + _STAGES
+_LINE = b'%b,"request_id":%b,"trace_id":%b,"total_ms":%.3f}\n'
+# A line of ids that need no escapes.
+_PLAIN_LINE = _LINE.replace(b":%b", b':"%b"')
+# What most requests of a batch have in common: protocol, code, a status that is not the code's, the
+# seconds in the queue and in the model, rows, rows of the batch, bytes in, bytes out. These are
+# tuples without names, as each request makes one.
+SharedFields = tuple[
+    str, str, int | None, float | None, float | None, int | None, int | None, int | None, int | None
+]
+# One request: its end as Unix time, its seconds, X-Request-Id, traceparent, and the shared fields.
+LogEntry = tuple[float, float, bytes, bytes | None, SharedFields]
+
+
+def entry_of(record: RequestRecord) -> LogEntry:
+    """Return what the log says of an ended request."""
+    shared = (
+        record.protocol, record.code, record.reported_status, record.queue, record.infer,
+        record.rows, record.batch_rows, record.bytes_in, record.bytes_out,
+    )  # fmt: skip
+    return record.at, record.seconds, record.request_id, record.traceparent, shared
 
 
 class LogOutput(Protocol):
@@ -103,119 +118,77 @@ class AppendedFile:
 
 
 class AccessLog:
-    """Makes the lines of requests; the observer's thread writes them with `flush`."""
+    """Notes ended requests; the observer's thread writes their lines with `flush`."""
 
     def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
         # The loop appends, the thread takes from the front: neither waits for the other.
-        self._lines: list[bytes] = []
+        self._waiting: list[LogEntry] = []
         self._excess = 0
         self._lost = 0
-        # The fields that the last request shared with the one before, and their text.
-        self._shared: tuple[object, ...] = ()
-        self._shared_text = b""
 
     @property
     def dropped(self) -> int:
         """Requests that are not in the log: they came too fast, or it could not be written."""
         return self._excess + self._lost
 
-    def answered(
-        self,
-        record: RequestRecord,
-        at: float,
-        seconds: float,
-        rows: int,
-        answer: Answer,
-        parse: float | None,
-        serialize: float | None,
-        bytes_out: int | None,
-    ) -> None:
-        """Add the line of an answered request: `at` is the Unix time, other times are seconds."""
-        ms, bytes_in = int(at * 1e3), record.bytes_in
-        queue, infer = answer.queue_seconds, answer.infer_seconds
-        shared = ms, queue, infer, rows, bytes_in, bytes_out, record.protocol
-        if shared != self._shared:
-            self._shared = shared
-            fields = self._render(record, ms, OK, rows, answer.batch_rows, bytes_out)
-            times = b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
-            self._shared_text = fields + times
-        name, parent = record.request_id, record.traceparent
-        if (
-            (name.isalnum() or name.replace(b"-", b"").isalnum())
-            and (parent is not None and is_valid(parent))
-            and (parse is not None and serialize is not None)
-        ):
-            self._add(_ANSWERED % (
-                self._shared_text, name, parent[TRACE_ID],
-                seconds * 1e3, parse * 1e3, serialize * 1e3,
-            ))  # fmt: skip
-            return
-        line = _begin(self._shared_text, record, seconds)
-        if parse is not None and serialize is not None:
-            self._add(line + _STAGES % (parse * 1e3, serialize * 1e3))
+    def put(self, entry: LogEntry) -> None:
+        """Note an ended request."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(entry)
         else:
-            self._add(line + b"}\n")
-
-    def ended(self, record: RequestRecord) -> None:
-        """Add the line of a request that failed, or whose stream ended."""
-        fields = self._render(record, int(record.at * 1e3), record.code, None, None, None)
-        self._add(_begin(fields, record, record.seconds) + b"}\n")
+            self._excess += 1
 
     def flush(self) -> None:
-        """Write the waiting lines; OSError if that fails, and these lines are lost."""
-        count = len(self._lines)
-        if not count:
+        """Write the lines of the requests; OSError if that fails, and these lines are lost."""
+        entries = self._waiting[:]
+        if not entries:
             return
-        content = b"".join(self._lines[:count])
-        del self._lines[:count]
+        del self._waiting[: len(entries)]
         try:
-            self._output.write(content)
+            self._output.write(b"".join(self._lines(entries)))
         except OSError:
-            self._lost += count
+            self._lost += len(entries)
             raise
 
     def close(self) -> None:
         """Close the output."""
         self._output.close()
 
-    def _add(self, line: bytes) -> None:
-        if len(self._lines) < MAX_WAITING:
-            self._lines.append(line)
-        else:
-            self._excess += 1
+    def _lines(self, entries: list[LogEntry]) -> Iterator[bytes]:
+        """Yield one line of JSON for each entry; a general encoder takes several times as long."""
+        start, end, last, fields = 0.0, 0.0, None, b""
+        for at, seconds, name, parent, shared in entries:
+            if shared != last or not start <= at < end:
+                ms, last = int(at * 1e3), shared
+                start, end, fields = ms / 1e3, (ms + 1) / 1e3, self._render(ms, shared)
+            if parent is not None and name.isalnum() and is_valid(parent):
+                yield _PLAIN_LINE % (fields, name, parent[TRACE_ID], seconds * 1e3)
+                continue
+            trace = None if parent is None else trace_id(parent)
+            text = b"null" if trace is None else b'"%b"' % trace
+            yield _LINE % (fields, _text(name), text, seconds * 1e3)
 
-    def _render(
-        self,
-        record: RequestRecord,
-        ms: int,
-        code: str,
-        rows: int | None,
-        batch_rows: int | None,
-        bytes_out: int | None,
-    ) -> bytes:
-        """Return the start of a line with the fields that most requests of a batch share."""
+    def _render(self, ms: int, shared: SharedFields) -> bytes:
+        """Return the start of lines: a Unix time in milliseconds, and the shared fields."""
+        protocol, code, status, queue, infer, rows, batch_rows, bytes_in, bytes_out = shared
         time = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         fields = {
             "time": f"{time}.{ms % 1000:03}Z",
-            "protocol": record.protocol,
+            "protocol": protocol,
             **self._model,
-            "status": record.status_of(code),
+            "status": status or status_of(protocol, code),
             "code": code,
             "rows": rows,
             "batch_rows": batch_rows,
-            "bytes_in": record.bytes_in,
+            "bytes_in": bytes_in,
             "bytes_out": bytes_out,
         }
-        return orjson.dumps(fields)[:-1]
-
-
-def _begin(fields: bytes, record: RequestRecord, seconds: float) -> bytes:
-    """Return `fields` and the ids of any request, escaped where they need it."""
-    trace = None if record.traceparent is None else trace_id(record.traceparent)
-    text = b"null" if trace is None else b'"%b"' % trace
-    return _IDS % (fields, _text(record.request_id), text, seconds * 1e3)
+        text = orjson.dumps(fields)[:-1]
+        if queue is None or infer is None:
+            return text
+        return text + b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
 
 
 def _text(value: bytes) -> bytes:

@@ -26,8 +26,8 @@ class RequestRecord:
     `bytes_in` the size of its body once that is known. When it has ended, `at` is the Unix time of
     that, `seconds` after its headers arrived, and `code` is "ok", "gone" or an error code.
     `reported_status` is the HTTP status of a rejection whose status is not that of its code. The
-    rest is known of answered requests that are traced: the seconds in each stage, of which `parse`
-    and `serialize` may not be measured, and the rows.
+    rest is known of answered requests only: the seconds in each stage, of which `parse` and
+    `serialize` may not be measured, the rows, and the size of the response.
 
     Attributes that are not known belong to the class: a request sets few.
     """
@@ -39,6 +39,7 @@ class RequestRecord:
     tracestate: bytes | None = None
     sampling: Sampling | None = None
     bytes_in: int | None = None
+    bytes_out: int | None = None
     reported_status: int | None = None
     rows: int | None = None
     batch_rows: int | None = None
@@ -56,19 +57,20 @@ class RequestRecord:
     @property
     def status(self) -> int | str:
         """The HTTP status, or gRPC's by its name."""
-        return self.status_of(self.code)
-
-    def status_of(self, code: str) -> int | str:
-        """Return the status of an end with `code`."""
         if self.reported_status is not None:
             return self.reported_status
-        grpc = self.protocol == GRPC
-        if code == OK:
-            return "OK" if grpc else 200
-        if code == GONE:
-            return "CANCELLED" if grpc else _CLIENT_CLOSED
-        spec = ERROR_TABLE[ErrorCode(code)]
-        return spec.grpc if grpc else spec.http
+        return status_of(self.protocol, self.code)
+
+
+def status_of(protocol: str, code: str) -> int | str:
+    """Return the HTTP status, or gRPC's by its name, of requests that end with `code`."""
+    grpc = protocol == GRPC
+    if code == OK:
+        return "OK" if grpc else 200
+    if code == GONE:
+        return "CANCELLED" if grpc else _CLIENT_CLOSED
+    spec = ERROR_TABLE[ErrorCode(code)]
+    return spec.grpc if grpc else spec.http
 
 
 def outcome_of(error: BaseException | None) -> str:

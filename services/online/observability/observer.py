@@ -17,7 +17,7 @@ from bundle.sampling import Sampling
 from bundle.tensors import Signature
 from services.online.batching.executor import Answer
 from services.online.metrics.exposition import CounterSink, Exposition
-from services.online.observability.access_log import AccessLog, open_output
+from services.online.observability.access_log import AccessLog, entry_of, open_output
 from services.online.observability.calls import OK, RequestRecord, outcome_of
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
@@ -96,6 +96,38 @@ class Observer:
             record.sampling = sampling
         return record
 
+    def finished(
+        self,
+        protocol: str,
+        request_id: bytes,
+        headers: Mapping[bytes, bytes],
+        started: float,
+        bytes_in: int,
+        inputs: Arrays,
+        answer: Answer,
+        parse: float,
+        serialize: float,
+        bytes_out: int,
+    ) -> None:
+        """Record the answer to a request without a record, which began at `started`.
+
+        `started` is of `perf_counter`; see `answered`. A log alone needs no record.
+        """
+        traceparent = headers.get(b"traceparent")
+        unsampled = self._recorder is None or not self._recorder.sampling
+        if self._log is not None and self._tracing is None and unsampled:
+            shared = (
+                protocol, OK, None, answer.queue_seconds, answer.infer_seconds,
+                self._rows_of(inputs, answer), answer.batch_rows, bytes_in, bytes_out,
+            )  # fmt: skip
+            seconds = perf_counter() - started
+            self._log.put((time.time(), seconds, request_id, traceparent, shared))
+            return
+        record = self.begin(protocol, request_id, traceparent, headers.get(b"tracestate"))
+        if record is not None:
+            record.started, record.bytes_in = started, bytes_in
+            self.answered(record, inputs, answer, parse, serialize, bytes_out)
+
     def answered(
         self,
         record: RequestRecord,
@@ -109,23 +141,13 @@ class Observer:
 
         `parse` and `serialize` are seconds, `bytes_out` is the size of the body.
         """
-        rows = 1
-        if self._batched:
-            for array in (inputs or answer.outputs).values():
-                rows = array.shape[0]
-                break
-        seconds, at = perf_counter() - record.started, time.time()
-        if self._log is not None:
-            self._log.answered(record, at, seconds, rows, answer, parse, serialize, bytes_out)
-        if record.traced and self._tracing is not None:
-            record.code, record.seconds, record.at, record.rows = OK, seconds, at, rows
-            record.parse, record.queue, record.infer, record.serialize = (
-                parse, answer.queue_seconds, answer.infer_seconds, serialize
-            )  # fmt: skip
-            record.batch_rows = answer.batch_rows
-            self._tracing.put(record)
-        if record.sampling is not None and self._recorder is not None and inputs:
-            self._recorder.put(record, record.sampling, at, rows, inputs, answer.outputs)
+        record.rows, record.batch_rows = self._rows_of(inputs, answer), answer.batch_rows
+        record.parse, record.serialize, record.bytes_out = parse, serialize, bytes_out
+        record.queue, record.infer = answer.queue_seconds, answer.infer_seconds
+        self._end(record, OK)
+        if self._recorder is not None and record.sampling is not None and inputs:
+            sampling, rows = record.sampling, record.rows
+            self._recorder.put(record, sampling, record.at, rows, inputs, answer.outputs)
 
     def ended(
         self, record: RequestRecord, error: BaseException | None, status: int | None = None
@@ -134,12 +156,8 @@ class Observer:
 
         `status` is the HTTP status if it is not that of the error.
         """
-        record.code, record.reported_status = outcome_of(error), status
-        record.seconds, record.at = perf_counter() - record.started, time.time()
-        if self._log is not None:
-            self._log.ended(record)
-        if record.traced and self._tracing is not None:
-            self._tracing.put(record)
+        record.reported_status = status
+        self._end(record, outcome_of(error))
 
     def expose(self, model: str, registry: CollectorRegistry) -> None:
         """Add metrics to `registry` of what was dropped and what was recorded."""
@@ -168,6 +186,20 @@ class Observer:
         """Write and send the rest, and end the thread; blocks for up to ten seconds."""
         self._ending.set()
         self._thread.join(_STOP_SECONDS)
+
+    def _rows_of(self, inputs: Arrays, answer: Answer) -> int:
+        if self._batched:
+            for array in (inputs or answer.outputs).values():
+                return int(array.shape[0])
+        return 1
+
+    def _end(self, record: RequestRecord, code: str) -> None:
+        record.code = code
+        record.seconds, record.at = perf_counter() - record.started, time.time()
+        if self._log is not None:
+            self._log.put(entry_of(record))
+        if self._tracing is not None and record.traced:
+            self._tracing.put(record)
 
     def _is_active(self) -> bool:
         if self._log is not None or self._tracing is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bundle.errors import MlctlError
 from services.online.grpc.http2.head import CallHead
 from services.online.http.fields import fields_of
@@ -23,12 +25,16 @@ class GrpcCalls:
         if observer is None or not observer.active:
             return None
         fields = fields_of(head.fields)
-        request_id = self._ids.of(fields.get(b"x-request-id"))
+        request_id = self.request_id(fields)
         traceparent, tracestate = fields.get(b"traceparent"), fields.get(b"tracestate")
         record = observer.begin(GRPC, request_id, traceparent, tracestate)
         if record is not None:
             record.bytes_in = size
         return record
+
+    def request_id(self, fields: Mapping[bytes, bytes]) -> bytes:
+        """Return the caller's x-request-id if it can be echoed, else a new id."""
+        return self._ids.of(fields.get(b"x-request-id"))
 
     def rejected(self, error: MlctlError, head: CallHead) -> None:
         """Count and report a call that was rejected before its message was read."""

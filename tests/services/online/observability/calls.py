@@ -32,7 +32,7 @@ def done(
     record.at, record.seconds, record.code = at, 0.02, code
     if code == "ok":
         record.parse, record.queue, record.infer, record.serialize = 0.001, 0.002, 0.003, 0.004
-        record.rows, record.batch_rows = 2, 8
+        record.rows, record.batch_rows, record.bytes_out = 2, 8, 64
     return record
 
 

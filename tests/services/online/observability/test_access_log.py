@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.executor import Answer
 from services.online.observability import access_log as accesslog
 from services.online.observability.access_log import (
     AccessLog,
     AppendedFile,
     StandardOutput,
+    entry_of,
     open_output,
 )
 from services.online.observability.calls import RequestRecord
-from tests.services.online.observability.calls import TRACE, answer, done, seen
+from tests.services.online.observability.calls import TRACE, done, seen
 
 
 class Memory:
@@ -48,20 +48,18 @@ def lines(memory: Memory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in b"".join(memory.pieces).splitlines()]
 
 
-def put(
-    log: AccessLog, record: RequestRecord | None = None, *, at: float = 1_700_000_000.5
-) -> None:
-    """Log an answered request."""
-    log.answered(record or seen(), at, 0.02, 2, answer({}), 0.001, 0.004, 64)
+def put(log: AccessLog, record: RequestRecord | None = None) -> None:
+    """Log a request; an answered one by default."""
+    log.put(entry_of(record or done()))
 
 
 def test_access_log__ended_requests__are_a_line_each_with_all_that_is_known() -> None:
     log, memory = logged()
     request = seen()
     request.bytes_in = 32
-    put(log, request)
-    log.ended(done(seen(protocol="grpc", traceparent=None), "queue_full"))
-    log.ended(done(seen(protocol="predict"), "gone"))
+    put(log, done(request))
+    put(log, done(seen(protocol="grpc", traceparent=None), "queue_full"))
+    put(log, done(seen(protocol="predict"), "gone"))
     assert not memory.pieces  # nothing is written on the path of a request
     log.flush()
     assert len(memory.pieces) == 1
@@ -70,11 +68,11 @@ def test_access_log__ended_requests__are_a_line_each_with_all_that_is_known() ->
         "time": "2023-11-14T22:13:20.500Z", "protocol": "http", "model": "tiny",
         "digest": "d" * 64, "status": 200, "code": "ok", "request_id": "r1", "trace_id": TRACE,
         "rows": 2, "batch_rows": 8, "bytes_in": 32, "bytes_out": 64, "total_ms": 20.0,
-        "parse_ms": 1.0, "queue_ms": 2.0, "infer_ms": 3.0, "serialize_ms": 4.0,
+        "queue_ms": 2.0, "infer_ms": 3.0,
     }  # fmt: skip
     assert (second["status"], second["code"]) == ("RESOURCE_EXHAUSTED", "queue_full")
     assert second["trace_id"] is None
-    assert "parse_ms" not in second
+    assert "queue_ms" not in second
     assert (third["status"], third["code"]) == (499, "gone")
 
 
@@ -85,8 +83,10 @@ def test_access_log__fields_of_the_request_before__are_not_those_of_the_next() -
     requests = [seen(name) for name in ids] + [seen(protocol="grpc"), seen(traceparent=b"00-1-1")]
     for number, request in enumerate(requests):
         request.bytes_in = 30 + number
-        put(log, request, at=1_700_000_000.5 + number // 2)
-    log.answered(seen(), 1_700_000_003.0, 0.02, 3, Answer({}, 0.5, 0.003, 7), None, None, None)
+        put(log, done(request, at=1_700_000_000.5 + number // 2))
+    last = done(at=1_700_000_003.0)
+    last.rows, last.batch_rows, last.queue = 3, 7, 0.5
+    put(log, last)
     log.flush()
     found = lines(memory)
     assert [line["request_id"] for line in found] == ["r0", "r0-1", 'r"2', "r1", "r1", "r1"]
@@ -94,16 +94,14 @@ def test_access_log__fields_of_the_request_before__are_not_those_of_the_next() -
     assert [line["bytes_in"] for line in found] == [30, 31, 32, 33, 34, None]
     assert [line["status"] for line in found] == [200, 200, 200, "OK", 200, 200]
     assert [line["trace_id"] for line in found] == [TRACE, TRACE, TRACE, TRACE, None, TRACE]
-    last = found[-1]
-    assert (last["rows"], last["batch_rows"], last["queue_ms"]) == (3, 7, 500)
-    assert "parse_ms" not in last
+    assert (found[-1]["rows"], found[-1]["batch_rows"], found[-1]["queue_ms"]) == (3, 7, 500)
 
 
 @given(st.binary(max_size=60))
 def test_access_log__any_request_id__makes_one_line(request_id: bytes) -> None:
     log, memory = logged()
-    put(log, seen(request_id))
-    log.ended(done(seen(request_id), "gone"))
+    put(log, done(seen(request_id)))
+    put(log, done(seen(request_id), "gone"))
     log.flush()
     assert b"".join(memory.pieces).count(b"\n") == 2
     assert [line["request_id"] for line in lines(memory)] == [request_id.decode("latin-1")] * 2
