@@ -198,7 +198,7 @@ class InferHandler:
         Returns what withdraws the request.
         """
         start = perf_counter()
-        pending.bytes_in = len(body)
+        pending.bytes_in = pending.size
         if self.rejecting and pending.coding == IDENTITY and b"priority" not in body:
             full = self._host.quick_reject(pending.priority or Priority.NORMAL, len(body))
             if full is not None:

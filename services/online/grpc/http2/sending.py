@@ -19,6 +19,7 @@ MAX_FRAME_BYTES: Final = 64 << 10
 _HELLO = (
     frames.settings(
         {
+            Setting.HEADER_TABLE_SIZE: 0,  # see `hpack`
             Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
             Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
             Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
