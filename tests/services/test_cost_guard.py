@@ -258,7 +258,7 @@ def calls_of(kind: str, count: int, *, proxied: bool = False, parts: Sequence[st
     [
         *[("binary", 1, 216), ("binary", 64, 106)],
         *[("text", 1, 218), ("text", 64, 108)],
-        *[("grpc", 1, 233), ("grpc", 64, 119), ("grpc proxied", 64, 119)],
+        *[("grpc", 1, 219), ("grpc", 64, 105), ("grpc proxied", 64, 106)],
     ],
 )
 def test_calls__mixed_requests__are_at_most_so_many(
@@ -282,7 +282,7 @@ def test_calls__server_of_a_deployment__are_a_tenth_more_at_most(
     assert measure(calls_of(kind, 64, proxied=kind != "grpc"), **deployed) <= 1.1 * alone
 
 
-@pytest.mark.parametrize(("kind", "more"), [("binary", 15.5), ("text", 15.5), ("grpc", 22.5)])
+@pytest.mark.parametrize(("kind", "more"), [("binary", 11.5), ("text", 11.5), ("grpc", 21.5)])
 def test_calls__access_log__are_at_most_so_many_more(
     measure: Measure, tmp_path: Path, kind: str, more: float
 ) -> None:

@@ -20,7 +20,6 @@ from services.online.grpc.http2.outbox import Outbox
 from services.online.grpc.infer_message import InferMessages
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.online.grpc.status import status_of, trailers
-from services.online.http.fields import fields_of
 from services.online.observability.calls import GRPC
 from services.online.security.public import failed, is_public
 from services.protocol.messages import SERVICE
@@ -110,7 +109,7 @@ class InferCall(Hold):
         serialize = perf_counter() - start
         host.answered(GRPC, parse, queue, infer, serialize)
         if self._started and host.observer is not None:
-            fields = fields_of(self._head.fields)
+            fields = self._head.per_call
             host.observer.finished(
                 GRPC, model.calls.request_id(fields), fields, self._started, self._arrived,
                 request.inputs, answer, parse, serialize, len(data),

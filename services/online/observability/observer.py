@@ -190,7 +190,8 @@ class Observer:
     def _rows_of(self, inputs: Arrays, answer: Answer) -> int:
         if self._batched:
             for array in (inputs or answer.outputs).values():
-                return int(array.shape[0])
+                rows: int = array.shape[0]
+                return rows
         return 1
 
     def _end(self, record: RequestRecord, code: str) -> None:

@@ -100,6 +100,13 @@ class CallHead(NamedTuple):
         )
 
     @property
+    def per_call(self) -> dict[bytes, bytes]:
+        """The headers of PER_CALL by name."""
+        if self.own:  # else all of them are there
+            return fields_of([(name, _text(value)) for name, value in self.own])
+        return fields_of([field for field in self.decoded if field[0] in PER_CALL])
+
+    @property
     def is_grpc(self) -> bool:
         """Whether the content type is gRPC's, in some spelling."""
         rest = self.content_type.removeprefix(CONTENT_TYPE)

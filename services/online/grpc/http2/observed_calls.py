@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from bundle.errors import MlctlError
 from services.online.grpc.http2.head import CallHead
-from services.online.http.fields import fields_of
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import GRPC, RequestRecord
 from services.online.observability.ids import RequestIds
@@ -24,7 +23,7 @@ class GrpcCalls:
         observer = self._host.observer
         if observer is None or not observer.active:
             return None
-        fields = fields_of(head.fields)
+        fields = head.per_call
         request_id = self.request_id(fields)
         traceparent, tracestate = fields.get(b"traceparent"), fields.get(b"tracestate")
         record = observer.begin(GRPC, request_id, traceparent, tracestate)
