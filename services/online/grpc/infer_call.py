@@ -108,11 +108,10 @@ class InferCall(Hold):
         queue, infer = answer.queue_seconds, answer.infer_seconds
         serialize = perf_counter() - start
         host.answered(GRPC, parse, queue, infer, serialize)
-        if self._started and host.observer is not None:
-            fields = self._head.per_call
-            host.observer.finished(
-                GRPC, model.calls.request_id(fields), fields, self._started, self._arrived,
-                request.inputs, answer, parse, serialize, len(data),
+        if self._started:
+            model.calls.answered(
+                self._head, self._arrived, self._started, request.inputs, answer,
+                parse, serialize, len(data),
             )  # fmt: skip
 
     def set_exception(self, error: BaseException, /) -> None:
@@ -156,10 +155,7 @@ class InferCall(Hold):
     def _report(self, error: BaseException) -> None:
         self.model.host.count(GRPC, error)
         if self._started:
-            record = self.model.calls.begin(self._head, self._arrived)
-            if record is not None:
-                record.started = self._started
-            self.model.calls.ended(record, error)
+            self.model.calls.ended(self._head, self._arrived, self._started, error)
 
     def _complete(self) -> None:
         self._answered = True
