@@ -47,13 +47,13 @@ def entry_of(record: RequestRecord) -> LogEntry:
 
 
 class LogOutput(Protocol):
-    """Where lines go."""
+    """A destination of lines."""
 
     def write(self, lines: bytes) -> None:
-        """Write whole lines; OSError if they cannot be."""
+        """Write whole lines; OSError if that fails."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class _Lines:
@@ -84,11 +84,11 @@ class StandardOutput:
         self._lines.write(self._descriptor, lines)
 
     def close(self) -> None:
-        """It is not ours to close."""
+        """Do nothing: the process owns it."""
 
 
 class AppendedFile:
-    """A file that is appended to, and made anew when it is no more at its path."""
+    """A file that is appended to, and opened anew when it was moved away from its path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -197,7 +197,7 @@ def _text(value: bytes) -> bytes:
 
 
 def open_output(name: str) -> LogOutput:
-    """`stdout`, `stderr` or a file; INVALID_INPUT if that cannot be written."""
+    """Return the output `stdout`, `stderr` or a file; INVALID_INPUT if that cannot be written."""
     if name in ("stdout", "stderr"):
         return StandardOutput(getattr(sys, f"__{name}__").fileno())
     try:

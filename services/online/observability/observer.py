@@ -23,7 +23,7 @@ from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from services.online.observability.settings import OFF, ObserveSettings
 from services.online.observability.traceparent import is_sampled
-from services.online.observability.tracing import Tracing, is_asked_for, open_tracing
+from services.online.observability.tracing import Tracing, is_enabled, open_tracing
 
 Arrays = Mapping[str, np.ndarray]
 TICK_SECONDS = 0.2
@@ -248,7 +248,7 @@ def open_observer(
     log = tracing = recorder = None
     if settings.sample_dir is not None:
         recorder = _open_recorder(settings, digest, signature, clock)
-    if is_asked_for(settings.otlp_endpoint):
+    if is_enabled(settings.otlp_endpoint):
         tracing = open_tracing(settings.otlp_endpoint, model, digest)
     if settings.access_log != OFF:
         output = open_output(settings.access_log)

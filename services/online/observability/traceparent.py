@@ -1,5 +1,4 @@
-"""W3C trace context: which span of the caller a request belongs to (`traceparent`), and what
-tracing systems on the way have to say of it (`tracestate`)."""
+"""W3C trace context: the caller's span (`traceparent`) and tracing systems' data (`tracestate`)."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _MEMBER = re.compile(
     r"[ \t]*([a-z][_0-9a-z*/-]{0,255}|[a-z0-9][_0-9a-z*/-]{0,240}@[a-z][_0-9a-z*/-]{0,13})"
     r"=([ -+\--<>-~]{0,255}[!-+\--<>-~])[ \t]*"
 )
-_MOST_MEMBERS = 32
+_MAX_MEMBERS = 32
 _FLAGS_END = 55
 # The last digit of the flags, when their lowest bit says that the caller records the trace.
 _SAMPLED_DIGITS = frozenset(b"13579bdf")
@@ -38,13 +37,13 @@ def parse_traceparent(header: bytes | None) -> TraceParent | None:
 
 
 def parse_tracestate(header: bytes | None) -> list[tuple[str, str]]:
-    """The members of a W3C tracestate header; none if there is none, or one is not valid."""
+    """Return the members of a W3C tracestate header; none if there is none, or one is not valid."""
     members = [] if header is None else header.decode("latin-1").split(",")
     found = [match for member in members if (match := _MEMBER.fullmatch(member))]
     keys = {match[1] for match in found}
     if not len(keys) == len(found) == sum(1 for member in members if member.strip(" \t")):
         return []
-    return [] if len(found) > _MOST_MEMBERS else [(match[1], match[2]) for match in found]
+    return [] if len(found) > _MAX_MEMBERS else [(match[1], match[2]) for match in found]
 
 
 def trace_id(header: bytes) -> bytes | None:
@@ -53,7 +52,7 @@ def trace_id(header: bytes) -> bytes | None:
 
 
 def is_sampled(header: bytes | None) -> bool:
-    """Whether the client samples its trace: one digit is read, the rest is not checked."""
+    """Return whether the client samples its trace; only one digit is read."""
     return (
         header is not None
         and len(header) >= _FLAGS_END

@@ -68,7 +68,7 @@ def test_one_crowded_look_is_no_reason() -> None:
     assert story.changes == []
 
 
-def test_nothing_more_is_asked_for_while_help_is_on_its_way() -> None:
+def test_nothing_more_is_enabled_while_help_is_on_its_way() -> None:
     story = Story(start_seconds=20.0)
     story.run(20, shared(2.5))
     assert [replicas for _, replicas in story.changes] == [2]

@@ -76,7 +76,7 @@ def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: VerifiedPipeline)
         find_model(str(bento))
 
 
-def test_each_stage_must_be_signed_where_that_is_asked_for(
+def test_each_stage_must_be_signed_where_that_is_enabled(
     bento: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = tmp_path / "key.pub"

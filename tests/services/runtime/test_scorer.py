@@ -125,7 +125,7 @@ def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
-def test_batches_are_of_the_bundles_sizes_where_that_is_asked_for(bundle: VerifiedBundle) -> None:
+def test_batches_are_of_the_bundles_sizes_where_that_is_enabled(bundle: VerifiedBundle) -> None:
     rows = np.arange(20, dtype=np.float32).reshape(5, 4)
     for pad_rows in (None, True, False):
         scorer = Scorer.open(bundle, ServerSettings(), pad_rows=pad_rows)

@@ -33,7 +33,7 @@ def observer(**settings: Any) -> Observer:
     return found
 
 
-def test_nothing_is_made_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_nothing_is_made_unless_it_is_enabled(tmp_path: Path) -> None:
     settings = ServerSettings(sample_dir=tmp_path)
     assert open_observer(settings, "tiny", "d", SIGNATURE, SystemClock()) is None
 

@@ -181,7 +181,7 @@ def test_reflection_and_health_know_the_printed_service(
     with_channel(shared_bundle, use)
 
 
-def test_a_token_is_asked_for(shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]) -> None:
+def test_a_token_is_enabled(shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]) -> None:
     messages, services = stubs
 
     async def main() -> None:
