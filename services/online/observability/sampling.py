@@ -45,7 +45,7 @@ class SamplingControl:
 
     def poll(self, now: float) -> Sampling:
         """Return the sampling at Unix time `now`; an unreadable file records nothing."""
-        mark = self._identity()
+        mark = self._read_mark()
         if mark != self._mark:
             self._mark = mark
             self._current = self._settings if mark is None else self._read()
@@ -55,7 +55,7 @@ class SamplingControl:
             return replace(current, share=0.0)
         return current
 
-    def _identity(self) -> tuple[int, ...] | None:
+    def _read_mark(self) -> tuple[int, ...] | None:
         """Return values that change whenever the file does; None if there is none."""
         if self._path is None:
             return None

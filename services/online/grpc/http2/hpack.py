@@ -218,11 +218,12 @@ def _per_call_fields(block: bytes, at: int, kinds: Container[int]) -> tuple[Fiel
     """Return the headers of one call that begin at `at`, and what follows them.
 
     Their values are strings as they came: to decode Huffman's code takes microseconds. They are
-    literals of `kinds`, with a name of PER_CALL, and enter no table.
+    literals of `kinds`, with a name of PER_CALL, and enter no table; further ones than are free
+    belong to what follows, which is decoded and charged.
     """
     found: list[tuple[bytes, bytes]] = []
     size = len(block)
-    while at + 2 < size and block[at] in kinds:
+    while at + 2 < size and block[at] in kinds and len(found) < _FREE_FIELDS:
         middle = at + 2 + (block[at + 1] & 0x7F)
         name = _PER_CALL_NAMES.get(block[at + 1 : middle])
         if name is None or middle >= size:

@@ -53,7 +53,7 @@ def put(log: AccessLog, record: RequestRecord | None = None) -> None:
     log.put(entry_of(record or done()))
 
 
-def test_access_log__ended_requests__are_a_line_each_with_all_that_is_known() -> None:
+def test_access_log__requests__are_one_json_line_each() -> None:
     log, memory = logged()
     request = seen()
     request.bytes_in = 32
@@ -98,7 +98,7 @@ def test_access_log__fields_of_the_request_before__are_not_those_of_the_next() -
 
 
 @given(st.binary(max_size=60))
-def test_access_log__any_request_id__makes_one_line(request_id: bytes) -> None:
+def test_access_log__any_request_id__stays_in_one_line(request_id: bytes) -> None:
     log, memory = logged()
     put(log, done(seen(request_id)))
     put(log, done(seen(request_id), "gone"))
@@ -125,7 +125,7 @@ def test_access_log__too_many_lines_or_a_full_disk__are_counted(
     assert len(lines(memory)) == 1
 
 
-def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+def test_access_log__file_was_moved__is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     path.write_bytes(b"before\n")
     file = AppendedFile(path)
@@ -137,7 +137,7 @@ def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     assert path.read_bytes() == b"two\n"
 
 
-def test_a_line_of_which_a_full_disk_took_a_part_ends_before_the_next(tmp_path: Path) -> None:
+def test_access_log__disk_was_full__next_line_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     file = AppendedFile(path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -155,7 +155,7 @@ def test_a_line_of_which_a_full_disk_took_a_part_ends_before_the_next(tmp_path: 
     assert path.read_bytes().splitlines() == [b"first", b"se", b"fourth", b"fifth"]
 
 
-def test_two_workers_share_a_file(tmp_path: Path) -> None:
+def test_access_log__two_workers__share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     first, second = AppendedFile(path), AppendedFile(path)
     for file in (first, second, first):
@@ -167,7 +167,7 @@ def test_two_workers_share_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"after\n"
 
 
-def test_outputs_by_name(tmp_path: Path) -> None:
+def test_open_output__standard_output_or_missing_folder__works_or_fails(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     StandardOutput(writing).write(b"x" * 1000)
     assert os.read(reading, 2000) == b"x" * 1000

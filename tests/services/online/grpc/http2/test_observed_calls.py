@@ -38,7 +38,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     observer.close()
 
 
-def test_a_call_is_known_by_its_metadata(ended: Report) -> None:
+def test_observed_call__metadata__names_request_and_trace(ended: Report) -> None:
     parent = ("traceparent", TRACEPARENT.decode())
     found = ended(parent, ("x-request-id", "mine"), ("some-bin", b"\xff"))
     assert found is not None
@@ -46,14 +46,14 @@ def test_a_call_is_known_by_its_metadata(ended: Report) -> None:
     assert ended(("x-request-id", "mine")) is None
 
 
-def test_a_tracestate_in_several_lines_is_one(ended: Report) -> None:
+def test_observed_call__tracestate_in_two_fields__is_joined(ended: Report) -> None:
     parent = ("traceparent", TRACEPARENT.decode())
     found = ended(parent, ("tracestate", "a=1"), ("tracestate", "b=2"))
     assert found is not None
     assert found.tracestate == b"a=1, b=2"
 
 
-def test_two_traces_are_none(ended: Report) -> None:
+def test_observed_call__two_traceparents__are_ignored(ended: Report) -> None:
     one = TRACEPARENT.decode()
     found = ended(("traceparent", one.replace("a", "b")), ("traceparent", one))
     assert found is not None
