@@ -44,6 +44,7 @@ _MAX_BLOCKS = 64
 _MAX_BLOCK_BYTES = 512
 # A field takes about a microsecond, and may be one byte. No honest call has so many.
 _FREE_FIELDS = 64
+_FREE = range(_FREE_FIELDS)
 _FIELD_COST = 0.125
 
 
@@ -223,7 +224,9 @@ def _per_call_fields(block: bytes, at: int, kinds: Container[int]) -> tuple[Fiel
     """
     found: list[tuple[bytes, bytes]] = []
     size = len(block)
-    while at + 2 < size and block[at] in kinds and len(found) < _FREE_FIELDS:
+    for _ in _FREE:
+        if at + 2 >= size or block[at] not in kinds:
+            break
         middle = at + 2 + (block[at + 1] & 0x7F)
         name = _PER_CALL_NAMES.get(block[at + 1 : middle])
         if name is None or middle >= size:
