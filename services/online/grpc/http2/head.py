@@ -102,9 +102,12 @@ class CallHead(NamedTuple):
     @property
     def per_call(self) -> dict[bytes, bytes]:
         """The headers of PER_CALL by name."""
-        if self.own:  # else all of them are there
-            return fields_of([(name, _text(value)) for name, value in self.own])
-        return fields_of([field for field in self.decoded if field[0] in PER_CALL])
+        if not self.own:
+            return fields_of([field for field in self.decoded if field[0] in PER_CALL])
+        found = {name: value[1:] if value[0] < 0x80 else _text(value) for name, value in self.own}
+        if len(found) == len(self.own):
+            return found
+        return fields_of([(name, _text(value)) for name, value in self.own])
 
     @property
     def is_grpc(self) -> bool:

@@ -109,7 +109,9 @@ def test_head_reader__calls_that_differ_in_their_own_headers__are_read_as_the_li
         for _ in range(2):
             data = encoder.encode(whole, huffman=huffman)
             fields = [(bytes(name), bytes(value)) for name, value in plain.decode(data, raw=True)]
-            found = reader.read(data).fields
+            head_read = reader.read(data)
+            found = head_read.fields
+            assert head_read.per_call == fields_of([each for each in fields if each[0] in PER_CALL])
             for name in {name for name, _ in fields}:
                 values = [value for each, value in fields if each == name]
                 assert [value for each, value in found if each == name] == values
