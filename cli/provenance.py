@@ -60,7 +60,7 @@ def find_digest(what: str, found: ProvenanceSources) -> tuple[str, BundleFacts |
     from registry.mlflow_catalog import MlflowCatalog
     from services.runtime.bento_store import DIGEST_LABEL, find_bento
 
-    if Path(what, MANIFEST_NAME).is_file():
+    if Path(what, MANIFEST_NAME).is_file() or what.startswith(("./", "../", "/")):
         verified = verify(Path(what))
         return verified.digest, BundleFacts.read(verified.root)
     if ":" in what and not what.startswith("models:/"):

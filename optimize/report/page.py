@@ -116,8 +116,6 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
         yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
     if not report.row_independent:
         yield "The rows of a batch affect each other in this model, so requests are not batched."
-    if report.splits is not None:
-        yield report.splits.sentence
     elif not found.row_independent:
         error = significant(found.contaminated_relative_l2 or 0.0)
         yield (
@@ -125,6 +123,8 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
             f"(relative L2 {error} beside outlier rows), so requests are not batched, and it was "
             "judged one row at a time."
         )
+    if report.splits is not None:
+        yield report.splits.sentence
 
 
 def figures(report: OptimizeReport) -> Iterator[Figure]:

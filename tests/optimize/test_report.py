@@ -162,6 +162,19 @@ def test_report_html__trees__has_the_rows_next_to_a_split() -> None:
     assert report_document(report)["splits"] == {"rows": 1000, "near": 12, "differ": 3}
 
 
+def test_report_html__rows_affect_each_other__says_in_which_model() -> None:
+    source = "The rows of a batch affect each other in this model"
+    variant_alone = "Unlike the source model's, its answers depend on the other rows"
+    of_source = make_report([variant("fp32", batched=False)], row_independent=False)
+    of_variant = make_report(
+        [variant("fp32", batched=False)], splits=SplitCheck(rows=1000, near=1, differ=0)
+    )
+    assert source in words(of_source)
+    assert variant_alone not in words(of_source)
+    assert variant_alone in words(of_variant)
+    assert source not in words(of_variant)
+
+
 def test_report_html__names_from_a_registry__are_escaped() -> None:
     nasty = '<script>alert("x")</script>&amp;\x07'
     report = make_report([variant(nasty), replace(failed("int8"), failure=nasty)], uri=nasty)
