@@ -26,10 +26,7 @@ from optimize.choice import MEGABYTE, Judged, Verdict
 from optimize.evidence import OptimizeReport
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
 from optimize.metrics.latency import BatchLatency
-from optimize.recipes.base import LayerCost
 from optimize.variant import Measured
-
-SHOWN_LAYERS = 40
 
 # A variant is drawn at the edge if it is this many times as far from the best as the limit is: one
 # broken variant would otherwise squeeze the others into a line.
@@ -242,42 +239,6 @@ def _panel(
     return Chart(f"Latency by batch size, {recipe}", text, width, height, tuple(shapes))
 
 
-def layer_chart(recipe: str, layers: Sequence[LayerCost]) -> Chart:
-    """Draw a bar for each of the first SHOWN_LAYERS layers, which are the costliest."""
-    shown = layers[:SHOWN_LAYERS]
-    largest = max((each.distance for each in shown if math.isfinite(each.distance)), default=0.0)
-    shapes = (
-        each
-        for number, layer in enumerate(shown)
-        for each in _layer_bar(layer, 8.0 + 20.0 * number, largest or 1.0)
-    )
-    return Chart(
-        f"What each layer costs, {recipe}",
-        "Relative L2 of the worst output when only that layer is quantized, costliest first.",
-        860.0,
-        14.0 + 20.0 * len(shown),
-        tuple(shapes),
-    )
-
-
-def _layer_bar(layer: LayerCost, top: float, largest: float) -> Iterator[Shape]:
-    left, longest = 338.0, 352.0
-    share = layer.distance / largest if math.isfinite(layer.distance) else 1.0
-    length = max(min(share, 1.0) * longest, 1.0)
-    kind = "kept" if layer.kept_in_float else "quantized"
-    value = significant(layer.distance) + (", kept in float" if layer.kept_in_float else "")
-    name = _shortened(layer.layer, 46)
-    title = f"{layer.layer} ({layer.operator}): {value}"
-    yield shape(
-        "text", name, title=title, x=left - 10, y=top + 14, text_anchor="end", class_="layer"
-    )
-    kind_class = f"cost {kind}"
-    yield shape(
-        "rect", title=title, x=left, y=top + 4, width=length, height=13, rx=2, class_=kind_class
-    )
-    yield shape("text", value, x=left + length + 8, y=top + 14, class_=f"note {kind}")
-
-
 def _medians(latency: Sequence[BatchLatency], x: Scale, y: Scale) -> list[tuple[float, float]]:
     return [(x(each.batch), y(each.median_ms)) for each in latency]
 
@@ -430,11 +391,3 @@ def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
         yield note(f"bars: {view.bars}", x, y)
     yield shape("path", d=f"M{area.right - 104:.1f} {y - 4:.1f}h24", class_="front")
     yield note("Pareto front", area.right - 74, y)
-
-
-def _shortened(name: str, length: int) -> str:
-    """Return the ends of a long name: layers differ at its end, blocks at its start."""
-    if len(name) <= length:
-        return name
-    end = length * 2 // 3
-    return f"{name[: length - end - 1]}…{name[-end:]}"

@@ -123,14 +123,15 @@ def screen(seen: Snapshot) -> ScreenState:
     shown = [live, live.other] if both else [live]
     return ScreenState(
         name=deployment.name,
-        address=_address(deployment),
+        address=address_of(deployment),
         answers=bool(seen.weights),
         slots=tuple(_slot(seen, slot) for slot in shown),
         rollout=None if seen.rollout is None else rollout_view(seen.now, seen.rollout, seen.tick),
     )
 
 
-def _address(deployment: Deployment) -> str:
+def address_of(deployment: Deployment) -> str:
+    """Return the URL of the deployment, or its namespace and route in a cluster."""
     if deployment.settings.kubernetes is not None:
         return deployment.settings.kubernetes.where
     return url_of(deployment.ports, deployment.settings)

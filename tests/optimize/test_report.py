@@ -16,7 +16,8 @@ from optimize.goals import Goals, Prefer
 from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Target
 from optimize.report import report_html
-from optimize.report.charts import SHOWN_LAYERS, Tradeoff, place_labels, tradeoff
+from optimize.report.charts import Tradeoff, place_labels, tradeoff
+from optimize.report.page import SHOWN_LAYERS
 from tests.optimize.builders import failed, not_applicable, variant
 from tests.optimize.reports import layers, make_report, with_layers
 
@@ -203,7 +204,9 @@ def test_report_html__many_layers__draws_the_costliest_and_counts_the_rest() -> 
     bars = [each for each in tree(report).iter() if each.get("class", "").startswith("cost ")]
     assert len(bars) == SHOWN_LAYERS
     assert [bar.get("class") for bar in bars[:4]] == ["cost kept"] * 3 + ["cost quantized"]
-    lengths = [float(bar.get("width", 0)) for bar in bars]
+    widths = [span.get("style", "") for bar in bars for span in bar.iter("span")]
+    lengths = [float(re.sub(r"[^\d.]", "", width)) for width in widths]
+    assert lengths[0] == 8.0
     assert lengths == sorted(lengths, reverse=True)
     assert f"and {70 - SHOWN_LAYERS} more" in words(report)
 
