@@ -16,7 +16,7 @@ from optimize.recipes.base import LayerCost
 from optimize.report.charts import latency_charts, pareto_chart, tradeoff
 from optimize.variant import Measured
 
-SHOWN_LAYERS = 40
+SHOWN_LAYERS = 20
 _TEMPLATE = "report.html.j2"
 _NONE = "\N{EN DASH}"
 
