@@ -47,8 +47,8 @@ class Workload:
         rows_per_day: predictions that are used in a day.
         max_age_seconds: how old the data behind a prediction may be; 0 for the newest.
         latency_ms: time that a caller can wait at p99; None without callers.
-        keys: number of entities that are asked about, if their inputs are stored; None if a caller
-            brings the inputs.
+        keys: number of different entities in the requests, if their inputs are stored; None if the
+            inputs come with the request.
         rows_per_second: rows that one core computes in a second.
     """
 
@@ -98,16 +98,16 @@ def choose_pattern(workload: Workload) -> PatternCost:
 
 def commands(pattern: Pattern) -> tuple[str, ...]:
     """Return the commands that begin with this pattern; capitals stand for what you fill in."""
-    return {
-        Pattern.ONLINE: ("mlctl build MODEL", "mlctl up NAME BENTO"),
-        Pattern.BATCH: ("mlctl build MODEL", "mlctl batch run BENTO --in ROWS --out SCORES"),
-        Pattern.STREAM: ("mlctl build MODEL", "mlctl stream run BENTO --in TOPIC --out TOPIC"),
+    last = {
+        Pattern.ONLINE: ("mlctl up NAME BENTO",),
+        Pattern.BATCH: ("mlctl batch run BENTO --in ROWS --out SCORES",),
+        Pattern.STREAM: ("mlctl stream run BENTO --in TOPIC --out TOPIC",),
         Pattern.PRECOMPUTED: (
-            "mlctl build MODEL",
             "mlctl batch run BENTO --in ROWS --out precomputed://NAME --keep KEY",
             "MLCTL_PRECOMPUTED=NAME mlctl serve BENTO",
         ),
     }[pattern]
+    return ("mlctl optimize MODEL --data LABELLED_ROWS", "mlctl build MODEL", *last)
 
 
 def _costs(workload: Workload) -> Iterator[tuple[Pattern, tuple[float, str]]]:
@@ -127,7 +127,7 @@ def _servers(peak: float, capacity: float, utilization: float) -> tuple[float, s
     """Return core-hours per day of cores that always run."""
     cores = max(1, math.ceil(peak / (capacity * utilization)))
     text = f"peak {peak:,.1f} rows/s / ({capacity:,.0f} rows/s x {utilization:.0%})"
-    return 24.0 * cores, f"{text} = {cores} cores x 24 h"
+    return 24.0 * cores, f"{text} = {cores} {'core' if cores == 1 else 'cores'} x 24 h"
 
 
 def _job(rows: float, capacity: float) -> tuple[float, str]:
