@@ -141,10 +141,10 @@ def _obstacle(pattern: Pattern, workload: Workload) -> str | None:
     fresh = workload.max_age_seconds < MIN_BATCH_SECONDS
     minutes = MIN_BATCH_SECONDS / 60.0
     if online != (pattern in (Pattern.ONLINE, Pattern.PRECOMPUTED)):
-        return f"predictions are used by {workload.consumer}"
+        return "callers wait for each answer" if online else "no caller waits for an answer"
     if pattern in (Pattern.BATCH, Pattern.PRECOMPUTED) and fresh:
         age = workload.max_age_seconds / 60.0
-        return f"inputs may be {age:g} minutes old (a batch needs {minutes:g} or more)"
+        return f"inputs may be at most {age:g} min old (a batch needs {minutes:g} min)"
     if pattern is Pattern.PRECOMPUTED and workload.keys is None:
         return "callers bring the inputs, so answers cannot be computed ahead"
     if pattern is Pattern.ONLINE and workload.latency_ms is not None:
