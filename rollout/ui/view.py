@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from optimize.charts.shapes import Chart
 from rollout.client.rendering import event_line, verdict_text
-from rollout.client.view import GateView, RolloutView, address_of, rollout_view
+from rollout.client.view import GateView, RolloutView, rollout_view
 from rollout.daemon.reporting.series import Series, SeriesPoint
 from rollout.domain.batch_traffic import TrafficHour, batch_hint
 from rollout.domain.evidence import GateEvidence
@@ -17,6 +17,7 @@ from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.spec import Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import PAUSABLE, REVERSIBLE, RolloutPhase
 from rollout.domain.verdict import Gate
+from rollout.drivers.listener import url_of
 from rollout.journal.records import ENDED, TICK, Deployment, JournalEvent, Rollout
 from rollout.ui.charts import Point, latency_chart, traffic_chart
 
@@ -148,6 +149,7 @@ def deployment_page(
     `traffic` are its last days.
     """
     hint = batch_hint(traffic)
+    cluster = deployment.settings.kubernetes
     shown = next((each for each in rollouts if record and each.id == record.rollout), None)
     if shown is None or record is None:
         weight = 100 if deployment.up else 0
@@ -158,7 +160,7 @@ def deployment_page(
         slots = _slots(shown, record)
     return Page(
         name=deployment.name,
-        address=address_of(deployment),
+        address=cluster.where if cluster else url_of(deployment.ports, deployment.settings),
         up=deployment.up,
         hint="" if hint is None else hint.sentence(),
         slots=slots,
