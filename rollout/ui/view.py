@@ -212,7 +212,7 @@ def allowed(deployment: Deployment, rollout: Rollout) -> tuple[str, ...]:
 def gate_rows(view: RolloutView, evidence: GateEvidence, spec: RolloutSpec) -> Iterator[GateRow]:
     """Yield a row for each gate of the last tick, with what it counted."""
     harm, proof = ({each.gate: each for each in views} for views in (view.harm, view.proof))
-    for gate in map(Gate, harm | proof):
+    for gate in (each for each in Gate if each in harm or each in proof):
         counted = _counted(gate, evidence, spec)
         yield GateRow(gate.replace("_", " "), counted, harm.get(gate), proof.get(gate))
 
