@@ -316,7 +316,7 @@ def _labels(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Iterator[Shape]:
     boxes = place_labels(centers, texts, area)
     for point, (px, py), text, box in zip(view.points, centers, texts, boxes, strict=True):
         middle = (box.top + box.bottom) / 2
-        if abs(middle - py) > _TEXT_HEIGHT:
+        if abs(middle - py) > 1.5 * _TEXT_HEIGHT:
             near = box.left if box.left > px else box.right
             yield shape("line", x1=px, y1=py, x2=near, y2=middle, class_="leader")
         yield note(text, box.left, middle + 4.5, kind=f"name {point.verdict}")
@@ -335,12 +335,12 @@ def place_labels(
     taken = [Area(x - 6, y - 6, x + 6, y + 6) for x, y in points]
     for (x, y), text in zip(points, texts, strict=True):
         width = len(text) * _CHARACTER
-        sides = [left for left in (x + 9, x - 9 - width) if frame.left < left < frame.right - width]
-        tops = (y - _TEXT_HEIGHT / 2 + 4.0 * step * up for step in count() for up in (-1, 1))
+        sides = [left for left in (x + 6, x - 6 - width) if frame.left < left < frame.right - width]
+        tops = (y - 18 + 4.0 * step * up for step in count() for up in (-1, 1))
         boxes = (
             Area(left, top, left + width, top + _TEXT_HEIGHT)
             for top in tops
-            for left in sides or [x + 9]
+            for left in sides or [x + 6]
         )
         taken.append(next(box for box in boxes if not any(map(box.overlaps, taken))))
     return taken[len(points) :]
