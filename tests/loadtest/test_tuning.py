@@ -13,7 +13,7 @@ from loadtest import tuning
 from loadtest.figures import LatencyRecord, summarize
 from loadtest.runs import LoadProfile, Protocols, RequestShape
 from loadtest.server import serving
-from loadtest.tuning import Settings, TuningTrial, Tuned, divisions, judge, search
+from loadtest.tuning import Settings, Tuned, TuningTrial, divisions, judge, search
 from services.runtime.bento_store import BentoInfo, find_bento
 
 LOAD = LoadProfile(0.3, clients=(1, 4))
