@@ -16,7 +16,7 @@ from tests.optimize.builders import failed, not_applicable, variant
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (750, "12:30"), (3723, "1:02:03")]
 )
-def test_durations_are_shown_as_a_clock_does(seconds: float, text: str) -> None:
+def test_clock_time__seconds__are_written_as_a_clock(seconds: float, text: str) -> None:
     assert clock_time(seconds) == text
 
 
@@ -37,7 +37,9 @@ def test_progress__steps__has_a_status_and_a_line_for_each_finished_one(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_table__each_verdict__has_numbers_or_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     variants = [variant("fp32"), variant("int8-cpu", drop=0.02, bound=0.004), failed("int4")]
     variants.append(not_applicable("int8-dynamic"))
     records = [variant_record(item) for item in choose(variants, Goals())]
@@ -55,14 +57,16 @@ def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -
     assert "small" in capsys.readouterr().out
 
 
-def test_columns_without_a_number_are_left_out() -> None:
+def test_variants_table__columns_without_numbers__are_left_out() -> None:
     record = variant_record(choose([variant("fp32", drop=None, timed=False)], Goals())[0])
     columns, rows = filled(number_columns((1,)), [number_cells(record["measured"], (1,))])
     assert columns == ["Agree>", "Cosine>", "Size>"]
     assert [len(each) for each in rows] == [len(columns)]
 
 
-def test_prints_go_to_stderr_even_past_python(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stdout__prints_of_python_and_c_code__go_to_stderr(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with only_results_on_stdout():
         print("chatter")
         os.write(1, b"of compiled code\n")
@@ -72,7 +76,7 @@ def test_prints_go_to_stderr_even_past_python(capfd: pytest.CaptureFixture[str])
     assert sorted(found.err.splitlines()) == ["chatter", "of compiled code"]
 
 
-def test_stdout_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stdout__after_an_error__is_restored(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="odd"), only_results_on_stdout():
         raise ValueError("odd")
     os.write(1, b"back\n")
