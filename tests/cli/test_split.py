@@ -14,7 +14,7 @@ from cli.main import cli
         (("split", "shop"), "give the shares of two Bentos"),
         (("split", "shop", "a"), "write a share as BENTO=PERCENT"),
         (("split", "shop", "a=1", "--end"), "--end takes no shares"),
-        (("split", "shop", "a=1", "--keep", "a"), "--keep needs --end"),
+        (("split", "shop", "a=1", "--winner", "a"), "--winner needs --end"),
     ],
 )
 def test_split__contradictory_options__are_rejected(arguments: tuple[str, ...], words: str) -> None:
