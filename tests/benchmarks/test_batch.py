@@ -31,7 +31,7 @@ def test_measure__command_fails__shows_its_message() -> None:
 
 
 @pytest.mark.slow
-def test_run_model__each_program__gives_the_same_answers() -> None:
+def test_engines__the_same_rows__give_the_same_answers() -> None:
     given = argparse.Namespace(scale=0.0015, rounds=1, threads=2, wide=False, python=sys.executable)
     costs = run_model("light", ("ours", "loop"), given)
     assert [len(each) for each in costs.values()] == [1, 1]

@@ -121,7 +121,7 @@ def test_autoscale__new_bounds__hold_at_once(bounds: Bounds, wanted: int) -> Non
 
 
 @given(cores=st.floats(0.0, 12.0), start=st.integers(1, 8), delay=st.floats(0.0, 30.0))
-def test_autoscale__steady_load__settles_at_one_number(
+def test_autoscale__steady_load__settles_on_one_number(
     cores: float, start: int, delay: float
 ) -> None:
     """Whatever the load and the start, it ends at one number and stays there."""
@@ -152,7 +152,7 @@ TICKS = st.lists(
     more=st.integers(0, 4),
     start=st.integers(0, 10),
 )
-def test_autoscale__any_observations__stays_within_bounds(
+def test_autoscale__any_observations__keep_the_bounds(
     ticks: list[tuple[float, list[ReplicaLoad], int, int]], min_replicas: int, more: int, start: int
 ) -> None:
     bounds = Bounds(min_replicas, max(1, min_replicas + more), 20.0)
