@@ -30,11 +30,12 @@ def split(
     ending: bool,
     winner: str | None,
 ) -> None:
-    """Split the traffic of NAME between its live version and another one, until you end it.
+    """Split the traffic of NAME between two versions, until you end it.
 
-    No gate judges the split: it lasts through restarts until --end. `mlctl status NAME` shows both
-    versions and the difference of their latency and errors. The same command with other shares
-    changes them. --end --winner BENTO gives all the traffic to one of the two.
+    One of them is the live version. No gate judges the split: it lasts through restarts until
+    --end. `mlctl status NAME` shows both versions and the difference of their latency and errors.
+    The same command with other shares changes them. --end --winner BENTO gives all the traffic to
+    one of the two.
     """
     from rollout.client import split as splits
     from rollout.client.revisions import find_revision
