@@ -137,7 +137,7 @@ def test_stop__grpc_call_in_flight__is_answered(
             await asyncio.wait_for(asked.wait(), 20)
             stopping = asyncio.create_task(worker.stop())
             await asyncio.sleep(0)
-            assert not worker.host.ready
+            assert not worker.serving.ready
             gate.set()
             assert await call
             await stopping
@@ -165,7 +165,7 @@ def test_stop__grpc_client_continues__is_answered_until_the_goaway(
         assert (await raw.trailers(raw.ask(head(), body)))[b"grpc-status"] == b"0"
         stopping = asyncio.create_task(worker.stop())
         await asyncio.sleep(0)
-        assert not worker.host.ready
+        assert not worker.serving.ready
         # Asked when the stop has begun, of which this client has not read yet.
         asked = [raw.ask(head(), body) for _ in range(3)]
         data, farewell = b"", frame(PING, 0, 0, b"mlctlend")
