@@ -127,7 +127,9 @@ def test_stop__grpc_call_in_flight__is_answered(
             return {"y": inputs["x"]}
 
         class Model(seam.Worker):  # type: ignore[misc]
-            host = ServedModel(bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry())
+            serving = ServedModel(
+                bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry()
+            )
 
         worker = Model()
         await worker.start()
@@ -156,7 +158,9 @@ def test_stop__grpc_client_continues__is_answered_until_the_goaway(
 
     async def main() -> None:
         class Model(seam.Worker):  # type: ignore[misc]
-            host = ServedModel(bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry())
+            serving = ServedModel(
+                bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry()
+            )
 
         worker = Model()
         await worker.start()
