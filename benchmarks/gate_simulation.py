@@ -29,6 +29,7 @@ class Version:
         slow, errors, client_errors: shares of its requests outside of episodes.
         period: mean seconds from one episode to the next; 0 for none. length: of one, in seconds.
         slow_inside, errors_inside: shares during an episode.
+        since: seconds of the rollout from which on all this holds; before, each request is good.
     """
 
     slow: float = 0.0
@@ -38,6 +39,7 @@ class Version:
     length: float = 5.0
     slow_inside: float = 0.0
     errors_inside: float = 0.0
+    since: float = 0.0
 
     def episodes(self, generator: np.random.Generator, tick: float) -> Iterator[bool]:
         """Yield for each tick of `tick` seconds whether it lies in an episode."""
@@ -112,8 +114,9 @@ def rollout(
         n = int(generator.poisson(others * tick))
         mine = int(generator.binomial(n, weight / 100))
         inside = next(theirs), next(ours)
+        version = candidate if now > candidate.since else Version()
         window = Window(
-            draw(candidate, mine, generator, inside=inside[0] if service.shared else inside[1]),
+            draw(version, mine, generator, inside=inside[0] if service.shared else inside[1]),
             draw(live, n - mine, generator, inside=inside[0]),
             representative=spec.representative(weight),
             seconds=tick,

@@ -36,6 +36,7 @@ _NEAR = Version(period=187.5, slow_inside=0.3)
 _RARE = Version(period=250.0, slow_inside=1.0)
 _WITHIN = Version(period=750.0, slow_inside=0.3)
 _BAKE = replace(COMPARED, steps=(100,))
+_LONG = replace(LIMITED, steps=(50, 100), step_seconds=600.0)
 
 CASES = (
     GateCase(
@@ -49,6 +50,12 @@ CASES = (
     GateCase("equal, 0.2 % slow in bursts", _WITHIN, _WITHIN),
     GateCase("3 % slow, live 1 %, compared only", Version(slow=0.03), Version(slow=0.01), COMPARED),
     GateCase("5 % errors, live 0.1 %", Version(errors=0.05), Version(errors=0.001), COMPARED),
+    GateCase(
+        "8 % errors from 250 s of a step on",
+        Version(errors=0.08, since=250.0),
+        Version(errors=0.001),
+        _LONG,
+    ),
     GateCase(
         "half of the requests fail at 20/s, bake",
         Version(errors=0.5),
