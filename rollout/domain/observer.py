@@ -72,7 +72,11 @@ class TrafficObserver:
         self._seen = {}
         if parts is None or live is None:
             return TickObservation(None, healthy, alive, shadow), reference
-        ours = copies if mirrored and weight == 0 else parts[self._candidate]
+        ours = parts[self._candidate]
+        if mirrored and weight == 0:
+            ours = copies
+        elif before is not None and not (before.healthy[self._candidate] or healthy):
+            ours = ours.rescued()
         self._seen = {"candidate": ours, "live": live}
         self._live_history = self._live_history.plus(live)
         rule = LatencyRule(
