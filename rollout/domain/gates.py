@@ -41,13 +41,13 @@ __all__ = [
     "begin",
     "breaks",
     "doubtful",
-    "excluded_period",
     "fold",
     "fold_labels",
     "fold_shadow",
     "harm",
     "judge_shadow",
     "next_step",
+    "not_excluded",
     "tick_breaks_limit",
     "unproved",
 ]
@@ -123,12 +123,10 @@ def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     )
 
 
-def excluded_period(evidence: GateEvidence) -> float:
-    """Return the seconds T such that a fault that comes every T seconds would have been seen.
-
-    What comes less often is not excluded by watching for this long.
-    """
-    return evidence.representative_seconds / _PERIODS_TO_SEE
+def not_excluded(representative_seconds: float) -> str:
+    """Return which faults watching a representative share for so long cannot exclude."""
+    period = representative_seconds / _PERIODS_TO_SEE
+    return f"a fault that comes less often than every {period:.0f} s is not excluded"
 
 
 def tick_breaks_limit(ours: Counts, spec: RolloutSpec) -> bool:

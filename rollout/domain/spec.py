@@ -248,6 +248,12 @@ class RolloutSpec(Checked):
         return self.allow_low_weight_proof or weight >= REPRESENTATIVE_WEIGHT
 
     @property
+    def representative_seconds(self) -> float:
+        """The minimum time at a share of the traffic that can be a proof."""
+        steps = sum(self.representative(weight) for weight in self.steps[:-1])
+        return steps * self.step_seconds + self.bake_seconds
+
+    @property
     def times_answers(self) -> bool:
         """Whether the candidate is judged by the times of generated answers."""
         return (self.max_ttft_ms, self.max_tpot_ms) != (None, None)

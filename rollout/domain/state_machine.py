@@ -359,9 +359,7 @@ def judge(
 def _kept(progress: RolloutProgress) -> str:
     if progress.phase is not RolloutPhase.BAKE:
         return "every gate is kept"
-    period = gates.excluded_period(progress.evidence)
-    why = f"a fault that comes less often than every {period:.0f} s is not excluded"
-    return f"every gate is kept; {why}"
+    return f"every gate is kept; {gates.not_excluded(progress.evidence.representative_seconds)}"
 
 
 def _hard(progress: RolloutProgress, observation: TickObservation) -> Verdict | None:

@@ -217,8 +217,9 @@ def test_sticky__clients_error_moves_with_its_client__is_no_harm() -> None:
     assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
 
 
-def test_excluded_period__is_a_third_of_the_representative_time() -> None:
-    assert gates.excluded_period(folded(60, same(), same())) == 100.0
+def test_not_excluded__is_a_third_of_the_representative_time() -> None:
+    why = "a fault that comes less often than every 100 s is not excluded"
+    assert gates.not_excluded(folded(60, same(), same()).representative_seconds) == why
 
 
 def test_harm__more_than_half_beyond_the_median_limit__breaks_it() -> None:
