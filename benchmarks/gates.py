@@ -71,6 +71,19 @@ CASES = (
         replace(COMPARED, sticky=True),
         Service(stuck_client=0.01),
     ),
+    GateCase("good, 30 % slow in its first 10 s", Version(slow=0.3, until=10.0), _GOOD),
+    GateCase(
+        "equal, 0.5 % slow, growing threefold in an hour",
+        Version(slow=0.005),
+        Version(slow=0.005),
+        service=Service(growth=2.0),
+    ),
+    GateCase(
+        "equal, 0.5 % errors, each retried once",
+        Version(errors=0.005),
+        Version(errors=0.005),
+        service=Service(retries=True),
+    ),
     GateCase("equal and good, 1 request/s", _GOOD, _GOOD, LIMITED, Service(per_second=1.0)),
 )
 

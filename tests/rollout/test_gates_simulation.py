@@ -133,6 +133,25 @@ def test_rollback__bake_is_slower_than_live_ever_was__takes_ten_seconds() -> Non
     assert max(each.seconds for each in found) <= 10.0
 
 
+@pytest.mark.parametrize(
+    ("candidate", "live", "service"),
+    [
+        pytest.param(Version(slow=0.3, until=10.0), GOOD, Service(), id="slow start"),
+        pytest.param(
+            Version(slow=0.005), Version(slow=0.005), Service(growth=2.0), id="drift of the day"
+        ),
+        pytest.param(
+            Version(errors=0.005), Version(errors=0.005), Service(retries=True), id="retries"
+        ),
+    ],
+)
+def test_promotion__good_candidate_in_a_restless_service__happens(
+    candidate: Version, live: Version, service: Service
+) -> None:
+    counted, _ = ends(candidate, live, LIMITED, 12, service)
+    assert counted[Outcome.PROMOTED] == 12, counted
+
+
 def test_stall__one_second_of_both_versions__rolls_nothing_back() -> None:
     stalling = Version(period=60.0, length=1.0, slow_inside=1.0)
     service = replace(FAST, shared=True)
