@@ -122,7 +122,7 @@ def test_a_plane_that_never_mirrored_has_no_copies() -> None:
 
 def test_answers_are_compared_while_copies_are_sent() -> None:
     data_plane, pairs = MemoryDataPlane(EDGES), Pairs()
-    watching = TrafficObserver(data_plane, EDGES, Slot.GREEN, RolloutSpec(), pairs)
+    watching = TrafficObserver(data_plane, EDGES, Slot.GREEN, RolloutSpec(), pairs.observe)
     watching.start()
     data_plane.serve(Slot.BLUE, 20)
     assert watching.observe(alive=True)[0].shadow is None
