@@ -88,11 +88,15 @@ class Totals:
             self.abandoned + other.abandoned,
         )
 
-    def rescued(self) -> Totals:
-        """Return these as failures: the proxy had the other slot answer them, as it was the
-        only healthy one.
+    def without_rescued(self, rescued: int) -> Totals:
+        """Return these with the requests that the other slot answered among the errors.
+
+        Retried ones are errors already. Their latencies cannot be told apart, so none is left.
         """
-        return replace(self, errors=self.requests, timed=0, within=(0,) * len(self.within))
+        if not rescued:
+            return self
+        errors = min(max(self.errors, rescued), self.requests)
+        return replace(self, errors=errors, timed=0, within=(0,) * len(self.within))
 
     def slower_than(self, limit_ms: float, edges: tuple[float, ...]) -> int:
         """How many took longer than the first edge at or above `limit_ms`."""
@@ -137,7 +141,9 @@ class Reading:
     """One tick: rising totals, whether the proxy finds the slot healthy, requests in flight.
 
     A slot is healthy while at least one of its replicas is. `shadow` counts the copies of
-    requests that a slot got, whose answers are discarded; no gate on traffic counts them.
+    requests that a slot got, whose answers are discarded; no gate on traffic counts them. `rescued`
+    counts the requests for a slot that the other slot answered; it may be off by the few requests
+    that end while it is read.
     """
 
     totals: Mapping[Slot, Totals]
@@ -145,6 +151,7 @@ class Reading:
     active: Mapping[Slot, int]
     shadow: Mapping[Slot, Totals] = field(default_factory=dict)
     answers: Mapping[Slot, AnswerTimes] = field(default_factory=dict)
+    rescued: Mapping[Slot, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,14 +62,30 @@ def test_what_counts_as_an_error() -> None:
         stats(
             ("cluster.green-first-http.upstream_rq_5xx", 1),
             ("cluster.green-first-http.upstream_rq_retry", 2),
-            ("cluster.green-first-http.upstream_rq_rx_reset", 4),
+            ("cluster.green-first-grpc.upstream_rq_5xx", 16),  # reset calls have a status too
             (f"cluster.green-first-grpc.{GRPC}.13", 8),
             (f"cluster.green-first-grpc.{GRPC}.14", 16),
             (f"cluster.green-first-grpc.{GRPC}.0", 100),
             (f"cluster.green-first-grpc.{GRPC}.3", 100),
         )
     )
-    assert reading.totals[Slot.GREEN].errors == 31
+    assert reading.totals[Slot.GREEN].errors == 27
+
+
+def test_rescued__requests_no_process_of_the_slot_completed__were_answered_by_the_other() -> None:
+    values = [
+        ("cluster.green-first-http.upstream_rq_completed", 100),
+        ("cluster.green-stream-http.upstream_rq_completed", 3),
+        ("cluster.green-tester-http.upstream_rq_completed", 2),
+        ("cluster.green-first-grpc.upstream_rq_completed", 10),
+        ("cluster.green-first-grpc.upstream_rq_timeout", 1),
+        ("cluster.green-grpc.upstream_rq_tx_reset", 1),
+        ("cluster.green-grpc.upstream_rq_total", 10),
+        ("cluster.green-http.upstream_rq_total", 70),
+        ("cluster.green-http.upstream_rq_active", 4),
+        ("cluster.green-http.upstream_cx_destroy_local_with_active_rq", 6),  # clients that left
+    ]
+    assert parse_stats(stats(*values)).rescued == {Slot.BLUE: 0, Slot.GREEN: 45}
 
 
 def test_what_blames_the_caller_is_no_error_but_counted() -> None:
