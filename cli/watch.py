@@ -79,9 +79,9 @@ def _numbers(page: Page) -> Table:
 def _progress(rollout: RolloutPage) -> Table:
     """What the step still waits for."""
     step, table = rollout.step, _grid()
-    if rollout.outcome is None and step.least_seconds:
-        left = max(0.0, step.least_seconds - step.seconds)
-        done = min(1.0, step.seconds / step.least_seconds)
+    if rollout.outcome is None and step.min_seconds:
+        left = max(0.0, step.min_seconds - step.seconds)
+        done = min(1.0, step.seconds / step.min_seconds)
         table.add_row("time", _bar(done, "cyan"), f"{_duration(left)} left")
     if rollout.outcome is None and step.needed:
         done = min(1.0, step.requests / step.needed)

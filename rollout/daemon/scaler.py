@@ -41,7 +41,7 @@ class Scaler:
             reading = self._world.meter.read()
         except DataPlaneUnavailable:
             return
-        seen = ScalingObservation(
+        observation = ScalingObservation(
             at=self._world.clock.monotonic(),
             replicas=settings.replicas,
             loads=loads,
@@ -55,8 +55,8 @@ class Scaler:
             settings.target_queue_rows,
             settings.cooldown_seconds,
         )
-        self._state, wanted = decide(self._state, seen, bounds)
-        self._write(settings.replicas, wanted, _why(seen))
+        self._state, wanted = decide(self._state, observation, bounds)
+        self._write(settings.replicas, wanted, _why(observation))
 
     def _write(self, before: int, wanted: int, why: str) -> None:
         if wanted == before:
@@ -69,7 +69,7 @@ class Scaler:
         self._journal.resize(self._name, resized, why, self._epoch)
 
 
-def _why(seen: ScalingObservation) -> str:
-    rows = sum(load.queue_rows for load in seen.loads)
-    busy = sum(load.busy for load in seen.loads) / max(1, len(seen.loads))
+def _why(observation: ScalingObservation) -> str:
+    rows = sum(load.queue_rows for load in observation.loads)
+    busy = sum(load.busy for load in observation.loads) / max(1, len(observation.loads))
     return f"{rows:.0f} rows wait, models run {100 * busy:.0f} % of the time"

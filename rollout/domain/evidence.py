@@ -26,7 +26,7 @@ HIGHEST_LIMIT = 0.99  # a limit of 1 could not be exceeded
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Ticks on end in which a gross fault was seen: their seconds, and both slots' sums."""
+    """Ticks on end with a gross fault: their seconds, and both slots' sums."""
 
     seconds: float = 0.0
     ours: Hits = (0, 0)

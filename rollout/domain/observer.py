@@ -15,7 +15,7 @@ from rollout.domain.state_machine import TickObservation
 
 
 class TrafficObserver:
-    """Watches one rollout. Holds only what may be lost: a restart begins counting anew.
+    """Watches one rollout. Holds only what may be lost: after a restart it counts from zero.
 
     `compare` returns what was found of both slots' answers to the same requests since the tick
     before, given how many live requests came in that time; None where nothing is compared.

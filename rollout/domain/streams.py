@@ -20,7 +20,7 @@ from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action, Gate, Verdict
 
 # So many messages are one tick.
-_LOOK = 50
+_TICK_MESSAGES = 50
 _NONE = Compared(agrees=False, distance=1.0)
 
 
@@ -51,7 +51,7 @@ def judge_streams(
     """
     judge = _Judge(spec, {source: each for source, each in live.items() if each is not None})
     pairs = iter([source for source in candidate if live.get(source) is not None])
-    while sources := [*islice(pairs, _LOOK)]:
+    while sources := [*islice(pairs, _TICK_MESSAGES)]:
         judge.observe(sources, candidate)
     window = judge.evidence.total
     return StreamsCompared(
@@ -106,7 +106,7 @@ class _Judge:
             or agreement.doubtful(self.evidence, self._spec)
             or agreement.unproved(self.evidence, self._spec)
         )
-        why = f"{total.differed} of {total.requests} messages are answered otherwise"
+        why = f"{total.differed} of {total.requests} messages are answered differently"
         return found or Verdict(Action.ADVANCE, Gate.DISAGREEMENT, why, n=total.requests)
 
     @property

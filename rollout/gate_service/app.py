@@ -70,7 +70,7 @@ def gate_app(service: GateService) -> Starlette:
             Route("/gates/{id}", gate, methods=["GET", "POST", "DELETE"]),
             Route("/flagger/{hook}", flagger, methods=["POST"]),
         ],
-        exception_handlers={MlctlError: _refused},
+        exception_handlers={MlctlError: _error_response},
     )
 
 
@@ -138,7 +138,7 @@ def _document(name: str, answer: GateAnswer) -> dict[str, Any]:
     }
 
 
-async def _refused(_request: Request, error: Exception) -> JSONResponse:
+async def _error_response(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, MlctlError)
     return JSONResponse({"error": error.as_dict()}, error.spec.http)
 
@@ -156,10 +156,10 @@ def _number(given: Mapping[str, str], name: str) -> float:
         raise _invalid(f"{name} is no number") from error
 
 
-def _whole(given: Mapping[str, str], name: str, most: int) -> int:
+def _whole(given: Mapping[str, str], name: str, maximum: int) -> int:
     text = given[name]
-    if not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > most:
-        raise _invalid(f"{name} is no whole number from 0 to {most}")
+    if not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > maximum:
+        raise _invalid(f"{name} is no whole number from 0 to {maximum}")
     return int(text)
 
 

@@ -48,7 +48,7 @@ class StepView:
     """How long a rollout is at its phase or step, and what it still waits for there."""
 
     seconds: float
-    least_seconds: float
+    min_seconds: float
     requests: int
     needed: int
 
@@ -386,7 +386,7 @@ def _step(now: float, rollout: Rollout) -> StepView:
     until = now if progress.paused is None else progress.paused
     return StepView(
         seconds=max(0.0, until - progress.since),
-        least_seconds=machine.least_seconds(progress.stage, spec) if watched else 0.0,
+        min_seconds=machine.min_seconds(progress.stage, spec) if watched else 0.0,
         requests=progress.step_requests,
         needed=machine.needed_requests(progress.stage, spec) if watched else 0,
     )

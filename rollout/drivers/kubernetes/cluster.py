@@ -53,7 +53,7 @@ class Cluster:
     """One namespace of a cluster.
 
     Raises DataPlaneUnavailable if the API server does not answer or denies access.
-    `progress` is called after every question, answered or not.
+    `progress` is called after every request, answered or not.
     """
 
     def __init__(self, reach: Reach, progress: Callable[[], object] = lambda: None) -> None:
@@ -86,13 +86,13 @@ class Cluster:
 
     def route(self, name: str) -> Json:
         """The HTTPRoute; DataPlaneRejected if there is none."""
-        with self._asking(f"HTTPRoute {self._where(name)}"):
+        with self._translated(f"HTTPRoute {self._where(name)}"):
             found = self._client.get(_HttpRoute, name, namespace=self._reach.namespace)
         return _json(found)
 
     def patch_route(self, name: str, patch: Json) -> Json:
         """Merge `patch` into the HTTPRoute; ConflictError, DataPlaneRejected."""
-        with self._asking(f"HTTPRoute {self._where(name)}"):
+        with self._translated(f"HTTPRoute {self._where(name)}"):
             found = self._client.patch(
                 _HttpRoute,
                 name,
@@ -105,7 +105,7 @@ class Cluster:
     def pods(self, service: str) -> tuple[Pod, ...]:
         """The endpoints of a Service, ready or not."""
         label: dict[str, Any] = {"kubernetes.io/service-name": service}
-        with self._asking(f"the EndpointSlices of Service {self._where(service)}"):
+        with self._translated(f"the EndpointSlices of Service {self._where(service)}"):
             slices = list(
                 self._client.list(_EndpointSlice, namespace=self._reach.namespace, labels=label)
             )
@@ -136,7 +136,7 @@ class Cluster:
         return answer if len(answer.content) <= _LONGEST_ANSWER else None
 
     @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _translated(self, what: str) -> Iterator[None]:
         try:
             with _translate_errors(what):
                 yield

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
 
-BOUNDS = Bounds(least=1, most=8, idle_seconds=30.0)
-ZERO = Bounds(least=0, most=8, idle_seconds=30.0)
+BOUNDS = Bounds(min_replicas=1, max_replicas=8, idle_seconds=30.0)
+ZERO = Bounds(min_replicas=0, max_replicas=8, idle_seconds=30.0)
 IDLE, CALM = ReplicaLoad(0.0, 0.0), ReplicaLoad(0.0, 0.55)
 
 
@@ -128,8 +128,8 @@ def test_a_steady_load_comes_to_rest(cores: float, start: int, delay: float) -> 
     changes = len(story.changes)
     story.run(300, shared(cores))
     assert len(story.changes) == changes
-    assert BOUNDS.least <= story.replicas <= BOUNDS.most
-    if cores <= 0.6 * BOUNDS.most:
+    assert BOUNDS.min_replicas <= story.replicas <= BOUNDS.max_replicas
+    if cores <= 0.6 * BOUNDS.max_replicas:
         assert cores / story.replicas <= 0.85
 
 
@@ -161,17 +161,17 @@ def test_whatever_is_seen_the_bounds_hold(
         state, replicas = decide(
             state, ScalingObservation(now, before, tuple(loads), requests, active), bounds
         )
-        assert bounds.least <= replicas <= bounds.most
-        if bounds.least <= before <= bounds.most:
+        assert bounds.min_replicas <= replicas <= bounds.max_replicas
+        if bounds.min_replicas <= before <= bounds.max_replicas:
             assert replicas <= max(2 * before, before + 1)
         if before == 0:
-            assert replicas == bounds.least
+            assert replicas == bounds.min_replicas
         if replicas == 0 < before:
             assert active == 0
 
 
 def test_scale_up__queue_below_the_target__keeps_the_replicas() -> None:
-    story = Story(bounds=Bounds(least=1, most=8, idle_seconds=30.0, queue_rows=50.0))
+    story = Story(bounds=Bounds(min_replicas=1, max_replicas=8, idle_seconds=30.0, queue_rows=50.0))
     story.run(60, lambda _serving: ReplicaLoad(40.0, 0.55))
     assert story.replicas == 1
     story.run(60, lambda serving: ReplicaLoad(120.0 / serving, 0.55))

@@ -58,7 +58,7 @@ def test_page__step_in_progress__shows_what_it_waits_for(played: Played) -> None
     played.tick(2)
     _, rollout = shown(played)
     step = rollout.step
-    assert (step.seconds, step.least_seconds, step.needed) == (2.0, 3.0, 20)
+    assert (step.seconds, step.min_seconds, step.needed) == (2.0, 3.0, 20)
     ready = 1002  # the candidate's, when its deadline begins
     assert rollout.deadline_left == pytest.approx(200 - (played.clock.wall() - ready))
     assert rollout.threshold == pytest.approx(20.0)

@@ -184,7 +184,7 @@ def test_a_gateway_that_is_behind_is_waited_for(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     state.accepts = None  # the status stays that of the version before
-    with pytest.raises(DataPlaneUnavailable, match="not yet seen"):
+    with pytest.raises(DataPlaneUnavailable, match="not accepted the weights yet"):
         data_plane.apply(share(10))
     state.accepts = True
     state.put("httproutes", state.route())
