@@ -96,7 +96,7 @@ def plain(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_everything_fits_into_narrow_and_wide_terminals(width: int) -> None:
+def test_picture__each_terminal_width__everything_fits(width: int) -> None:
     lines = plain(drawn(page(), width))
     assert max(map(len, lines)) <= min(width, 110)
     text = "\n".join(lines)
@@ -127,12 +127,12 @@ def test_watch__evidence_at_its_threshold__fills_the_bar() -> None:
     assert 0 < bars["latency vs live"] < bars["errors vs limit"]
 
 
-def test_without_colour_nothing_is_coloured() -> None:
+def test_picture__colours_off__has_no_colour_codes() -> None:
     assert not re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(page(), 80, colours=False))
     assert re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(page(), 80))
 
 
-def test_names_cannot_steer_the_terminal() -> None:
+def test_picture__name_with_an_escape_sequence__is_neutralized() -> None:
     assert "\x1b]0;" not in drawn(page("evil:\x1b]0;owned\x07"), 80)
 
 

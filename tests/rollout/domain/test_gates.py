@@ -217,7 +217,7 @@ def test_sticky__clients_error_moves_with_its_client__is_no_harm() -> None:
     assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
 
 
-def test_not_excluded__is_a_third_of_the_representative_time() -> None:
+def test_not_excluded__good_ticks__is_a_third_of_the_representative_time() -> None:
     why = "a fault that comes less often than every 100 s is not excluded"
     assert gates.not_excluded(folded(60, same(), same()).representative_seconds) == why
 
