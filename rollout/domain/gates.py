@@ -166,16 +166,10 @@ def _lasting(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     values = evidence.log_values(spec)
     if e_values.log_mean(tuple(values.values())) < threshold:
         return None
-    for gate, value in sorted(values.items(), key=lambda item: -item[1]):
-        if value < threshold:
-            return None
-        if gate is Gate.DISAGREEMENT:
-            verdict = agreement.disagrees(evidence.shadow, spec)
-        else:
-            verdict = _beyond_limit(gate, GATES[gate], evidence, spec)
-        if verdict is not None:
-            return verdict
-    return None
+    shown = [gate for gate, value in values.items() if value >= threshold]
+    strongest_first = sorted(shown, key=lambda gate: -values[gate])
+    verdicts = (_beyond_limit(gate, evidence, spec) for gate in strongest_first)
+    return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
 def _begun(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
@@ -205,10 +199,11 @@ def _beyond_chance(ours: Hits, live: float, rule: GateRule, spec: RolloutSpec) -
     return e_values.log_mean(e_values.above(ours, usual_share)) >= _SURE
 
 
-def _beyond_limit(
-    gate: Gate, rule: GateRule, evidence: GateEvidence, spec: RolloutSpec
-) -> Verdict | None:
+def _beyond_limit(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """Return ROLLBACK if the share over all requests is beyond the limit, in several blocks."""
+    if gate is Gate.DISAGREEMENT:
+        return agreement.disagrees(evidence.shadow, spec)
+    rule = GATES[gate]
     counted = evidence.of(gate)
     allowed = rule.limit(spec) or 0.0  # a gate without a limit has no e-value
     if rule.versus_live:

@@ -136,6 +136,26 @@ def test_harm__fault_begins_while_live_stays_good__is_compared_with_live_in_that
     assert verdict.why.endswith("in 5 blocks of 5 s on end (9.5 % allowed)")
 
 
+def test_harm__fault_begins_in_the_bake__is_compared_with_live_before() -> None:
+    evidence = gates.begin([(rejecting(1), 5.0)] * 100, SPEC)
+    for share in (*[1] * 50, *[8] * 5):
+        evidence = gates.fold(evidence, block(rejecting(share), Counts()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
+    assert verdict.why.endswith("in 5 blocks of 5 s on end (1.25 % allowed)")
+
+
+def test_harm__fault_of_some_clients_begins_under_sticky_routing__takes_the_whole_traffic() -> None:
+    """The clients of the two slots differ, so their shares in a short time do not compare."""
+    spec = RolloutSpec(sticky=True)
+    evidence = gates.begin([(rejecting(1), 5.0)] * 100, spec)
+    for share in (*[1] * 50, *[8] * 5):
+        evidence = gates.fold(evidence, block(rejecting(share), rejecting(share)), spec)
+    assert evidence.of(Gate.CLIENT_ERRORS_VS_LIVE).run.bad_blocks == 5
+    assert gates.harm(evidence, spec) is None
+
+
 def test_harm__fault_begins_where_live_has_bursts__needs_a_longer_run() -> None:
     """One request in a burst of the live slot says little, so it takes more of them."""
     bursty = [(same(errors=50 if each % 40 == 0 else 0), 5.0) for each in range(200)]
