@@ -88,15 +88,9 @@ class Totals:
             self.abandoned + other.abandoned,
         )
 
-    def without_rescued(self, rescued: int) -> Totals:
-        """Return these with the requests that the other slot answered among the errors.
-
-        Retried ones are errors already. Their latencies cannot be told apart, so none is left.
-        """
-        if not rescued:
-            return self
-        errors = min(max(self.errors, rescued), self.requests)
-        return replace(self, errors=errors, timed=0, within=(0,) * len(self.within))
+    def rescued(self) -> Totals:
+        """Return these as errors: the other slot answered them, the only one that is healthy."""
+        return replace(self, errors=self.requests, timed=0, within=(0,) * len(self.within))
 
     def slower_than(self, limit_ms: float, edges: tuple[float, ...]) -> int:
         """How many took longer than the first edge at or above `limit_ms`."""
@@ -141,9 +135,7 @@ class Reading:
     """One tick: rising totals, whether the proxy finds the slot healthy, requests in flight.
 
     A slot is healthy while at least one of its replicas is. `shadow` counts the copies of
-    requests that a slot got, whose answers are discarded; no gate on traffic counts them. `rescued`
-    counts the requests for a slot that the other slot answered; it may be off by the few requests
-    that end while it is read.
+    requests that a slot got, whose answers are discarded; no gate on traffic counts them.
     """
 
     totals: Mapping[Slot, Totals]
@@ -151,7 +143,6 @@ class Reading:
     active: Mapping[Slot, int]
     shadow: Mapping[Slot, Totals] = field(default_factory=dict)
     answers: Mapping[Slot, AnswerTimes] = field(default_factory=dict)
-    rescued: Mapping[Slot, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,11 @@ class TrafficObserver:
         self._before: Reading | None = None
         self._live_history = before or Totals()
         self._seen: dict[str, Totals] = {}
-        self._rescued = 0
 
     def start(self) -> None:
         """Begin counting here, unless it has begun."""
         if self._before is None:
             self._before = self._meter.read()
-            self._rescued = self._before.rescued.get(self._candidate, 0)
 
     def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
         """The last tick's latencies of both sides, for the record: see `latency_edges.sparse`."""
@@ -67,11 +65,13 @@ class TrafficObserver:
         live = None if parts is None else parts[self._candidate.other]
         shadow = self._compare(live, seconds) if mirrored else None
         self._seen = {}
-        rescued = self._new_rescued(reading, known=parts is not None)
         if parts is None or live is None:
             return TickObservation(None, healthy, alive, shadow), reference
-        own = parts[self._candidate].without_rescued(rescued)
-        ours = copies if mirrored and weight == 0 else own
+        ours = parts[self._candidate]
+        if mirrored and weight == 0:
+            ours = copies
+        elif before is not None and not (before.healthy[self._candidate] or healthy):
+            ours = ours.rescued()
         self._seen = {"candidate": ours, "live": live}
         self._live_history = self._live_history.plus(live)
         rule = LatencyRule(
@@ -106,15 +106,6 @@ class TrafficObserver:
             continued=each.timed,
             slow_tokens=0 if tpot is None else each.slower_than(tpot, TOKEN_EDGES_MS),
         )
-
-    def _new_rescued(self, reading: Reading, *, known: bool) -> int:
-        """Return how many more of the candidate's requests the live slot has answered.
-
-        Only what exceeds the highest count so far is new, so an inexact reading counts once.
-        """
-        count, before = reading.rescued.get(self._candidate, 0), self._rescued
-        self._rescued = max(count, before) if known else count
-        return max(0, count - before) if known else 0
 
     def _compare(self, live: Totals | None, seconds: float) -> ShadowWindow | None:
         if self._compare_answers is None:

@@ -84,7 +84,6 @@ def test_split__a_quarter__is_kept_and_counted(both: Stage) -> None:
         return all(parts[c].requests == parts[c].timed == told[c] for c in Slot)
 
     wait_until(counted)
-    assert both.data_plane.read().rescued == before.rescued
 
 
 def test_counts__streamed_answers__are_counted_but_not_timed(both: Stage) -> None:
@@ -194,11 +193,9 @@ def test_slot__without_a_process__is_covered_by_the_other(both: Stage) -> None:
     both.data_plane.connect(GREEN, ())
     both.share(0)
     wait_until(lambda: not both.data_plane.read().healthy[GREEN])
-    before = both.data_plane.read().rescued[GREEN]
     with TrafficClients(both.ports.listen) as clients:
         clients.more(50)
     assert set(clients.answers) == {"aa"}
-    wait_until(lambda: both.data_plane.read().rescued[GREEN] - before == clients.sent)
 
 
 def test_testers__header_or_cookie__reach_the_candidate_uncounted(both: Stage) -> None:

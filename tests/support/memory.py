@@ -27,7 +27,6 @@ class MemoryDataPlane:
     traffic: TrafficSplit | None = None
     shadow: dict[Slot, Totals] = field(default_factory=dict)
     answers: dict[Slot, AnswerTimes] = field(default_factory=dict)
-    rescued: dict[Slot, int] = field(default_factory=dict)
 
     def apply(self, traffic: TrafficSplit) -> None:
         if self.rejects:
@@ -60,8 +59,7 @@ class MemoryDataPlane:
     def read(self) -> Reading:
         totals = {slot: self.totals.get(slot, self._nothing()) for slot in Slot}
         shadow = {slot: self.shadow.get(slot, self._nothing()) for slot in Slot}
-        health, active, answers = dict(self.healthy), dict(self.active), dict(self.answers)
-        return Reading(totals, health, active, shadow, answers, dict(self.rescued))
+        return Reading(totals, dict(self.healthy), dict(self.active), shadow, dict(self.answers))
 
     def _nothing(self) -> Totals:
         return Totals(within=(0,) * len(self.edges))

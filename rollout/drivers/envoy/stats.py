@@ -1,13 +1,11 @@
 """Envoy's admin answers as values; pure.
 
 A slot's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
-together). A request that the other slot answered is an error of the slot that it was routed to:
-the retry counter says so, and without a retry, when Envoy knew that the slot has no healthy
-process, the difference to what the slot's processes were sent (`own`). A streaming answer is
-counted apart (`stream`), since its time is the length of a conversation: it may fail, but it is not
-timed. A request whose client left before any answer is counted by the cluster that held it (`own`),
-because Envoy completes it nowhere. Copies of requests have a cluster of their own (`shadow`), and
-testers, whom no total counts.
+together). A request that was retried on the other slot is an error of the slot that it was routed
+to: the retry counter says so. A streaming answer is counted apart (`stream`), since its time is the
+length of a conversation: it may fail, but it is not timed. A request whose client left before any
+answer is counted by the cluster that held it (`own`), because Envoy completes it nowhere. Copies of
+requests have a cluster of their own (`shadow`); testers too, which is not read at all.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from rollout.drivers.envoy.names import (
     own_cluster,
     shadow_cluster,
     stream_cluster,
-    tester_cluster,
 )
 
 _Naming = Callable[[Slot, str], str]
@@ -47,13 +44,16 @@ _CLIENT_ERRORS = (
 )
 # How Envoy lets go of a request: it closes an HTTP/1 connection, resets an HTTP/2 stream, or
 # forgets what still waited for a connection.
-_ENDED_BY_ENVOY = ("upstream_cx_destroy_local_with_active_rq", "upstream_rq_tx_reset")
-_LET_GO = (*_ENDED_BY_ENVOY, "upstream_rq_cancelled")
+_LET_GO = (
+    "upstream_cx_destroy_local_with_active_rq",
+    "upstream_rq_tx_reset",
+    "upstream_rq_cancelled",
+)
 
 # The statistics of one scrape.
 STATS_FILTER = (
-    r"^cluster\.(blue|green)-(first-|stream-|shadow-|tester-)?(http|grpc)\."
-    r"(upstream_rq_(time|completed|total|5xx|4xx|retry|active|tx_reset|cancelled|timeout)|"
+    r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
+    r"(upstream_rq_(time|completed|5xx|4xx|retry|active|tx_reset|cancelled|timeout)|"
     r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
     + "|".join(map(re.escape, _GRPC_PREFIXES))
     + ")[0-9]+)$"
@@ -85,24 +85,7 @@ def parse_stats(document: Mapping[str, Any]) -> Reading:
         },
         active={slot: sum(_each(slot, "upstream_rq_active", values)) for slot in Slot},
         shadow=count(shadow_cluster),
-        rescued={slot: _rescued(slot, values) for slot in Slot},
     )
-
-
-def _rescued(slot: Slot, values: Mapping[str, int]) -> int:
-    """Return how many requests for `slot` the other slot answered.
-
-    They were completed, but no process of the slot completed them.
-    """
-    total = 0
-    for protocol in PROTOCOLS:
-        for cluster in (first_cluster, stream_cluster, tester_cluster):
-            prefix = f"cluster.{cluster(slot, protocol)}.upstream_rq_"
-            total += values.get(f"{prefix}completed", 0) - values.get(f"{prefix}timeout", 0)
-        own = f"cluster.{own_cluster(slot, protocol)}."
-        total += sum(values.get(own + name, 0) for name in (*_ENDED_BY_ENVOY, "upstream_rq_active"))
-        total -= values.get(f"{own}upstream_rq_total", 0)
-    return total
 
 
 def _each(slot: Slot, name: str, values: Mapping[str, int]) -> list[int]:

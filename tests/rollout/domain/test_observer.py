@@ -67,20 +67,19 @@ def test_observe__unhealthy_or_dead__is_in_the_observation() -> None:
     assert (observation.healthy, observation.alive) == (False, False)
 
 
-def test_observe__live_slot_answers_for_the_candidate__is_the_candidates_failure() -> None:
+def test_observe__live_slot_answers_for_an_unhealthy_candidate__is_the_candidates_failure() -> None:
     data_plane = MemoryDataPlane(EDGES)
-    data_plane.rescued = {Slot.GREEN: 100}
     watching = observer(data_plane)
     watching.start()
     found = []
-    for rescued in (100, 104, 103, 104, 120):
+    for healthy in (False, False, True):
         data_plane.serve(Slot.GREEN, 10)
-        data_plane.rescued = {Slot.GREEN: rescued}
+        data_plane.healthy[Slot.GREEN] = healthy
         window = watching.observe(alive=True)[0].window
         assert window is not None
         found.append((window.candidate.requests, window.candidate.errors, window.candidate.timed))
-    good, rescued_all = (10, 0, 10), (10, 10, 0)
-    assert found == [good, (10, 4, 0), good, good, rescued_all]
+    # In the first and the last tick it was healthy for a part of the time.
+    assert found == [(10, 0, 10), (10, 10, 0), (10, 0, 10)]
 
 
 class Pairs:

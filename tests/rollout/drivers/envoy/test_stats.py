@@ -72,22 +72,6 @@ def test_parse_stats__each_error_kind__is_counted() -> None:
     assert reading.totals[Slot.GREEN].errors == 27
 
 
-def test_rescued__requests_no_process_of_the_slot_completed__were_answered_by_the_other() -> None:
-    values = [
-        ("cluster.green-first-http.upstream_rq_completed", 100),
-        ("cluster.green-stream-http.upstream_rq_completed", 3),
-        ("cluster.green-tester-http.upstream_rq_completed", 2),
-        ("cluster.green-first-grpc.upstream_rq_completed", 10),
-        ("cluster.green-first-grpc.upstream_rq_timeout", 1),
-        ("cluster.green-grpc.upstream_rq_tx_reset", 1),
-        ("cluster.green-grpc.upstream_rq_total", 10),
-        ("cluster.green-http.upstream_rq_total", 70),
-        ("cluster.green-http.upstream_rq_active", 4),
-        ("cluster.green-http.upstream_cx_destroy_local_with_active_rq", 6),  # clients that left
-    ]
-    assert parse_stats(stats(*values)).rescued == {Slot.BLUE: 0, Slot.GREEN: 45}
-
-
 def test_parse_stats__client_errors__are_counted_apart() -> None:
     reading = parse_stats(
         stats(
