@@ -55,16 +55,16 @@ class Scaler:
             settings.target_queue_rows,
             settings.cooldown_seconds,
         )
-        self._state, wanted = decide(self._state, observation, bounds)
-        self._write(settings.replicas, wanted, _why(observation))
+        self._state, replicas = decide(self._state, observation, bounds)
+        self._write(settings.replicas, replicas, _why(observation))
 
-    def _write(self, before: int, wanted: int, why: str) -> None:
-        if wanted == before:
+    def _write(self, before: int, replicas: int, why: str) -> None:
+        if replicas == before:
             return
 
         def resized(settings: DeploymentSettings) -> DeploymentSettings:
             # A client may have changed it since.
-            return replace(settings, replicas=wanted) if settings.replicas == before else settings
+            return replace(settings, replicas=replicas) if settings.replicas == before else settings
 
         self._journal.resize(self._name, resized, why, self._epoch)
 

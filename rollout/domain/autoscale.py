@@ -11,21 +11,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-# The share of time that a worker runs, above which more is wanted.
+# Replicas are added above this share of time that a worker runs.
 _BUSY = 0.85
 # The share of time that a worker should run; down only where fewer would still be below `_CALM`.
 _TARGET = 0.6
 _CALM = 0.5
 _HOT_SECONDS = 3.0
-# No step up so soon after another one: the last one's effect is not yet visible.
+# No step up so soon after another one: the last one's effect is not yet seen.
 _PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Minimum and maximum of replicas, and when to change their number.
+    """The minimum and maximum number of replicas, and when to change it.
 
-    0 is reached only after `idle_seconds` without a request. More are wanted above `queue_rows`
+    0 is reached only after `idle_seconds` without a request. More are started above `queue_rows`
     waiting rows per worker, one fewer after `cooldown_seconds` of low load.
     """
 
@@ -46,7 +46,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScalingObservation:
-    """One tick: when (seconds), how many replicas are wanted now, and what they do.
+    """One tick: when (seconds), the number of replicas to run now, and what they do.
 
     `loads` holds a load for every replica that serves; fewer than `replicas` means that some are
     starting or silent. `requests` is a count that moves with each request. `active` are the
@@ -77,13 +77,13 @@ def decide(state: State, observation: ScalingObservation, bounds: Bounds) -> tup
     Zero stays zero here: only a request wakes a deployment.
     """
     state = _remember(state, observation, bounds)
-    wanted = _wanted(state, observation, bounds)
-    if wanted == observation.replicas:
-        return state, wanted
-    return replace(state, hot_since=None, cold_since=None, changed=observation.at), wanted
+    target = _target(state, observation, bounds)
+    if target == observation.replicas:
+        return state, target
+    return replace(state, hot_since=None, cold_since=None, changed=observation.at), target
 
 
-def _wanted(state: State, observation: ScalingObservation, bounds: Bounds) -> int:
+def _target(state: State, observation: ScalingObservation, bounds: Bounds) -> int:
     if observation.replicas == 0:
         return 0 if bounds.min_replicas == 0 else bounds.min_replicas
     if _lasts(state.idle_since, observation.at, bounds.idle_seconds) and bounds.min_replicas == 0:

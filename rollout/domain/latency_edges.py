@@ -36,8 +36,8 @@ def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, i
 def _halved(pairs: Sequence[tuple[float | None, int]]) -> list[tuple[float | None, int]]:
     """Half as many, the last edge among them."""
     last = len(pairs) - 1
-    places = reversed(range(last, -1, -2))
-    return [(pairs[at][0], sum(n for _, n in pairs[max(at - 1, 0) : at + 1])) for at in places]
+    indices = reversed(range(last, -1, -2))
+    return [(pairs[at][0], sum(n for _, n in pairs[max(at - 1, 0) : at + 1])) for at in indices]
 
 
 def joined(parts: Iterable[Sparse]) -> Counter[float]:

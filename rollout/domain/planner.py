@@ -94,7 +94,7 @@ class _Gathered:
 def today(counted: Totals, seconds: float, spec: RolloutSpec, edges: tuple[float, ...]) -> Today:
     """Today's traffic from what all slots together counted in `seconds`.
 
-    The shares are two standard errors below what was counted, so that no single bad request of a
+    The shares are two standard errors below what was seen, so that no single bad request of a
     short while makes a rollout seem impossible.
     """
     late, slow = (
@@ -164,10 +164,10 @@ def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedSt
     waited = _time(n, traffic.per_second * spec.shadow_percent / 100)
     if spec.shadow_wait_seconds is not None and waited > spec.shadow_wait_seconds:
         waited, why = spec.shadow_wait_seconds, "longest wait; its verdict is left out"
-    minimum = max(spec.shadow_seconds, gates.MIN_TICKS * tick_seconds)
-    if waited <= minimum:
+    min_seconds = max(spec.shadow_seconds, gates.MIN_TICKS * tick_seconds)
+    if waited <= min_seconds:
         why = "minimum time"
-    return PlannedStep(RolloutPhase.SHADOW, 0, n, max(waited, minimum), why)
+    return PlannedStep(RolloutPhase.SHADOW, 0, n, max(waited, min_seconds), why)
 
 
 def _step(
@@ -179,10 +179,10 @@ def _step(
         needs += _proofs(spec, traffic, gathered, representative=spec.representative(weight))
     n, why = max(needs)
     waited = _time(n, traffic.per_second * weight / 100)
-    minimum = spec.bake_seconds if phase is RolloutPhase.BAKE else spec.step_seconds
-    if waited <= minimum:
+    min_seconds = spec.bake_seconds if phase is RolloutPhase.BAKE else spec.step_seconds
+    if waited <= min_seconds:
         why = "minimum time"
-    return PlannedStep(phase, weight, n, max(waited, minimum), why)
+    return PlannedStep(phase, weight, n, max(waited, min_seconds), why)
 
 
 def _proofs(

@@ -9,7 +9,7 @@ import pytest
 
 from bento.provenance import full_digest
 from bundle.errors import ErrorCode, MlctlError
-from cli.provenance import ProvenanceSources, chain
+from rollout.client.provenance import ProvenanceSources, chain
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
 from rollout.journal.journal import Journal

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -137,7 +138,7 @@ class Server:
         """So many gRPC connections, which have exchanged their settings."""
         server = GrpcServer(self._host, "127.0.0.1", 0)
         self._grpc.append(server)
-        window = {frames.Setting.INITIAL_WINDOW_SIZE: 1 << 20}
+        window = {frames.SettingId.INITIAL_WINDOW_SIZE: 1 << 20}
         hello = frames.PREFACE + frames.settings(window) + frames.window_update(0, 1 << 30)
         found: list[Link] = []
         for _ in range(count):
@@ -288,6 +289,43 @@ def test_calls__access_log__are_at_most_so_many_more(
     logged = measure(calls_of(kind, 64), access_log=str(tmp_path / "access.log"))
     bare = measure(calls_of(kind, 64))
     assert logged - bare <= more
+
+
+def files_of(kind: str, found: set[str]) -> Use:
+    """Collects the product's files whose functions one request calls, in all threads."""
+
+    async def use(server: Server) -> float:
+        links = await server.connect_grpc(1) if kind == "grpc" else server.connect(1)
+        make: Make = {"binary": binary, "text": text}.get(kind) or Caller(indexed=False).request
+        for number in range(3):
+            await ask(links, [make(number)])
+        found.clear()
+        await ask(links, [make(3)])
+        return float(len(found))
+
+    return use
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("binary", 23), ("text", 23), ("grpc", 26)])
+def test_files__one_request_from_bytes_to_bytes__are_at_most_so_many(
+    measure: Measure, kind: str, bound: int
+) -> None:
+    found: set[str] = set()
+    root = f"{Path(__file__).parents[2]}/"
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith((f"{root}services/", f"{root}bundle/")):
+            found.add(file)
+
+    # The model runs in a thread of its own.
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        assert measure(files_of(kind, found)) <= bound, sorted(found)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 async def retained(server: Server) -> float:

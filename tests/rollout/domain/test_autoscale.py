@@ -121,7 +121,7 @@ def test_autoscale__new_bounds__hold_at_once(bounds: Bounds, wanted: int) -> Non
 
 
 @given(cores=st.floats(0.0, 12.0), start=st.integers(1, 8), delay=st.floats(0.0, 30.0))
-def test_autoscale__steady_load__settles_at_one_number(
+def test_autoscale__steady_load__settles_on_one_number(
     cores: float, start: int, delay: float
 ) -> None:
     """Whatever the load and the start, it ends at one number and stays there."""
@@ -135,7 +135,7 @@ def test_autoscale__steady_load__settles_at_one_number(
         assert cores / story.replicas <= 0.85
 
 
-LOOKS = st.lists(
+TICKS = st.lists(
     st.tuples(
         st.floats(0.0, 100.0),
         st.lists(st.builds(ReplicaLoad, st.floats(0, 1e4), st.floats(0, 1)), max_size=8),
@@ -147,17 +147,17 @@ LOOKS = st.lists(
 
 
 @given(
-    looks=LOOKS,
-    least=st.integers(0, 4),
+    ticks=TICKS,
+    min_replicas=st.integers(0, 4),
     more=st.integers(0, 4),
     start=st.integers(0, 10),
 )
-def test_autoscale__any_observations__stays_within_bounds(
-    looks: list[tuple[float, list[ReplicaLoad], int, int]], least: int, more: int, start: int
+def test_autoscale__any_observations__keep_the_bounds(
+    ticks: list[tuple[float, list[ReplicaLoad], int, int]], min_replicas: int, more: int, start: int
 ) -> None:
-    bounds = Bounds(least, max(1, least + more), 20.0)
+    bounds = Bounds(min_replicas, max(1, min_replicas + more), 20.0)
     state, replicas, now, requests = State(), start, 0.0, 0
-    for seconds, loads, moved, active in looks:
+    for seconds, loads, moved, active in ticks:
         now, requests = now + seconds, requests + moved
         before = replicas
         state, replicas = decide(
