@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from optimize.charts.shapes import Chart
-from rollout.client.rendering import event_line, local_time, verdict_text
+from rollout.client.rendering import event_line, verdict_text
 from rollout.daemon.reporting.series import Series, SeriesPoint
 from rollout.domain import state_machine as machine
 from rollout.domain.batch_traffic import TrafficHour, batch_hint
@@ -85,17 +85,6 @@ class GateRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutLine:
-    """One rollout in the list."""
-
-    id: int
-    when: str
-    bento: str
-    outcome: str
-    shown: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutPage:
     """The rollout that is shown; `allowed` are the names of the commands that it can take now.
 
@@ -130,7 +119,7 @@ class Page:
     up: bool
     hint: str
     slots: tuple[SlotRow, ...]
-    rollouts: tuple[RolloutLine, ...]
+    rollouts: tuple[Rollout, ...]
     rollout: RolloutPage | None
 
 
@@ -201,7 +190,7 @@ def deployment_page(
         up=deployment.up,
         hint="" if hint is None else hint.sentence(),
         slots=slots,
-        rollouts=tuple(_line(each, shown) for each in rollouts[:_SHOWN_ROLLOUTS]),
+        rollouts=tuple(rollouts[:_SHOWN_ROLLOUTS]),
         rollout=_rollout_page(deployment, shown, record, now) if shown and record else None,
     )
 
@@ -367,16 +356,6 @@ def _verdict(rollout: Rollout, record: RolloutRecord) -> str:
     if ruling is not None:
         return verdict_text(asdict(ruling))
     return verdict_text(record.tick.body["verdict"]) if record.tick else ""
-
-
-def _line(rollout: Rollout, shown: Rollout | None) -> RolloutLine:
-    return RolloutLine(
-        rollout.id,
-        local_time(rollout.created),
-        rollout.candidate.bento,
-        rollout.outcome.replace("_", " ") if rollout.outcome else "in progress",
-        shown is not None and rollout.id == shown.id,
-    )
 
 
 def _step(now: float, rollout: Rollout) -> StepView:

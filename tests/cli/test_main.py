@@ -33,6 +33,13 @@ def test_command__each__has_json_and_help(name: str, command: click.Command) -> 
     assert result.exit_code == 0
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion__each_shell__has_a_script_that_calls_mlctl(shell: str) -> None:
+    result = CliRunner().invoke(cli, ["completion", shell])
+    assert result.exit_code == 0, result.output
+    assert f"_MLCTL_COMPLETE={shell}_complete" in result.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
