@@ -18,6 +18,7 @@ def test_help__main_command__lists_commands_in_the_order_of_the_chain() -> None:
     sections = result.output.partition(f"{next(iter(SECTIONS))}:")[2].splitlines()
     listed = [line.split()[0] for line in sections if line.startswith("  ") and line[2] != " "]
     assert listed == [command.name for command in COMMANDS]
+    assert not [line for line in sections if line.endswith("...")]  # each summary fits
 
 
 def test_version__option__prints_the_packages_version() -> None:
