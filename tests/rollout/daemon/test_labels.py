@@ -95,7 +95,6 @@ class Shop:
         if (sampling := self.recorders[slot].choose(name)) is None:
             return
         seen = RequestRecord("http", name, None)
-        seen.sampling = sampling
         inputs = {"x": np.zeros((1, 2), np.float32)}
         answered = {"probs": np.asarray([[0.3, 0.7]], np.float32)}
         self.recorders[slot].put(seen, sampling, self.clock.wall(), 1, inputs, answered)

@@ -117,7 +117,6 @@ class Shop:
         if (sampling := recorder.choose(request_id)) is None:
             return
         seen = RequestRecord("http", request_id, None)
-        seen.sampling = sampling
         asked = {"x": np.zeros((1, 2), np.float32)}
         answered = {"y": scores.astype(np.float32)[np.newaxis]}
         recorder.put(seen, sampling, self.clock.wall(), 1, asked, answered)

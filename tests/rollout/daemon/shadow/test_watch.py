@@ -64,7 +64,6 @@ class Shop:
         }
         answered["label"] = np.asarray([bytes([code]) for code in answered["label"]], dtype=object)
         seen = RequestRecord("http", request_id, None)
-        seen.sampling = sampling
         self.recorders[slot].put(seen, sampling, self.clock.wall(), rows, asked, answered)
 
     def begin(self) -> None:
