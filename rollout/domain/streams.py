@@ -106,7 +106,7 @@ class _Judge:
             or agreement.doubtful(self.evidence, self._spec)
             or agreement.unproved(self.evidence, self._spec)
         )
-        why = f"{total.differed} of {total.requests} messages are answered otherwise"
+        why = f"{total.differed} of {total.requests} messages are answered differently"
         return found or Verdict(Action.ADVANCE, Gate.DISAGREEMENT, why, n=total.requests)
 
     @property
