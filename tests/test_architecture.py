@@ -75,7 +75,6 @@ OTHERS_IN_A_BENTO = {
     "services.batch.spark",
     "services.online.security.exposure",
     "services.precomputed.manage",
-    "services.stream.recorded",
     "services.stream.tools",
 }
 # Their modules are imported by name: the scheme of a URL, --payload.

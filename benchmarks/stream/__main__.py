@@ -1,4 +1,4 @@
-"""Measure and print: `python -m benchmarks.stream --faststream PEER/bin/python`."""
+"""Measure and print: `python -m benchmarks.stream`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.servers import mlctl_server
 from benchmarks.stream.places import SCHEMES, Stream, broker, fill, values
 from benchmarks.stream.ways import Spec
-from benchmarks.workloads import NetBundle, make_workload
+from benchmarks.workloads import make_workload
 from bundle.clock import SystemClock
 from services.stream.answer_headers import SOURCE
 from services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
@@ -34,7 +33,6 @@ from tests.support.wait import wait_until
 _STEPS = 50
 # Messages in a batch, the same for every way.
 _BATCH = 4000
-_FEW = 2000
 # Before latency is measured so many are answered, some at a time.
 _WARM, _ROUNDS, _KEY = 2000, 4, b"warm"
 
@@ -63,15 +61,14 @@ class Bench:
         model, batch = str(self._bundle), int(self._given.batch)
         return Spec(way, *places, request.group, self._payload, model, count, batch)
 
-    def throughput(self, way: str, url: str = "") -> dict[str, float]:
+    def throughput(self, way: str) -> dict[str, float]:
         """The median by rate of some rounds over a full stream."""
         found = []
         for _ in range(self._given.rounds):
             request = self._stream.places()
-            count = _FEW if way in {"one by one", "faststream"} else self._given.messages
+            count = self._given.messages
             fill(request.source, values(self._payload, count))
-            spec = replace(self.spec(way, request, count), url=url)
-            found.append(self._run(spec))
+            found.append(self._run(self.spec(way, request, count)))
         found.sort(key=lambda each: each["messages"] / each["seconds"])
         return found[len(found) // 2]
 
@@ -110,13 +107,6 @@ class Bench:
             "benchmarks.stream.ways",
             orjson.dumps(asdict(spec)).decode(),
         ]
-        if spec.way == "faststream":
-            app = str(Path(__file__).with_name("faststream_app.py"))
-            model = str(Path(spec.bundle) / "model.onnx")
-            places = [StreamUrl.parse(each) for each in (spec.source, spec.answers)]
-            ends = [places[0].address, places[0].topic, places[1].topic]
-            command = [self._given.faststream, app, *ends, spec.group]
-            command += [model, spec.payload, str(spec.count)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
             try:
@@ -154,24 +144,10 @@ def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:
             producer.publish([Outgoing(value, b"%d" % n) for n, value in those])
 
 
-@contextmanager
-def served(workload: NetBundle, folder: Path) -> Iterator[str]:
-    """Our server over HTTP, and where it is."""
-    server = mlctl_server(workload, folder)
-    process = server.start()
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        process.terminate()  # Its workers are ended by it, and by nothing else.
-        process.wait()
-
-
 def ways_of(scheme: str, given: argparse.Namespace) -> list[str]:
     """What is compared on a broker."""
     bare = [] if scheme == "sqlite" else [scheme]
-    # Over Redis it sends in a form of its own, which a message of other programs is not.
-    peers = ["faststream"] if given.faststream and scheme == "kafka" else []
-    return [way for way in ("ours", "link", *bare, *peers) if way in (given.only or [way])]
+    return [way for way in ("ours", "link", *bare) if way in (given.only or [way])]
 
 
 def measure(scheme: str, payload: str, given: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -181,10 +157,6 @@ def measure(scheme: str, payload: str, given: argparse.Namespace, table: Table) 
         workload = make_workload("light", Path(scratch) / "bundle")
         with broker(scheme, Path(scratch) / "broker") as stream:
             bench = Bench(stream, workload.bundle.root, payload, given)
-            if given.one_by_one and (scheme, payload) == ("sqlite", "json"):
-                with served(workload, Path(scratch)) as url:
-                    found["one by one"] = bench.throughput("one by one", url)
-                add_row(table, scheme, payload, "one by one", found["one by one"])
             for way in ways_of(scheme, given):
                 found[way] = result = bench.throughput(way)
                 if way == "ours":
@@ -213,11 +185,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=_BATCH)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency's run")
-    parser.add_argument("--faststream", help="a Python that has FastStream and ONNX Runtime")
-    parser.add_argument(
-        "--only", nargs="+", help="of these ways: ours, link, the client, faststream"
-    )
-    parser.add_argument("--one-by-one", action="store_true", help="also ask a server over HTTP")
+    parser.add_argument("--only", nargs="+", help="of these ways: ours, link, the client")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Brokers and servers end as well.

@@ -6,7 +6,6 @@ that neither the start of the process nor the joining of the group counts.
 
 from __future__ import annotations
 
-import http.client
 import sys
 import threading
 import time
@@ -37,7 +36,6 @@ class Spec:
     count: int
     batch: int
     exactly_once: bool = False
-    url: str = ""
 
     def request(self) -> ConnectionRequest:
         """The link that it asks for."""
@@ -159,32 +157,11 @@ def redis(spec: Spec, meter: Meter) -> None:
         meter.done(done)
 
 
-def one_by_one(spec: Spec, meter: Meter) -> None:
-    """Each message is a request to a server, answered and committed before the next one."""
-    from services.stream.transports.bridge import connect
-
-    server = http.client.HTTPConnection(spec.url.removeprefix("http://"))
-    done = 0
-    with connect(spec.request()) as opened:
-        while done < spec.count:
-            for each in opened.poll(1, 0.2):
-                headers = {"Content-Type": "application/json"}
-                rows = b'{"x":[' + each.value[len(b'{"x":') : -1] + b"]}"
-                server.request("POST", "/predict", rows, headers)
-                reply = server.getresponse()
-                body = reply.read()
-                assert reply.status == 200, body
-                opened.commit(Commit([each], [_answer(each)._replace(value=body)]))
-                done += 1
-                meter.done(done)
-
-
 WAYS: Mapping[str, Callable[[Spec, Meter], None]] = {
     "ours": ours,
     "link": link,
     "kafka": kafka,
     "redis": redis,
-    "one by one": one_by_one,
 }
 
 

@@ -47,11 +47,6 @@ _OPTIONS = (
         help="First message of a new group.",
     ),
     click.option(
-        "--shadow",
-        is_flag=True,
-        help="Read the same messages as GROUP.shadow; dead letters go beside --out.",
-    ),
-    click.option(
         "--payload",
         default="json",
         show_default=True,
@@ -140,7 +135,7 @@ def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
     from services.stream.batching import BatchGoals
     from services.stream.engine import RunSettings
     from services.stream.payloads import PayloadRequest
-    from services.stream.run import StreamConfig, default_dead, shadow_of
+    from services.stream.run import StreamConfig, default_dead
 
     source = StreamUrl.parse(given["source"])
     request = ConnectionRequest(
@@ -152,7 +147,7 @@ def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
         given["exactly_once"],
     )
     return StreamConfig(
-        shadow_of(request) if given["shadow"] else request,
+        request,
         PayloadRequest(
             given["payload"],
             tuple(name for text in given["keep"] for name in text.split(",") if name),

@@ -96,21 +96,6 @@ class KafkaTransport(Transport):
             found.sort(key=lambda message: message.time_ms)
             yield from found[-last:] if last else ()
 
-    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        with closing(_Browser(url)) as browser:
-            browser.assign({at: high for at, (_low, high) in browser.watermarks().items()})
-            deadline = time.monotonic() + wait_s
-            while True:
-                first = browser.consumer.poll(max(deadline - time.monotonic(), 0.0))
-                raw = [] if first is None else [first, *browser.consumer.consume(_PAGE, 0)]
-                browser.check(raw)
-                messages = converted(raw, browser.names)
-                yield from messages
-                if messages or time.monotonic() >= deadline:
-                    if not messages:
-                        yield None
-                    deadline = time.monotonic() + wait_s
-
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         """Return the state; a group that never committed has all messages as its lag."""
         with closing(_Browser(url, group)) as browser:

@@ -515,20 +515,6 @@ class RedisTransport(Transport):
                     return
                 after = b"(" + rows[-1][0]
 
-    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        with connect(url) as db:
-            after = _last_id(db, url)
-            block = ("COUNT", _PAGE, "BLOCK", max(1, int(wait_s * 1000)))
-            while True:
-                with translate_errors(url):
-                    reply = db.execute_command("XREAD", *block, "STREAMS", url.topic, after)
-                if not reply:
-                    yield None
-                    continue
-                rows = reply[0][1]
-                after = rows[-1][0]
-                yield from read_entries(url.topic, rows, _field(url))
-
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         with translate_errors(url), connect(url) as db:
             server, persistence = db.info("server"), db.info("persistence")
