@@ -45,11 +45,8 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
 @click.argument("url")
 @click.option("--in", "source", help="File of lines to send.  [default: standard input]")
 @click.option("--key-field", "key", help="Field of each JSON object that is the message's key.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum messages a second.")
 @reporting
-def send(
-    output: CommandOutput, /, url: str, source: str | None, key: str | None, rate: float | None
-) -> None:
+def send(output: CommandOutput, /, url: str, source: str | None, key: str | None) -> None:
     """Send lines to URL, each as one message.
 
     URL is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders.
@@ -60,9 +57,7 @@ def send(
     target = StreamUrl.parse(url)
     path = None if source in (None, "-") else Path(str(source))
     with stopping(output) as stop, output.working() as show:
-        sent = send_lines(
-            target, path, stop, key=key, rate=rate, on_progress=lambda n: show(f"{n:,} sent")
-        )
+        sent = send_lines(target, path, stop, key=key, on_progress=lambda n: show(f"{n:,} sent"))
     if output.as_json:
         output.document({"url": target.redacted(), "sent": sent})
     else:
