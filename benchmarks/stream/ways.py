@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
@@ -102,6 +103,27 @@ def _answer(message: Message) -> Outgoing:
 
 def kafka(spec: Spec, meter: Meter) -> None:
     """confluent-kafka alone: consume, produce, flush, commit."""
+    _kafka(spec, meter, lambda values: [value[:4] for value in values])
+
+
+def by_hand(spec: Spec, meter: Meter) -> None:
+    """The same loop with the work of a run: parse, score and write JSON."""
+    import onnxruntime
+
+    runtime: Any = onnxruntime
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = runtime.InferenceSession(f"{spec.bundle}/model.onnx", options)
+
+    def answers(values: Sequence[bytes]) -> list[bytes]:
+        x = np.array([orjson.loads(value)["x"] for value in values], np.float32)
+        (y,) = session.run(None, {"x": x})
+        return [orjson.dumps({"y": row}, option=orjson.OPT_SERIALIZE_NUMPY) for row in y]
+
+    _kafka(spec, meter, answers)
+
+
+def _kafka(spec: Spec, meter: Meter, answers: Callable[[Sequence[bytes]], Sequence[bytes]]) -> None:
     from confluent_kafka import Consumer, Producer
 
     request = spec.request()
@@ -116,11 +138,10 @@ def kafka(spec: Spec, meter: Meter) -> None:
         found = consumer.consume(spec.batch, 0.05)
         if not found:
             continue
-        for each in found:
+        values = answers([each.value() or b"" for each in found])
+        for each, value in zip(found, values, strict=True):
             source = f"bench:in/{each.partition()}/{each.offset()}".encode()
-            producer.produce(
-                topic, (each.value() or b"")[:4], each.key(), headers=[*shared, (SOURCE, source)]
-            )
+            producer.produce(topic, value, each.key(), headers=[*shared, (SOURCE, source)])
         producer.flush()
         consumer.commit(asynchronous=False)
         done += len(found)
@@ -161,6 +182,7 @@ WAYS: Mapping[str, Callable[[Spec, Meter], None]] = {
     "ours": ours,
     "link": link,
     "kafka": kafka,
+    "by hand": by_hand,
     "redis": redis,
 }
 
