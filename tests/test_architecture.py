@@ -4,6 +4,7 @@ The layers and the absence of import cycles are contracts in `pyproject.toml`: s
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,20 @@ def test_bento__each_module_in_it__is_imported_by_the_server_or_the_runners() ->
     assert others == OTHERS_IN_A_BENTO
     packages = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()}
     assert imported - packages <= inside
+
+
+_TEST_NAME = re.compile(r"^ *(?:async )?def (test_\w*)\(", re.MULTILINE)
+
+
+def test_tests__each_name__has_feature_condition_and_result() -> None:
+    wrong = {
+        f"{path.relative_to(ROOT)}::{name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path.parent.name != "suite"  # they hold the text of other tests
+        for name in _TEST_NAME.findall(path.read_text())
+        if not re.fullmatch(r"test_[a-z0-9_]+?__[a-z0-9_]+?__[a-z0-9_]+", name)
+    }
+    assert wrong == set()
 
 
 UNSAFE_CALLS = {

@@ -34,7 +34,7 @@ def state(board: Board, name: str) -> str:
     return next(row[1] for row in board.cells() if row[0] == name)
 
 
-def test_the_board_follows_a_recipe_from_waiting_to_measured() -> None:
+def test_board__events_of_a_recipe__change_its_state() -> None:
     clock = ManualClock()
     board = new_board(("fp32", "int8-cpu"), clock)
     assert [row[0] for row in board.cells()] == ["resolve", "export", "fp32", "int8-cpu", "publish"]
@@ -56,7 +56,7 @@ def test_the_board_follows_a_recipe_from_waiting_to_measured() -> None:
     assert row[-1] == "1:05"
 
 
-def test_a_new_phase_starts_its_own_count() -> None:
+def test_board__new_phase__counts_from_zero() -> None:
     clock = ManualClock()
     board = new_board(("int8-cpu",), clock)
     for event in (step(0, 2, "calibration"), step(2, 2, "calibration")):
@@ -68,7 +68,7 @@ def test_a_new_phase_starts_its_own_count() -> None:
     assert state(board, "int8-cpu") == "sensitivity 1/4, 0:09 left"
 
 
-def test_failures_and_cached_steps_say_so() -> None:
+def test_board__failed_or_cached_step__shows_it() -> None:
     board = new_board(("int4",), ManualClock())
     board.event(told(Stage.EXPORT, StepStatus.CACHED))
     board.event(
@@ -77,7 +77,7 @@ def test_failures_and_cached_steps_say_so() -> None:
     assert (state(board, "export"), state(board, "int4")) == ("cached", "failed")
 
 
-def test_pieces_that_were_done_before_do_not_count_as_speed() -> None:
+def test_time_left__resumed_work__ignores_pieces_done_before() -> None:
     assert Piecework("search", 0.0, first=30, done=33, total=36).left(6.0) == 6.0
     assert Piecework("search", 0.0, first=30, done=30, total=36).left(6.0) is None
 
@@ -85,11 +85,11 @@ def test_pieces_that_were_done_before_do_not_count_as_speed() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (750, "12:30"), (3723, "1:02:03")]
 )
-def test_durations_are_shown_as_a_clock_does(seconds: float, text: str) -> None:
+def test_clock_time__seconds__are_written_as_a_clock(seconds: float, text: str) -> None:
     assert clock_time(seconds) == text
 
 
-def test_the_board_is_drawn_without_columns_that_say_nothing() -> None:
+def test_board__empty_columns__are_not_drawn() -> None:
     board = new_board(("fp32",), ManualClock())
     board.event(told(Stage.RESOLVE, StepStatus.STARTED))
     file = io.StringIO()
@@ -98,7 +98,9 @@ def test_the_board_is_drawn_without_columns_that_say_nothing() -> None:
     assert "waiting" in file.getvalue()
 
 
-def test_a_pipe_gets_one_line_for_each_finished_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress__to_a_pipe__is_one_line_per_finished_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with watching(CommandOutput(as_json=False)) as progress:
         assert isinstance(progress, Lines)
         progress.event(told(Stage.VARIANT, StepStatus.STARTED, "fp32"))
@@ -109,7 +111,9 @@ def test_a_pipe_gets_one_line_for_each_finished_step(capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "  fp32 finished\n")
 
 
-def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_table__each_verdict__has_numbers_or_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     variants = [variant("fp32"), variant("int8-cpu", drop=0.02, bound=0.004), failed("int4")]
     variants.append(not_applicable("int8-dynamic"))
     records = [variant_record(item) for item in choose(variants, Goals())]
@@ -127,14 +131,16 @@ def test_a_table_shows_numbers_and_reasons(capsys: pytest.CaptureFixture[str]) -
     assert "small" in capsys.readouterr().out
 
 
-def test_columns_without_a_number_are_left_out() -> None:
+def test_variants_table__columns_without_numbers__are_left_out() -> None:
     record = variant_record(choose([variant("fp32", drop=None, timed=False)], Goals())[0])
     columns, rows = filled(number_columns((1,)), [number_cells(record["measured"], (1,))])
     assert columns == ["Agree>", "Cosine>", "Size>"]
     assert [len(each) for each in rows] == [len(columns)]
 
 
-def test_prints_go_to_stderr_even_past_python(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stdout__prints_of_python_and_c_code__go_to_stderr(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with only_results_on_stdout():
         print("chatter")
         os.write(1, b"of compiled code\n")
@@ -144,7 +150,7 @@ def test_prints_go_to_stderr_even_past_python(capfd: pytest.CaptureFixture[str])
     assert sorted(found.err.splitlines()) == ["chatter", "of compiled code"]
 
 
-def test_stdout_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_stdout__after_an_error__is_restored(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="odd"), only_results_on_stdout():
         raise ValueError("odd")
     os.write(1, b"back\n")

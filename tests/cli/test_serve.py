@@ -90,7 +90,7 @@ def test_serve__ctrl_c_while_it_starts__is_one_line_and_130(mlctl: Mlctl) -> Non
     assert (server.returncode, errors.strip()) == (130, "Error: interrupted")
 
 
-def test_settings_of_the_environment_are_checked_as_well(
+def test_serve__invalid_environment__is_rejected(
     mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MLCTL_TLS_KEY", str(tmp_path / "key.pem"))
@@ -116,7 +116,7 @@ def test_serve__public_address_without_a_token__is_rejected(
     assert done.stdout == ""
 
 
-def test_a_cluster_takes_no_certificate_of_ours(mlctl: Mlctl) -> None:
+def test_up__kubernetes_with_a_certificate__is_rejected(mlctl: Mlctl) -> None:
     named = ("--target", "kubernetes", "--tls-cert", "c.pem", "--tls-key", "k.pem")
     done = mlctl.run("up", "shop", "tiny", *named)
     assert done.returncode == 2

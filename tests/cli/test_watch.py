@@ -97,7 +97,7 @@ def plain(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_everything_fits_into_narrow_and_wide_terminals(width: int) -> None:
+def test_drawn__each_terminal_width__everything_fits(width: int) -> None:
     lines = plain(drawn(state(), width))
     assert max(map(len, lines)) <= min(width, 110)
     text = "\n".join(lines)
@@ -127,16 +127,16 @@ def test_watch__evidence_at_its_threshold__fills_the_bar() -> None:
     assert 0 < bars["latency_vs_live"] < bars["errors_vs_limit"]
 
 
-def test_without_colour_nothing_is_coloured() -> None:
+def test_drawn__colours_off__has_no_colour_codes() -> None:
     assert not re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(state(), 80, slot=False))
     assert re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(state(), 80))
 
 
-def test_names_cannot_steer_the_terminal() -> None:
+def test_drawn__name_with_an_escape_sequence__is_neutralized() -> None:
     assert "\x1b]0;" not in drawn(state("evil:\x1b]0;owned\x07"), 80)
 
 
-def test_an_end_and_a_silent_proxy_are_said() -> None:
+def test_drawn__finished_rollout_or_silent_proxy__is_shown() -> None:
     shown = state()
     assert shown.rollout is not None
     ended = replace(shown, rollout=replace(shown.rollout, outcome=Outcome.ROLLED_BACK))

@@ -42,7 +42,7 @@ def run(catalog: MemoryCatalog, data: Path) -> OptimizeResult:
     return optimize("tiny", data, catalog=catalog, goals=GOALS)
 
 
-def test_onnx_source__is_published_with_metrics_and_a_table(
+def test_onnx_source__optimized__is_published_with_metrics_and_a_table(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
     result = run(onnx_catalog, data)
@@ -110,7 +110,9 @@ def test_onnx_source__a_damaged_cache__changes_nothing(
 
 
 @pytest.mark.slow
-def test_onnx_source__needs_no_torch(onnx_catalog: MemoryCatalog, data: Path, home: Path) -> None:
+def test_onnx_source__optimized__imports_no_torch(
+    onnx_catalog: MemoryCatalog, data: Path, home: Path
+) -> None:
     del onnx_catalog
     code = f"""
 import os, sys, json

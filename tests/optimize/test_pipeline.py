@@ -162,7 +162,7 @@ def test_optimize__golden_rows__hold_the_source_models_answers(
     assert verify(result.bundle.root, result.digest) == result.bundle
 
 
-def test_evidence__has_every_variant_and_no_path(
+def test_evidence__after_optimize__has_every_variant_and_no_path(
     catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
 ) -> None:
     result = run("Digits", digits_data, catalog)

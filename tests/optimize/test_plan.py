@@ -66,7 +66,7 @@ def test_plan__after_a_run__is_cached(onnx_catalog: MemoryCatalog, data: Path, h
     assert to_do(found) == ["fp32: judge", "fp16: judge", "publish"]
 
 
-def test_plan__names_excluded_recipes_and_a_missing_target(
+def test_plan__recipes_of_another_target__are_listed_as_excluded(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
     here = plan(onnx_catalog, data)

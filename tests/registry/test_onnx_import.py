@@ -132,7 +132,7 @@ def test_import__what_is_no_graph__is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_import__registers_a_version_that_optimize_resolves(
+def test_import__valid_model__registers_a_version_that_optimize_resolves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))

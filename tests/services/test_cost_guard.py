@@ -316,7 +316,7 @@ async def retained(server: Server) -> float:
     return (after - before) / count / len(connections)
 
 
-def test_an_answered_request_leaves_nothing_behind(measure: Measure) -> None:
+def test_memory__answered_request__is_released(measure: Measure) -> None:
     # Anything that is kept for each request is a pointer at least.
     assert measure(retained) < 8
 
@@ -340,11 +340,11 @@ async def peak(server: Server) -> float:
     return min(most)
 
 
-def test_a_request_takes_little_memory(measure: Measure) -> None:
+def test_memory__one_request__is_below_12_kib(measure: Measure) -> None:
     assert measure(peak) < 12 << 10
 
 
-def test_what_is_off_costs_a_look(measure: Measure) -> None:
+def test_calls__disabled_features__cost_at_most_four(measure: Measure) -> None:
     """Neither a token nor a log, a trace or a sample is asked for: four calls in all."""
     parts = [f"{os.sep}{folder}{os.sep}" for folder in ("observability", "security")]
     assert measure(calls_of("binary", 8, parts=[*parts, f"{os.sep}access.py"])) <= 4

@@ -52,7 +52,7 @@ def shared(cores: float) -> Callable[[int], ReplicaLoad]:
     return lambda serving: ReplicaLoad(40.0 if cores > serving else 0.0, min(1.0, cores / serving))
 
 
-def test_a_burst_is_answered_within_seconds() -> None:
+def test_autoscale__burst__adds_replicas_within_seconds() -> None:
     story = Story()
     story.run(10, shared(3.0))
     (first, _), *_ = story.changes
@@ -61,20 +61,20 @@ def test_a_burst_is_answered_within_seconds() -> None:
     assert 4 <= story.replicas <= 6
 
 
-def test_one_crowded_look_is_no_reason() -> None:
+def test_autoscale__short_spike__changes_nothing() -> None:
     story = Story()
     story.run(2, lambda _: ReplicaLoad(100.0, 1.0))
     story.run(30, lambda _: CALM)
     assert story.changes == []
 
 
-def test_nothing_more_is_asked_for_while_help_is_on_its_way() -> None:
+def test_autoscale__replica_is_starting__adds_no_more() -> None:
     story = Story(start_seconds=20.0)
     story.run(20, shared(2.5))
     assert [replicas for _, replicas in story.changes] == [2]
 
 
-def test_it_goes_down_one_by_one_and_slowly() -> None:
+def test_autoscale__idle__removes_one_replica_at_a_time() -> None:
     story = Story(replicas=4, ready=[0.0] * 4)
     story.run(200, lambda _: IDLE)
     assert [replicas for _, replicas in story.changes] == [3, 2, 1]
@@ -82,13 +82,13 @@ def test_it_goes_down_one_by_one_and_slowly() -> None:
     assert min(gaps) >= 60.0
 
 
-def test_a_replica_that_is_silent_keeps_the_number() -> None:
+def test_autoscale__silent_replica__changes_nothing() -> None:
     story = Story(replicas=2, ready=[0.0, 1e9])
     story.run(200, lambda _: ReplicaLoad(100.0, 1.0))
     assert story.changes == []
 
 
-def test_it_sleeps_only_after_no_request_at_all() -> None:
+def test_scale_to_zero__no_request_for_its_time__sleeps() -> None:
     story = Story(bounds=ZERO)
     story.run(100, lambda _: IDLE, rate=1)
     assert story.replicas == 1
@@ -100,7 +100,7 @@ def test_it_sleeps_only_after_no_request_at_all() -> None:
     assert story.replicas == 0
 
 
-def test_a_long_request_keeps_it_awake() -> None:
+def test_scale_to_zero__request_in_flight__stays_awake() -> None:
     state = State()
     for second in range(100):
         seen = ScalingObservation(float(second), 1, (IDLE,), requests=7, active=1)
@@ -108,20 +108,22 @@ def test_a_long_request_keeps_it_awake() -> None:
         assert wanted == 1
 
 
-def test_without_the_right_to_sleep_one_stays() -> None:
+def test_autoscale__idle_without_scale_to_zero__keeps_one() -> None:
     story = Story()
     story.run(1000, lambda _: IDLE, rate=0)
     assert story.replicas == 1
 
 
 @pytest.mark.parametrize(("bounds", "wanted"), [(Bounds(3, 5, 1.0), 3), (Bounds(1, 1, 1.0), 1)])
-def test_new_bounds_hold_at_once(bounds: Bounds, wanted: int) -> None:
+def test_autoscale__new_bounds__hold_at_once(bounds: Bounds, wanted: int) -> None:
     seen = ScalingObservation(0.0, 2, (CALM, CALM), 1, 0)
     assert decide(State(), seen, bounds)[1] == wanted
 
 
 @given(cores=st.floats(0.0, 12.0), start=st.integers(1, 8), delay=st.floats(0.0, 30.0))
-def test_a_steady_load_comes_to_rest(cores: float, start: int, delay: float) -> None:
+def test_autoscale__steady_load__settles_at_one_number(
+    cores: float, start: int, delay: float
+) -> None:
     """Whatever the load and the start, it ends at one number and stays there."""
     story = Story(replicas=start, ready=[0.0] * start, start_seconds=delay)
     story.run(900, shared(cores))
@@ -150,7 +152,7 @@ LOOKS = st.lists(
     more=st.integers(0, 4),
     start=st.integers(0, 10),
 )
-def test_whatever_is_seen_the_bounds_hold(
+def test_autoscale__any_observations__stays_within_bounds(
     looks: list[tuple[float, list[ReplicaLoad], int, int]], least: int, more: int, start: int
 ) -> None:
     bounds = Bounds(least, max(1, least + more), 20.0)

@@ -40,14 +40,14 @@ UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--ser
         ),
     ],
 )
-def test_what_is_refused(words: list[str], told: str) -> None:
+def test_gate_command__invalid_options__are_rejected(words: list[str], told: str) -> None:
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
     assert told in result.output
 
 
 @pytest.mark.slow
-def test_the_service_as_a_process(tmp_path: Path) -> None:
+def test_gate_command__as_a_process__serves_until_sigterm(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     # It may ask itself: what it says of its health is no metrics.

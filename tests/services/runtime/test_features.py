@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -115,7 +114,7 @@ def test_features__integer_keys__are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_features__every_path__answers_with_the_stored_values(
+async def test_features__every_path__answers_with_the_stored_values(
     store_url: str, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_FEATURE_STORE", store_url)
@@ -130,17 +129,14 @@ def test_features__every_path__answers_with_the_stored_values(
         labels = {"model": "texts", "part": "features"}
         return registry.get_sample_value("mlctl_transform_seconds_total", labels) or 0.0
 
-    async def main() -> None:
-        model = ServedModel(bundle, load_settings(), registry=registry)
-        await model.start()
-        assert seconds() == 0.0  # golden rows and warm-up look nothing up
-        answer = await model.infer(request)
-        assert answer.outputs["sum"].tolist() == wanted
-        assert 0 < answer.lookup_seconds <= answer.infer_seconds
-        assert seconds() == pytest.approx(answer.lookup_seconds)
-        await model.stop()
-
-    asyncio.run(main())
+    model = ServedModel(bundle, load_settings(), registry=registry)
+    await model.start()
+    assert seconds() == 0.0  # golden rows and warm-up look nothing up
+    answer = await model.infer(request)
+    assert answer.outputs["sum"].tolist() == wanted
+    assert 0 < answer.lookup_seconds <= answer.infer_seconds
+    assert seconds() == pytest.approx(answer.lookup_seconds)
+    await model.stop()
 
 
 def test_features__server_timing__names_them_only_where_they_were_looked_up() -> None:
