@@ -127,7 +127,7 @@ def _kafka(spec: Spec, meter: Meter, answers: Callable[[Sequence[bytes]], Sequen
     from confluent_kafka import Consumer, Producer
 
     request = spec.request()
-    address = {"bootstrap.servers": request.source.address}
+    address = {**request.source.options, "bootstrap.servers": request.source.address}
     settings = {**address, "group.id": spec.group, "enable.auto.commit": False}
     consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
     producer = Producer({**address, "enable.idempotence": True, "linger.ms": 5})
