@@ -58,11 +58,9 @@ def guarantee_text(connection: StreamConnection, source: StreamUrl) -> str:
 
 
 def _payload(config: StreamConfig, model: Scorable) -> Payload:
-    answers = config.connection.answers
     request = replace(config.payload, optional=model.optional_inputs)
-    if answers is None or not transport_of(answers).answers_only:
-        return open_payload(request, model.signature)
-    if request.name != "json":
+    answers = config.connection.answers
+    if answers and request.name != "json" and transport_of(answers).answers_only:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"--payload {request.name}: only JSON answers can go to {answers.redacted()}",
