@@ -37,11 +37,10 @@ PLATFORM_OPTION = click.option(
     "--platform",
     type=click.Choice(["linux/amd64", "linux/arm64"]),
     default="linux/amd64",
-    show_default=True,
     help="Platform of the image.",
 )
 LOCK_OPTION = click.option(
     "--lock",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Lock file with packages and hashes; no package index is used.",
 )

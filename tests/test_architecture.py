@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,13 @@ def test_packages__all_top_level_folders__are_under_the_contracts() -> None:
     assert folders - {"tests", "benchmarks"} == set(PACKAGES)
 
 
+def test_classes__public_ones__have_names_that_exist_once() -> None:
+    files = [path for name in (*PACKAGES, "benchmarks") for path in sources(name)]
+    pattern = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
+    found = [name for path in files for name in pattern.findall(path.read_text())]
+    assert {name for name, count in Counter(found).items() if count > 1} == set()
+
+
 @pytest.mark.slow
 def test_services__imported_whole__load_neither_torch_nor_mlflow() -> None:
     # services.service builds the service of the bundle it finds, so it needs one to import.
@@ -65,19 +73,8 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
     assert not loaded & HEAVY
 
 
-# What a Bento holds although neither its server nor its runners import it.
-OTHERS_IN_A_BENTO = {
-    # imported by name at run time, or started as a process of its own
-    "services.runtime.engine_worker",
-    # the view that other commands have of the same contract
-    "bundle.interface",
-    "bundle.output_kinds",
-    "services.batch.estimate",
-    "services.batch.spark",
-    "services.online.security.exposure",
-    "services.precomputed.manage",
-    "services.stream.tools",
-}
+# A process of its own: the server starts it by its name.
+OTHERS_IN_A_BENTO = {"services.runtime.engine_worker"}
 # Their modules are imported by name: the scheme of a URL, --payload.
 PLUG_INS = ("services.stream.payloads.", "services.stream.transports.")
 

@@ -21,8 +21,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.stream.places import SCHEMES, Stream, broker, fill, values
-from benchmarks.stream.ways import Spec
+from benchmarks.stream.brokers import SCHEMES, Broker, broker, fill, values
+from benchmarks.stream.engines import Spec
 from benchmarks.workloads import make_workload
 from bundle.clock import SystemClock
 from services.stream.answer_headers import SOURCE
@@ -31,51 +31,51 @@ from services.stream.transports import transport_of
 from tests.support.wait import wait_until
 
 _STEPS = 50
-# Messages in a batch, the same for every way.
+# Messages in a batch, the same for every engine.
 _BATCH = 4096
 # Before latency is measured so many are answered, some at a time.
 _WARM, _ROUNDS, _KEY = 2000, 4, b"warm"
 
 
-def text(place: StreamUrl | None) -> str:
+def text(url: StreamUrl | None) -> str:
     """As a user writes it."""
-    assert place is not None
-    options = "&".join(f"{name}={value}" for name, value in place.options.items())
-    return f"{place.scheme}://{place.address}{'?' if options else ''}{options}#{place.topic}"
+    assert url is not None
+    query = "&".join(f"{name}={value}" for name, value in url.options.items())
+    return f"{url.scheme}://{url.address}{'?' if query else ''}{query}#{url.topic}"
 
 
-class Bench:
+class StreamBenchmark:
     """One broker, one form of payload."""
 
     def __init__(
-        self, stream: Stream, bundle: Path, payload: str, given: argparse.Namespace
+        self, stream: Broker, bundle: Path, payload: str, options: argparse.Namespace
     ) -> None:
         self._stream = stream
         self._bundle = bundle
         self._payload = payload
-        self._given = given
+        self._options = options
 
-    def spec(self, way: str, request: ConnectionRequest, count: int) -> Spec:
-        """What a process of that way is to do."""
-        places = (text(request.source), text(request.answers), text(request.dead))
-        model, batch = str(self._bundle), int(self._given.batch)
-        return Spec(way, *places, request.group, self._payload, model, count, batch)
+    def spec(self, engine: str, request: ConnectionRequest, count: int) -> Spec:
+        """What a process of that engine is to do."""
+        urls = (text(request.source), text(request.answers), text(request.dead))
+        model, batch = str(self._bundle), int(self._options.batch)
+        return Spec(engine, *urls, request.group, self._payload, model, count, batch)
 
-    def throughput(self, way: str) -> dict[str, float]:
+    def throughput(self, engine: str) -> dict[str, float]:
         """The median by rate of some rounds over a full stream."""
         found = []
-        for _ in range(self._given.rounds):
-            request = self._stream.places()
-            count = self._given.messages
+        for _ in range(self._options.rounds):
+            request = self._stream.urls()
+            count = self._options.messages
             fill(request.source, values(self._payload, count))
-            found.append(self._run(self.spec(way, request, count)))
+            found.append(self._run(self.spec(engine, request, count)))
         found.sort(key=lambda each: each["messages"] / each["seconds"])
         return found[len(found) // 2]
 
     def latency(self, rate: float) -> tuple[float, float]:
         """p50 and p99 in milliseconds at `rate` messages a second, by the broker's times."""
-        request = self._stream.places()
-        count = int(min(rate * self._given.seconds, self._given.messages))
+        request = self._stream.urls()
+        count = int(min(rate * self._options.seconds, self._options.messages))
         sender = threading.Thread(target=send_at, args=(request.source, self._payload, count, rate))
         assert request.answers is not None
         warm = values(self._payload, _WARM)
@@ -104,7 +104,7 @@ class Bench:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.stream.ways",
+            "benchmarks.stream.engines",
             orjson.dumps(asdict(spec)).decode(),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -118,7 +118,7 @@ class Bench:
         with self._begun(spec) as process:
             out, _ = process.communicate(timeout=600)
         if process.returncode:
-            raise SystemExit(f"{spec.way} failed")
+            raise SystemExit(f"{spec.engine} failed")
         found: dict[str, float] = orjson.loads(out.splitlines()[-1])
         return found
 
@@ -129,12 +129,12 @@ def answers_at(request: ConnectionRequest) -> list[Message]:
     return [*transport_of(request.answers).browse(request.answers)]
 
 
-def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:
+def send_at(url: StreamUrl, payload: str, count: int, rate: float) -> None:
     """Send `count` messages, some each 20 ms."""
     messages, clock = values(payload, count), SystemClock()
     part = max(1, int(rate / _STEPS))
     wait = threading.Event()
-    with transport_of(place).open_producer(place) as producer:
+    with transport_of(url).open_producer(url) as producer:
         # A client of Kafka waits half a second for its number.
         producer.publish([Outgoing(messages[0], _KEY)])
         began = clock.monotonic()
@@ -144,35 +144,36 @@ def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:
             producer.publish([Outgoing(value, b"%d" % n) for n, value in those])
 
 
-def ways_of(scheme: str, payload: str, given: argparse.Namespace) -> list[str]:
+def engines_of(scheme: str, payload: str, options: argparse.Namespace) -> list[str]:
     """Return what is compared on a broker."""
     bare = [] if scheme == "sqlite" else [scheme]
     by_hand = ["by hand"] if (scheme, payload) == ("kafka", "json") else []
-    return [way for way in ("ours", "link", *bare, *by_hand) if way in (given.only or [way])]
+    engines = ("ours", "link", *bare, *by_hand)
+    return [engine for engine in engines if engine in (options.only or [engine])]
 
 
-def measure(scheme: str, payload: str, given: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """All ways on one broker."""
+def measure(scheme: str, payload: str, options: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """All engines on one broker."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="mlctl-stream-") as scratch:
         workload = make_workload("light", Path(scratch) / "bundle")
         with broker(scheme, Path(scratch) / "broker") as stream:
-            bench = Bench(stream, workload.bundle.root, payload, given)
-            for way in ways_of(scheme, payload, given):
-                found[way] = result = bench.throughput(way)
-                if way == "ours":
+            bench = StreamBenchmark(stream, workload.bundle.root, payload, options)
+            for engine in engines_of(scheme, payload, options):
+                found[engine] = result = bench.throughput(engine)
+                if engine == "ours":
                     p50, p99 = bench.latency(result["messages"] / result["seconds"] / 2)
                     result |= {"p50": p50, "p99": p99}
-                add_row(table, scheme, payload, way, result)
+                add_row(table, scheme, payload, engine, result)
     return found
 
 
-def add_row(table: Table, scheme: str, payload: str, way: str, result: dict[str, float]) -> None:
-    """Tell of one way."""
+def add_row(table: Table, scheme: str, payload: str, engine: str, result: dict[str, float]) -> None:
+    """Print the row of one engine."""
     rate = result["messages"] / result["seconds"]
     cost = 1e6 * result["cpu"] / result["messages"]
     shown = f"{result['p50']:.0f} / {result['p99']:.0f}" if "p50" in result else ""
-    row = (scheme, payload, way, f"{rate:,.0f}", f"{cost:.1f}", shown)
+    row = (scheme, payload, engine, f"{rate:,.0f}", f"{cost:.1f}", shown)
     print(*row, file=sys.stderr, flush=True)  # The table comes only at the end.
     table.add_row(*row)
 
@@ -186,22 +187,24 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=_BATCH)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency's run")
-    parser.add_argument("--only", nargs="+", help="of these ways: ours, link, the client, by hand")
+    parser.add_argument("--only", nargs="+", help="of: ours, link, the client, by hand")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Brokers and servers end as well.
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("broker", "payload", "way", "messages/s", "CPU us", "p50 / p99 ms"):
-        table.add_column(name, justify="left" if name in {"broker", "payload", "way"} else "right")
+    for name in ("broker", "payload", "engine", "messages/s", "CPU us", "p50 / p99 ms"):
+        table.add_column(
+            name, justify="left" if name in {"broker", "payload", "engine"} else "right"
+        )
     found: dict[str, Any] = {}
-    for scheme in given.schemes:
-        for payload in given.payloads:
-            found[f"{scheme} {payload}"] = measure(scheme, payload, given, table)
+    for scheme in options.schemes:
+        for payload in options.payloads:
+            found[f"{scheme} {payload}"] = measure(scheme, payload, options, table)
     Console(width=100).print(table)
     load = [round(value, 1) for value in os.getloadavg()]
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {load}")
-    if given.json is not None:
-        given.json.write_bytes(orjson.dumps(found))
+    if options.json is not None:
+        options.json.write_bytes(orjson.dumps(found))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     "--engine",
     type=click.Choice(["auto", "docker", "podman", "buildah", "none"]),
     default="auto",
-    show_default=True,
     help="Program that builds the image; auto takes the first that is installed.",
 )
 @click.option(
@@ -69,7 +68,8 @@ def containerize(
     target = Platform.of(platform)
     chosen = _engine(engine)
     name = image or found.tag
-    output.note("Finding the hashes of the packages ...")
+    if lock is None:
+        output.note("Finding the hashes of the packages ...")
     locked = lock_for(found, target, lock, extras)
     named = base or default_base()
     target_folder = folder or state_dir("containers") / found.tag.replace(":", "-") / target.machine

@@ -35,10 +35,10 @@ def _moment(_context: click.Context, _parameter: click.Parameter, text: str | No
 )
 @reporting
 def history(output: CommandOutput, name: str, moment: float | None) -> None:
-    """List the rollouts of deployment NAME, newest first, with their final verdicts.
+    """List the rollouts of deployment NAME, newest first.
 
-    With --at, show the revision that was live at that time, and the candidate's share if a rollout
-    was under way.
+    Each has its final verdict. With --at, show the revision that was live at that time, and the
+    candidate's share if a rollout was under way.
     """
     from rollout.client import deployments
     from rollout.journal.history import at
@@ -51,7 +51,7 @@ def history(output: CommandOutput, name: str, moment: float | None) -> None:
 
 
 def _show_all(output: CommandOutput, name: str) -> None:
-    from cli.reporting_options import run_document
+    from cli.links import run_document
     from rollout.client import deployments
     from rollout.client.links import links
     from rollout.client.rendering import local_time, rollout_document, verdict_text

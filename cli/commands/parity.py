@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
 @click.argument("bento")
 @click.option(
     "--data",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="More rows to compare besides the golden rows: a .npz file of the inputs.",
+    metavar="FILE|MODULE:FUNCTION",
+    help="More rows to compare besides the golden rows: data as for `mlctl optimize`.",
 )
 @reporting
-def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
+def parity(output: CommandOutput, /, bento: str, data: str | None) -> None:
     """Compare what BENTO answers online, in batch and in a stream.
 
     BENTO (NAME:VERSION, or NAME for the newest) is served on free ports meanwhile. Its golden rows
@@ -34,16 +32,14 @@ def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
     one of several models or one stage of a pipeline; by default the first model, or the pipeline.
     """
     from loadtest.parity.run import run_parity
-    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
     from services.runtime.scorable import find_scorable
 
     name, slash, model = bento.partition("/")
     tag = find_bento(name).tag
     reference = f"{tag}{slash}{model}"
-    http, grpc = free_ports(2)
     with interruptible(), output.working() as report:
-        found = run_parity(tag, find_scorable(reference), (http, grpc), data, report)
+        found = run_parity(tag, find_scorable(reference), data, report)
     _show(output, reference, found)
     if not found.passed:
         raise click.exceptions.Exit(ERROR_TABLE[ErrorCode.PARITY_FAILED].exit_code)

@@ -95,7 +95,7 @@ def _follow(output: CommandOutput, name: str) -> None:
 
 
 def _show(output: CommandOutput, status: DeploymentStatus) -> None:
-    from cli.reporting_options import show_links
+    from cli.links import show_links
     from rollout.client.links import links
     from rollout.client.rendering import accuracy_line, event_line
     from rollout.drivers.listener import url_of
@@ -154,7 +154,7 @@ def _previous_document(previous: PreviousRevision | None) -> dict[str, Any] | No
 
 
 def _document(status: DeploymentStatus) -> dict[str, Any]:
-    from cli.reporting_options import links_document, run_document
+    from cli.links import links_document, run_document
     from rollout.client.links import links
     from rollout.client.rendering import rollout_document
 

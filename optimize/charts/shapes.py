@@ -49,14 +49,6 @@ class Area:
             and other.top < self.bottom
         )
 
-    def contains(self, other: Area) -> bool:
-        return (
-            self.left <= other.left
-            and self.top <= other.top
-            and other.right <= self.right
-            and other.bottom <= self.bottom
-        )
-
 
 def shape(element: str, text: str = "", title: str = "", **attributes: str | float) -> Shape:
     """Return an element with `text` as its content and `title` as its tooltip.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count
 
 from optimize.charts.numbers import milliseconds, significant
 from optimize.charts.scale import Scale, Tick, fit
@@ -22,14 +21,11 @@ from optimize.charts.shapes import (
     rows,
     shape,
 )
-from optimize.choice import MEGABYTE, Judged, Verdict
+from optimize.choice import MEGABYTE, Judged, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
 from optimize.metrics.latency import BatchLatency
-from optimize.recipes.base import LayerCost
 from optimize.variant import Measured
-
-SHOWN_LAYERS = 40
 
 # A variant is drawn at the edge if it is this many times as far from the best as the limit is: one
 # broken variant would otherwise squeeze the others into a line.
@@ -52,7 +48,7 @@ class Point:
     """One variant: what it costs, and its quality as the gate sees it."""
 
     recipe: str
-    verdict: Verdict
+    verdict: VariantVerdict
     cost: Uncertain
     quality: Uncertain
 
@@ -242,42 +238,6 @@ def _panel(
     return Chart(f"Latency by batch size, {recipe}", text, width, height, tuple(shapes))
 
 
-def layer_chart(recipe: str, layers: Sequence[LayerCost]) -> Chart:
-    """Draw a bar for each of the first SHOWN_LAYERS layers, which are the costliest."""
-    shown = layers[:SHOWN_LAYERS]
-    largest = max((each.distance for each in shown if math.isfinite(each.distance)), default=0.0)
-    shapes = (
-        each
-        for number, layer in enumerate(shown)
-        for each in _layer_bar(layer, 8.0 + 20.0 * number, largest or 1.0)
-    )
-    return Chart(
-        f"What each layer costs, {recipe}",
-        "Relative L2 of the worst output when only that layer is quantized, costliest first.",
-        860.0,
-        14.0 + 20.0 * len(shown),
-        tuple(shapes),
-    )
-
-
-def _layer_bar(layer: LayerCost, top: float, largest: float) -> Iterator[Shape]:
-    left, longest = 338.0, 352.0
-    share = layer.distance / largest if math.isfinite(layer.distance) else 1.0
-    length = max(min(share, 1.0) * longest, 1.0)
-    kind = "kept" if layer.kept_in_float else "quantized"
-    value = significant(layer.distance) + (", kept in float" if layer.kept_in_float else "")
-    name = _shortened(layer.layer, 46)
-    title = f"{layer.layer} ({layer.operator}): {value}"
-    yield shape(
-        "text", name, title=title, x=left - 10, y=top + 14, text_anchor="end", class_="layer"
-    )
-    kind_class = f"cost {kind}"
-    yield shape(
-        "rect", title=title, x=left, y=top + 4, width=length, height=13, rx=2, class_=kind_class
-    )
-    yield shape("text", value, x=left + length + 8, y=top + 14, class_=f"note {kind}")
-
-
 def _medians(latency: Sequence[BatchLatency], x: Scale, y: Scale) -> list[tuple[float, float]]:
     return [(x(each.batch), y(each.median_ms)) for each in latency]
 
@@ -303,17 +263,13 @@ def _reference_lines(view: Tradeoff, y: Scale, area: Area) -> Iterator[Shape]:
 
 def _front(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Shape:
     """The Pareto front as a staircase."""
-    return polyline(_corners(view, x, y, area), "front")
-
-
-def _corners(view: Tradeoff, x: Scale, y: Scale, area: Area) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     level = area.bottom
     for point in view.front():
         left, height = x(point.cost.value), y(point.quality.value)
         found += [(left, level), (left, height)]
         level = height
-    return [*found, (area.right, level)]
+    return polyline([*found, (area.right, level)], "front")
 
 
 def _interval_bars(point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
@@ -340,13 +296,13 @@ def _point(view: Tradeoff, point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
     return _mark(point.verdict, x(point.cost.value), y(point.quality.value), title)
 
 
-def _mark(verdict: Verdict, x: float, y: float, title: str = "") -> Iterator[Shape]:
+def _mark(verdict: VariantVerdict, x: float, y: float, title: str = "") -> Iterator[Shape]:
     """The mark of a verdict: its form says it as well as its colour."""
     kind = f"mark {verdict}"
-    if verdict is Verdict.CHOSEN:
+    if verdict is VariantVerdict.CHOSEN:
         yield shape("circle", cx=x, cy=y, r=9, class_="ring")
         yield shape("circle", title=title, cx=x, cy=y, r=5.5, class_=kind)
-    elif verdict is Verdict.PASSES:
+    elif verdict is VariantVerdict.PASSES:
         yield shape("circle", title=title, cx=x, cy=y, r=5, class_=kind)
     else:
         cross = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
@@ -355,16 +311,15 @@ def _mark(verdict: Verdict, x: float, y: float, title: str = "") -> Iterator[Sha
 
 def _labels(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Iterator[Shape]:
     """The recipes' names beside their points, with a line to a point that is farther away."""
-    places = [(x(point.cost.value), y(point.quality.value)) for point in view.points]
+    centers = [(x(point.cost.value), y(point.quality.value)) for point in view.points]
     texts = [_label_text(point, y) for point in view.points]
-    inner = Area(area.left + 4, area.top + 2, area.right - 4, area.bottom - 4)
-    boxes = place_labels(places, texts, inner, _obstacles(view, x, y, area))
-    for point, (px, py), text, box in zip(view.points, places, texts, boxes, strict=True):
-        near = min(max(px, box.left), box.right), min(max(py, box.top), box.bottom)
-        if math.dist((px, py), near) > 16.0:
-            yield shape("line", x1=px, y1=py, x2=near[0], y2=near[1], class_="leader")
-        middle = (box.left + box.right) / 2, (box.top + box.bottom) / 2 + 4.5
-        yield note(text, *middle, "middle", f"name {point.verdict}")
+    boxes = place_labels(centers, texts, area)
+    for point, (px, py), text, box in zip(view.points, centers, texts, boxes, strict=True):
+        middle = (box.top + box.bottom) / 2
+        if abs(middle - py) > 1.5 * _TEXT_HEIGHT:
+            near = box.left if box.left > px else box.right
+            yield shape("line", x1=px, y1=py, x2=near, y2=middle, class_="leader")
+        yield note(text, box.left, middle + 4.5, kind=f"name {point.verdict}")
 
 
 def _label_text(point: Point, y: Scale) -> str:
@@ -373,55 +328,28 @@ def _label_text(point: Point, y: Scale) -> str:
     return f"{point.recipe} ({significant(point.quality.value)}, off the scale)"
 
 
-def _obstacles(view: Tradeoff, x: Scale, y: Scale, area: Area) -> list[Area]:
-    """The front and the bars, which labels must not cover."""
-    found = [
-        Area(min(a[0], b[0]) - 1, min(a[1], b[1]) - 1, max(a[0], b[0]) + 1, max(a[1], b[1]) + 1)
-        for a, b in pairwise(_corners(view, x, y, area))
-    ]
-    for point in view.points:
-        center, level = x(point.cost.value), y(point.quality.value)
-        low, high = sorted((y(point.quality.low), y(point.quality.high)))
-        found.append(Area(center - 4, low, center + 4, high))
-        found.append(Area(x(point.cost.low), level - 4, x(point.cost.high), level + 4))
-    return found
-
-
 def place_labels(
-    points: Sequence[tuple[float, float]],
-    texts: Sequence[str],
-    frame: Area,
-    obstacles: Sequence[Area] = (),
+    points: Sequence[tuple[float, float]], texts: Sequence[str], frame: Area
 ) -> list[Area]:
-    """Place each text near its point within `frame`, over no obstacle, point or other text.
-
-    Greedy, in order: the first free place from near to far; if none is free, the nearest one.
-    """
-    taken = [*obstacles, *(Area(x - 6, y - 6, x + 6, y + 6) for x, y in points)]
-    placed: list[Area] = []
+    """Place each text beside its point in `frame`, as near as it covers no point or other text."""
+    taken = [Area(x - 6, y - 6, x + 6, y + 6) for x, y in points]
     for (x, y), text in zip(points, texts, strict=True):
-        candidates = list(_candidates(x, y, len(text) * _CHARACTER))
-        inside = [box for box in candidates if frame.contains(box)]
-        free = (box for box in inside if not any(map(box.overlaps, taken)))
-        placed.append(next(free, (inside or candidates)[0]))
-        taken.append(placed[-1])
-    return placed
-
-
-def _candidates(x: float, y: float, width: float) -> Iterator[Area]:
-    directions = ((1, 0), (1, -1), (1, 1), (-1, 0), (-1, -1), (-1, 1), (0, -1), (0, 1))
-    starts = {1: 0.0, 0: -width / 2, -1: -width}
-    for distance in (9.0, 20.0, 34.0, 50.0, 68.0, 88.0):
-        for right, down in directions:
-            left = x + right * distance + starts[right]
-            top = y + down * (distance + _TEXT_HEIGHT / 4) - _TEXT_HEIGHT / 2
-            yield Area(left, top, left + width, top + _TEXT_HEIGHT)
+        width = len(text) * _CHARACTER
+        sides = [left for left in (x + 6, x - 6 - width) if frame.left < left < frame.right - width]
+        tops = (y - 18 + 4.0 * step * up for step in count() for up in (-1, 1))
+        boxes = (
+            Area(left, top, left + width, top + _TEXT_HEIGHT)
+            for top in tops
+            for left in sides or [x + 6]
+        )
+        taken.append(next(box for box in boxes if not any(map(box.overlaps, taken))))
+    return taken[len(points) :]
 
 
 def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
     """The marks of the verdicts that occur, what the bars are, and the front."""
     x = area.left
-    for verdict in Verdict:
+    for verdict in VariantVerdict:
         if any(point.verdict is verdict for point in view.points):
             yield from _mark(verdict, x + 8, y - 4)
             yield note(verdict, x + 22, y)
@@ -430,11 +358,3 @@ def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
         yield note(f"bars: {view.bars}", x, y)
     yield shape("path", d=f"M{area.right - 104:.1f} {y - 4:.1f}h24", class_="front")
     yield note("Pareto front", area.right - 74, y)
-
-
-def _shortened(name: str, length: int) -> str:
-    """Return the ends of a long name: layers differ at its end, blocks at its start."""
-    if len(name) <= length:
-        return name
-    end = length * 2 // 3
-    return f"{name[: length - end - 1]}…{name[-end:]}"

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
-from optimize.charts.shapes import Chart
 from optimize.charts.templates import chart_environment
-from optimize.choice import BASELINES, Judged, Verdict
+from optimize.choice import BASELINES, Judged, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.metrics.scores import Metric
-from optimize.report.charts import (
-    SHOWN_LAYERS,
-    latency_charts,
-    layer_chart,
-    pareto_chart,
-    tradeoff,
-)
+from optimize.recipes.base import LayerCost
+from optimize.report.charts import latency_charts, pareto_chart, tradeoff
 from optimize.variant import Measured
 
+SHOWN_LAYERS = 20
 _TEMPLATE = "report.html.j2"
 _NONE = "\N{EN DASH}"
 
@@ -42,7 +38,7 @@ class VariantRow:
     """One variant in the tables and in the list of reasons."""
 
     recipe: str
-    verdict: Verdict
+    verdict: VariantVerdict
     reason: str
     cells: list[Cell]
     remarks: list[str]
@@ -50,11 +46,15 @@ class VariantRow:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What each layer of a variant costs; `hidden` counts those that are not drawn."""
+    """What each layer of a variant costs, the costliest first; `hidden` counts the others.
+
+    `largest` is the largest finite cost, or 1.
+    """
 
     recipe: str
     note: str
-    chart: Chart
+    layers: Sequence[LayerCost]
+    largest: float
     hidden: str
 
 
@@ -75,6 +75,7 @@ def report_html(report: OptimizeReport) -> str:
             columns=[name for name, _ in columns],
             variants=[_variant_row(item, columns) for item in report.judged],
             sensitivities=list(_sensitivities(report)),
+            significant=significant,
             batches=batches,
             panels=latency_charts(report) if report.timed and not report.generates else [],
             latencies=[
@@ -92,7 +93,7 @@ def headline(report: OptimizeReport) -> str:
         return f"{report.chosen.variant.recipe} was chosen"
     if report.measured:
         return "No variant meets the goals"
-    failed = any(item.verdict is Verdict.FAILED for item in report.judged)
+    failed = any(item.verdict is VariantVerdict.FAILED for item in report.judged)
     return "Every variant failed" if failed else "No variant is applicable"
 
 
@@ -116,8 +117,6 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
         yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
     if not report.row_independent:
         yield "The rows of a batch affect each other in this model, so requests are not batched."
-    if report.splits is not None:
-        yield report.splits.sentence
     elif not found.row_independent:
         error = significant(found.contaminated_relative_l2 or 0.0)
         yield (
@@ -125,6 +124,8 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
             f"(relative L2 {error} beside outlier rows), so requests are not batched, and it was "
             "judged one row at a time."
         )
+    if report.splits is not None:
+        yield report.splits.sentence
 
 
 def figures(report: OptimizeReport) -> Iterator[Figure]:
@@ -191,8 +192,11 @@ def conditions(report: OptimizeReport) -> dict[str, str]:
 
 def _no_choice(report: OptimizeReport) -> Iterator[str]:
     verdicts = [item.verdict for item in report.judged]
-    rejected, failed = verdicts.count(Verdict.REJECTED), verdicts.count(Verdict.FAILED)
-    others = verdicts.count(Verdict.NOT_APPLICABLE)
+    rejected, failed = (
+        verdicts.count(VariantVerdict.REJECTED),
+        verdicts.count(VariantVerdict.FAILED),
+    )
+    others = verdicts.count(VariantVerdict.NOT_APPLICABLE)
     counts = f"{rejected} rejected by a goal, {failed} failed"
     counts += f", {others} not applicable" if others else ""
     tried = "1 variant was" if len(verdicts) == 1 else f"{len(verdicts)} variants were"
@@ -329,8 +333,9 @@ def _sensitivities(report: OptimizeReport) -> Iterator[Sensitivity]:
             more = f" ({floats} of them kept in float)" if floats else ""
             limit = significant(rest[0].distance)
             hidden = f"… and {len(rest)} more, each at most {limit}{more}."
-        recipe = item.variant.recipe
-        yield Sensitivity(recipe, note, layer_chart(recipe, layers), hidden)
+        finite = (layer.distance for layer in layers if math.isfinite(layer.distance))
+        largest = max(finite, default=0.0) or 1.0
+        yield Sensitivity(item.variant.recipe, note, layers[:SHOWN_LAYERS], largest, hidden)
 
 
 def _capital(text: str) -> str:

@@ -29,10 +29,11 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.charts.templates import FOLDER as CHARTS
 from optimize.charts.templates import chart_environment
 from rollout.client import deployments
+from rollout.client.rendering import local_time
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.traffic import read_traffic
-from rollout.ui.access import HEADERS, HOSTS, Access
+from rollout.ui.access import HEADERS, HOSTS, PageAccess
 from rollout.ui.view import COMMANDS, Page, RolloutRecord, allowed, deployment_page
 
 REDRAW_SECONDS = 1.0
@@ -48,7 +49,7 @@ _PAGE = 2000
 
 
 def ui_app(
-    access: Access,
+    access: PageAccess,
     stopping: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
 ) -> Starlette:
@@ -71,7 +72,7 @@ def ui_app(
 class _Site:
     """The handlers; those that read the journal run in threads."""
 
-    def __init__(self, access: Access, stopping: Callable[[], bool], clock: Clock) -> None:
+    def __init__(self, access: PageAccess, stopping: Callable[[], bool], clock: Clock) -> None:
         self._access = access
         self._stopping = stopping
         self._clock = clock
@@ -188,7 +189,8 @@ def _rollout_id(request: Request) -> int | None:
 
 
 def _render(template: str, **values: object) -> str:
-    text: str = chart_environment(_FOLDER).get_template(template).render(**values)
+    found = chart_environment(_FOLDER).get_template(template)
+    text: str = found.render(local_time=local_time, **values)
     return text
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import GenerationRequest
-from services.generate.sampling import Sampling
+from services.generate.sampling import TokenSampling
 from services.generate.text import TextCodec
 
 # OpenAI's own default of /v1/completions, and what V2 clients get.
@@ -47,7 +47,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class Options(_Model):
+class GenerateOptions(_Model):
     """How to continue a prompt; the same for all APIs."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -76,7 +76,7 @@ class StreamOptions(_Model):
     include_usage: bool = False
 
 
-class _OpenAiRequest(Options):
+class _OpenAiRequest(GenerateOptions):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -97,7 +97,7 @@ class TextPart(_Model):
     text: str | None = None
 
 
-class Message(_Model):
+class ChatMessage(_Model):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -107,7 +107,7 @@ class Message(_Model):
 class ChatRequest(_OpenAiRequest):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
@@ -117,7 +117,7 @@ class V2Request(_Model):
     """The body of /v2/models/NAME/generate."""
 
     text_input: str
-    parameters: Options = Field(default_factory=Options)
+    parameters: GenerateOptions = Field(default_factory=GenerateOptions)
 
 
 def parse_request(kind: type[_Request], body: bytes) -> _Request:
@@ -177,7 +177,7 @@ def v2(request: V2Request, codec: TextCodec, max_tokens: int) -> GenerationReque
 
 
 def _generation(
-    options: Options,
+    options: GenerateOptions,
     tokens: Sequence[int],
     length: int,
     codec: TextCodec,
@@ -187,7 +187,7 @@ def _generation(
     stop = [options.stop] if isinstance(options.stop, str) else options.stop or []
     if "" in stop:
         raise ParameterError("stop", "a stop string is empty")
-    sampling = Sampling(
+    sampling = TokenSampling(
         1.0 if options.temperature is None else options.temperature,
         1.0 if options.top_p is None else options.top_p,
         options.top_k or 0,
@@ -197,7 +197,7 @@ def _generation(
     return GenerationRequest(tuple(tokens), length, sampling, tuple(stop), grammar, logprobs)
 
 
-def _grammar(options: Options, form: ResponseFormat | None, codec: TextCodec) -> str | None:
+def _grammar(options: GenerateOptions, form: ResponseFormat | None, codec: TextCodec) -> str | None:
     if options.guided_regex is not None:
         return codec.grammar("regex", options.guided_regex)
     if form is None or form.type == "text":
@@ -209,7 +209,7 @@ def _grammar(options: Options, form: ResponseFormat | None, codec: TextCodec) ->
     return codec.grammar("json_schema", orjson.dumps(form.json_schema.schema_).decode())
 
 
-def _content(message: Message) -> str:
+def _content(message: ChatMessage) -> str:
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     for part in message.content:

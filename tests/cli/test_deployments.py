@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bundle.ports import free_ports
 from rollout.client import deployments
-from rollout.drivers.local.ports import free_ports
 from tests.support.mlctl import Mlctl
 from tests.support.rollouts import quick_settings, revision
 from tests.support.wait import wait_until

@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from bento.packaging import build_bento
-from bundle.error_table import ERROR_TABLE
-from bundle.errors import ErrorCode
-from rollout.drivers.local.ports import free_ports
+from bundle.errors import ERROR_TABLE, ErrorCode
+from bundle.ports import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -103,7 +102,7 @@ def test_serve__invalid_environment__is_rejected(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--host", "0.0.0.0"), "callers are not asked who they are"),
+        (("--host", "0.0.0.0"), "callers need no token"),
         (("--tls-cert", "none.pem"), "both a certificate and its key"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.provenance import ProvenanceSources, chain, find_digest
+from rollout.client.provenance import ProvenanceSources, chain, find_digest
 from services.runtime.bento_store import DIGEST_LABEL
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
@@ -40,6 +40,15 @@ def test_show__altered_bundle__is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as failed:
         find_digest(str(tmp_path / "model"), NOTHING)
     assert failed.value.code is ErrorCode.FILE_ALTERED
+
+
+def test_show__path_without_a_bundle__names_the_missing_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MlctlError, match="manifest") as failed:
+        find_digest("./nothing", NOTHING)
+    assert failed.value.code is ErrorCode.MANIFEST_INVALID
 
 
 def test_show__bento__is_found_by_its_label(

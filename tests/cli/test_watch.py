@@ -23,13 +23,13 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from bundle.ports import free_ports
 from cli.main import cli
 from cli.watch import picture
 from rollout.client import deployments
 from rollout.client.view import ScreenState, Snapshot, screen
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.drivers.local.ports import free_ports
 from rollout.journal.records import Deployment, JournalEvent, Rollout
 from tests.support.mlctl import Mlctl
 from tests.support.receiver import receiving

@@ -6,6 +6,7 @@ import pytest
 
 from bundle.home import HOME_VARIABLE
 from bundle.packages import installed_version
+from bundle.ports import free_ports
 from doctor import checks
 from doctor.checks import (
     Finding,
@@ -17,7 +18,6 @@ from doctor.checks import (
     check_tensorrt,
     run_checks,
 )
-from rollout.drivers.local.ports import free_ports
 from services.precomputed.base import PrecomputedRow
 from services.precomputed.store_urls import open_store
 from services.runtime.tensorrt import machine as tensorrt

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome
-from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 

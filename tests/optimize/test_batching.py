@@ -17,7 +17,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from optimize.batching import DEFAULT, BatchingOptions, read_batching_options
 from optimize.pipeline import optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.catalog import SourceModel
@@ -99,7 +99,7 @@ def made(home: Path, wanted: dict[str, object]) -> VerifiedBundle:
     rows = np.random.default_rng(1).standard_normal((64, LENGTH), dtype=np.float32)
     data = save_rows(home / "rows.npz", {"x": rows})
     (home / "batching.json").write_text(json.dumps(wanted))
-    options = Options(batching_options=read_batching_options(home / "batching.json"))
+    options = OptimizeOptions(batching_options=read_batching_options(home / "batching.json"))
     recipes = select(["fp32"], Target.CPU)
     return optimize("tiny", data, catalog=catalog, options=options, recipes=recipes).bundle
 
@@ -161,6 +161,6 @@ def test_padding__of_an_input_without_length__is_rejected(
             "tiny",
             tmp_path / "never read",
             catalog=onnx_catalog,
-            options=Options(batching_options=BatchingOptions(pad={"x": 0})),
+            options=OptimizeOptions(batching_options=BatchingOptions(pad={"x": 0})),
         )
     assert caught.value.code is ErrorCode.INVALID_INPUT

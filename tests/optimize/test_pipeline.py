@@ -15,7 +15,7 @@ from bundle.verify import verify
 from optimize.events import Stage, StepEvent, StepStatus
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
@@ -58,7 +58,7 @@ def run(
     uri: str, data: Path, catalog: MlflowCatalog, *, allow_pickle: bool = False
 ) -> OptimizeResult:
     goals = Goals(prefer=Prefer.SIZE)
-    options = Options(allow_pickle=allow_pickle)
+    options = OptimizeOptions(allow_pickle=allow_pickle)
     return optimize(uri, data, catalog=catalog, goals=goals, options=options)
 
 

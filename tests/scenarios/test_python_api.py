@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from mlctl import Client
-from rollout.drivers.local.ports import free_ports
 from tests.scenarios.conftest import train_digits
 from tests.support.mlctl import Mlctl
 from tests.test_architecture import ROOT

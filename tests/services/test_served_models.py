@@ -14,10 +14,10 @@ import pytest
 from bento.packaging import BuiltBento, build_bento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
-from cli.provenance import ProvenanceSources, chain
 from loadtest.parity.online_paths import open_online
 from loadtest.parity.paths import Arrays
 from loadtest.target import Address
+from rollout.client.provenance import ProvenanceSources, chain
 from rollout.client.revisions import find_revision
 from services.runtime.bento_layout import combine_bundles, read_contents
 from services.runtime.bento_store import find_bento

@@ -17,8 +17,8 @@ import uvicorn.config
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from bundle.verify import VerifiedBundle
-from rollout.drivers.local.ports import free_ports
 from services.online.grpc.http2.frames import ACK, HEADERS, PING, frame
 from services.online.grpc.http2.head import OK_TRAILERS
 from services.online.grpc.http2.hpack import encode

@@ -20,10 +20,10 @@ from typing import Self
 import grpc
 import httpx
 
+from bundle.ports import free_ports
 from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, Proxy, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
-from rollout.drivers.local.ports import free_ports
 from rollout.drivers.proxies import proxy_of
 from tests.support.wait import wait_until
 

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.generate.engine import FinishReason, GenerationRequest, Piece
+from services.generate.engine import FinishReason, GenerationRequest, TokenPiece
 from services.generate.requests import (
     ChatRequest,
     CompletionRequest,
@@ -61,7 +61,7 @@ _TYPES = {
 
 
 @dataclass(slots=True)
-class Answer:
+class GeneratedAnswer:
     """What came of an answer so far; an API's form writes it as JSON."""
 
     name: str
@@ -70,7 +70,7 @@ class Answer:
     request: GenerationRequest
     created: int = field(default_factory=lambda: int(time.time()))
     identity: str = field(default_factory=lambda: secrets.token_hex(12))
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TokenPiece] = field(default_factory=list)
     tokens: int = 0
 
     @property
@@ -104,12 +104,12 @@ class CompletionForm:
         if request.stream_options is not None:
             self.usage = request.stream_options.include_usage
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: GeneratedAnswer) -> dict[str, Any]:
         """Return the document of a whole answer."""
         choice = self._choice(answer, answer.pieces, answer.finish)
         return {**self._head(answer), "choices": [choice], "usage": answer.usage}
 
-    def events(self, answer: Answer, pieces: list[Piece]) -> Iterator[dict[str, Any]]:
+    def events(self, answer: GeneratedAnswer, pieces: list[TokenPiece]) -> Iterator[dict[str, Any]]:
         """Yield the documents of events for `pieces`, the last ones of `answer`."""
         for piece in pieces:
             if piece.text or piece.finish or piece.logprobs:
@@ -118,17 +118,17 @@ class CompletionForm:
                     "choices": [self._choice(answer, [piece], piece.finish)],
                 }
 
-    def end(self, answer: Answer) -> Iterator[dict[str, Any]]:
+    def end(self, answer: GeneratedAnswer) -> Iterator[dict[str, Any]]:
         """Yield the documents of events after the last piece."""
         if self.usage:
             yield {**self._head(answer), "choices": [], "usage": answer.usage}
 
-    def _head(self, answer: Answer) -> dict[str, Any]:
+    def _head(self, answer: GeneratedAnswer) -> dict[str, Any]:
         head = {"id": f"cmpl-{answer.identity}", "object": "text_completion"}
         return {**head, "created": answer.created, "model": answer.name}
 
     def _choice(
-        self, answer: Answer, pieces: list[Piece], finish: FinishReason | None
+        self, answer: GeneratedAnswer, pieces: list[TokenPiece], finish: FinishReason | None
     ) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
         found = _logprobs(answer, pieces)
@@ -155,12 +155,12 @@ class ChatForm(CompletionForm):
         self._kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._begun = False
 
-    def _head(self, answer: Answer) -> dict[str, Any]:
+    def _head(self, answer: GeneratedAnswer) -> dict[str, Any]:
         head = {"id": f"chatcmpl-{answer.identity}", "object": self._kind}
         return {**head, "created": answer.created, "model": answer.name}
 
     def _choice(
-        self, answer: Answer, pieces: list[Piece], finish: FinishReason | None
+        self, answer: GeneratedAnswer, pieces: list[TokenPiece], finish: FinishReason | None
     ) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
         message = {"content": text} if self._begun else {"role": "assistant", "content": text}
@@ -180,15 +180,15 @@ class V2Form(CompletionForm):
     def __init__(self, *, stream: bool) -> None:
         self.stream = stream
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: GeneratedAnswer) -> dict[str, Any]:
         return {**self._head(answer), "text_output": answer.text}
 
-    def events(self, answer: Answer, pieces: list[Piece]) -> Iterator[dict[str, Any]]:
+    def events(self, answer: GeneratedAnswer, pieces: list[TokenPiece]) -> Iterator[dict[str, Any]]:
         for piece in pieces:
             if piece.text:
                 yield {**self._head(answer), "text_output": piece.text}
 
-    def _head(self, answer: Answer) -> dict[str, Any]:
+    def _head(self, answer: GeneratedAnswer) -> dict[str, Any]:
         return {"model_name": answer.name, "model_version": answer.version}
 
 
@@ -232,7 +232,7 @@ class GenerateApp:
                 if record is not None:
                     record.bytes_in = len(body)
                 model, request, form = read(body)
-                answer = Answer(model.name, model.digest, model.codec, request)
+                answer = GeneratedAnswer(model.name, model.digest, model.codec, request)
                 stream = model.generate(request)
                 await _answer(stream, form, answer, events, send, receive)
             model.count(HTTP, None)
@@ -310,7 +310,7 @@ class GenerateApp:
 async def _answer(
     stream: TokenStream,
     form: CompletionForm,
-    answer: Answer,
+    answer: GeneratedAnswer,
     events: EventWriter,
     send: Send,
     receive: Receive,
@@ -361,7 +361,7 @@ async def _or_heartbeat(stream: TokenStream, *, streaming: bool) -> Any:
             yield pieces
 
 
-def _logprobs(answer: Answer, pieces: list[Piece]) -> list[dict[str, Any]] | None:
+def _logprobs(answer: GeneratedAnswer, pieces: list[TokenPiece]) -> list[dict[str, Any]] | None:
     """Return OpenAI's description of the tokens' probabilities; None if they are not requested."""
     if answer.request.logprobs is None:
         return None

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
 
-BOUNDS = Bounds(least=1, most=8, idle_seconds=30.0)
-ZERO = Bounds(least=0, most=8, idle_seconds=30.0)
+BOUNDS = Bounds(min_replicas=1, max_replicas=8, idle_seconds=30.0)
+ZERO = Bounds(min_replicas=0, max_replicas=8, idle_seconds=30.0)
 IDLE, CALM = ReplicaLoad(0.0, 0.0), ReplicaLoad(0.0, 0.55)
 
 
@@ -121,7 +121,7 @@ def test_autoscale__new_bounds__hold_at_once(bounds: Bounds, wanted: int) -> Non
 
 
 @given(cores=st.floats(0.0, 12.0), start=st.integers(1, 8), delay=st.floats(0.0, 30.0))
-def test_autoscale__steady_load__settles_at_one_number(
+def test_autoscale__steady_load__settles_on_one_number(
     cores: float, start: int, delay: float
 ) -> None:
     """Whatever the load and the start, it ends at one number and stays there."""
@@ -130,12 +130,12 @@ def test_autoscale__steady_load__settles_at_one_number(
     changes = len(story.changes)
     story.run(300, shared(cores))
     assert len(story.changes) == changes
-    assert BOUNDS.least <= story.replicas <= BOUNDS.most
-    if cores <= 0.6 * BOUNDS.most:
+    assert BOUNDS.min_replicas <= story.replicas <= BOUNDS.max_replicas
+    if cores <= 0.6 * BOUNDS.max_replicas:
         assert cores / story.replicas <= 0.85
 
 
-LOOKS = st.lists(
+TICKS = st.lists(
     st.tuples(
         st.floats(0.0, 100.0),
         st.lists(st.builds(ReplicaLoad, st.floats(0, 1e4), st.floats(0, 1)), max_size=8),
@@ -147,33 +147,33 @@ LOOKS = st.lists(
 
 
 @given(
-    looks=LOOKS,
-    least=st.integers(0, 4),
+    ticks=TICKS,
+    min_replicas=st.integers(0, 4),
     more=st.integers(0, 4),
     start=st.integers(0, 10),
 )
-def test_autoscale__any_observations__stays_within_bounds(
-    looks: list[tuple[float, list[ReplicaLoad], int, int]], least: int, more: int, start: int
+def test_autoscale__any_observations__keep_the_bounds(
+    ticks: list[tuple[float, list[ReplicaLoad], int, int]], min_replicas: int, more: int, start: int
 ) -> None:
-    bounds = Bounds(least, max(1, least + more), 20.0)
+    bounds = Bounds(min_replicas, max(1, min_replicas + more), 20.0)
     state, replicas, now, requests = State(), start, 0.0, 0
-    for seconds, loads, moved, active in looks:
+    for seconds, loads, moved, active in ticks:
         now, requests = now + seconds, requests + moved
         before = replicas
         state, replicas = decide(
             state, ScalingObservation(now, before, tuple(loads), requests, active), bounds
         )
-        assert bounds.least <= replicas <= bounds.most
-        if bounds.least <= before <= bounds.most:
+        assert bounds.min_replicas <= replicas <= bounds.max_replicas
+        if bounds.min_replicas <= before <= bounds.max_replicas:
             assert replicas <= max(2 * before, before + 1)
         if before == 0:
-            assert replicas == bounds.least
+            assert replicas == bounds.min_replicas
         if replicas == 0 < before:
             assert active == 0
 
 
 def test_scale_up__queue_below_the_target__keeps_the_replicas() -> None:
-    story = Story(bounds=Bounds(least=1, most=8, idle_seconds=30.0, queue_rows=50.0))
+    story = Story(bounds=Bounds(min_replicas=1, max_replicas=8, idle_seconds=30.0, queue_rows=50.0))
     story.run(60, lambda _serving: ReplicaLoad(40.0, 0.55))
     assert story.replicas == 1
     story.run(60, lambda serving: ReplicaLoad(120.0 / serving, 0.55))

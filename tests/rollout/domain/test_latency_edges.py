@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rollout.domain.counts import LATENCY_EDGES_MS, Totals
-from rollout.domain.latency_edges import MOST, joined, quantile_edge, sparse
+from rollout.domain.latency_edges import MAX_EDGES, joined, quantile_edge, sparse
 
 EDGES = (1.0, 2.0, 5.0)
 
@@ -23,7 +23,7 @@ def test_sparse__wide_histogram__keeps_few_edges_with_true_bounds(beyond: int) -
     timed = 10 * count + beyond
     exact = dict.fromkeys(LATENCY_EDGES_MS, 10) | ({math.inf: beyond} if beyond else {})
     kept = sparse(Totals(requests=timed, timed=timed, within=within), LATENCY_EDGES_MS)
-    assert len(kept) <= MOST + 1
+    assert len(kept) <= MAX_EDGES + 1
     assert sum(n for _, n in kept) == timed
     assert kept[-1] == (None, beyond) if beyond else kept[-1][0] == LATENCY_EDGES_MS[-1]
     for share in (0.5, 0.9, 0.99):

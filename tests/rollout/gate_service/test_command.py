@@ -12,8 +12,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from bundle.ports import free_ports
 from cli.main import cli
-from rollout.drivers.local.ports import free_ports
 from tests.support.wait import wait_until
 
 UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--services")
@@ -36,7 +36,7 @@ UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--ser
         ),
         (
             [*UP, "blue=a,green=b", "--replicas", "2"],
-            "Deployments say how many",
+            "have replicas and timeouts",
         ),
     ],
 )

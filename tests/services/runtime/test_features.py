@@ -121,8 +121,8 @@ async def test_features__every_path__answers_with_the_stored_values(
     wanted = [44.0, 31.0, 21.0]
     request = users("ann", "eve", "bob")
     for path in (BatchPath(bundle), StreamPath(bundle, "arrow")):
-        (answer,) = path.infer([request], 3)
-        assert answer["sum"].tolist() == wanted
+        (outputs,) = path.infer([request], 3)
+        assert outputs["sum"].tolist() == wanted
     registry = CollectorRegistry()
 
     def seconds() -> float:

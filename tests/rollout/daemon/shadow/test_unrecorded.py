@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.client.rendering import event_line
 from rollout.domain.spec import Outcome
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 
 pytestmark = pytest.mark.slow

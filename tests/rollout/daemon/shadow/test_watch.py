@@ -11,7 +11,7 @@ import pytest
 
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, wanted_share
+from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, needed_share
 from rollout.daemon.shadow.watch import Parties, ShadowComparison
 from rollout.domain.join import AnswerSide
 from rollout.domain.shadow_window import ShadowWindow
@@ -63,7 +63,7 @@ class Shop:
             "label": np.asarray([b"abc"[np.argmax(row)] for row in scores], dtype=object),
         }
         answered["label"] = np.asarray([bytes([code]) for code in answered["label"]], dtype=object)
-        seen = RequestRecord("http", request_id, None, traced=False, sampling=sampling)
+        seen = RequestRecord("http", request_id, None)
         self.recorders[slot].put(seen, sampling, self.clock.wall(), rows, asked, answered)
 
     def begin(self) -> None:
@@ -180,13 +180,13 @@ def test_watch__row_without_partner__is_counted_as_lost(shop: Shop) -> None:
     assert sum(shop.passed().lost for _ in range(20)) == 1
 
 
-def test_wanted_share__more_traffic__bounds_rows_per_second() -> None:
-    assert wanted_share(5, 0, 0, 0) == 1.0
-    assert wanted_share(1000, 0, 0, 0) == pytest.approx(0.02)
-    assert wanted_share(1000, 100, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 1000)
-    assert wanted_share(1000, 1000, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 10_000)
-    assert wanted_share(100, 100, 100 << 20, 100) == pytest.approx(0.08)
-    assert wanted_share(1e6, 100, 1000, 100) == 0.01
+def test_needed_share__more_traffic__bounds_rows_per_second() -> None:
+    assert needed_share(5, 0, 0, 0) == 1.0
+    assert needed_share(1000, 0, 0, 0) == pytest.approx(0.02)
+    assert needed_share(1000, 100, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 1000)
+    assert needed_share(1000, 1000, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 10_000)
+    assert needed_share(100, 100, 100 << 20, 100) == pytest.approx(0.08)
+    assert needed_share(1e6, 100, 1000, 100) == 0.01
 
 
 def test_sample_folder__servers_record_elsewhere__is_none(

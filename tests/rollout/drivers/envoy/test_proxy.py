@@ -9,12 +9,12 @@ import grpc
 import httpx
 import pytest
 
+from bundle.ports import free_ports
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import Ports, Slot
 from rollout.drivers.envoy import proxy as envoy
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.envoy.routes import Timeouts, route_table
-from rollout.drivers.local.ports import free_ports
 from tests.support.planes import Stage, stage
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from services.online.http import listening
 from services.online.http.connection.accept_loop import AcceptingLoop
 from tests.support.certificates import Certificates, issue_certificates

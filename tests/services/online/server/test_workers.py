@@ -13,7 +13,7 @@ import pytest
 from tornado.ioloop import IOLoop
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from services.online.ports import reserve_port
 from services.online.server.workers import (
     forget_dead_workers,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.drivers.local.ports import free_ports, require_free, resolve_host
+from bundle.ports import free_ports, require_free, resolve_host
 
 
 def test_free_ports__several__are_distinct() -> None:
@@ -50,7 +50,7 @@ def test_free_ports__many__are_below_the_ports_of_outgoing_connections() -> None
 def test_free_ports__only_candidate_is_in_use__fails(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
-        monkeypatch.setattr("rollout.drivers.local.ports._CANDIDATES", range(port, port + 1))
-        monkeypatch.setattr("rollout.drivers.local.ports._MAX_TRIES", 1)
+        monkeypatch.setattr("bundle.ports._CANDIDATES", range(port, port + 1))
+        monkeypatch.setattr("bundle.ports._MAX_TRIES", 1)
         with pytest.raises(MlctlError, match="fewer than 1"):
             free_ports(1)

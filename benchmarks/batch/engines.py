@@ -1,8 +1,8 @@
-"""Other ways to score a Parquet file, each as its users would write it.
+"""Other engines to score a Parquet file, each as its users would write it.
 
 Run by path, with the Python of whatever environment has the package: it imports nothing of
-mlctl. `python ways.py WAY --model M --rows FILE --out PLACE --threads N --batch ROWS`. Each reads
-`id` and `x` (or x_0, x_1, ...), and writes `id` and `y` as Parquet with Zstandard.
+mlctl. `python engines.py ENGINE --model M --rows FILE --out PATH --threads N --batch ROWS`. Each
+reads `id` and `x` (or x_0, x_1, ...), and writes `id` and `y` as Parquet with Zstandard.
 """
 
 from __future__ import annotations
@@ -116,19 +116,19 @@ def polars(work: Work) -> None:
     made.sink_parquet(work.out, compression="zstd")
 
 
-WAYS: dict[str, Callable[[Work], None]] = {"loop": loop, "polars": polars}
+ENGINES: dict[str, Callable[[Work], None]] = {"loop": loop, "polars": polars}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="ways.py", description=__doc__)
-    parser.add_argument("way", choices=list(WAYS))
+    parser = argparse.ArgumentParser(prog="engines.py", description=__doc__)
+    parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("--wide", action="store_true")
     for name in ("model", "rows", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     for name in ("threads", "batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    given = vars(parser.parse_args())
-    WAYS[given.pop("way")](Work(**given))
+    options = vars(parser.parse_args())
+    ENGINES[options.pop("engine")](Work(**options))
 
 
 if __name__ == "__main__":
