@@ -74,7 +74,7 @@ def test_choose__another_gate_than_the_drop_missed__has_no_bound(drop: float | N
 def test_choose__slower_by_the_width_of_a_tie__wins_by_size() -> None:
     large, small = choose([variant("large", ms=1.0), variant("small", ms=1.05, size=10)], Goals())
     assert small.reason == (
-        "chosen: a tie: its latency differs from large by less than 5% or less than the noise; "
+        "chosen: a tie: its latency differs from large by less than 5%, 10 us or the noise; "
         "the smaller file wins"
     )
     assert large.reason == "passes, but small wins by size"
