@@ -137,8 +137,8 @@ _GATES = (
     click.option(
         "--metric",
         metavar="NAME|MODULE:FUNCTION",
-        help="Score with labels: accuracy, top5, f1, rmse, or a function of outputs and labels.  "
-        "[default: accuracy with labels]",
+        help="Score with labels: accuracy, top5, f1, auc, log_loss, rmse, mae, r2, ndcg, map, or a "
+        "function of outputs and labels.  [default: accuracy with labels]",
     ),
     click.option(
         "--max-accuracy-drop",
