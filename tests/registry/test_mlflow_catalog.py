@@ -22,7 +22,6 @@ REPORT = PublishReport(
     verdict="chosen: the smallest that passes",
     params={"prefer": "size"},
     metrics={"fp32/accuracy": 0.99, "int8-cpu/accuracy": 0.98},
-    table=[{"recipe": "fp32", "accuracy": 0.99}, {"recipe": "int8-cpu", "accuracy": None}],
 )
 
 
@@ -121,7 +120,7 @@ def test_publish__interrupted__leaves_its_run_killed(
         started.append(run.info.run_id)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("registry.publish._log_table", interrupt)
+    monkeypatch.setattr("registry.publish._log_files", interrupt)
     with pytest.raises(KeyboardInterrupt):
         publish_bundle(catalog, tmp_path / "bundle", 11.0)
     assert mlflow.MlflowClient().get_run(started[0]).info.status == "KILLED"
