@@ -5,31 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from optimize.charts.numbers import milliseconds, significant
-from optimize.charts.scale import Scale, Tick, fit
+from optimize.charts.numbers import significant
+from optimize.charts.scale import Scale, fit
 from optimize.charts.shapes import (
     Area,
     Chart,
     Shape,
     columns,
     horizontal,
-    log_scale,
     note,
-    points,
     polyline,
     rows,
     shape,
 )
-from optimize.choice import MEGABYTE, Judged, Verdict
+from optimize.choice import MEGABYTE, Verdict
 from optimize.evidence import OptimizeReport
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
 from optimize.metrics.latency import BatchLatency
-from optimize.recipes.base import LayerCost
-from optimize.variant import Measured
-
-SHOWN_LAYERS = 40
 
 # A variant is drawn at the edge if it is this many times as far from the best as the limit is: one
 # broken variant would otherwise squeeze the others into a line.
@@ -193,102 +186,6 @@ def pareto_chart(view: Tradeoff) -> Chart:
     return Chart(title, description, width, height, tuple(shapes))
 
 
-def latency_charts(report: OptimizeReport) -> list[Chart]:
-    """Draw a panel per variant on common axes: median, quartiles as a band, the others in grey."""
-    variants = report.measured
-    batches = [batch for _, found in variants for batch in found.latency]
-    sizes = [batch.batch for batch in batches]
-    x_ends = min(sizes), max(sizes)
-    y_ends = min(batch.q1_ms for batch in batches), max(batch.q3_ms for batch in batches)
-    return [_panel(item, found, variants, x_ends, y_ends) for item, found in variants]
-
-
-def _panel(
-    item: Judged,
-    found: Measured,
-    variants: Sequence[tuple[Judged, Measured]],
-    x_ends: tuple[float, float],
-    y_ends: tuple[float, float],
-) -> Chart:
-    width, height = 280.0, 210.0
-    area = Area(46, 30, width - 14, height - 46)
-    x = log_scale(x_ends, area.left, area.right)
-    y = log_scale(y_ends, area.bottom, area.top)
-    recipe, verdict, latency = item.variant.recipe, item.verdict, found.latency
-    band = [(x(each.batch), y(each.q3_ms)) for each in latency]
-    band += [(x(each.batch), y(each.q1_ms)) for each in reversed(latency)]
-    others = (other.latency for each, other in variants if each is not item)
-    shapes = [
-        *rows(y, area, 4),
-        *columns([Tick(each.batch, str(each.batch)) for each in latency], x, area),
-        *(polyline(_medians(other, x, y), "other") for other in others),
-        shape("polygon", points=points(band), class_="band"),
-        polyline(_medians(latency, x, y), f"line {verdict}"),
-        *(
-            shape(
-                "circle",
-                title=_latency_text(recipe, each),
-                cx=x(each.batch),
-                cy=y(each.median_ms),
-                r=3,
-                class_=f"dot {verdict}",
-            )
-            for each in latency
-        ),
-        shape("text", recipe, x=area.left, y=area.top - 12, class_=f"name {verdict}"),
-        note("ms by batch size", area.right, area.bottom + 36, "end"),
-    ]
-    text = "; ".join(_latency_text(recipe, each) for each in latency)
-    return Chart(f"Latency by batch size, {recipe}", text, width, height, tuple(shapes))
-
-
-def layer_chart(recipe: str, layers: Sequence[LayerCost]) -> Chart:
-    """Draw a bar for each of the first SHOWN_LAYERS layers, which are the costliest."""
-    shown = layers[:SHOWN_LAYERS]
-    largest = max((each.distance for each in shown if math.isfinite(each.distance)), default=0.0)
-    shapes = (
-        each
-        for number, layer in enumerate(shown)
-        for each in _layer_bar(layer, 8.0 + 20.0 * number, largest or 1.0)
-    )
-    return Chart(
-        f"What each layer costs, {recipe}",
-        "Relative L2 of the worst output when only that layer is quantized, costliest first.",
-        860.0,
-        14.0 + 20.0 * len(shown),
-        tuple(shapes),
-    )
-
-
-def _layer_bar(layer: LayerCost, top: float, largest: float) -> Iterator[Shape]:
-    left, longest = 338.0, 352.0
-    share = layer.distance / largest if math.isfinite(layer.distance) else 1.0
-    length = max(min(share, 1.0) * longest, 1.0)
-    kind = "kept" if layer.kept_in_float else "quantized"
-    value = significant(layer.distance) + (", kept in float" if layer.kept_in_float else "")
-    name = _shortened(layer.layer, 46)
-    title = f"{layer.layer} ({layer.operator}): {value}"
-    yield shape(
-        "text", name, title=title, x=left - 10, y=top + 14, text_anchor="end", class_="layer"
-    )
-    kind_class = f"cost {kind}"
-    yield shape(
-        "rect", title=title, x=left, y=top + 4, width=length, height=13, rx=2, class_=kind_class
-    )
-    yield shape("text", value, x=left + length + 8, y=top + 14, class_=f"note {kind}")
-
-
-def _medians(latency: Sequence[BatchLatency], x: Scale, y: Scale) -> list[tuple[float, float]]:
-    return [(x(each.batch), y(each.median_ms)) for each in latency]
-
-
-def _latency_text(recipe: str, latency: BatchLatency) -> str:
-    return (
-        f"{recipe}, batch {latency.batch}: median {milliseconds(latency.median_ms)}, quartiles "
-        f"{milliseconds(latency.q1_ms)} to {milliseconds(latency.q3_ms)}, {latency.runs} runs"
-    )
-
-
 def _reference_lines(view: Tradeoff, y: Scale, area: Area) -> Iterator[Shape]:
     """The source model's quality and the limit, named in the right margin."""
     heights = y(view.source), y(view.limit)
@@ -357,8 +254,7 @@ def _labels(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Iterator[Shape]:
     """The recipes' names beside their points, with a line to a point that is farther away."""
     places = [(x(point.cost.value), y(point.quality.value)) for point in view.points]
     texts = [_label_text(point, y) for point in view.points]
-    inner = Area(area.left + 4, area.top + 2, area.right - 4, area.bottom - 4)
-    boxes = place_labels(places, texts, inner, _obstacles(view, x, y, area))
+    boxes = place_labels(places, texts, area)
     for point, (px, py), text, box in zip(view.points, places, texts, boxes, strict=True):
         near = min(max(px, box.left), box.right), min(max(py, box.top), box.bottom)
         if math.dist((px, py), near) > 16.0:
@@ -373,49 +269,23 @@ def _label_text(point: Point, y: Scale) -> str:
     return f"{point.recipe} ({significant(point.quality.value)}, off the scale)"
 
 
-def _obstacles(view: Tradeoff, x: Scale, y: Scale, area: Area) -> list[Area]:
-    """The front and the bars, which labels must not cover."""
-    found = [
-        Area(min(a[0], b[0]) - 1, min(a[1], b[1]) - 1, max(a[0], b[0]) + 1, max(a[1], b[1]) + 1)
-        for a, b in pairwise(_corners(view, x, y, area))
-    ]
-    for point in view.points:
-        center, level = x(point.cost.value), y(point.quality.value)
-        low, high = sorted((y(point.quality.low), y(point.quality.high)))
-        found.append(Area(center - 4, low, center + 4, high))
-        found.append(Area(x(point.cost.low), level - 4, x(point.cost.high), level + 4))
-    return found
-
-
 def place_labels(
-    points: Sequence[tuple[float, float]],
-    texts: Sequence[str],
-    frame: Area,
-    obstacles: Sequence[Area] = (),
+    points: Sequence[tuple[float, float]], texts: Sequence[str], frame: Area
 ) -> list[Area]:
-    """Place each text near its point within `frame`, over no obstacle, point or other text.
-
-    Greedy, in order: the first free place from near to far; if none is free, the nearest one.
-    """
-    taken = [*obstacles, *(Area(x - 6, y - 6, x + 6, y + 6) for x, y in points)]
+    """Place each text beside its point within `frame`, higher or lower if another is there."""
+    taken = [Area(x - 6, y - 6, x + 6, y + 6) for x, y in points]
     placed: list[Area] = []
     for (x, y), text in zip(points, texts, strict=True):
-        candidates = list(_candidates(x, y, len(text) * _CHARACTER))
-        inside = [box for box in candidates if frame.contains(box)]
+        width = len(text) * _CHARACTER
+        left = x + 9 if x + 9 + width <= frame.right else max(x - 9 - width, frame.left)
+        steps = sorted(range(-len(points), len(points) + 1), key=abs)
+        tops = [y + (step - 0.5) * _TEXT_HEIGHT for step in steps]
+        boxes = [Area(left, top, left + width, top + _TEXT_HEIGHT) for top in tops]
+        inside = [box for box in boxes if frame.contains(box)] or boxes
         free = (box for box in inside if not any(map(box.overlaps, taken)))
-        placed.append(next(free, (inside or candidates)[0]))
+        placed.append(next(free, inside[0]))
         taken.append(placed[-1])
     return placed
-
-
-def _candidates(x: float, y: float, width: float) -> Iterator[Area]:
-    directions = ((1, 0), (1, -1), (1, 1), (-1, 0), (-1, -1), (-1, 1), (0, -1), (0, 1))
-    starts = {1: 0.0, 0: -width / 2, -1: -width}
-    for distance in (9.0, 20.0, 34.0, 50.0, 68.0, 88.0):
-        for right, down in directions:
-            left = x + right * distance + starts[right]
-            top = y + down * (distance + _TEXT_HEIGHT / 4) - _TEXT_HEIGHT / 2
-            yield Area(left, top, left + width, top + _TEXT_HEIGHT)
 
 
 def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
@@ -430,11 +300,3 @@ def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
         yield note(f"bars: {view.bars}", x, y)
     yield shape("path", d=f"M{area.right - 104:.1f} {y - 4:.1f}h24", class_="front")
     yield note("Pareto front", area.right - 74, y)
-
-
-def _shortened(name: str, length: int) -> str:
-    """Return the ends of a long name: layers differ at its end, blocks at its start."""
-    if len(name) <= length:
-        return name
-    end = length * 2 // 3
-    return f"{name[: length - end - 1]}…{name[-end:]}"

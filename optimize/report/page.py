@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
-from optimize.charts.shapes import Chart
 from optimize.charts.templates import chart_environment
 from optimize.choice import BASELINES, Judged, Verdict
 from optimize.evidence import OptimizeReport
 from optimize.metrics.scores import Metric
-from optimize.report.charts import (
-    SHOWN_LAYERS,
-    latency_charts,
-    layer_chart,
-    pareto_chart,
-    tradeoff,
-)
+from optimize.report.charts import pareto_chart, tradeoff
 from optimize.variant import Measured
 
 _TEMPLATE = "report.html.j2"
 _NONE = "\N{EN DASH}"
+SHOWN_LAYERS = 40
 
 Cell = tuple[str, str]
 """A number, and in small print the range around it."""
@@ -50,11 +45,15 @@ class VariantRow:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What each layer of a variant costs; `hidden` counts those that are not drawn."""
+    """What the costliest layers of a variant cost; `hidden` counts those that are not listed.
+
+    Each of `rows` has the name of a layer, its operator, its cost as a share of the largest, as
+    text, and whether it was kept in float.
+    """
 
     recipe: str
     note: str
-    chart: Chart
+    rows: list[tuple[str, str, float, str, bool]]
     hidden: str
 
 
@@ -76,9 +75,10 @@ def report_html(report: OptimizeReport) -> str:
             variants=[_variant_row(item, columns) for item in report.judged],
             sensitivities=list(_sensitivities(report)),
             batches=batches,
-            panels=latency_charts(report) if report.timed and not report.generates else [],
             latencies=[
-                (item.variant.recipe, _latency(found, batches)) for item, found in report.measured
+                (item.variant.recipe, _latency(found, batches))
+                for item, found in report.measured
+                if report.timed and not report.generates
             ],
             conditions=conditions(report),
         )
@@ -329,8 +329,19 @@ def _sensitivities(report: OptimizeReport) -> Iterator[Sensitivity]:
             more = f" ({floats} of them kept in float)" if floats else ""
             limit = significant(rest[0].distance)
             hidden = f"… and {len(rest)} more, each at most {limit}{more}."
-        recipe = item.variant.recipe
-        yield Sensitivity(recipe, note, layer_chart(recipe, layers), hidden)
+        finite = [each.distance for each in layers if math.isfinite(each.distance)]
+        largest = max(finite, default=0.0) or 1.0
+        rows = [
+            (
+                each.layer,
+                each.operator,
+                min(each.distance / largest, 1.0),
+                significant(each.distance),
+                each.kept_in_float,
+            )
+            for each in layers[:SHOWN_LAYERS]
+        ]
+        yield Sensitivity(item.variant.recipe, note, rows, hidden)
 
 
 def _capital(text: str) -> str:
