@@ -83,7 +83,21 @@ def test_choose__slower_by_the_width_of_a_tie__wins_by_size() -> None:
 def test_choose__tie_of_equal_size__takes_the_first() -> None:
     first, second = choose([variant("first"), variant("second")], Goals())
     assert first.chosen
-    assert second.reason == "passes, but first is as good and comes first"
+    assert second.reason == "passes, but first is as small and not slower"
+
+
+def test_choose__tie_of_sizes_within_two_percent__takes_the_fastest() -> None:
+    fast, small = choose(
+        [variant("fast", ms=1.0, size=1010), variant("small", ms=1.04, size=1000)], Goals()
+    )
+    assert fast.chosen
+    assert fast.reason.endswith("; the faster of the smallest files wins")
+    assert small.reason == "passes, but fast is as small and not slower"
+    larger, small = choose(
+        [variant("larger", ms=1.0, size=1030), variant("small", ms=1.04, size=1000)], Goals()
+    )
+    assert small.chosen
+    assert larger.reason == "passes, but small wins by size"
 
 
 LOWEST = "chosen: the lowest latency that passes"
