@@ -31,7 +31,7 @@ from optimize.recipes.generation import build_engine_folder, read_generation
 from services.generate.decoder import Decoder
 from services.generate.engine import ContinuousBatch, GenerationRequest
 from services.generate.engine import Sequence as Running
-from services.generate.sampling import Sampling
+from services.generate.sampling import TokenSampling
 from services.generate.text import TextCodec
 from tests.support.serving import Server, launch, running
 from tests.support.tiny_llm import make_llm_bundle, tiny_llm_folder
@@ -173,7 +173,7 @@ def in_process(folder: Path) -> Callable[[int], Rate]:
         firsts: dict[Running, float] = {}
         begun, tokens = time.perf_counter(), 0
         for prompt in prompts(streams):
-            greedy = Sampling(temperature=0)
+            greedy = TokenSampling(temperature=0)
             request = GenerationRequest(tuple(prompt), ANSWER_TOKENS, greedy)
             batch.add(Running(request, batch.codec))
         while batch.busy:

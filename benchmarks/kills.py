@@ -23,11 +23,11 @@ from statistics import median
 import psutil
 
 from benchmarks.result import BenchmarkResult
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.process_ref import DAEMON, PROXY
 from rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec, Slot
 from rollout.drivers.local import processes
-from rollout.drivers.local.ports import free_ports
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import Rollout

@@ -33,13 +33,12 @@ from loadtest.runs import Protocols
 from loadtest.server import serving
 from optimize.judge import Runner
 from optimize.pipeline import optimize
-from optimize.prepare import Options, prepare
+from optimize.prepare import OptimizeOptions, prepare
 from optimize.proofs.reference import load_reference
 from optimize.recipes.fp32 import Fp32
 from registry.mlflow_catalog import MlflowCatalog
 from registry.quiet import quiet
 from registry.tracking import TRACKING_VARIABLE, configure_tracking
-from rollout.drivers.local.ports import free_ports
 from services.runtime.bento_layout import combine_bundles
 from services.runtime.scorer import split_rows
 
@@ -72,7 +71,7 @@ def accept(case: ModelCase, folder: Path, fresh_rows: int) -> Accepted:
     path = write_rows(case, folder)
     catalog = MlflowCatalog()
     result = optimize(case.name, path, catalog=catalog, recipes=[Fp32()])
-    prepared = prepare(catalog.resolve(case.name), path, Options())
+    prepared = prepare(catalog.resolve(case.name), path, OptimizeOptions())
     run: Runner = load_reference(prepared.source).run
     if prepared.transform is not None:
         run = prepared.transform.around(run)
@@ -138,7 +137,7 @@ def measure(
             client = None
             if online and found:
                 bundles = [accepted.bundle for _, accepted in found]
-                client = stack.enter_context(_served(bundles, Path(name)))
+                client = stack.enter_context(_served(bundles))
             for case, accepted in found:
                 paths = list(_paths(accepted.bundle, client))
                 worst = {path.name: worst_difference(accepted, path, SIZES) for path in paths}
@@ -154,13 +153,12 @@ def _paths(bundle: VerifiedBundle, client: httpx.Client | None) -> Iterator[Infe
 
 
 @contextmanager
-def _served(bundles: Sequence[VerifiedBundle], folder: Path) -> Iterator[httpx.Client]:
+def _served(bundles: Sequence[VerifiedBundle]) -> Iterator[httpx.Client]:
     """Serve the bundles from one Bento; yield a client of the server."""
     name = "models" if len(bundles) > 1 else None
     built = build_bento(combine_bundles(list(bundles), name), {})
-    ports = free_ports(2)
     with (
-        serving(built.tag, (ports[0], ports[1]), Protocols.HTTP, folder / "log") as served,
+        serving(built.tag, Protocols.HTTP) as served,
         httpx.Client(base_url=served.address.url, timeout=60.0, trust_env=False) as client,
     ):
         yield client

@@ -36,8 +36,8 @@ from optimize.metrics.latency import TIE
 from optimize.metrics.parity import compare
 from optimize.metrics.scores import compare_metric
 from optimize.pipeline import optimize
-from optimize.prepare import Options, prepare
-from optimize.source_graph import Exported, export_source
+from optimize.prepare import OptimizeOptions, prepare
+from optimize.source_graph import ExportedModel, export_source
 from registry.mlflow_catalog import MlflowCatalog
 from registry.quiet import quiet
 from registry.tracking import configure_tracking
@@ -95,7 +95,7 @@ def library_candidates(graph: Path, rows: Tensors, folder: Path) -> Iterator[Can
         yield from (Candidate(path.stem, path) for path in (dynamic, static))
 
 
-def passes(candidate: Candidate, exported: Exported, goals: Goals) -> bool:
+def passes(candidate: Candidate, exported: ExportedModel, goals: Goals) -> bool:
     """Return whether the candidate meets the gates on the rows that judge mlctl's variants."""
     baseline = exported.baseline
     outputs = run_rows(open_session(candidate.path).run, baseline.rows, BATCHES[-1])
@@ -161,7 +161,7 @@ def run_net(net: Net, home: Path, goals: Goals, table: ResultTable) -> None:
         np.savez(file, allow_pickle=False, **rows)
     catalog = MlflowCatalog()
     optimized = optimize(net.name, data, catalog=catalog, goals=goals)
-    exported = export_source(prepare(catalog.resolve(net.name), data, Options()))
+    exported = export_source(prepare(catalog.resolve(net.name), data, OptimizeOptions()))
     int8 = [item.variant for item in optimized.judged if item.variant.precision == "int8"]
     chosen = next((item.variant for item in choose(int8, goals) if item.chosen), None)
     fp32 = Candidate("fp32", exported.graph)

@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import wait_until
 from bundle.clock import SystemClock
+from bundle.ports import free_ports
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from rollout.drivers.local.ports import free_ports
 from services.online.models.precomputed import PrecomputedLookup
 from services.online.models.precomputed_metrics import PrecomputedMetrics
 from services.precomputed.base import PrecomputedRow, PrecomputedStore

@@ -19,12 +19,12 @@ import psutil
 from benchmarks.loadgen import LoadTarget, build, run_closed
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import tree_cpu_seconds, wait_until
+from bundle.ports import free_ports
 from loadtest.inputs import post
 from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from rollout.drivers.envoy.names import Document
 from rollout.drivers.envoy.proxy import envoy_command
-from rollout.drivers.local.ports import free_ports
 from rollout.drivers.proxies import proxy_of
 
 _SECONDS = 3.0

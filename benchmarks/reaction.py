@@ -21,12 +21,12 @@ from urllib.parse import quote
 from benchmarks.loadgen import LoadTarget, build, closed_command
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import wait_until
+from bundle.ports import free_ports
 from loadtest.inputs import post
 from rollout.client import deployments
 from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane
 from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from rollout.drivers.local.processes import members
 from rollout.drivers.proxies import proxy_of
 from rollout.journal import paths

@@ -73,7 +73,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="when runs are killed")
     parser.add_argument("--keys", type=int, default=1_000_000, help="precomputed predictions")
     options = parser.parse_args()
-    peers = ["--python", options.batch_peers] if options.batch_peers else ["--ways", "ours", "loop"]
+    peers = (
+        ["--python", options.batch_peers] if options.batch_peers else ["--engines", "ours", "loop"]
+    )
     faststream = ["--faststream", options.faststream] if options.faststream else []
     with (
         measuring("runners", options.json) as result,

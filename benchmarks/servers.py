@@ -22,8 +22,8 @@ from benchmarks.protocols import Protocol, bento_protocol, echo_protocol, v2_pro
 from benchmarks.workloads import MAX_ROWS, NAME, NetBundle
 from bento.packaging import build_bento
 from bundle.home import HOME_VARIABLE
+from bundle.ports import free_ports
 from rollout.domain.process_ref import PROXY
-from rollout.drivers.local.ports import free_ports
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 

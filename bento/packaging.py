@@ -50,6 +50,20 @@ SERVICE = "services.service:service"
 _OUTPUT_LINES = 20
 _REASON = re.compile(r"[\w.]*(Error|Exception)\b")
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
+# What only commands use: they share it with the server's code, and no server or runner imports it.
+_ONLY_COMMANDS = frozenset(
+    {
+        "bundle/interface.py",
+        "bundle/output_kinds.py",
+        "bundle/ports.py",
+        "services/batch/estimate.py",
+        "services/batch/spark.py",
+        "services/online/security/exposure.py",
+        "services/precomputed/manage.py",
+        "services/stream/recorded.py",
+        "services/stream/tools.py",
+    }
+)
 # The part of the command line that starts the batch and stream runners.
 _COMMAND_LINE = ("__init__.py", "options.py", "output.py", "progress.py", "runners/*.py")
 
@@ -153,7 +167,9 @@ def bento_sources() -> Iterator[Path]:
     """Yield every file of our code that a Bento contains: the server and the runners."""
     for package in (bundle_package, services_package):
         for pattern in _SOURCES:
-            yield from Path(str(package.__file__)).parent.rglob(pattern)
+            for path in Path(str(package.__file__)).parent.rglob(pattern):
+                if _name_in_bento(path) not in _ONLY_COMMANDS:
+                    yield path
     for pattern in _COMMAND_LINE:
         yield from _code_root().glob(f"cli/{pattern}")
 

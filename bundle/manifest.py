@@ -198,7 +198,7 @@ class Manifest(_Value):
         return self
 
     @model_validator(mode="after")
-    def _transform_is_told_and_listed(self) -> Self:
+    def _transform_is_declared_and_listed(self) -> Self:
         listed = any(entry.path == TRANSFORM_NAME for entry in self.files)
         if self.files and listed != (self.transform is not None):
             raise ValueError(f"the field transform and the file {TRANSFORM_NAME} need each other")

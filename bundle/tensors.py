@@ -33,7 +33,7 @@ class Datatype(StrEnum):
     @property
     def itemsize(self) -> int | None:
         """Bytes of one element on the wire; None for BYTES, whose elements differ."""
-        return _ITEMSIZE[self]
+        return _FORMS[self][1]
 
     @property
     def is_integer(self) -> bool:
@@ -43,7 +43,7 @@ class Datatype(StrEnum):
     @property
     def numpy_name(self) -> str:
         """The numpy dtype of its arrays: `object` for BYTES, raw `uint16` bits for BF16."""
-        return _NUMPY_NAME[self]
+        return _FORMS[self][0]
 
     @classmethod
     def from_numpy_name(cls, name: str) -> Datatype:
@@ -54,45 +54,28 @@ class Datatype(StrEnum):
             raise ValueError(f"numpy dtype {name!r} has no V2 datatype") from None
 
 
-_NUMPY_NAME: Mapping[Datatype, str] = MappingProxyType(
+# The numpy dtype, and the bytes of one element on the wire.
+_FORMS: Mapping[Datatype, tuple[str, int | None]] = MappingProxyType(
     {
-        Datatype.BOOL: "bool",
-        Datatype.UINT8: "uint8",
-        Datatype.UINT16: "uint16",
-        Datatype.UINT32: "uint32",
-        Datatype.UINT64: "uint64",
-        Datatype.INT8: "int8",
-        Datatype.INT16: "int16",
-        Datatype.INT32: "int32",
-        Datatype.INT64: "int64",
-        Datatype.FP16: "float16",
-        Datatype.BF16: "uint16",
-        Datatype.FP32: "float32",
-        Datatype.FP64: "float64",
-        Datatype.BYTES: "object",
-    }
-)
-_ITEMSIZE: Mapping[Datatype, int | None] = MappingProxyType(
-    {
-        Datatype.BOOL: 1,
-        Datatype.UINT8: 1,
-        Datatype.UINT16: 2,
-        Datatype.UINT32: 4,
-        Datatype.UINT64: 8,
-        Datatype.INT8: 1,
-        Datatype.INT16: 2,
-        Datatype.INT32: 4,
-        Datatype.INT64: 8,
-        Datatype.FP16: 2,
-        Datatype.BF16: 2,
-        Datatype.FP32: 4,
-        Datatype.FP64: 8,
-        Datatype.BYTES: None,
+        Datatype.BOOL: ("bool", 1),
+        Datatype.UINT8: ("uint8", 1),
+        Datatype.UINT16: ("uint16", 2),
+        Datatype.UINT32: ("uint32", 4),
+        Datatype.UINT64: ("uint64", 8),
+        Datatype.INT8: ("int8", 1),
+        Datatype.INT16: ("int16", 2),
+        Datatype.INT32: ("int32", 4),
+        Datatype.INT64: ("int64", 8),
+        Datatype.FP16: ("float16", 2),
+        Datatype.BF16: ("uint16", 2),
+        Datatype.FP32: ("float32", 4),
+        Datatype.FP64: ("float64", 8),
+        Datatype.BYTES: ("object", None),
     }
 )
 _FROM_NUMPY: Mapping[str, Datatype] = MappingProxyType(
     {
-        **{name: dtype for dtype, name in _NUMPY_NAME.items() if dtype is not Datatype.BF16},
+        **{name: dtype for dtype, (name, _) in _FORMS.items() if dtype is not Datatype.BF16},
         "bfloat16": Datatype.BF16,
         "str": Datatype.BYTES,
         "bytes": Datatype.BYTES,

@@ -8,8 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from bundle.error_table import ERROR_TABLE
-from bundle.errors import ErrorCode
+from bundle.errors import ERROR_TABLE, ErrorCode
 
 
 def main() -> None:

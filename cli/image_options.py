@@ -37,7 +37,6 @@ PLATFORM_OPTION = click.option(
     "--platform",
     type=click.Choice(["linux/amd64", "linux/arm64"]),
     default="linux/amd64",
-    show_default=True,
     help="Platform of the image.",
 )
 LOCK_OPTION = click.option(

@@ -49,6 +49,7 @@ from cli.commands.ui import ui
 from cli.commands.up import up
 from cli.commands.verify import verify
 from cli.config_file import CONFIG_NAME, read_config
+from cli.options import CONTEXT_SETTINGS
 from cli.output import ReportingGroup
 
 SECTIONS = {
@@ -82,9 +83,7 @@ class Mlctl(ReportingGroup):
                 )
 
 
-@click.group(
-    cls=Mlctl, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=Mlctl, context_settings=CONTEXT_SETTINGS)
 @click.version_option(__version__, prog_name="mlctl")
 @click.pass_context
 def cli(context: click.Context) -> None:

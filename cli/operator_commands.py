@@ -17,10 +17,7 @@ def send_command(output: CommandOutput, name: str, command: OperatorCommand, rea
     from rollout.client.rendering import event_line
 
     event = deployments.send_command(name, command, reason)
-    if output.as_json:
-        output.document({"name": name, "rollout": event.rollout, **event.body})
-    else:
-        output.line(event_line(event) or "")
+    output.result({"name": name, "rollout": event.rollout, **event.body}, event_line(event) or "")
 
 
 def roll_back(output: CommandOutput, name: str, reason: str) -> None:
@@ -55,7 +52,7 @@ def roll_back(output: CommandOutput, name: str, reason: str) -> None:
         raise MlctlError(
             ErrorCode.DEPLOYMENT_NOT_FOUND, f"{name} was stopped before the traffic was restored"
         )
-    if output.as_json:
-        output.document({"name": name, "rollout": rollout.id, "serves": serves, **restored})
-    else:
-        output.line(f"{name} serves {serves}; {leaves} is taken back")
+    output.result(
+        {"name": name, "rollout": rollout.id, "serves": serves, **restored},
+        f"{name} serves {serves}; {leaves} is taken back",
+    )

@@ -1,10 +1,11 @@
-"""Option types that several commands share."""
+"""Options as fields of a class, and the option types that several commands share."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import click
 
 from bundle.errors import ErrorCode, MlctlError
 
+CONTEXT_SETTINGS = {
+    "help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True,
+}  # fmt: skip
 OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 OUTPUT_FOLDER = click.Path(file_okay=False, path_type=Path)
 PORT = click.IntRange(1, 65_535)
@@ -55,11 +59,63 @@ def parse_duration(text: str) -> float | None:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def add_options(
-    options: tuple[Callable[..., Any], ...], command: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Decorate `command` with `options`, in the order in which its help lists them."""
-    return reduce(lambda made, option: option(made), reversed(options), command)
+_TYPES = {"int": int, "float": float, "Path": click.Path(path_type=Path)}
+
+
+def option(
+    default: object = None,
+    type: object = None,  # noqa: A002 - click's word
+    *,
+    help: str,  # noqa: A002
+    name: str | None = None,
+    **settings: Any,
+) -> Any:
+    """Declare an option as a field of a dataclass that a command `takes`.
+
+    A bool is a flag, a tuple an option that can be repeated, unless `type` or a callback in
+    `settings` converts the text. `name` is "--dest" for a field `dest` by default; `settings` are
+    those of `click.option`.
+    """
+    settings |= {"help": help, "type": type, "default": default, "name": name}
+    return dataclasses.field(default=default, metadata=settings)
+
+
+def takes(**groups: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of dataclasses to a command; its help lists required ones first.
+
+    The command gets an object of each class, by the name of its argument.
+    """
+    fields = {name: dataclasses.fields(group) for name, group in groups.items()}
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def body(*args: Any, **values: Any) -> Any:
+            for name, group in groups.items():
+                found = {field.name: values.pop(field.name) for field in fields[name]}
+                values[name] = group(**found)
+            return command(*args, **values)
+
+        listed = [field for each in fields.values() for field in each]
+        listed.sort(key=lambda field: not field.metadata.get("required"))
+        for field in reversed(listed):
+            body = _click_option(field)(body)
+        return body
+
+    return decorate
+
+
+def _click_option(field: dataclasses.Field[Any]) -> Callable[[Callable[..., Any]], Any]:
+    settings = dict(field.metadata)
+    name = settings.pop("name") or f"--{field.name.replace('_', '-')}"
+    annotation = str(field.type).removesuffix(" | None")
+    if annotation == "bool":
+        return click.option(*name.split(), field.name, is_flag=True, help=settings["help"])
+    if settings["type"] is None:
+        settings["type"] = _TYPES.get(annotation)
+        settings["multiple"] = annotation.startswith("tuple") and "callback" not in settings
+    if settings["default"] is None:
+        del settings["default"]
+    return click.option(*name.split(), field.name, **settings)
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, str]:

@@ -42,7 +42,8 @@ class CommandOutput:
         """The console of progress and errors."""
         from rich.console import Console
 
-        return Console(stderr=True, highlight=False, soft_wrap=True)
+        # Libraries are silenced by replacing sys.stderr, which must not silence a status line.
+        return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
     @property
     def live(self) -> bool:
@@ -63,6 +64,14 @@ class CommandOutput:
     def document(self, value: object) -> None:
         """Print the command's one JSON document."""
         click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+    def result(self, document: object, *lines: str) -> None:
+        """Print the document with --json, else the lines."""
+        if self.as_json:
+            self.document(document)
+        else:
+            for text in lines:
+                self.line(text)
 
     def line(self, text: str) -> None:
         """Print one line of the result, without interpreting markup."""

@@ -2,197 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import reduce
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from cli.options import Duration
+from cli.options import Duration, option
 
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 _PERCENT = click.IntRange(0, 100)
 
 
-def _steps(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter("give whole percents, such as 1,5,25,50,100") from None
+class _Steps(click.ParamType[tuple[int, ...]]):
+    """Percents, separated by commas."""
+
+    name = "steps"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail("give whole percents, such as 1,5,25,50,100", param, ctx)
 
 
-def _option(*names: str, **settings: Any) -> Callable[..., Any]:
-    """An option whose default, if it has one, is shown."""
-    return click.option(*names, show_default="default" in settings, **settings)
+@dataclass(frozen=True, kw_only=True)
+class SpecOptions:
+    """Fields of the rollout's spec, by their names or by those that `promote` translates."""
 
-
-_STEPS = (
-    _option(
-        "--steps",
-        default="1,5,25,50,100",
-        callback=_steps,
-        help="Percents of the traffic, rising to 100.",
-    ),
-    _option(
-        "--step-time",
-        "step_seconds",
-        type=Duration(),
-        default="30s",
-        help="Minimum time per step.",
-    ),
-    _option("--min-requests", type=int, default=5, help="Minimum candidate requests per step."),
-    _option(
-        "--bake-time",
-        "bake_seconds",
-        type=Duration(),
-        default="5m",
+    steps: tuple[int, ...] = option(
+        "1,5,25,50,100", _Steps(), help="Percents of the traffic, rising to 100."
+    )
+    step_seconds: float = option(
+        "30s", Duration(), name="--step-time", help="Minimum time per step."
+    )
+    min_requests: int = option(5, help="Minimum candidate requests per step.")
+    bake_seconds: float = option(
+        "5m",
+        Duration(),
+        name="--bake-time",
         help="Minimum time at 100 % before BENTO is promoted.",
-    ),
-    _option(
-        "--keep-previous",
-        "keep_previous_seconds",
-        type=Duration(),
-        default="1h",
+    )
+    keep_previous_seconds: float = option(
+        "1h",
+        Duration(),
+        name="--keep-previous",
         help="Keep the previous model running for an immediate `mlctl rollback`; 0: stop it.",
-    ),
-    _option(
-        "--burst",
-        "burst_seconds",
-        type=Duration(),
-        default="5s",
+    )
+    burst_seconds: float = option(
+        "5s",
+        Duration(),
+        name="--burst",
         help="A fault that lasts up to this long counts as one event.",
-    ),
-    _option(
-        "--deadline",
-        "deadline_seconds",
-        type=Duration(),
-        default="1h",
+    )
+    deadline_seconds: float = option(
+        "1h",
+        Duration(),
+        name="--deadline",
         help="Time after the candidate is ready until a rollout without proof is inconclusive.",
-    ),
-    _option(
-        "--on-inconclusive",
-        type=click.Choice(["rollback", "pause"]),
-        default="rollback",
+    )
+    on_inconclusive: str = option(
+        "rollback",
+        click.Choice(["rollback", "pause"]),
         help="After --deadline: roll back, or wait for `mlctl resume` or `mlctl rollback`.",
-    ),
-    click.option(
-        "--sticky",
-        is_flag=True,
-        help="Keep each client on the same model while the weights allow it.",
-    ),
-)
-
-_SHADOW = (
-    _option(
-        "--shadow-percent",
-        type=_PERCENT,
-        default=20,
+    )
+    sticky: bool = option(help="Keep each client on the same model while the weights allow it.")
+    shadow_percent: int = option(
+        20,
+        _PERCENT,
         help="Percent of the traffic to copy to BENTO before it answers users; 0: none.",
-    ),
-    _option(
-        "--shadow-time",
-        "shadow_seconds",
-        type=Duration(),
-        default="10s",
-        help="Minimum time of copying.",
-    ),
-    _option(
-        "--shadow-requests", type=click.IntRange(1), default=50, help="Minimum number of copies."
-    ),
-    _option(
-        "--shadow-wait",
-        "shadow_wait_seconds",
-        type=Duration("1ms"),
-        default="2m",
+    )
+    shadow_seconds: float = option(
+        "10s", Duration(), name="--shadow-time", help="Minimum time of copying."
+    )
+    shadow_requests: int = option(50, click.IntRange(1), help="Minimum number of copies.")
+    shadow_wait_seconds: float = option(
+        "2m",
+        Duration("1ms"),
+        name="--shadow-wait",
         help="Maximum time to wait for copies; no limit with --min-agreement.",
-    ),
-    _option("--mirror-percent", type=_PERCENT, default=0, help="Percent to copy during the steps."),
-    click.option(
-        "--min-agreement", type=_SHARE, help="Minimum share of the copies with the same answer."
-    ),
-    _option("--max-psi", type=float, default=0.2, help="Maximum drift of the answers (PSI)."),
-)
-
-_LABELS = (
-    click.option(
-        "--min-accuracy",
-        type=_SHARE,
-        help="Minimum share of right answers, by the labels of `mlctl feedback`.",
-    ),
-    click.option(
-        "--max-label-error",
-        type=float,
-        help="Numbers are right up to this distance from their label.  [default: 1 % of it]",
-    ),
-)
-
-_LIMITS = (
-    click.option("--slo", metavar="NAME", help="Latency limits of a use case: see docs/gates.md."),
-    click.option("--max-p50-ms", type=float, help="At most half of the requests may be slower."),
-    click.option("--max-p99-ms", type=float, help="At most 1 % of the requests may be slower."),
-    click.option(
-        "--max-ttft-ms",
-        type=float,
-        help="At most 5 % of generated answers may have their first token later.",
-    ),
-    click.option(
-        "--max-tpot-ms",
-        type=float,
-        help="At most 5 % of generated answers may take longer for each further token.",
-    ),
-    _option(
-        "--max-error-rate",
-        type=float,
-        default=0.01,
-        help="Maximum share of failed requests.",
-    ),
-    _option(
-        "--alpha",
-        type=float,
-        default=0.05,
-        help="Chance of rolling back a good model, over the whole rollout.",
-    ),
-)
-
-_CONDUCT = (
-    click.option(
-        "-f",
-        "--file",
-        "spec_file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Read the rollout from a YAML file; options override it. See docs/rollout.md.",
-    ),
-    click.option(
-        "--dry-run", is_flag=True, help="Only print the rollout as such a file; nothing starts."
-    ),
-    click.option(
-        "--plan", "only_plan", is_flag=True, help="Only compute how much traffic and time it needs."
-    ),
-    click.option(
-        "--full",
-        is_flag=True,
-        help="Emergency: skip all gates except crash and health checks. Without BENTO: for the "
-        "current rollout.",
-    ),
-    click.option(
-        "--skip-checks",
-        "force",
-        is_flag=True,
+    )
+    mirror_percent: int = option(0, _PERCENT, help="Percent to copy during the steps.")
+    min_agreement: float | None = option(
+        type=_SHARE, help="Minimum share of the copies with the same answer."
+    )
+    max_psi: float = option(0.2, help="Maximum drift of the answers (PSI).")
+    min_accuracy: float | None = option(
+        type=_SHARE, help="Minimum share of right answers, by the labels of `mlctl feedback`."
+    )
+    max_label_error: float | None = option(
+        help="Numbers are right up to this distance from their label.  [default: 1 % of it]"
+    )
+    slo: str | None = option(
+        metavar="NAME", help="Latency limits of a use case: see docs/gates.md."
+    )
+    max_p50_ms: float | None = option(help="At most half of the requests may be slower.")
+    max_p99_ms: float | None = option(help="At most 1 % of the requests may be slower.")
+    max_ttft_ms: float | None = option(
+        help="At most 5 % of generated answers may have their first token later."
+    )
+    max_tpot_ms: float | None = option(
+        help="At most 5 % of generated answers may take longer for each further token."
+    )
+    max_error_rate: float = option(0.01, help="Maximum share of failed requests.")
+    alpha: float = option(0.05, help="Chance of rolling back a good model, over the whole rollout.")
+    force: bool = option(
+        name="--skip-checks",
         help="Start although it may not end in time, its proved score is worse, or it proves "
         "latency at a small share.",
-    ),
-    click.option(
-        "--allow-breaking",
-        is_flag=True,
-        help="Start although BENTO lacks something that callers of the live model use.",
-    ),
-    click.option("--no-alias", is_flag=True, help="Do not write the @champion alias."),
-    click.option("--detach", is_flag=True, help="Return at once; follow with `mlctl status NAME`."),
-)
+    )
+    allow_breaking: bool = option(
+        help="Start although BENTO lacks something that callers of the live model use."
+    )
+    no_alias: bool = option(help="Do not write the @champion alias.")
 
 
-def promote_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add every option of `mlctl promote`."""
-    options = (*_STEPS, *_SHADOW, *_LABELS, *_LIMITS, *_CONDUCT)
-    return reduce(lambda done, option: option(done), reversed(options), function)
+@dataclass(frozen=True, kw_only=True)
+class PromoteOptions:
+    """What the command does besides describing the rollout."""
+
+    file: Path | None = option(
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        name="-f --file",
+        help="Read the rollout from a YAML file; options override it. See docs/rollout.md.",
+    )
+    dry_run: bool = option(help="Only print the rollout as such a file; nothing starts.")
+    plan: bool = option(help="Only compute how much traffic and time it needs.")
+    full: bool = option(
+        help="Emergency: skip all gates except crash and health checks. Without BENTO: for the "
+        "current rollout."
+    )
+    detach: bool = option(help="Return at once; follow with `mlctl status NAME`.")

@@ -67,6 +67,7 @@ def commands_markdown() -> str:
             info_name=name,
             terminal_width=HELP_WIDTH,
             help_option_names=cli.context_settings["help_option_names"],
+            show_default=True,
         )
         parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)

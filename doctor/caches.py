@@ -17,7 +17,6 @@ CACHES = {
     "optimize": "finished steps of `mlctl optimize`",
     "sources": "models downloaded from the registry",
     "transforms": "copies of your transforms",
-    "tune": "trials of `mlctl bench --tune`",
     "tensorrt/engines": "TensorRT engines",
     "tensorrt/timing": "TensorRT's timings of kernels",
 }

@@ -39,7 +39,7 @@ class Pattern(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class WorkloadNeeds:
     """What is needed of a model.
 
     Attributes:
@@ -76,7 +76,7 @@ class PatternCost:
     obstacle: str | None
 
 
-def compare_patterns(workload: Workload) -> tuple[PatternCost, ...]:
+def compare_patterns(workload: WorkloadNeeds) -> tuple[PatternCost, ...]:
     """Return all patterns: those that fit first, the cheapest of them first."""
     found = (
         PatternCost(pattern, hours, text, _obstacle(pattern, workload))
@@ -85,7 +85,7 @@ def compare_patterns(workload: Workload) -> tuple[PatternCost, ...]:
     return tuple(sorted(found, key=lambda each: (each.obstacle is not None, each.core_hours)))
 
 
-def choose_pattern(workload: Workload) -> PatternCost:
+def choose_pattern(workload: WorkloadNeeds) -> PatternCost:
     """Return the cheapest pattern that fits; INVALID_INPUT with the obstacles if none does."""
     best = compare_patterns(workload)[0]
     if best.obstacle is not None:
@@ -110,7 +110,7 @@ def commands(pattern: Pattern) -> tuple[str, ...]:
     }[pattern]
 
 
-def _costs(workload: Workload) -> Iterator[tuple[Pattern, tuple[float, str]]]:
+def _costs(workload: WorkloadNeeds) -> Iterator[tuple[Pattern, tuple[float, str]]]:
     rate = workload.rows_per_day / DAY_SECONDS
     peak = PEAK_FACTOR * rate
     model = workload.rows_per_second
@@ -135,7 +135,7 @@ def _job(rows: float, capacity: float) -> tuple[float, str]:
     return hours, f"{rows:,.0f} rows/day / {capacity:,.0f} rows/s = {hours:.2f} core-hours"
 
 
-def _obstacle(pattern: Pattern, workload: Workload) -> str | None:
+def _obstacle(pattern: Pattern, workload: WorkloadNeeds) -> str | None:
     """Return why `pattern` does not fit, or None."""
     online = workload.consumer is Consumer.REQUESTS
     fresh = workload.max_age_seconds < MIN_BATCH_SECONDS

@@ -1,1 +1,1 @@
-"""Whole stories told with mlctl, run by `mlctl demo` and by the tests."""
+"""Whole stories with mlctl, run by `mlctl demo` and by the tests."""

@@ -70,7 +70,7 @@ def signature_of(rows: Any, answers: Any) -> Any:
 def optimize(name: str, data: Path, transform: Path | None = None) -> None:
     """Do what `mlctl optimize NAME@candidate --data DATA` does, with fp32 and dynamic int8."""
     from optimize.pipeline import optimize as run
-    from optimize.prepare import Options
+    from optimize.prepare import OptimizeOptions
     from optimize.recipes.base import Target
     from optimize.recipes.discovery import select
     from registry.mlflow_catalog import MlflowCatalog
@@ -80,7 +80,7 @@ def optimize(name: str, data: Path, transform: Path | None = None) -> None:
         f"{name}@candidate",
         data,
         catalog=MlflowCatalog(),
-        options=Options(transform=transform),
+        options=OptimizeOptions(transform=transform),
         recipes=select(["fp32", "int8-dynamic"], Target.CPU),
     )
     click.echo(f"{result.published.uri}: {result.chosen.variant.recipe}")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtest.runs import MeasuredServer, RequestShape, first_answer
+from loadtest.runs import RequestShape, first_answer
+from loadtest.server import serving
 
 # What services/online/models/served_model.py logs of each model.
 _LOADED = re.compile(r"model (\S+): loaded in ([\d.]+) s, proved and warmed up in ([\d.]+) s")
-
-# Serves a Bento until the block ends; the path is that of its log.
-Serve = Callable[[Path], AbstractContextManager[MeasuredServer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +43,18 @@ class ColdStart:
         return cls(ready_s - load_s - warm_up_s, load_s, warm_up_s, ready_s, ready_s + answer_s)
 
 
-def cold_starts(serve: Serve, shape: RequestShape, count: int, folder: Path) -> Iterator[ColdStart]:
-    """Start the server `count` times, one after the other; `folder` holds its logs.
+def cold_starts(bento: str, shape: RequestShape, count: int) -> Iterator[ColdStart]:
+    """Start the server of `bento` `count` times, one after the other.
 
     UNAVAILABLE if it does not become ready, or rejects the request.
     """
-    for number in range(count):
-        log = folder / f"{number}.log"
-        with serve(log) as served:
+    for _ in range(count):
+        with serving(bento, shape.protocol) as served:
+            assert served.log is not None
+            assert served.ready_seconds is not None
             answer_s = first_answer(served, shape)
-            ready_s = served.ready_seconds or 0.0
-        yield ColdStart.of(log.read_text(errors="replace"), ready_s, answer_s)
+            log = served.log.read_text(errors="replace")
+        yield ColdStart.of(log, served.ready_seconds, answer_s)
 
 
 def summary(starts: Sequence[ColdStart]) -> dict[str, dict[str, float]]:

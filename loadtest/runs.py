@@ -69,7 +69,7 @@ class MeasuredServer:
     """A server to measure, with the address of its metrics if that is known.
 
     `cpu_seconds` returns the CPU time that its processes have used, `memory_bytes` their memory,
-    if they run on this machine. `ready_seconds` is the time it took to start.
+    if they run on this machine. `ready_seconds` is the time it took to start, `log` its output.
     """
 
     address: Address
@@ -77,6 +77,7 @@ class MeasuredServer:
     cpu_seconds: Callable[[], float] | None = None
     memory_bytes: Callable[[], int] | None = None
     ready_seconds: float | None = None
+    log: Path | None = None
 
 
 def bench(

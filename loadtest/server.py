@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ import psutil
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_environment
+from bundle.ports import free_ports
 from bundle.tokens import token_of
 from loadtest.runs import MeasuredServer, Protocols
 from loadtest.target import Address
@@ -35,18 +37,14 @@ _NO_TLS = ("MLCTL_TLS_CERT", "MLCTL_TLS_KEY", "MLCTL_TLS_CLIENT_CA")
 
 @contextmanager
 def serving(
-    bento: str,
-    ports: tuple[int, int],
-    protocol: Protocols,
-    log: Path,
-    settings: Mapping[str, str] | None = None,
+    bento: str, protocol: Protocols, settings: Mapping[str, str] | None = None
 ) -> Iterator[MeasuredServer]:
-    """Serve `bento` on the HTTP and gRPC `ports` until the block ends; yield it when it is ready.
+    """Serve `bento` on free ports until the block ends; yield it when it is ready.
 
     `settings` override the environment. UNAVAILABLE, with the end of its log, if it does not
     become ready.
     """
-    http_port, grpc_port = ports
+    http_port, grpc_port = free_ports(2)
     environment = {
         **os.environ,
         **bento_environment(),
@@ -60,30 +58,33 @@ def serving(
     metrics = Address(_HOST, http_port, tls=False, headers=headers)
     grpc = Address(_HOST, grpc_port, tls=False, headers=headers)
     command = [sys.executable, "-m", "bentoml", "serve", bento, "--host", _HOST]
-    started = time.monotonic()
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        # An interrupt between the fork and the assignment would leave a process behind.
-        with log.open("wb") as output, deferred_signals():
-            process = subprocess.Popen(
-                [*command, "--port", str(http_port)],
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # `_stop` ends it, not the terminal
+    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder:
+        log = Path(folder) / "log"
+        started = time.monotonic()
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            # An interrupt between the fork and the assignment would leave a process behind.
+            with log.open("wb") as output, deferred_signals():
+                process = subprocess.Popen(
+                    [*command, "--port", str(http_port)],
+                    env=environment,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # `_stop` ends it, not the terminal
+                )
+            _await_ready(process, metrics, log)
+            yield MeasuredServer(
+                grpc if protocol is Protocols.GRPC else metrics,
+                metrics,
+                partial(cpu_seconds, process.pid),
+                partial(memory_bytes, process.pid),
+                ready_seconds=time.monotonic() - started,
+                log=log,
             )
-        _await_ready(process, metrics, log)
-        yield MeasuredServer(
-            grpc if protocol is Protocols.GRPC else metrics,
-            metrics,
-            partial(cpu_seconds, process.pid),
-            partial(memory_bytes, process.pid),
-            ready_seconds=time.monotonic() - started,
-        )
-    finally:
-        if process is not None:
-            with deferred_signals():
-                _stop(process)
+        finally:
+            if process is not None:
+                with deferred_signals():
+                    _stop(process)
 
 
 def cpu_seconds(pid: int) -> float:

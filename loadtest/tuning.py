@@ -1,221 +1,151 @@
-"""The search for a Bento's settings with real servers; an interrupted search resumes."""
+"""The search for a Bento's settings with the most answers within a latency goal."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from bundle.clock import Clock, SystemClock
-from bundle.home import state_dir
 from bundle.manifest import MANIFEST_NAME, parse_manifest
 from loadtest.figures import Figures
 from loadtest.naming import folder_of
 from loadtest.runs import LoadProfile, RequestShape, bench
-from loadtest.search import Knob, Score, Values, search
 from loadtest.server import serving
 from services.runtime.bento_store import BentoInfo
 
-_VARIABLES = {
-    "threads": "MLCTL_THREADS",
-    "workers": "MLCTL_WORKERS",
-    "max_rows": "MLCTL_MAX_ROWS",
-}
+Settings = Mapping[str, int]
 
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """The p99 limit in milliseconds, and the seconds after which no trial starts."""
-
-    max_p99_ms: float
-    budget: float
+# Two runs of the same settings differ by this share on a machine with other load.
+_NOISE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class TuningTrial:
-    """One server with its settings: its runs, the best of them, and the score of that one."""
+    """One server with its settings: its runs, the best of them, and whether that one fits."""
 
-    environment: Mapping[str, str]
+    settings: Settings
     runs: tuple[Figures, ...]
     best: Figures
-    score: Score
+    fits: bool
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings as environment variables."""
+        return {name: str(value) for name, value in self.settings.items()}
+
+    def beats(self, other: TuningTrial) -> bool:
+        """Return whether this is better than `other` by more than the noise.
+
+        Trials that fit are compared by their answers, others by their p99.
+        """
+        if self.fits != other.fits:
+            return self.fits
+        if self.fits:
+            return gain(self.best) > gain(other.best) * (1 + _NOISE)
+        return p99_ms(self.best) < p99_ms(other.best) * (1 - _NOISE)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best settings; `fits` says whether they reach the goal."""
+    """All trials, and the best one; `max_p99_ms` is the goal."""
 
-    environment: Mapping[str, str]
+    best: TuningTrial
     max_p99_ms: float
-    fits: bool
-    complete: bool
     trials: tuple[TuningTrial, ...]
 
     def environment_lines(self) -> str:
         """Return the settings as lines of NAME=VALUE."""
-        return "".join(f"{name}={value}\n" for name, value in self.environment.items())
+        return "".join(f"{name}={value}\n" for name, value in self.best.environment.items())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the search as --json shows it."""
         return {
-            "environment": dict(self.environment),
+            "environment": self.best.environment,
             "max_p99_ms": self.max_p99_ms,
-            "fits": self.fits,
-            "complete": self.complete,
+            "fits": self.best.fits,
             "trials": [
-                {"environment": dict(trial.environment), "runs": [r.as_dict() for r in trial.runs]}
+                {"environment": trial.environment, "runs": [run.as_dict() for run in trial.runs]}
                 for trial in self.trials
             ],
         }
 
 
-class Tuning:
-    """One search; `ports` returns two free ports for each server, `report` gets the progress."""
+def tune(
+    bento: BentoInfo,
+    shape: RequestShape,
+    load: LoadProfile,
+    max_p99_ms: float,
+    report: Callable[[str], None],
+) -> Tuned:
+    """Measure a server with each of the settings; `report` gets the progress. Raises as
+    `serving` and `bench` do.
+    """
 
-    def __init__(
-        self,
-        bento: BentoInfo,
-        shape: RequestShape,
-        load: LoadProfile,
-        goal: Goal,
-        ports: Callable[[], tuple[int, int]],
-        report: Callable[[str], None],
-        *,
-        cores: int | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self._bento = bento
-        self._shape = shape
-        self._load = load
-        self._goal = goal
-        self._ports = ports
-        self._report = report
-        self._cores = cores or len(os.sched_getaffinity(0))
-        self._clock = clock or SystemClock()
-        self._trials: list[TuningTrial] = []
-        self._trial_log = _TrialLog(self._key())
+    def measure(settings: Settings, number: int) -> TuningTrial:
+        shown = ", ".join(f"{name}={value}" for name, value in settings.items())
+        report(f"Trial {number}: {shown} ...")
+        environment = {name: str(value) for name, value in settings.items()}
+        with serving(bento.tag, shape.protocol, environment) as found:
+            runs = tuple(bench(found, shape, load)[1])
+        best, fits = judge(runs, max_p99_ms)
+        return TuningTrial(settings, runs, best, fits)
 
-    def run(self) -> Tuned:
-        """Search; an error of `serving` or `bench` ends it, and the next run resumes it."""
-        end = self._clock.monotonic() + self._goal.budget
-        found = search(self._knobs(), self._try, lambda: self._clock.monotonic() < end)
-        if found.complete:
-            self._trial_log.clear()
-        return Tuned(
-            environment=environment_of(found.values),
-            max_p99_ms=self._goal.max_p99_ms,
-            fits=found.score.fits,
-            complete=found.complete,
-            trials=tuple(self._trials),
-        )
-
-    def _knobs(self) -> list[Knob]:
-        manifest = folder_of(self._bento.source, self._shape.model) / MANIFEST_NAME
-        batching = parse_manifest(manifest.read_bytes()).batching
-        processors = _doubling(self._cores)
-        knobs = [Knob("threads", processors, 1), Knob("workers", processors, 1)]
-        if batching.row_independent and batching.max_rows > 1:
-            knobs.append(Knob("max_rows", _doubling(batching.max_rows), batching.max_rows))
-        return knobs
-
-    def _try(self, values: Values) -> Score:
-        environment = environment_of(values)
-        runs = self._trial_log.find(environment)
-        if runs is None:
-            shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
-            self._report(f"Trial {len(self._trials) + 1}: {shown} ...")
-            runs = self._measure(environment)
-            self._trial_log.add(environment, runs)
-        best, score = judge(runs, self._goal.max_p99_ms)
-        self._trials.append(TuningTrial(environment, runs, best, score))
-        return score
-
-    def _measure(self, environment: Mapping[str, str]) -> tuple[Figures, ...]:
-        with (
-            tempfile.TemporaryDirectory(prefix="mlctl-tune-") as folder,
-            serving(
-                self._bento.tag,
-                self._ports(),
-                self._shape.protocol,
-                Path(folder) / "log",
-                environment,
-            ) as served,
-        ):
-            return tuple(bench(served, self._shape, self._load)[1])
-
-    def _key(self) -> str:
-        """Return a hash of everything that a trial depends on besides its settings."""
-        parts = (
-            self._bento.tag, asdict(self._shape), asdict(self._load), self._goal.max_p99_ms,
-            self._cores,
-        )  # fmt: skip
-        return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+    manifest = folder_of(bento.source, shape.model) / MANIFEST_NAME
+    batching = parse_manifest(manifest.read_bytes()).batching
+    max_rows = batching.max_rows if batching.row_independent else 1
+    trials = search(len(os.sched_getaffinity(0)), max_rows, measure)
+    return Tuned(_best(trials), max_p99_ms, tuple(trials))
 
 
-def environment_of(values: Values) -> dict[str, str]:
-    """Return the settings as environment variables."""
-    return {_VARIABLES[name]: f"{value:g}" for name, value in values.items()}
+def search(
+    cores: int, max_rows: int, measure: Callable[[Settings, int], TuningTrial]
+) -> list[TuningTrial]:
+    """Return the trials: each division of the cores, and then smaller batches while they gain."""
+    trials: list[TuningTrial] = []
+    for workers, threads in divisions(cores):
+        settings = {"MLCTL_WORKERS": workers, "MLCTL_THREADS": threads}
+        trials.append(measure(settings, len(trials) + 1))
+    best, rows = _best(trials), max_rows // 2
+    while rows >= 1:
+        trial = measure({**best.settings, "MLCTL_MAX_ROWS": rows}, len(trials) + 1)
+        trials.append(trial)
+        if not trial.beats(best):
+            break
+        best, rows = trial, rows // 2
+    return trials
 
 
-def judge(runs: tuple[Figures, ...], max_p99_ms: float) -> tuple[Figures, Score]:
-    """Return the best run and its score.
+def divisions(cores: int) -> Iterator[tuple[int, int]]:
+    """Yield numbers of workers and threads, powers of two, that use at most `cores` together."""
+    powers = [1 << power for power in range(cores.bit_length())]
+    for workers in powers:
+        yield from ((workers, threads) for threads in powers if workers * threads <= cores)
+
+
+def judge(runs: tuple[Figures, ...], max_p99_ms: float) -> tuple[Figures, bool]:
+    """Return the best run, and whether it fits.
 
     In closed loops it is the run within the goal with the most answers. At a fixed rate all runs
     answer as much, so the one with the least CPU per answer is the best.
     """
-
-    def fits(figures: Figures) -> bool:
-        return not figures.failed and p99(figures) <= max_p99_ms
-
-    def gain(figures: Figures) -> float:
-        return figures.per_second if figures.rate is None else figures.per_cpu_second or 0.0
-
-    def p99(figures: Figures) -> float:
-        return float("inf") if figures.p99_ms is None else figures.p99_ms
-
-    fitting = [figures for figures in runs if fits(figures)]
-    best = max(fitting, key=gain) if fitting else min(runs, key=p99)
-    return best, Score(bool(fitting), gain(best), p99(best))
+    fitting = [each for each in runs if not each.failed and p99_ms(each) <= max_p99_ms]
+    return (max(fitting, key=gain), True) if fitting else (min(runs, key=p99_ms), False)
 
 
-def _doubling(limit: int) -> tuple[float, ...]:
-    """Return 1, 2, 4 and so on up to `limit`, which is the last."""
-    found = [1.0]
-    while found[-1] * 2 < limit:
-        found.append(found[-1] * 2)
-    return tuple(found) if limit == 1 else (*found, float(limit))
+def gain(figures: Figures) -> float:
+    """Return what is maximized: answers per second, or per CPU second at a fixed rate."""
+    return figures.per_second if figures.rate is None else figures.per_cpu_second or 0.0
 
 
-class _TrialLog:
-    """The trials of an unfinished search, one JSON line each."""
+def p99_ms(figures: Figures) -> float:
+    """Return the p99 latency; infinite without an answer."""
+    return float("inf") if figures.p99_ms is None else figures.p99_ms
 
-    def __init__(self, key: str) -> None:
-        self._path = state_dir("cache", "tune") / f"{key}.jsonl"
 
-    def find(self, environment: Mapping[str, str]) -> tuple[Figures, ...] | None:
-        """Return the runs with these settings, or None."""
-        if not self._path.is_file():
-            return None
-        for line in self._path.read_text().splitlines():
-            try:
-                document = json.loads(line)
-            except ValueError:
-                continue  # the line that was being written when the search was killed
-            if document["environment"] == environment:
-                return tuple(Figures(**run) for run in document["runs"])
-        return None
-
-    def add(self, environment: Mapping[str, str], runs: tuple[Figures, ...]) -> None:
-        """Append a trial."""
-        document = {"environment": environment, "runs": [run.as_dict() for run in runs]}
-        with self._path.open("a") as file:
-            file.write(json.dumps(document) + "\n")
-
-    def clear(self) -> None:
-        """Delete the trials of a finished search."""
-        self._path.unlink(missing_ok=True)
+def _best(trials: list[TuningTrial]) -> TuningTrial:
+    best, *others = trials
+    for trial in others:
+        if trial.beats(best):
+            best = trial
+    return best

@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 from mlctl.chain import build, down, optimize, promote, rollback, status, up
 from mlctl.client import Client
 from optimize.goals import Goals
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from rollout.domain.spec import RolloutSpec
 
 # protoc puts the stubs of `mlctl client --lang proto` into `mlctl/models` of a folder of yours.
@@ -21,7 +21,7 @@ __all__ = [
     "ErrorCode",
     "Goals",
     "MlctlError",
-    "Options",
+    "OptimizeOptions",
     "RolloutSpec",
     "build",
     "down",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimize.goals import Goals
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from rollout.client import deployments
 from rollout.client.rendering import require_promoted
 from rollout.client.revisions import find_revision
@@ -31,7 +31,7 @@ def optimize(
     data: str | Path,
     *,
     goals: Goals | None = None,
-    options: Options | None = None,
+    options: OptimizeOptions | None = None,
     recipes: Sequence[str] | None = None,
 ) -> OptimizeResult:
     """Optimize a registered model on the rows in `data` and register the best variant.
@@ -44,7 +44,7 @@ def optimize(
     from optimize.recipes.discovery import select
     from registry.mlflow_catalog import MlflowCatalog
 
-    options = options or Options()
+    options = options or OptimizeOptions()
     chosen = None if recipes is None else select(recipes, options.target)
     return run(model, data, catalog=MlflowCatalog(), goals=goals, options=options, recipes=chosen)
 

@@ -37,7 +37,7 @@ from optimize.recipes.base import (
     Workbench,
 )
 from optimize.recipes.generation import GenerationRecipe
-from optimize.source_graph import Exported
+from optimize.source_graph import ExportedModel
 from optimize.variant import (
     Measured,
     Timings,
@@ -64,7 +64,7 @@ _FILES = frozenset({MODEL_NAME, DATA_NAME})
 class Attempt:
     """The inputs that all recipes of one run share."""
 
-    exported: Exported
+    exported: ExportedModel
     goals: Goals
     device: RunDevice
     progress: ProgressListener
@@ -240,7 +240,7 @@ class Attempt:
 
     def _report(self, recipe: Recipe, status: StepStatus, variant: Variant | None = None) -> None:
         detail = "" if variant is None else variant.failure or ""
-        event = StepEvent(Stage.VARIANT, status, recipe.name, detail, variant=variant)
+        event = StepEvent(Stage.VARIANT, status, recipe.name, detail)
         self.progress.event(event)
 
 

@@ -24,7 +24,7 @@ SAME_SIZE = 0.02
 MEGABYTE = 1_000_000
 
 
-class Verdict(StrEnum):
+class VariantVerdict(StrEnum):
     """The outcome for a variant."""
 
     CHOSEN = "chosen"
@@ -48,12 +48,12 @@ class Judged:
     reason: str
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> VariantVerdict:
         if self.variant.measured is None:
             return _unmeasured(self.variant)
         if self.chosen:
-            return Verdict.CHOSEN
-        return Verdict.PASSES if self.passed else Verdict.REJECTED
+            return VariantVerdict.CHOSEN
+        return VariantVerdict.PASSES if self.passed else VariantVerdict.REJECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ def _fault(variant: Variant, goals: Goals) -> str | None:
     return next(_faults(variant.measured, goals), None)
 
 
-def _unmeasured(variant: Variant) -> Verdict:
-    return Verdict.FAILED if variant.applicable else Verdict.NOT_APPLICABLE
+def _unmeasured(variant: Variant) -> VariantVerdict:
+    return VariantVerdict.FAILED if variant.applicable else VariantVerdict.NOT_APPLICABLE
 
 
 def _faults(measured: Measured, goals: Goals) -> Iterator[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from bundle.manifest import Axis, InputConstraints
 from bundle.tensors import DYNAMIC, Signature
 from optimize.data import Tensors
-from optimize.source_graph import Exported
+from optimize.source_graph import ExportedModel
 from registry.catalog import ModelFormat
 from services.runtime.run_errors import RunError
 from services.runtime.session import Session, open_session
@@ -27,7 +27,7 @@ _KEEP_VALUES = frozenset(
 )
 
 
-def find_constraints(exported: Exported) -> InputConstraints | None:
+def find_constraints(exported: ExportedModel) -> InputConstraints | None:
     """Return the constraints of the exported graph; None if it has none.
 
     None also for a model with a transform, whose inputs are not the graph's.

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from optimize.choice import Judged
-from optimize.variant import Variant
-
 
 class Stage(StrEnum):
     """The steps of an optimization, in their order."""
@@ -37,11 +34,9 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """A change of one step; `recipe` and `variant` (once it is built) only in stage VARIANT.
+    """A change of one step; `recipe` only in stage VARIANT.
 
     WORKING: `done` of `total` pieces of the work named in `detail` are finished.
-    `judged` is the table, once the choice is made; `recipes` are those that will run, once RESOLVE
-    has finished.
     """
 
     stage: Stage
@@ -50,9 +45,6 @@ class StepEvent:
     detail: str = ""
     done: int = 0
     total: int = 0
-    variant: Variant | None = None
-    judged: tuple[Judged, ...] = ()
-    recipes: tuple[str, ...] = ()
 
 
 class ProgressListener(Protocol):

@@ -24,7 +24,7 @@ from optimize.goals import Goals
 from optimize.metrics.perplexity import PERPLEXITY
 from optimize.metrics.scores import Metric
 from optimize.proofs.splits import SplitCheck
-from optimize.source_graph import Exported
+from optimize.source_graph import ExportedModel
 from optimize.variant import Measured
 from registry.catalog import PublishReport
 
@@ -119,7 +119,7 @@ class OptimizeReport:
 
 
 def make_report(
-    exported: Exported, goals: Goals, device: RunDevice, judged: Sequence[Judged]
+    exported: ExportedModel, goals: Goals, device: RunDevice, judged: Sequence[Judged]
 ) -> OptimizeReport:
     """Return the outcome with the inputs and conditions it depends on."""
     prepared, baseline = exported.prepared, exported.baseline

@@ -13,15 +13,17 @@ from optimize.events import ProgressListener
 from optimize.generation.attempt import GenerationAttempt
 from optimize.generation.source import SourceAnswers, prepare_language_model, run_source
 from optimize.goals import Goals
-from optimize.prepare import Options, Prepared, prepare
+from optimize.prepare import OptimizeOptions, Prepared, prepare
 from optimize.recipes.base import Recipe
 from optimize.recipes.discovery import select
 from optimize.recipes.generation import GenerationRecipe
-from optimize.source_graph import Exported, export_source
+from optimize.source_graph import ExportedModel, export_source
 from registry.catalog import Catalog, SourceModel
 
 
-def prepare_model(uri: str, data: str | Path, catalog: Catalog, options: Options) -> Prepared:
+def prepare_model(
+    uri: str, data: str | Path, catalog: Catalog, options: OptimizeOptions
+) -> Prepared:
     """Resolve the model and read its rows or texts; raises what `Catalog.resolve` raises too."""
     source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
     if source.generates:
@@ -30,7 +32,7 @@ def prepare_model(uri: str, data: str | Path, catalog: Catalog, options: Options
 
 
 def fitting_recipes(
-    recipes: Sequence[Recipe] | None, source: SourceModel, options: Options
+    recipes: Sequence[Recipe] | None, source: SourceModel, options: OptimizeOptions
 ) -> tuple[Recipe, ...]:
     """Return `recipes`, or without any all for the target and this kind of model.
 
@@ -56,16 +58,16 @@ def fitting_recipes(
     return tuple(recipes)
 
 
-def export_model(prepared: Prepared) -> Exported:
+def export_model(prepared: Prepared) -> ExportedModel:
     """Export the source model, or run the language model; raises as both do."""
     return run_source(prepared) if prepared.source.generates else export_source(prepared)
 
 
 def start_attempt(
-    exported: Exported,
+    exported: ExportedModel,
     goals: Goals,
     device: RunDevice,
-    options: Options,
+    options: OptimizeOptions,
     progress: ProgressListener,
     clock: Clock,
 ) -> Attempt:

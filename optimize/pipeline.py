@@ -27,12 +27,12 @@ from optimize.goals import (
     require_labels_for,
 )
 from optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
-from optimize.prepare import Options, Prepared
+from optimize.prepare import OptimizeOptions, Prepared
 from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Recipe
 from optimize.report import report_html
 from optimize.seal import seal_bundle
-from optimize.source_graph import Exported
+from optimize.source_graph import ExportedModel
 from registry.catalog import Catalog, PublishedModel, SourceModel
 
 
@@ -77,7 +77,7 @@ def optimize(
     *,
     catalog: Catalog,
     goals: Goals | None = None,
-    options: Options | None = None,
+    options: OptimizeOptions | None = None,
     recipes: Sequence[Recipe] | None = None,
     progress: ProgressListener | None = None,
     clock: Clock | None = None,
@@ -88,7 +88,7 @@ def optimize(
     variant meets `goals`. Without `recipes`, all for the target and the kind of model are tried.
     """
     require_onnxruntime()
-    goals, options = goals or Goals(), options or Options()
+    goals, options = goals or Goals(), options or OptimizeOptions()
     progress, clock = progress or Silent(), clock or SystemClock()
     prepared, recipes = _prepare(uri, data, catalog, options, recipes, progress)
     require_labels_for(
@@ -110,7 +110,7 @@ def optimize(
     if chosen is None:
         raise NothingPassedError(judged, page)
     detail = f"{chosen.variant.recipe}, {chosen.reason}"
-    progress.event(StepEvent(Stage.CHOOSE, StepStatus.FINISHED, detail=detail, judged=judged))
+    progress.event(StepEvent(Stage.CHOOSE, StepStatus.FINISHED, detail=detail))
     bundle = seal_bundle(exported, report, chosen)
     progress.event(StepEvent(Stage.PUBLISH, StepStatus.STARTED))
     source = exported.prepared.source
@@ -132,20 +132,18 @@ def _prepare(
     uri: str,
     data: str | Path,
     catalog: Catalog,
-    options: Options,
+    options: OptimizeOptions,
     recipes: Sequence[Recipe] | None,
     progress: ProgressListener,
 ) -> tuple[Prepared, tuple[Recipe, ...]]:
     progress.event(StepEvent(Stage.RESOLVE, StepStatus.STARTED))
     prepared = prepare_model(uri, data, catalog, options)
     source = prepared.source
-    fitting = fitting_recipes(recipes, source, options)
-    names = tuple(recipe.name for recipe in fitting)
-    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri, recipes=names))
-    return prepared, fitting
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri))
+    return prepared, fitting_recipes(recipes, source, options)
 
 
-def _export(prepared: Prepared, progress: ProgressListener) -> Exported:
+def _export(prepared: Prepared, progress: ProgressListener) -> ExportedModel:
     progress.event(StepEvent(Stage.EXPORT, StepStatus.STARTED))
     exported = export_model(prepared)
     status = StepStatus.CACHED if exported.reused else StepStatus.FINISHED

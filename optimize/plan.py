@@ -15,7 +15,7 @@ from optimize.device import RunDevice, find_device
 from optimize.events import Silent
 from optimize.goals import Goals, require_fitting_limit, require_labels_for
 from optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
-from optimize.prepare import Options, Prepared
+from optimize.prepare import OptimizeOptions, Prepared
 from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover
 from optimize.recipes.generation import GenerationRecipe
@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OptimizePlan:
     """The steps that would run. `missing` says why the target is not on this machine.
 
     `gates` are the limits in words. `excluded` maps the recipes that do not support the target
@@ -61,9 +61,9 @@ def make_plan(
     *,
     catalog: Catalog,
     goals: Goals,
-    options: Options,
+    options: OptimizeOptions,
     recipes: Sequence[Recipe] | None,
-) -> Plan:
+) -> OptimizePlan:
     """Resolve the model, read the rows and check the cache; raises the errors of `prepare`."""
     require_onnxruntime()
     prepared = prepare_model(uri, data, catalog, options)
@@ -72,7 +72,7 @@ def make_plan(
     require_fitting_limit(goals, prepared.metric)
     recipes = fitting_recipes(recipes, prepared.source, options)
     device = _device(options.target)
-    return Plan(
+    return OptimizePlan(
         source=prepared.source.uri,
         data=prepared.raw.sha256,
         calibration_rows=prepared.calibration.count,
@@ -86,7 +86,11 @@ def make_plan(
 
 
 def _steps(
-    prepared: Prepared, goals: Goals, device: RunDevice, options: Options, recipes: Sequence[Recipe]
+    prepared: Prepared,
+    goals: Goals,
+    device: RunDevice,
+    options: OptimizeOptions,
+    recipes: Sequence[Recipe],
 ) -> Iterator[Step]:
     exported = is_cached(export_key(prepared))
     yield Step("export", exported)

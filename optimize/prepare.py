@@ -21,7 +21,7 @@ DEFAULT_METRIC = "accuracy"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OptimizeOptions:
     """Options beside the goals.
 
     `metric` is a name for `load_metric`; None is accuracy if the rows have labels. With
@@ -67,7 +67,7 @@ class Prepared:
         return self.source.signature if self.transform is None else self.transform.api_signature
 
 
-def prepare(source: SourceModel, data: str | Path, options: Options) -> Prepared:
+def prepare(source: SourceModel, data: str | Path, options: OptimizeOptions) -> Prepared:
     """Read the rows for a resolved model; raises what `load_data` raises.
 
     INVALID_INPUT also for a metric without labels, an invalid transform, and padding that

@@ -29,7 +29,7 @@ from optimize.evidence import OptimizeReport, evidence_document, manifest_eviden
 from optimize.generation.source import SourceAnswers
 from optimize.recipes.base import DATA_NAME
 from optimize.recipes.generation import read_generation
-from optimize.source_graph import Exported
+from optimize.source_graph import ExportedModel
 from optimize.variant import DETAILS_NAME
 from registry.names import bundle_name
 from services.runtime.golden import load_golden, load_golden_features, save_golden
@@ -42,7 +42,7 @@ from services.runtime.warmup import check_padding
 GOLDEN_ROWS = 32
 
 
-def seal_bundle(exported: Exported, report: OptimizeReport, chosen: Judged) -> VerifiedBundle:
+def seal_bundle(exported: ExportedModel, report: OptimizeReport, chosen: Judged) -> VerifiedBundle:
     """Seal the chosen variant's files and evidence under the state directory, by digest.
 
     PARITY_FAILED if the manifest pads sequences and padding changes the answers.
@@ -72,7 +72,7 @@ def seal_bundle(exported: Exported, report: OptimizeReport, chosen: Judged) -> V
         return _move(sealed, store / sealed.digest)
 
 
-def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest:
+def _manifest(exported: ExportedModel, device: RunDevice, chosen: Judged) -> Manifest:
     prepared, variant = exported.prepared, chosen.variant
     source = prepared.source
     assert variant.measured is not None
@@ -107,7 +107,7 @@ def _manifest(exported: Exported, device: RunDevice, chosen: Judged) -> Manifest
     )
 
 
-def _write_golden(exported: Exported, path: Path) -> None:
+def _write_golden(exported: ExportedModel, path: Path) -> None:
     """Write rows for warm-up and parity checks with the source model's own answers."""
     prepared, baseline = exported.prepared, exported.baseline
     rows = prepared.raw.held_out.head(GOLDEN_ROWS)

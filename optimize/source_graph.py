@@ -50,7 +50,7 @@ _FACTS_NAME = "facts.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedModel:
     """A graph that is proved to be the source model's; `key` names it in the cache."""
 
     prepared: Prepared
@@ -79,7 +79,7 @@ class _Facts(BaseModel):
     splits: SplitCheck | None
 
 
-def export_source(prepared: Prepared) -> Exported:
+def export_source(prepared: Prepared) -> ExportedModel:
     """Export, check and run the source model, or take the results from the cache.
 
     EXPORT_FAILED if the graph cannot be proved to be the model; UNSUPPORTED_MODEL if the model
@@ -98,7 +98,7 @@ def export_source(prepared: Prepared) -> Exported:
         prepared.batching_options,
     )
     _ = baseline.score  # fails before any work on variants if the metric does not fit
-    return Exported(
+    return ExportedModel(
         prepared=prepared,
         graph=entry.root / MODEL_NAME,
         opset=facts.opset,

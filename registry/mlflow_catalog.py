@@ -13,8 +13,9 @@ from typing import Any
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import exclusive, settle
 from bundle.home import state_dir
+from bundle.paths import check_relative
 from bundle.verify import VerifiedBundle, verify
-from registry import attachments, lookup
+from registry import lookup
 from registry.catalog import (
     CHAMPION,
     ImportedModel,
@@ -193,20 +194,28 @@ class MlflowCatalog:
         return published
 
     def attach(self, published: PublishedModel, folder: Path, name: str) -> str:
-        """Attach `folder` as `name` to the version's run; return its URI."""
+        """Attach `folder` as `name` (a relative path) to the version's run; return its URI."""
         with quiet(), registry_errors():
-            return attachments.attach(self._connected(), published.run_id, folder, name)
+            client = self._connected()
+            client.log_artifacts(published.run_id, str(folder), check_relative(name))
+        return f"runs:/{published.run_id}/{name}"
 
     def attached(self, published: PublishedModel, under: str) -> list[str]:
-        """Return the names of the folders in the folder `under` of the version's run."""
+        """Return the sorted names of the folders in the folder `under` of the version's run."""
         with quiet(), registry_errors():
-            return attachments.attached(self._connected(), published.run_id, under)
+            found = self._connected().list_artifacts(published.run_id, check_relative(under))
+        return sorted(Path(each.path).name for each in found if each.is_dir)
 
     def fetch_attached(self, published: PublishedModel, name: str, destination: Path) -> Path:
         """Copy an attached folder into `destination`; BENTO_NOT_FOUND if it does not exist."""
+        parent, _, last = check_relative(name).rpartition("/")
+        if last not in self.attached(published, parent):
+            raise MlctlError(
+                ErrorCode.BENTO_NOT_FOUND, f"the run {published.run_id} has no folder {name}"
+            )
         with quiet(), registry_errors():
             client = self._connected()
-            return attachments.fetch_attached(client, published.run_id, name, destination)
+            return Path(client.download_artifacts(published.run_id, name, str(destination)))
 
     def list_models(self) -> tuple[ModelRow, ...]:
         """Return every version of every model; names and tags are untrusted text."""

@@ -50,16 +50,16 @@ def parse_ref(text: str) -> ModelRef:
 
 
 def parse_new_name(text: str) -> str:
-    """Return the name of a model to register; INVALID_INPUT with a version or alias."""
-    ref = parse_ref(text)
-    if ref.version or ref.alias or ref.name.endswith(OPTIMIZED_SUFFIX):
+    """Return `text` if a model can be registered under it; INVALID_INPUT."""
+    if not _NAME.fullmatch(text) or text.endswith(OPTIMIZED_SUFFIX):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--name {printable(text)}: expected the name of a model, without version and alias",
+            f"--name {printable(text)}: expected the name of a model (letters, digits, spaces and "
+            "._-), without version and alias",
             f"MLflow numbers versions; names that end with {OPTIMIZED_SUFFIX} belong to `mlctl "
             "optimize`.",
         )
-    return ref.name
+    return text
 
 
 def optimized_name(name: str) -> str:

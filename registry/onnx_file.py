@@ -41,7 +41,11 @@ def load_graph(path: Path) -> Any:
             )
         path = found[0]
     if not path.is_file():
-        raise MlctlError(ErrorCode.FILE_MISSING, f"there is no file {path}")
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"there is no file {path}",
+            "Give the path of an .onnx file, or of a folder with one or with a language model.",
+        )
     try:
         model = onnx.load(str(path))
         onnx.checker.check_model(model if model.ByteSize() < 1 << 31 else str(path))

@@ -37,7 +37,7 @@ def read_import(
     """Read an ONNX file, or a folder with one, and describe its tensors.
 
     `shapes` are items NAME=-1,3,224,224 that replace shapes of the graph, `constants` items
-    NAME=VALUE for inputs that are not sent with each request. INVALID_INPUT, FILE_MISSING, or
+    NAME=VALUE for inputs that are not sent with each request. INVALID_INPUT or
     UNSUPPORTED_MODEL with the reason.
     """
     new_name = parse_new_name(name)

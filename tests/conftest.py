@@ -42,6 +42,7 @@ pytest_plugins = [
     "tests.suite.retry",
     "tests.suite.skips",
     "tests.suite.slow",
+    "tests.suite.temporary",
     "tests.suite.tour",
     "tests.support.registry_store",
     "tests.support.serving_fixtures",
@@ -58,8 +59,12 @@ def anyio_backend() -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage meanwhile, nor later from what is there now: modules and tests stay."""
+    """Collect no garbage meanwhile, nor later from what is there now: modules and tests stay.
+
+    Tests that load further libraries collect as seldom as the command does (`cli/main.py`).
+    """
     gc.disable()
+    gc.set_threshold(50_000, 20, 100)
     try:
         return (yield)
     finally:

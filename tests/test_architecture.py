@@ -4,8 +4,10 @@ The layers and the absence of import cycles are contracts in `pyproject.toml`: s
 """
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,13 @@ def test_packages__all_top_level_folders__are_under_the_contracts() -> None:
     assert folders - {"tests", "benchmarks"} == set(PACKAGES)
 
 
+def test_classes__public_ones__have_names_that_exist_once() -> None:
+    files = [path for name in (*PACKAGES, "benchmarks") for path in sources(name)]
+    pattern = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
+    found = [name for path in files for name in pattern.findall(path.read_text())]
+    assert {name for name, count in Counter(found).items() if count > 1} == set()
+
+
 @pytest.mark.slow
 def test_services__imported_whole__load_neither_torch_nor_mlflow() -> None:
     # services.service builds the service of the bundle it finds, so it needs one to import.
@@ -64,20 +73,8 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
     assert not loaded & HEAVY
 
 
-# What a Bento holds although neither its server nor its runners import it.
-OTHERS_IN_A_BENTO = {
-    # imported by name at run time, or started as a process of its own
-    "services.runtime.engine_worker",
-    # the view that other commands have of the same contract
-    "bundle.interface",
-    "bundle.output_kinds",
-    "services.batch.estimate",
-    "services.batch.spark",
-    "services.online.security.exposure",
-    "services.precomputed.manage",
-    "services.stream.recorded",
-    "services.stream.tools",
-}
+# A process of its own: the server starts it by its name.
+OTHERS_IN_A_BENTO = {"services.runtime.engine_worker"}
 # Their modules are imported by name: the scheme of a URL, --payload.
 PLUG_INS = ("services.stream.payloads.", "services.stream.transports.")
 
@@ -97,6 +94,20 @@ def test_bento__each_module_in_it__is_imported_by_the_server_or_the_runners() ->
     assert others == OTHERS_IN_A_BENTO
     packages = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()}
     assert imported - packages <= inside
+
+
+_TEST_NAME = re.compile(r"^ *(?:async )?def (test_\w*)\(", re.MULTILINE)
+
+
+def test_tests__each_name__has_feature_condition_and_result() -> None:
+    wrong = {
+        f"{path.relative_to(ROOT)}::{name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path.parent.name != "suite"  # they hold the text of other tests
+        for name in _TEST_NAME.findall(path.read_text())
+        if not re.fullmatch(r"test_[a-z0-9_]+?__[a-z0-9_]+?__[a-z0-9_]+", name)
+    }
+    assert wrong == set()
 
 
 UNSAFE_CALLS = {

@@ -113,7 +113,7 @@ def unknown_options(command: click.Command, words: list[str]) -> list[str]:
 
 
 @each_document
-def test_every_link_leads_somewhere(path: Path) -> None:
+def test_documents__each_link__has_a_target(path: Path) -> None:
     wrong = []
     for link in _LINK.findall(_FENCE.sub("", path.read_text())):
         target, _, part = link.partition("#")
@@ -126,14 +126,14 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 
 @each_document
-def test_every_file_that_is_named_is_there(path: Path) -> None:
+def test_documents__each_named_file__exists(path: Path) -> None:
     spoken = (code.partition("::")[0] for code in _CODE.findall(_FENCE.sub("", path.read_text())))
     named = {code for code in spoken if _FILE.fullmatch(code)}
     assert not [code for code in sorted(named) if not (ROOT / code).exists()]
 
 
 @each_document
-def test_every_command_and_option_is_known(path: Path) -> None:
+def test_documents__each_command_and_option__exists(path: Path) -> None:
     wrong = {
         " ".join(words): found
         for line in command_lines(path.read_text())
@@ -320,7 +320,7 @@ def test_usage_errors__wrong_command__are_found(line: str, found: list[str]) -> 
         ("cat x && mlctl precomputed flip scores 7 --json", []),
     ],
 )
-def test_what_is_wrong_would_be_found(line: str, found: list[str]) -> None:
+def test_unknown__line_with_a_wrong_word__is_found(line: str, found: list[str]) -> None:
     assert [word for words in calls(line) for word in unknown(words)][: len(found) or None] == found
 
 

@@ -32,7 +32,7 @@ def names_in(path: Path) -> frozenset[str]:
     return frozenset(name for name in found if name.startswith("test_"))
 
 
-def test_every_row_is_whole() -> None:
+def test_threats__each_row__is_complete() -> None:
     rows = threats()
     assert len(rows) > 30
     for row in rows:
@@ -41,7 +41,7 @@ def test_every_row_is_whole() -> None:
         assert row[4] or "**open**" in row[3], f"no test of: {row[2]}"
 
 
-def test_every_named_test_is_there() -> None:
+def test_threats__each_named_test__exists() -> None:
     for row in threats():
         named = _TEST.findall(row[4])
         assert len(named) == row[4].count("`") // 2, f"not a test: {row[4]}"
@@ -52,7 +52,7 @@ def test_every_named_test_is_there() -> None:
             assert test in names_in(path), f"{file}::{test}"
 
 
-def test_no_process_is_started_by_a_shell() -> None:
+def test_packages__each_process_start__uses_no_shell() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for package in PACKAGES
@@ -74,7 +74,7 @@ def _is_shell(call: ast.Call) -> bool:
     )
 
 
-def test_a_shell_would_be_found() -> None:
+def test_is_shell__call_with_a_shell__is_found() -> None:
     for text in ("subprocess.run('x', shell=True)", "os.system('x')"):
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call)

@@ -1,1 +1,1 @@
-"""`mlctl batch run` beside other ways to score a Parquet file on one machine."""
+"""`mlctl batch run` beside other engines to score a Parquet file on one machine."""

@@ -20,11 +20,11 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.batch.measure import Cost, measure
+from benchmarks.batch.measure import CommandCost, measure
 from benchmarks.workloads import make_workload
 
-WAYS = ("ours", "loop", "polars", "duckdb", "pandas", "ray")
-# The rows of each model, and the best rows in a call of the other ways.
+ENGINES = ("ours", "loop", "polars", "duckdb", "pandas", "ray")
+# The rows of each model, and the best rows in a call of the other engines.
 MODELS: Mapping[str, tuple[int, int]] = {"light": (2_000_000, 4096), "heavy": (400_000, 256)}
 _GROUP = 100_000
 _WIDTH = 64
@@ -49,18 +49,18 @@ def write_rows(path: Path, rows: int, *, wide: bool) -> None:
         writer.close()
 
 
-def command_of(way: str, python: str, folder: Path, batch: int, threads: int) -> list[str]:
-    """What runs `way` over the rows in `folder`, into its `out`."""
+def command_of(engine: str, python: str, folder: Path, batch: int, threads: int) -> list[str]:
+    """What runs `engine` over the rows in `folder`, into its `out`."""
     rows, out, model = folder / "rows.parquet", folder / "out", folder / "model"
-    if way == "ours":
+    if engine == "ours":
         code = "from cli.main import main; main()"
-        asked = ["batch", "run", str(model), "--in", str(rows), "--out", str(out), "--keep", "id"]
-        return [sys.executable, "-c", code, *asked, "--threads", str(threads)]
-    script = str(Path(__file__).with_name("ways.py"))
-    places = ["--model", str(model / "model.onnx"), "--rows", str(rows), "--out", str(out)]
+        run = ["batch", "run", str(model), "--in", str(rows), "--out", str(out), "--keep", "id"]
+        return [sys.executable, "-c", code, *run, "--threads", str(threads)]
+    script = str(Path(__file__).with_name("engines.py"))
+    paths = ["--model", str(model / "model.onnx"), "--rows", str(rows), "--out", str(out)]
     how = ["--threads", str(threads), "--batch", str(batch)]
     names = parquet.read_schema(rows).names
-    return [python, script, way, *places, *how, *([] if "x" in names else ["--wide"])]
+    return [python, script, engine, *paths, *how, *([] if "x" in names else ["--wide"])]
 
 
 def answered(out: Path) -> tuple[int, float]:
@@ -71,38 +71,40 @@ def answered(out: Path) -> tuple[int, float]:
     return len(np.unique(ids)), float(sum(part["y"].to_numpy().sum(dtype=float) for part in parts))
 
 
-def run_model(model: str, ways: Sequence[str], given: argparse.Namespace) -> dict[str, list[Cost]]:
-    """The costs of each way, which take turns; SystemExit if their answers differ."""
+def run_model(
+    model: str, engines: Sequence[str], options: argparse.Namespace
+) -> dict[str, list[CommandCost]]:
+    """The costs of each engine, which take turns; SystemExit if their answers differ."""
     rows, batch = MODELS[model]
-    rows = max(1, int(rows * given.scale))
-    costs: dict[str, list[Cost]] = {way: [] for way in ways}
+    rows = max(1, int(rows * options.scale))
+    costs: dict[str, list[CommandCost]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory(prefix="mlctl-batch-") as scratch:
         folder = Path(scratch)
         make_workload(model, folder / "model")
-        write_rows(folder / "rows.parquet", rows, wide=given.wide)
+        write_rows(folder / "rows.parquet", rows, wide=options.wide)
         sums: dict[str, float] = {}
-        for _ in range(given.rounds):
-            for way in ways:
-                command = command_of(way, given.python, folder, batch, given.threads)
-                costs[way].append(measure(command, {"OMP_NUM_THREADS": "1"}))
-                found, sums[way] = answered(folder / "out")
-                if found != rows or not np.isclose(sums[way], sums[ways[0]], rtol=1e-3):
-                    raise SystemExit(f"{way}: {found} rows, {sums}")
+        for _ in range(options.rounds):
+            for engine in engines:
+                command = command_of(engine, options.python, folder, batch, options.threads)
+                costs[engine].append(measure(command, {"OMP_NUM_THREADS": "1"}))
+                found, sums[engine] = answered(folder / "out")
+                if found != rows or not np.isclose(sums[engine], sums[engines[0]], rtol=1e-3):
+                    raise SystemExit(f"{engine}: {found} rows, {sums}")
                 out = folder / "out"
                 shutil.rmtree(out) if out.is_dir() else out.unlink()
     return costs
 
 
-def show(model: str, rows: int, costs: Mapping[str, Sequence[Cost]]) -> None:
-    """Print the median of each way by its CPU."""
+def show(model: str, rows: int, costs: Mapping[str, Sequence[CommandCost]]) -> None:
+    """Print the median of each engine by its CPU."""
     table = Table(title=f"{model}, {rows:,} rows", box=None, padding=(0, 2, 0, 0))
     for name in ("", "rows/s", "CPU-s per M rows", "peak MB"):
         table.add_column(name, justify="right" if name else "left")
-    for way, each in costs.items():
+    for engine, each in costs.items():
         cpu = median(cost.cpu_seconds for cost in each) / rows * 1e6
         rate = rows / median(cost.seconds for cost in each)
         memory = max(cost.mebibytes for cost in each)
-        table.add_row(way, f"{rate:,.0f}", f"{cpu:.2f}", f"{memory:,.0f}")
+        table.add_row(engine, f"{rate:,.0f}", f"{cpu:.2f}", f"{memory:,.0f}")
     Console(width=100).print(table)
 
 
@@ -110,23 +112,23 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch", description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="a Python that has the peers")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--scale", type=float, default=1.0, help="of the rows")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--wide", action="store_true", help="a column for each value")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     found = {}
-    for model in given.models:
-        costs = run_model(model, given.ways, given)
-        show(model, max(1, int(MODELS[model][0] * given.scale)), costs)
-        found[model] = {way: [asdict(cost) for cost in each] for way, each in costs.items()}
+    for model in options.models:
+        costs = run_model(model, options.engines, options)
+        show(model, max(1, int(MODELS[model][0] * options.scale)), costs)
+        found[model] = {engine: [asdict(cost) for cost in each] for engine, each in costs.items()}
     load = [round(value, 1) for value in os.getloadavg()]
-    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {load}, {given.threads} threads")
-    if given.json is not None:
-        given.json.write_text(dumps(found))
+    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {load}, {options.threads} threads")
+    if options.json is not None:
+        options.json.write_text(dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a command costs: seconds, its whole tree's CPU, and the most memory it had at once."""
+"""What a command costs: seconds, its whole tree's CPU, and its peak memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CommandCost:
     """Of a command and all that it started; memory without what processes share."""
 
     seconds: float
@@ -26,13 +26,13 @@ class Cost:
 
 @dataclass(slots=True)
 class _Tree:
-    """The last that was seen of each process, and the most memory of all together in bytes."""
+    """The newest CPU times of each process, and the peak memory of all together in bytes."""
 
     root: psutil.Process
     cpu: dict[tuple[int, float], float] = field(default_factory=dict)
-    most: int = 0
+    peak_bytes: int = 0
 
-    def look(self) -> None:
+    def sample(self) -> None:
         now = 0
         try:
             processes = [self.root, *self.root.children(recursive=True)]
@@ -46,7 +46,7 @@ class _Tree:
                 now += memory.rss - memory.shared if process is not self.root else memory.rss
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        self.most = max(self.most, now)
+        self.peak_bytes = max(self.peak_bytes, now)
 
     def kill(self) -> None:
         for process in [*self.root.children(recursive=True), self.root]:
@@ -54,7 +54,7 @@ class _Tree:
                 process.kill()
 
 
-def measure(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Cost:
+def measure(command: Sequence[str], environment: Mapping[str, str] | None = None) -> CommandCost:
     """Run `command` to its end; SystemExit with what it said if it fails, or takes five minutes.
 
     The root's CPU is what the system counted, with the children that it waited for; that of
@@ -70,7 +70,7 @@ def measure(command: Sequence[str], environment: Mapping[str, str] | None = None
         tree = _Tree(psutil.Process(process.pid))
         done = 0
         while not done:
-            tree.look()
+            tree.sample()
             done, status, usage = os.wait4(process.pid, os.WNOHANG)
             if not done:
                 time.sleep(_PERIOD)
@@ -83,4 +83,4 @@ def measure(command: Sequence[str], environment: Mapping[str, str] | None = None
         if process.returncode:
             raise SystemExit(f"{command[0]}: {process.stdout.read().decode()[-2000:]}")
     own = usage.ru_utime + usage.ru_stime
-    return Cost(seconds, max(own, sum(tree.cpu.values())), tree.most / 2**20)
+    return CommandCost(seconds, max(own, sum(tree.cpu.values())), tree.peak_bytes / 2**20)

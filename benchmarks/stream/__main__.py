@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import mlctl_server
-from benchmarks.stream.places import SCHEMES, Stream, broker, fill, values
-from benchmarks.stream.ways import Spec
+from benchmarks.stream.brokers import SCHEMES, Broker, broker, fill, values
+from benchmarks.stream.engines import Spec
 from benchmarks.workloads import NetBundle, make_workload
 from bundle.clock import SystemClock
 from services.stream.answer_headers import SOURCE
@@ -32,53 +32,53 @@ from services.stream.transports import transport_of
 from tests.support.wait import wait_until
 
 _STEPS = 50
-# Messages in a batch, the same for every way.
+# Messages in a batch, the same for every engine.
 _BATCH = 4000
 _FEW = 2000
 # Before latency is measured so many are answered, some at a time.
 _WARM, _ROUNDS, _KEY = 2000, 4, b"warm"
 
 
-def text(place: StreamUrl | None) -> str:
+def text(url: StreamUrl | None) -> str:
     """As a user writes it."""
-    assert place is not None
-    options = "&".join(f"{name}={value}" for name, value in place.options.items())
-    return f"{place.scheme}://{place.address}{'?' if options else ''}{options}#{place.topic}"
+    assert url is not None
+    query = "&".join(f"{name}={value}" for name, value in url.options.items())
+    return f"{url.scheme}://{url.address}{'?' if query else ''}{query}#{url.topic}"
 
 
-class Bench:
+class StreamBenchmark:
     """One broker, one form of payload."""
 
     def __init__(
-        self, stream: Stream, bundle: Path, payload: str, given: argparse.Namespace
+        self, stream: Broker, bundle: Path, payload: str, options: argparse.Namespace
     ) -> None:
         self._stream = stream
         self._bundle = bundle
         self._payload = payload
-        self._given = given
+        self._options = options
 
-    def spec(self, way: str, request: ConnectionRequest, count: int) -> Spec:
-        """What a process of that way is to do."""
-        places = (text(request.source), text(request.answers), text(request.dead))
-        model, batch = str(self._bundle), int(self._given.batch)
-        return Spec(way, *places, request.group, self._payload, model, count, batch)
+    def spec(self, engine: str, request: ConnectionRequest, count: int) -> Spec:
+        """What a process of that engine is to do."""
+        urls = (text(request.source), text(request.answers), text(request.dead))
+        model, batch = str(self._bundle), int(self._options.batch)
+        return Spec(engine, *urls, request.group, self._payload, model, count, batch)
 
-    def throughput(self, way: str, url: str = "") -> dict[str, float]:
+    def throughput(self, engine: str, url: str = "") -> dict[str, float]:
         """The median by rate of some rounds over a full stream."""
         found = []
-        for _ in range(self._given.rounds):
-            request = self._stream.places()
-            count = _FEW if way in {"one by one", "faststream"} else self._given.messages
+        for _ in range(self._options.rounds):
+            request = self._stream.urls()
+            count = _FEW if engine in {"one by one", "faststream"} else self._options.messages
             fill(request.source, values(self._payload, count))
-            spec = replace(self.spec(way, request, count), url=url)
+            spec = replace(self.spec(engine, request, count), url=url)
             found.append(self._run(spec))
         found.sort(key=lambda each: each["messages"] / each["seconds"])
         return found[len(found) // 2]
 
     def latency(self, rate: float) -> tuple[float, float]:
         """p50 and p99 in milliseconds at `rate` messages a second, by the broker's times."""
-        request = self._stream.places()
-        count = int(min(rate * self._given.seconds, self._given.messages))
+        request = self._stream.urls()
+        count = int(min(rate * self._options.seconds, self._options.messages))
         sender = threading.Thread(target=send_at, args=(request.source, self._payload, count, rate))
         assert request.answers is not None
         warm = values(self._payload, _WARM)
@@ -107,15 +107,15 @@ class Bench:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.stream.ways",
+            "benchmarks.stream.engines",
             orjson.dumps(asdict(spec)).decode(),
         ]
-        if spec.way == "faststream":
+        if spec.engine == "faststream":
             app = str(Path(__file__).with_name("faststream_app.py"))
             model = str(Path(spec.bundle) / "model.onnx")
-            places = [StreamUrl.parse(each) for each in (spec.source, spec.answers)]
-            ends = [places[0].address, places[0].topic, places[1].topic]
-            command = [self._given.faststream, app, *ends, spec.group]
+            urls = [StreamUrl.parse(each) for each in (spec.source, spec.answers)]
+            ends = [urls[0].address, urls[0].topic, urls[1].topic]
+            command = [self._options.faststream, app, *ends, spec.group]
             command += [model, spec.payload, str(spec.count)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
@@ -128,7 +128,7 @@ class Bench:
         with self._begun(spec) as process:
             out, _ = process.communicate(timeout=600)
         if process.returncode:
-            raise SystemExit(f"{spec.way} failed")
+            raise SystemExit(f"{spec.engine} failed")
         found: dict[str, float] = orjson.loads(out.splitlines()[-1])
         return found
 
@@ -139,12 +139,12 @@ def answers_at(request: ConnectionRequest) -> list[Message]:
     return [*transport_of(request.answers).browse(request.answers)]
 
 
-def send_at(place: StreamUrl, payload: str, count: int, rate: float) -> None:
+def send_at(url: StreamUrl, payload: str, count: int, rate: float) -> None:
     """Send `count` messages, some each 20 ms."""
     messages, clock = values(payload, count), SystemClock()
     part = max(1, int(rate / _STEPS))
     wait = threading.Event()
-    with transport_of(place).open_producer(place) as producer:
+    with transport_of(url).open_producer(url) as producer:
         # A client of Kafka waits half a second for its number.
         producer.publish([Outgoing(messages[0], _KEY)])
         began = clock.monotonic()
@@ -166,40 +166,42 @@ def served(workload: NetBundle, folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def ways_of(scheme: str, given: argparse.Namespace) -> list[str]:
+def engines_of(scheme: str, options: argparse.Namespace) -> list[str]:
     """What is compared on a broker."""
     bare = [] if scheme == "sqlite" else [scheme]
     # Over Redis it sends in a form of its own, which a message of other programs is not.
-    peers = ["faststream"] if given.faststream and scheme == "kafka" else []
-    return [way for way in ("ours", "link", *bare, *peers) if way in (given.only or [way])]
+    peers = ["faststream"] if options.faststream and scheme == "kafka" else []
+    return [
+        engine for engine in ("ours", "link", *bare, *peers) if engine in (options.only or [engine])
+    ]
 
 
-def measure(scheme: str, payload: str, given: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """All ways on one broker."""
+def measure(scheme: str, payload: str, options: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """All engines on one broker."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="mlctl-stream-") as scratch:
         workload = make_workload("light", Path(scratch) / "bundle")
         with broker(scheme, Path(scratch) / "broker") as stream:
-            bench = Bench(stream, workload.bundle.root, payload, given)
-            if given.one_by_one and (scheme, payload) == ("sqlite", "json"):
+            bench = StreamBenchmark(stream, workload.bundle.root, payload, options)
+            if options.one_by_one and (scheme, payload) == ("sqlite", "json"):
                 with served(workload, Path(scratch)) as url:
                     found["one by one"] = bench.throughput("one by one", url)
                 add_row(table, scheme, payload, "one by one", found["one by one"])
-            for way in ways_of(scheme, given):
-                found[way] = result = bench.throughput(way)
-                if way == "ours":
+            for engine in engines_of(scheme, options):
+                found[engine] = result = bench.throughput(engine)
+                if engine == "ours":
                     p50, p99 = bench.latency(result["messages"] / result["seconds"] / 2)
                     result |= {"p50": p50, "p99": p99}
-                add_row(table, scheme, payload, way, result)
+                add_row(table, scheme, payload, engine, result)
     return found
 
 
-def add_row(table: Table, scheme: str, payload: str, way: str, result: dict[str, float]) -> None:
-    """Tell of one way."""
+def add_row(table: Table, scheme: str, payload: str, engine: str, result: dict[str, float]) -> None:
+    """Print the row of one engine."""
     rate = result["messages"] / result["seconds"]
     cost = 1e6 * result["cpu"] / result["messages"]
     shown = f"{result['p50']:.0f} / {result['p99']:.0f}" if "p50" in result else ""
-    row = (scheme, payload, way, f"{rate:,.0f}", f"{cost:.1f}", shown)
+    row = (scheme, payload, engine, f"{rate:,.0f}", f"{cost:.1f}", shown)
     print(*row, file=sys.stderr, flush=True)  # The table comes only at the end.
     table.add_row(*row)
 
@@ -215,24 +217,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency's run")
     parser.add_argument("--faststream", help="a Python that has FastStream and ONNX Runtime")
     parser.add_argument(
-        "--only", nargs="+", help="of these ways: ours, link, the client, faststream"
+        "--only", nargs="+", help="of these engines: ours, link, the client, faststream"
     )
     parser.add_argument("--one-by-one", action="store_true", help="also ask a server over HTTP")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Brokers and servers end as well.
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("broker", "payload", "way", "messages/s", "CPU us", "p50 / p99 ms"):
-        table.add_column(name, justify="left" if name in {"broker", "payload", "way"} else "right")
+    for name in ("broker", "payload", "engine", "messages/s", "CPU us", "p50 / p99 ms"):
+        table.add_column(
+            name, justify="left" if name in {"broker", "payload", "engine"} else "right"
+        )
     found: dict[str, Any] = {}
-    for scheme in given.schemes:
-        for payload in given.payloads:
-            found[f"{scheme} {payload}"] = measure(scheme, payload, given, table)
+    for scheme in options.schemes:
+        for payload in options.payloads:
+            found[f"{scheme} {payload}"] = measure(scheme, payload, options, table)
     Console(width=100).print(table)
     load = [round(value, 1) for value in os.getloadavg()]
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {load}")
-    if given.json is not None:
-        given.json.write_bytes(orjson.dumps(found))
+    if options.json is not None:
+        options.json.write_bytes(orjson.dumps(found))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ async def serve(
 
 
 def opened(address: str, source: str, group: str) -> tuple[Any, Any]:
-    """The broker, and the subscriber of `source`; bytes are given as they come."""
+    """The broker, and the subscriber of `source`; bytes are passed as they come."""
 
     async def plain(message: Any) -> bytes:
         body: bytes = message.body
@@ -69,8 +69,8 @@ def opened(address: str, source: str, group: str) -> tuple[Any, Any]:
     from faststream.confluent import KafkaBroker  # type: ignore[import-not-found]
 
     kafka = KafkaBroker(address, logger=None, allow_auto_create_topics=False)
-    asked = {"group_id": group, "auto_offset_reset": "earliest", "decoder": plain}
-    return kafka, kafka.subscriber(source, **asked)
+    arguments = {"group_id": group, "auto_offset_reset": "earliest", "decoder": plain}
+    return kafka, kafka.subscriber(source, **arguments)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class KillRun:
         return Counter(self._stream.read(request.dead, self.sent - _answers(self.sent)))
 
     def _wave_seconds(self) -> float:
-        """Return how long a run that nobody kills takes for a wave, with its start."""
+        """Return how many seconds a wave takes in a run that is not killed, with its start."""
         self._send()
         began = time.monotonic()
         self._finish()
@@ -253,10 +253,10 @@ def measure(kills: int, seed: int, folder: Path, result: BenchmarkResult) -> Non
         *("dead letters twice", "ends of --until-empty", "of them early", "failed runs", "seconds"),
     )
     for number, (name, opened) in enumerate(STREAMS.items()):
-        place = folder / f"stream{number}"
-        place.mkdir()
+        stream_folder = folder / f"stream{number}"
+        stream_folder.mkdir()
         began = time.monotonic()
-        with opened(place) as stream:
+        with opened(stream_folder) as stream:
             run = KillRun(stream, bundle, kills, random.Random(seed))
             run.run()
             answered, dead = run.answered(), run.dead()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.stream.places import PARTITIONS
+from benchmarks.stream.brokers import PARTITIONS
 from tests.support.kafka import MockKafka
 
 # Topic numbers go on from the runs on other brokers.

@@ -1,4 +1,4 @@
-"""A Bento outside a store: its files with a list of their digests, and the import of both.
+"""The list of a Bento's files with their digests, and the import of a Bento into the store.
 
 An import is verified first: every file matches the list, there is no other file, and the bundles
 are those that the Bento's label names.
@@ -24,8 +24,6 @@ from bundle.paths import check_relative, reject_link, resolve_inside
 from services.runtime.bento_layout import read_contents
 from services.runtime.bento_store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
 
-LISTING_NAME = "listing.json"
-BENTO_FOLDER = "bento"
 MAX_LISTING_BYTES = 8 << 20
 # Bytecode that a server wrote when it ran from the store.
 _BYTECODE = "__pycache__"
@@ -107,21 +105,6 @@ def check_room(listing: Listing, folder: Path) -> None:
             ErrorCode.DISK_FULL,
             f"{listing.tag} needs {needed} bytes, and {free} bytes are free at {folder}",
         )
-
-
-def copy_files(source: Path, listing: Listing, target: Path) -> None:
-    """Copy the listed files of the Bento at `source` to the folder `target`.
-
-    FILE_MISSING; FILE_ALTERED for a file of another size.
-    """
-    for entry in listing.files:
-        file, copy = resolve_inside(source, entry.path), target / entry.path
-        if not file.is_file():
-            raise _missing(entry)
-        if file.stat().st_size != entry.size:  # never write more than the list says
-            raise _altered(entry)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
 
 
 def check_files(root: Path, listing: Listing) -> None:
@@ -209,4 +192,4 @@ def _altered(entry: FileEntry) -> MlctlError:
 
 
 def _damaged(reason: str) -> MlctlError:
-    return MlctlError(ErrorCode.MANIFEST_INVALID, f"{LISTING_NAME}: {reason}")
+    return MlctlError(ErrorCode.MANIFEST_INVALID, f"the list of the files is not valid: {reason}")

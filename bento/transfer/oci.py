@@ -116,7 +116,11 @@ def _read_index(folder: Path) -> Document:
 
 def _choose(folder: Path, tag: str | None) -> Document:
     if not (folder / "oci-layout").is_file():
-        raise MlctlError(ErrorCode.BENTO_NOT_FOUND, f"there is no OCI image layout at {folder}")
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND,
+            f"there is no OCI image layout at {folder}",
+            "`mlctl build NAME --push oci:FOLDER` writes one.",
+        )
     ours = [
         each
         for each in _read_index(folder)["manifests"]

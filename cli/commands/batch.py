@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import Duration, add_options, parse_options
+from cli.options import Duration, option, parse_options, takes
 from cli.output import CommandOutput, counted, reporting
 from cli.progress import clock_time, only_results_on_stdout
 from cli.runners.batch import run_batch
-from cli.runners.batch_options import (
-    FORMAT_OPTION,
-    INPUT,
-    KEEP,
-    SIZES,
-    THREADS,
-    batch_options,
-)
+from cli.runners.batch_options import BatchInput, BatchOptions
 
 if TYPE_CHECKING:
     from services.batch.estimate import CostEstimate
 
-_SAMPLE = (
-    click.option(
-        "--duration",
-        "seconds",
-        type=Duration("100ms", "1h"),
-        default="10s",
-        show_default=True,
-        help="How long to measure.",
-    ),
-    click.option(
-        "--hour-price",
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions(BatchInput):
+    """The sample that is measured, and the price of an hour."""
+
+    duration: float = option("10s", Duration("100ms", "1h"), help="How long to measure.")
+    hour_price: float | None = option(
         type=click.FloatRange(0, min_open=True),
         help="Price of one core, or of the GPU that the model runs on, for an hour; adds the cost.",
-    ),
-)
-
-
-def _estimate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return add_options((*INPUT, KEEP, FORMAT_OPTION, *_SAMPLE, *SIZES, THREADS), command)
+    )
 
 
 @click.group()
@@ -53,9 +37,9 @@ def batch() -> None:
 
 @batch.command()
 @click.argument("bento")
-@batch_options
+@takes(options=BatchOptions)
 @reporting(json_lines=True)
-def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
+def run(output: CommandOutput, /, bento: str, options: BatchOptions) -> None:
     """Score the rows of --in with BENTO (a tag, or a bundle's folder) into --out.
 
     Run the same command again to resume a job that was stopped or killed; a finished job is not
@@ -68,39 +52,37 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     """
     from services.runtime.scorable import find_scorable
 
-    run_batch(output, partial(find_scorable, bento), **given)
+    run_batch(output, partial(find_scorable, bento), options)
 
 
 @batch.command()
 @click.argument("bento")
-@_estimate_options
+@takes(options=EstimateOptions)
 @reporting
-def estimate(
-    output: CommandOutput, /, bento: str, source: str, unit_rows: int | None, **given: Any
-) -> None:
+def estimate(output: CommandOutput, /, bento: str, options: EstimateOptions) -> None:
     """Predict how long scoring the rows of --in with BENTO takes, and what it costs.
 
     Scores random units for about --duration into a temporary folder, and assumes that the other
     rows take as long.
     """
     from services.batch.estimate import estimate as predict
-    from services.batch.job import UNIT_ROWS, BatchConfig, column_list
+    from services.batch.job import BatchConfig, column_list
     from services.batch.sources import open_source
     from services.runtime.scorable import find_scorable
 
     model = find_scorable(bento)
     config = BatchConfig(
-        map=given["mapped"],
-        keep=column_list(given["keep"]),
-        filter=given["condition"],
-        unit_rows=unit_rows or UNIT_ROWS,
-        forbid_nan=given["forbid_nan"],
+        map=options.map,
+        keep=column_list(options.keep),
+        filter=options.filter,
+        unit_rows=options.unit_rows,
+        forbid_nan=options.forbid_nan,
     )
-    rows = open_source(source, config.unit_rows, parse_options(given["options"]))
-    price, seconds = given["hour_price"], given["seconds"]
+    rows = open_source(options.source, config.unit_rows, parse_options(options.settings))
+    price, seconds, threads = options.hour_price, options.duration, options.threads
     with output.working() as show, only_results_on_stdout():
         show("Scoring a sample ...")
-        found = predict(model, rows, config, price, seconds, given["threads"], given["batch_rows"])
+        found = predict(model, rows, config, price, seconds, threads, options.batch_rows)
     if output.as_json:
         output.document({"digest": model.digest, **found.as_dict()})
     else:

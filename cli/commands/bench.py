@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import Duration
+from cli.options import Duration, option, takes
 from cli.output import CommandOutput, reporting
 from cli.progress import interruptible
 
@@ -29,128 +29,76 @@ _STAGES = {
 }
 
 
-def _counts(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(each) for each in text.split(","))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1 or max(counts) > 4096:
-        raise click.BadParameter("write numbers from 1 to 4096, such as 1,16,64")
-    return counts
+class _Counts(click.ParamType[tuple[int, ...]]):
+    """Numbers of clients, separated by commas."""
+
+    name = "counts"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        try:
+            counts = tuple(int(each) for each in str(value).split(","))
+        except ValueError:
+            counts = ()
+        if not counts or min(counts) < 1 or max(counts) > 4096:
+            self.fail("write numbers from 1 to 4096, such as 1,16,64", param, ctx)
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """How the load is made, and what is measured besides it."""
+
+    model: str | None = option(
+        help="Model to send requests to; the same as URL/MODEL or BENTO/MODEL."
+    )
+    protocol: str = option("http", click.Choice(("http", "grpc")), help="Protocol of the requests.")
+    encoding: str = option(
+        "binary", click.Choice(("binary", "json")), help="Form of the tensors in HTTP requests."
+    )
+    clients: tuple[int, ...] = option(
+        "1,16,64", _Counts(), help="Numbers of closed-loop clients, measured one after the other."
+    )
+    rate: float | None = option(
+        type=click.FloatRange(0, 1e6, min_open=True),
+        help="Requests per second of an open loop, instead of --clients.",
+    )
+    rows: int = option(1, click.IntRange(1, 65536), help="Rows in each request.")
+    length: int = option(
+        16, click.IntRange(1, 1 << 20), help="Size of dynamic dimensions of generated inputs."
+    )
+    duration: float = option("5s", Duration("200ms", "1h"), help="How long to measure each load.")
+    data: str | None = option(
+        metavar="FILE.npz|golden",
+        help="Rows to send: a .npz file, or the Bento's golden rows.  [default: generated]",
+    )
+    cold: int | None = option(
+        type=click.IntRange(1, 1000),
+        metavar="N",
+        help="Start the Bento N times; measure the time to ready and to the first answer.",
+    )
+    tune: bool = option(help="Search the settings with the highest throughput within --max-p99-ms.")
+    max_p99_ms: float | None = option(
+        type=click.FloatRange(0, 60_000, min_open=True), help="With --tune: maximum p99 latency."
+    )
+    out: Path | None = option(
+        type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
+        help="With --tune: file to write the settings to, as environment lines.",
+    )
 
 
 @click.command()
 @click.argument("target", metavar="URL|BENTO")
-@click.option("--model", help="Model to send requests to; the same as URL/MODEL or BENTO/MODEL.")
-@click.option(
-    "--protocol",
-    type=click.Choice(("http", "grpc")),
-    default="http",
-    show_default=True,
-    help="Protocol of the requests.",
-)
-@click.option(
-    "--encoding",
-    type=click.Choice(("binary", "json")),
-    default="binary",
-    show_default=True,
-    help="Form of the tensors in HTTP requests.",
-)
-@click.option(
-    "--clients",
-    default="1,16,64",
-    show_default=True,
-    callback=_counts,
-    help="Numbers of closed-loop clients, measured one after the other.",
-)
-@click.option(
-    "--rate",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    help="Requests per second of an open loop, instead of --clients.",
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(1, 65536),
-    default=1,
-    show_default=True,
-    help="Rows in each request.",
-)
-@click.option(
-    "--length",
-    type=click.IntRange(1, 1 << 20),
-    default=16,
-    show_default=True,
-    help="Size of dynamic dimensions of generated inputs.",
-)
-@click.option(
-    "--duration",
-    "seconds",
-    type=Duration("200ms", "1h"),
-    default="5s",
-    show_default=True,
-    help="How long to measure each load.",
-)
-@click.option(
-    "--data",
-    metavar="FILE.npz|golden",
-    help="Rows to send: a .npz file, or the Bento's golden rows.  [default: generated]",
-)
-@click.option(
-    "--cold",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="Start the Bento N times; measure the time to ready and to the first answer.",
-)
-@click.option(
-    "--tune",
-    is_flag=True,
-    help="Search the settings with the highest throughput within --max-p99-ms.",
-)
-@click.option(
-    "--max-p99-ms",
-    type=click.FloatRange(0, 60_000, min_open=True),
-    help="With --tune: maximum p99 latency.",
-)
-@click.option(
-    "--budget",
-    type=Duration("10s", "1d"),
-    default="5m",
-    show_default=True,
-    help="With --tune: time after which no trial starts.",
-)
-@click.option(
-    "--out",
-    "write",
-    type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
-    help="With --tune: file to write the settings to, as environment lines.",
-)
+@takes(options=BenchOptions)
 @reporting
-def bench(
-    output: CommandOutput,
-    /,
-    target: str,
-    model: str | None,
-    protocol: str,
-    encoding: str,
-    clients: tuple[int, ...],
-    rate: float | None,
-    rows: int,
-    length: int,
-    seconds: float,
-    data: str | None,
-    cold: int | None,
-    tune: bool,
-    max_p99_ms: float | None,
-    budget: float,
-    write: Path | None,
-) -> None:
+def bench(output: CommandOutput, /, target: str, options: BenchOptions) -> None:
     """Measure throughput and latency of a server.
 
     Give the URL of a server that speaks the V2 protocol, or a BENTO (NAME:VERSION, or NAME for the
     newest), which is served on free ports while it is measured. URL/MODEL and BENTO/MODEL name one
     of several models; by default a Bento's first model, or its pipeline. --tune takes a Bento and
-    tries servers with different settings; an interrupted search continues where it stopped. --cold
-    measures starts instead of requests.
+    tries servers with different settings. --cold measures starts instead of requests.
 
     \b
     Example:
@@ -158,23 +106,23 @@ def bench(
     """
     from loadtest.runs import LoadProfile, Protocols, RequestShape
 
-    target, model = _named(target, model)
-    _check(target, data, cold=cold, tune=tune, goal=max_p99_ms, write=write)
+    target, model = _named(target, options.model)
+    _check(target, options)
     model = _known(target, model)
     shape = RequestShape(
-        protocol=Protocols(protocol),
-        binary=encoding == "binary",
-        rows=rows,
-        length=length,
-        data=_data(target, data, model),
+        protocol=Protocols(options.protocol),
+        binary=options.encoding == "binary",
+        rows=options.rows,
+        length=options.length,
+        data=_data(target, options.data, model),
         model=model,
     )
-    load = LoadProfile(seconds=seconds, clients=clients, rate=rate)
+    load = LoadProfile(seconds=options.duration, clients=options.clients, rate=options.rate)
     with interruptible():
-        if cold is not None:
-            _cold(output, target, shape, cold)
-        elif max_p99_ms is not None:
-            _tune(output, target, shape, load, (max_p99_ms, budget), write)
+        if options.cold is not None:
+            _cold(output, target, shape, options.cold)
+        elif options.max_p99_ms is not None:
+            _tune(output, target, shape, load, options.max_p99_ms, options.out)
         else:
             _bench(output, target, shape, load)
 
@@ -197,25 +145,17 @@ def _known(target: str, model: str | None) -> str | None:
     return model if "://" in target else resolve_model(find_bento(target).source, model)
 
 
-def _check(
-    target: str,
-    data: str | None,
-    *,
-    cold: int | None,
-    tune: bool,
-    goal: float | None,
-    write: Path | None,
-) -> None:
+def _check(target: str, options: BenchOptions) -> None:
     is_url = "://" in target
-    if cold is not None and (is_url or tune):
+    if options.cold is not None and (is_url or options.tune):
         raise click.UsageError("--cold takes a Bento, and no --tune: it starts servers of its own")
-    if tune != (goal is not None):
+    if options.tune != (options.max_p99_ms is not None):
         raise click.UsageError("--tune and --max-p99-ms need each other")
-    if write is not None and not tune:
+    if options.out is not None and not options.tune:
         raise click.UsageError("--out needs --tune")
-    if is_url and tune:
+    if is_url and options.tune:
         raise click.UsageError("--tune takes a Bento, not a URL: it starts its own servers")
-    if is_url and data == "golden":
+    if is_url and options.data == "golden":
         raise click.UsageError("--data golden takes a Bento, not a URL")
 
 
@@ -232,9 +172,7 @@ def _data(target: str, data: str | None, model: str | None) -> Path | None:
 def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadProfile) -> None:
     from loadtest.runs import bench as run
 
-    with ExitStack() as stack:
-        served = _served(output, target, shape, stack)
-        report = stack.enter_context(output.working())
+    with _served(output, target, shape) as served, output.working() as report:
 
         def show(figures: Figures) -> None:
             report(f"{figures.per_second:,.0f} answers a second ...")
@@ -251,43 +189,31 @@ def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadPr
 
 
 def _served(
-    output: CommandOutput, target: str, shape: RequestShape, stack: ExitStack
-) -> MeasuredServer:
+    output: CommandOutput, target: str, shape: RequestShape
+) -> AbstractContextManager[MeasuredServer]:
     from bundle.tokens import token_of
     from loadtest.runs import MeasuredServer
     from loadtest.server import serving
     from loadtest.target import parse_url
-    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
-        return MeasuredServer(address, address if shape.protocol == "http" else None)
-    found = find_bento(target)
-    output.note(f"Serving {found.tag} to measure it ...")
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlctl-bench-"))
-    http, grpc = free_ports(2)
-    return stack.enter_context(
-        serving(found.tag, (http, grpc), shape.protocol, Path(folder) / "log")
-    )
+        return nullcontext(MeasuredServer(address, address if shape.protocol == "http" else None))
+    tag = find_bento(target).tag
+    output.note(f"Serving {tag} to measure it ...")
+    return serving(tag, shape.protocol)
 
 
 def _cold(output: CommandOutput, target: str, shape: RequestShape, count: int) -> None:
     from loadtest.cold import ColdStart, as_document, cold_starts, summary
-    from loadtest.server import serving
-    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
 
     tag = find_bento(target).tag
-
-    def serve(log: Path) -> AbstractContextManager[MeasuredServer]:
-        http, grpc = free_ports(2)
-        return serving(tag, (http, grpc), shape.protocol, log)
-
     starts: list[ColdStart] = []
-    with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as folder, output.working() as report:
+    with output.working() as report:
         report(f"Start 1 of {count} ...")
-        for start in cold_starts(serve, shape, count, Path(folder)):
+        for start in cold_starts(tag, shape, count):
             starts.append(start)
             report(f"Start {len(starts) + 1} of {count} ...")
     if output.as_json:
@@ -305,22 +231,15 @@ def _tune(
     target: str,
     shape: RequestShape,
     load: LoadProfile,
-    limits: tuple[float, float],
+    max_p99_ms: float,
     write: Path | None,
 ) -> None:
-    from loadtest.tuning import Goal, Tuning
-    from rollout.drivers.local.ports import free_ports
+    from loadtest.tuning import tune
     from services.runtime.bento_store import find_bento
 
-    def ports() -> tuple[int, int]:
-        http, grpc = free_ports(2)
-        return http, grpc
-
     found = find_bento(target)
-    goal = Goal(limits[0], limits[1])
     with output.working() as report:
-        tuning = Tuning(found, shape, load, goal, ports, report)
-        tuned = tuning.run()
+        tuned = tune(found, shape, load, max_p99_ms, report)
     if write is not None:
         write.write_text(tuned.environment_lines())
     show_tuning(output, found.tag, tuned, write)
@@ -356,18 +275,14 @@ def show_tuning(output: CommandOutput, bento: str, tuned: Tuned, written: Path |
     if output.as_json:
         output.document({"bento": bento, **tuned.as_dict()})
         return
-    names = tuple(tuned.environment)
+    names = tuple(dict.fromkeys(name for each in tuned.trials for name in each.environment))
     rows = [
         (*(trial.environment.get(name, _NONE) for name in names), *row_of(trial.best))
         for trial in tuned.trials
     ]
     columns = (*(f"{name.removeprefix('MLCTL_').lower()}>" for name in names), *columns_of())
     output.table(columns, rows, f"{bento}: p99 at most {tuned.max_p99_ms:g} ms")
-    if not tuned.complete:
-        output.note(
-            "--budget ended before the search was complete: run the same command again to continue."
-        )
-    if not tuned.fits:
+    if not tuned.best.fits:
         output.note("No settings meet --max-p99-ms; these come nearest.")
     for line in tuned.environment_lines().splitlines():
         output.line(line)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--push",
     metavar="DESTINATION",
-    help="Also push the Bento to a FOLDER, to mlflow, or to oci:PATH.",
+    help="Also push the Bento to the OCI image layout oci:FOLDER, or to mlflow.",
 )
 @click.option("--force", is_flag=True, help="Build again and replace the Bento in the store.")
 @reporting

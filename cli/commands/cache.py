@@ -37,7 +37,6 @@ def list_(output: CommandOutput) -> None:
     "unused_seconds",
     type=Duration(),
     default="30d",
-    show_default=True,
     help="Remove entries that were not used for this long; 0 removes all.",
 )
 @reporting

@@ -25,7 +25,6 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     "max_age_seconds",
     type=Duration(),
     default="0s",
-    show_default=True,
     help="How old the inputs behind a prediction may be.",
 )
 @click.option("--max-p99-ms", "latency_ms", type=_POSITIVE, help="Time that callers can wait.")
@@ -38,7 +37,6 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     "--rows-per-second",
     type=_POSITIVE,
     default=1000.0,
-    show_default=True,
     help="Rows that one core computes in a second; the report of `mlctl optimize` has it.",
 )
 @reporting
@@ -61,9 +59,9 @@ def choose(
       mlctl choose --used-by requests --rows-per-day 2e6 --max-age 0s --max-p99-ms 50
       mlctl choose --used-by table --rows-per-day 1e8 --max-age 1d
     """
-    from doctor.patterns import Consumer, Workload, choose_pattern, commands, compare_patterns
+    from doctor.patterns import Consumer, WorkloadNeeds, choose_pattern, commands, compare_patterns
 
-    workload = Workload(
+    workload = WorkloadNeeds(
         consumer=Consumer(used_by),
         rows_per_day=rows_per_day,
         max_age_seconds=max_age_seconds,

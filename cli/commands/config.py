@@ -13,7 +13,7 @@ from cli.output import CommandOutput, reporting
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigEntry:
     """One variable in force; `source` is "environment", "mlctl.toml" or "default"."""
 
     name: str
@@ -68,7 +68,7 @@ def _group(root: click.Context) -> click.Group:
     return root.command
 
 
-def _settings(file: ConfigFile | None) -> Iterator[Setting]:
+def _settings(file: ConfigFile | None) -> Iterator[ConfigEntry]:
     from bundle.variables import PREFIX, shown_value
     from services.online.settings import ServerSettings
 
@@ -82,9 +82,9 @@ def _settings(file: ConfigFile | None) -> Iterator[Setting]:
         value = os.environ.get(name)
         if value is None:
             default = defaults[name]
-            yield Setting(name, "unset" if default in (None, ()) else str(default), "default")
+            yield ConfigEntry(name, "unset" if default in (None, ()) else str(default), "default")
         else:
             from_file = name in written and written[name] == value
-            yield Setting(
+            yield ConfigEntry(
                 name, shown_value(name, value), CONFIG_NAME if from_file else "environment"
             )

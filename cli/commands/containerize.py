@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     "--engine",
     type=click.Choice(["auto", "docker", "podman", "buildah", "none"]),
     default="auto",
-    show_default=True,
     help="Program that builds the image; auto takes the first that is installed.",
 )
 @click.option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.options import PORT
 from cli.output import CommandOutput, reporting
 from cli.progress import interruptible, uninterrupted
 
@@ -44,9 +45,7 @@ class _Narration:
     is_flag=True,
     help="Leave the deployment running, and print how to call it.",
 )
-@click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port to listen on.  [default: a free port]"
-)
+@click.option("--port", type=PORT, help="Port to listen on.  [default: a free port]")
 @reporting
 def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     """Run the whole chain with a small demo model.
@@ -54,8 +53,8 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     Trains, optimizes, builds, deploys and promotes it, and rolls a bad version back. Needs no
     setup; state is in a temporary folder, which is removed at the end without --keep-running.
     """
+    from bundle.ports import free_ports, require_free
     from examples.digits.story import Story
-    from rollout.drivers.local.ports import free_ports, require_free
 
     if port is not None:
         require_free("127.0.0.1", port)

@@ -15,7 +15,4 @@ def down(output: CommandOutput, name: str) -> None:
     from rollout.client import deployments
 
     deployments.down(name)
-    if output.as_json:
-        output.document({"name": name, "up": False})
-    else:
-        output.line(f"{name} is down")
+    output.result({"name": name, "up": False}, f"{name} is down")

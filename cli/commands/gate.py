@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cli.options import Duration
+from cli.options import PORT
 from cli.output import CommandOutput, reporting
 
 
@@ -20,35 +20,17 @@ from cli.output import CommandOutput, reporting
     help="Server to compare: NAME=http://HOST:PORT/metrics, or "
     "NAME=service:NAMESPACE/SERVICE for all pods of a Service. Repeat it: at least two.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     default=8085,
-    show_default=True,
     help="Port to listen on.",
-)
-@click.option(
-    "--max-sessions",
-    "sessions",
-    type=click.IntRange(1, 100_000),
-    default=200,
-    show_default=True,
-    help="Maximum number of rollouts that are judged at a time.",
-)
-@click.option(
-    "--expire-after",
-    "expire_seconds",
-    type=Duration("36s", "365d"),
-    default="7d",
-    show_default=True,
-    help="Forget a rollout after this time without a request for it.",
 )
 @click.option(
     "--pods",
     type=click.Choice(("api", "direct")),
     default="direct",
-    show_default=True,
     help="Read pods' metrics at their own addresses, or through the API server.",
 )
 @reporting
@@ -58,8 +40,6 @@ def gate(
     sources: tuple[str, ...],
     host: str,
     port: int,
-    sessions: int,
-    expire_seconds: float,
     pods: str,
 ) -> None:
     """Judge canaries of Argo Rollouts or Flagger over HTTP.
@@ -68,22 +48,15 @@ def gate(
     POST /flagger/HOOK answers with a status code. The service reads only the --source servers, and
     keeps the counts of each rollout on disk.
     """
-    from rollout.drivers.local.ports import require_free
+    from bundle.ports import require_free
     from rollout.gate_service.run import serve
     from rollout.gate_service.sources import parse_sources
 
     named = parse_sources(sources)
     require_free(host, port)
-    if output.as_json:
-        output.document({"host": host, "port": port, "sources": sorted(named)})
-    else:
-        output.line(f"gates on http://{host}:{port} for {', '.join(sorted(named))}")
-    sys.stdout.flush()
-    serve(
-        named,
-        host=host,
-        port=port,
-        sessions=sessions,
-        expire_seconds=expire_seconds,
-        pods=pods,
+    output.result(
+        {"host": host, "port": port, "sources": sorted(named)},
+        f"gates on http://{host}:{port} for {', '.join(sorted(named))}",
     )
+    sys.stdout.flush()
+    serve(named, host=host, port=port, pods=pods)

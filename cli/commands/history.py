@@ -51,7 +51,7 @@ def history(output: CommandOutput, name: str, moment: float | None) -> None:
 
 
 def _show_all(output: CommandOutput, name: str) -> None:
-    from cli.reporting_options import run_document
+    from cli.links import run_document
     from rollout.client import deployments
     from rollout.client.links import links
     from rollout.client.rendering import local_time, rollout_document, verdict_text

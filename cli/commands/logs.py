@@ -29,7 +29,6 @@ _POLL_SECONDS = 0.2
     "lines",
     type=click.IntRange(0),
     default=20,
-    show_default=True,
     help="Lines of each log.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")

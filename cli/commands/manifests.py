@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from cli.options import OUTPUT_FOLDER, add_options
+from cli.options import OUTPUT_FOLDER, option, takes
 from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from bento.manifests.runner_plan import RunnerPlan
     from bento.manifests.targets import TargetOptions
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(0, 10_000)
 _KUBERNETES = frozenset({"kubernetes"})
 _KSERVE = frozenset({"kserve"})
@@ -40,11 +38,11 @@ BELONGS = {
     "replicas": _SCALED,
     "max_replicas": _SCALED,
     "runner_arguments": _RUNNERS | _BATCHES,
-    "cpus": _RUNNERS | _BATCHES,
+    "cpu": _RUNNERS | _BATCHES,
     "memory": _RUNNERS | _BATCHES,
-    "secret": _RUNNERS | _AIRFLOW,
+    "env_secret": _RUNNERS | _AIRFLOW,
     "claim": _RUNNERS,
-    "account": _RUNNERS | _AIRFLOW,
+    "service_account": _RUNNERS | _AIRFLOW,
     "job_role": _AWS,
     "spot": _RUNNERS,
     "schedule": _AIRFLOW | {"batch"},
@@ -54,8 +52,8 @@ BELONGS = {
     "layout": _KUBERNETES,
     "slot": _KUBERNETES,
     "gateway": _KUBERNETES,
-    "hosts": _KUBERNETES,
-    "grpc_host": _KUBERNETES,
+    "hostname": _KUBERNETES,
+    "grpc_hostname": _KUBERNETES,
     "allow_from": _KUBERNETES | _STREAM,
     "mode": _KSERVE,
     "canary": _KSERVE,
@@ -63,166 +61,123 @@ BELONGS = {
     "instance_type": frozenset({"bentocloud"}),
 }
 
-_OPTIONS = (
-    click.option(
-        "--target",
-        required=True,
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestOptions:
+    """The options of all targets and runners; `BELONGS` says which are for which."""
+
+    target: str = option(
         type=click.Choice(
             ("kubernetes", "kserve", "compose", "bentocloud", "aws-batch", "airflow")
         ),
+        required=True,
         help="Platform that runs the Bento.",
-    ),
-    click.option(
-        "--runner",
+    )
+    runner: str | None = option(
         type=click.Choice(("batch", "stream")),
         help="Run a Job or a stream's Deployment; its options follow --.  [default: a server]",
-    ),
-    click.option("--image", metavar="REF", help="Reference of the image, best with its digest."),
-    click.option("--name", help="Name of the objects.  [default: the model's]"),
-    click.option("--namespace", help="Namespace of the objects.  [default: kubectl's]"),
-    click.option(
-        "--replicas",
-        type=_COUNT,
-        default=2,
-        show_default=True,
-        help="Number of pods; with --max-replicas, the minimum.",
-    ),
-    click.option(
-        "--max-replicas",
-        type=_COUNT,
-        help="Scale up to this many pods: with the queued rows, or a stream's lag.",
-    ),
-    click.option(
-        "--wake-query",
+    )
+    image: str = option(
+        "", metavar="REF", show_default=False, help="Reference of the image, best with its digest."
+    )
+    name: str | None = option(help="Name of the objects.  [default: the model's]")
+    namespace: str | None = option(help="Namespace of the objects.  [default: kubectl's]")
+    replicas: int = option(2, _COUNT, help="Number of pods; with --max-replicas, the minimum.")
+    max_replicas: int | None = option(
+        type=_COUNT, help="Scale up to this many pods: with the queued rows, or a stream's lag."
+    )
+    wake_query: str | None = option(
         metavar="PROMQL",
         help="Query that is above 0 while there are requests, even without pods; for --replicas 0.",
-    ),
-    click.option(
-        "--prometheus",
+    )
+    prometheus: str = option(
+        "http://prometheus-operated.monitoring:9090",
         metavar="URL",
-        default="http://prometheus-operated.monitoring:9090",
-        show_default=True,
         help="Prometheus that KEDA queries.",
-    ),
-    click.option(
-        "--layout",
-        type=click.Choice(("blue-green", "single")),
-        default="blue-green",
-        show_default=True,
+    )
+    layout: str = option(
+        "blue-green",
+        click.Choice(("blue-green", "single")),
         help="Two Deployments for `mlctl promote`, or one.",
-    ),
-    click.option(
-        "--slot",
+    )
+    slot: str | None = option(
         type=click.Choice(("blue", "green")),
         help="Write only the Deployment of this slot: a candidate for a running release.",
-    ),
-    click.option("--gateway", metavar="[NAMESPACE/]NAME", help="Gateway of the routes."),
-    click.option(
-        "--hostname", "hosts", multiple=True, help="Host name of the HTTPRoute; repeatable."
-    ),
-    click.option(
-        "--grpc-hostname", "grpc_host", help="Host name of a GRPCRoute, with --layout single."
-    ),
-    click.option(
-        "--allow-from",
-        multiple=True,
-        default=("monitoring",),
-        show_default=True,
+    )
+    gateway: str | None = option(metavar="[NAMESPACE/]NAME", help="Gateway of the routes.")
+    hostname: tuple[str, ...] = option(help="Host name of the HTTPRoute; repeatable.")
+    grpc_hostname: str | None = option(help="Host name of a GRPCRoute, with --layout single.")
+    allow_from: tuple[str, ...] = option(
+        ("monitoring",),
         metavar="NAMESPACE|CIDR",
         help="Callers that may connect besides the namespace and the Gateway; repeatable.",
-    ),
-    click.option(
-        "--token-secret", metavar="SECRET", help="Require a token of this Secret from callers."
-    ),
-    click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="MLCTL_X=VALUE",
-        help="Setting of the server; repeatable.",
-    ),
-    click.option(
-        "--bench", type=_FILE, help="Output of `mlctl bench BENTO --json`, to set CPU and memory."
-    ),
-    click.option(
-        "--mode",
-        type=click.Choice(("standard", "knative")),
-        default="standard",
-        show_default=True,
-        help="Deployment mode of KServe.",
-    ),
-    click.option(
-        "--canary", type=click.IntRange(0, 100), help="Percentage of the traffic for this image."
-    ),
-    click.option("--stable-image", metavar="REF", help="Image that keeps the rest of the traffic."),
-    click.option("--instance-type", help="Machine type of BentoCloud."),
-    click.option(
-        "--schedule", metavar="CRON", help='Run the batch at these times (UTC): "0 2 * * *".'
-    ),
-    click.option(
-        "--cpu",
-        "cpus",
-        type=click.IntRange(1, 1024),
-        default=2,
-        show_default=True,
+    )
+    token_secret: str | None = option(
+        metavar="SECRET", help="Require a token of this Secret from callers."
+    )
+    settings: tuple[str, ...] = option(
+        name="--set", metavar="MLCTL_X=VALUE", help="Setting of the server; repeatable."
+    )
+    bench: Path | None = option(
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Output of `mlctl bench BENTO --json`, to set CPU and memory.",
+    )
+    mode: str = option(
+        "standard", click.Choice(("standard", "knative")), help="Deployment mode of KServe."
+    )
+    canary: int | None = option(
+        type=click.IntRange(0, 100), help="Percentage of the traffic for this image."
+    )
+    stable_image: str | None = option(
+        metavar="REF", help="Image that keeps the rest of the traffic."
+    )
+    instance_type: str | None = option(help="Machine type of BentoCloud.")
+    schedule: str | None = option(
+        metavar="CRON", help='Run the batch at these times (UTC): "0 2 * * *".'
+    )
+    cpu: int = option(
+        2,
+        click.IntRange(1, 1024),
         help="CPUs that a runner requests; a batch gets as many threads.",
-    ),
-    click.option(
-        "--memory",
+    )
+    memory: int | None = option(
         type=click.IntRange(256),
         metavar="MIB",
         help="Memory of a runner in MiB.  [default: an estimate]",
-    ),
-    click.option(
-        "--env-secret",
-        "secret",
+    )
+    env_secret: str | None = option(
         metavar="SECRET",
         help="Secret whose keys become a runner's environment, such as credentials.",
-    ),
-    click.option(
-        "--service-account",
-        "account",
-        metavar="NAME",
-        help="ServiceAccount of a runner, for the identity that a cloud gives it.",
-    ),
-    click.option(
-        "--job-role", metavar="ARN", help="IAM role of a job in AWS Batch, such as to read buckets."
-    ),
-    click.option(
-        "--claim", metavar="NAME", help="PersistentVolumeClaim that a runner has at /data."
-    ),
-    click.option("--spot", is_flag=True, help="Tolerate and prefer spot nodes."),
-    click.option(
-        "--trigger-auth",
-        metavar="NAME",
-        help="TriggerAuthentication with which KEDA reads a stream's lag.",
-    ),
-    click.option(
-        "--out",
-        "folder",
-        type=OUTPUT_FOLDER,
-        help="Folder to write the files into.  [default: stdout]",
-    ),
-)
-
-
-def _manifest_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return add_options(_OPTIONS, command)
+    )
+    service_account: str | None = option(
+        metavar="NAME", help="ServiceAccount of a runner, for the identity that a cloud gives it."
+    )
+    job_role: str | None = option(
+        metavar="ARN", help="IAM role of a job in AWS Batch, such as to read buckets."
+    )
+    claim: str | None = option(
+        metavar="NAME", help="PersistentVolumeClaim that a runner has at /data."
+    )
+    spot: bool = option(help="Tolerate and prefer spot nodes.")
+    trigger_auth: str | None = option(
+        metavar="NAME", help="TriggerAuthentication with which KEDA reads a stream's lag."
+    )
+    out: Path | None = option(
+        type=OUTPUT_FOLDER, help="Folder to write the files into.  [default: stdout]"
+    )
 
 
 @click.command()
 @click.argument("bento")
 @click.argument("runner_arguments", metavar="[-- OPTIONS]", nargs=-1)
-@_manifest_options
+@takes(options=ManifestOptions)
 @reporting
 def manifests(
     output: CommandOutput,
     /,
     bento: str,
-    target: str,
-    runner: str | None,
-    folder: Path | None,
-    **given: Any,
+    runner_arguments: tuple[str, ...],
+    options: ManifestOptions,
 ) -> None:
     """Write manifests that run BENTO on Kubernetes and others.
 
@@ -241,16 +196,17 @@ def manifests(
     from bento.manifests.targets import ManifestTarget, RunnerTarget, runner_manifests, write
     from bento.manifests.targets import manifests as make
 
-    _check(target, runner)
+    target = options.target
+    _check(target, options.runner)
     plan: ManifestPlan | RunnerPlan
-    if runner is not None:
-        plan = _runner_plan(bento, runner, given)
+    if options.runner is not None:
+        plan = _runner_plan(bento, options.runner, runner_arguments, options)
         texts = runner_manifests(plan, RunnerTarget(target))
     else:
-        plan = _plan(bento, given)
-        texts = make(plan, ManifestTarget(target), _target_options(given))
-    if folder is not None:
-        write(folder, texts)
+        plan = _plan(bento, options)
+        texts = make(plan, ManifestTarget(target), _target_options(options))
+    if options.out is not None:
+        write(options.out, texts)
     if output.as_json:
         output.document(
             {
@@ -262,10 +218,10 @@ def manifests(
             }
         )
         return
-    if folder is None:
+    if options.out is None:
         click.echo("".join(texts.values()), nl=False)
     else:
-        output.line(f"{', '.join(texts)} in {folder}: {plan.model.tag}")
+        output.line(f"{', '.join(texts)} in {options.out}: {plan.model.tag}")
     _warn(output, plan, target)
 
 
@@ -279,14 +235,14 @@ def _check(target: str, runner: str | None) -> None:
     key = runner if runner is not None and target == "kubernetes" else target
     chosen = f"--runner {runner}" if key == runner else f"--target {target}"
     for name, targets in BELONGS.items():
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and key not in targets:
+        is_set = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_set and key not in targets:
             option = next(each for each in context.command.params if each.name == name)
             shown = option.opts[0] if isinstance(option, click.Option) else "-- OPTIONS"
             raise click.UsageError(f"{shown} is not for {chosen}")
 
 
-def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
+def _plan(bento: str, options: ManifestOptions) -> ManifestPlan:
     from bento.manifests.plan import (
         ManifestLayout,
         ManifestPlan,
@@ -300,87 +256,81 @@ def _plan(bento: str, given: dict[str, Any]) -> ManifestPlan:
     from services.runtime.bento_store import find_bento
 
     summary = summary_of(find_bento(bento))
-    settings = settings_of(given["settings"])
-    scaling = Scaling(
-        given["replicas"], given["max_replicas"], given["wake_query"], given["prometheus"]
-    )
-    access = NetworkAccess(
-        given["gateway"], given["hosts"], given["grpc_host"], given["allow_from"]
-    )
+    settings = settings_of(options.settings)
     return ManifestPlan(
-        name=given["name"] or name_of(summary.name),
+        name=options.name or name_of(summary.name),
         model=summary.model,
-        image=given["image"] or "",
-        resources=summary.resources(given["bench"], workers_of(settings)),
-        namespace=given["namespace"],
-        scaling=scaling,
-        access=access,
-        layout=ManifestLayout(given["layout"]),
-        slot=ManifestSlot(given["slot"]) if given["slot"] else None,
+        image=options.image,
+        resources=summary.resources(options.bench, workers_of(settings)),
+        namespace=options.namespace,
+        scaling=Scaling(
+            options.replicas, options.max_replicas, options.wake_query, options.prometheus
+        ),
+        access=NetworkAccess(
+            options.gateway, options.hostname, options.grpc_hostname, options.allow_from
+        ),
+        layout=ManifestLayout(options.layout),
+        slot=ManifestSlot(options.slot) if options.slot else None,
         settings=settings,
-        token_secret=given["token_secret"],
+        token_secret=options.token_secret,
     )
 
 
-def _runner_plan(bento: str, runner: str, given: dict[str, Any]) -> RunnerPlan:
+def _runner_plan(
+    bento: str, runner: str, arguments: tuple[str, ...], options: ManifestOptions
+) -> RunnerPlan:
     from bento.manifests import runner_plan
     from bento.manifests.plan import NetworkAccess, Scaling, name_of, settings_of
     from bento.manifests.resources import runner_resources
     from bento.manifests.summary import summary_of
+    from cli.runners.image import image
     from services.runtime.bento_store import find_bento
 
+    # Usage errors after -- are the runner's own.
+    run = image.commands[runner].make_context(f"... -- {runner}", list(arguments)).params
     kind = runner_plan.Runner(runner)
-    arguments, options = given["runner_arguments"], _runner_options(runner, given)
-    runner_plan.check_locations(kind, options, given["claim"])
+    runner_plan.check_locations(kind, run, options.claim)
     summary = summary_of(find_bento(bento))
-    cpus = given["cpus"]
     plan = runner_plan.RunnerPlan(
-        name=f"{given['name'] or name_of(summary.name)}-{runner}",
+        name=f"{options.name or name_of(summary.name)}-{runner}",
         model=summary.model,
-        image=given["image"] or "",
-        resources=runner_resources(summary.model_bytes, cpus, given["memory"], gpu=summary.gpu),
-        namespace=given["namespace"],
-        settings=settings_of(given["settings"]),
+        image=options.image,
+        resources=runner_resources(
+            summary.model_bytes, options.cpu, options.memory, gpu=summary.gpu
+        ),
+        namespace=options.namespace,
+        settings=settings_of(options.settings),
         runner=kind,
         arguments=arguments,
-        secret=given["secret"],
-        claim=given["claim"],
-        account=given["account"],
-        job_role=given["job_role"],
-        spot=given["spot"],
-        schedule=given["schedule"],
-        scaling=Scaling(given["replicas"], given["max_replicas"]),
-        trigger_auth=given["trigger_auth"],
-        access=NetworkAccess(allow=given["allow_from"]),
+        secret=options.env_secret,
+        claim=options.claim,
+        account=options.service_account,
+        job_role=options.job_role,
+        spot=options.spot,
+        schedule=options.schedule,
+        scaling=Scaling(options.replicas, options.max_replicas),
+        trigger_auth=options.trigger_auth,
+        access=NetworkAccess(allow=options.allow_from),
     )
     if kind is runner_plan.Runner.BATCH:
         return replace(
             plan,
-            arguments=runner_plan.batch_arguments(arguments, options, cpus),
-            grace_seconds=runner_plan.batch_grace(options),
+            arguments=runner_plan.batch_arguments(arguments, run, options.cpu),
+            grace_seconds=runner_plan.batch_grace(run),
         )
-    plan = runner_plan.with_metrics(plan, options)
-    if given["max_replicas"] is not None:
-        return replace(plan, lag=runner_plan.lag_trigger(options))
+    plan = runner_plan.with_metrics(plan, run)
+    if options.max_replicas is not None:
+        return replace(plan, lag=runner_plan.lag_trigger(run))
     return plan
 
 
-def _runner_options(runner: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Parse the options after -- as the image will; usage errors are the runner's own."""
-    from cli.runners.image import image
-
-    command = image.commands[runner]
-    return command.make_context(f"... -- {runner}", list(given["runner_arguments"])).params
-
-
-def _target_options(given: dict[str, Any]) -> TargetOptions:
+def _target_options(options: ManifestOptions) -> TargetOptions:
     from bento.manifests.targets import Canary, KServeMode, TargetOptions
 
-    percent, stable = given["canary"], given["stable_image"]
-    if stable is not None and percent is None:
+    if options.stable_image is not None and options.canary is None:
         raise click.UsageError("--stable-image is for a canary: give --canary")
-    canary = None if percent is None else Canary(percent, stable)
-    return TargetOptions(KServeMode(given["mode"]), canary, given["instance_type"])
+    canary = None if options.canary is None else Canary(options.canary, options.stable_image)
+    return TargetOptions(KServeMode(options.mode), canary, options.instance_type)
 
 
 def _warn(output: CommandOutput, plan: ManifestPlan | RunnerPlan, target: str) -> None:

@@ -34,16 +34,14 @@ def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
     one of several models or one stage of a pipeline; by default the first model, or the pipeline.
     """
     from loadtest.parity.run import run_parity
-    from rollout.drivers.local.ports import free_ports
     from services.runtime.bento_store import find_bento
     from services.runtime.scorable import find_scorable
 
     name, slash, model = bento.partition("/")
     tag = find_bento(name).tag
     reference = f"{tag}{slash}{model}"
-    http, grpc = free_ports(2)
     with interruptible(), output.working() as report:
-        found = run_parity(tag, find_scorable(reference), (http, grpc), data, report)
+        found = run_parity(tag, find_scorable(reference), data, report)
     _show(output, reference, found)
     if not found.passed:
         raise click.exceptions.Exit(ERROR_TABLE[ErrorCode.PARITY_FAILED].exit_code)

@@ -10,7 +10,7 @@ import click
 from cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from services.precomputed.base import Generation
+    from services.precomputed.base import StoredGeneration
 
 
 @click.group()
@@ -88,7 +88,7 @@ def rollback(output: CommandOutput, name: str, digest: str | None) -> None:
     _print_live(output, name, manage.rollback(name, digest, SystemClock().wall()))
 
 
-def _print_live(output: CommandOutput, name: str, generation: Generation) -> None:
+def _print_live(output: CommandOutput, name: str, generation: StoredGeneration) -> None:
     if output.as_json:
         output.document(_document(generation))
     else:
@@ -96,11 +96,11 @@ def _print_live(output: CommandOutput, name: str, generation: Generation) -> Non
         output.line(f"{name}: generation {generation.number} is live for {digest}")
 
 
-def _document(generation: Generation) -> dict[str, Any]:
+def _document(generation: StoredGeneration) -> dict[str, Any]:
     return {**asdict(generation), "state": _state(generation)}
 
 
-def _state(generation: Generation) -> str:
+def _state(generation: StoredGeneration) -> str:
     if generation.live:
         return "live"
     if generation.previous:
@@ -108,9 +108,9 @@ def _state(generation: Generation) -> str:
     return "complete" if generation.sealed else "being written"
 
 
-def _digests(generations: list[Generation]) -> str:
+def _digests(generations: list[StoredGeneration]) -> str:
     return ", ".join(each.digest[:12] for each in generations)
 
 
-def _rows(generations: list[Generation]) -> int:
+def _rows(generations: list[StoredGeneration]) -> int:
     return sum(each.rows for each in generations)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ import click
 from click.core import ParameterSource
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from cli.options import takes
 from cli.output import CommandOutput, reporting
-from cli.promote_options import promote_options
+from cli.promote_options import PromoteOptions, SpecOptions
 
 if TYPE_CHECKING:
     from rollout.domain.spec import Revision, RolloutSpec
@@ -25,20 +27,15 @@ QUIET_SECONDS = 30.0
 @click.command()
 @click.argument("name")
 @click.argument("bento", required=False)
-@promote_options
+@takes(spec_options=SpecOptions, options=PromoteOptions)
 @reporting
 def promote(
     output: CommandOutput,
     /,
     name: str,
     bento: str | None,
-    spec_file: Path | None,
-    dry_run: bool,
-    only_plan: bool,
-    full: bool,
-    force: bool,
-    detach: bool,
-    **options: Any,
+    spec_options: SpecOptions,
+    options: PromoteOptions,
 ) -> None:
     """Move the traffic of NAME to BENTO, step by step.
 
@@ -49,11 +46,12 @@ def promote(
     """
     from rollout.client.revisions import find_revision
 
-    spec = _spec(spec_file, {**options, "force": force, "full": full})
-    if dry_run:
+    full, force = options.full, spec_options.force
+    spec = _spec(options.file, {**asdict(spec_options), "full": full})
+    if options.dry_run:
         _show_spec(output, spec)
         return
-    if only_plan:
+    if options.plan:
         _show_plan(output, name, bento, spec)
         return
     if bento is None and not full:
@@ -61,9 +59,9 @@ def promote(
     if bento is None:
         rollout = _skip_gates(name)
     else:
-        rollout = _begin(output, (name, find_revision(bento)), spec, full=full, force=force)
+        rollout = _begin(output, name, find_revision(bento), spec, full=full, force=force)
     output.note(f"Live page: mlctl ui {name}")
-    if detach:
+    if options.detach:
         _say_detached(output, name, rollout)
         return
     try:
@@ -84,12 +82,12 @@ def _spec(spec_file: Path | None, options: dict[str, Any]) -> RolloutSpec:
     if spec_file is None:
         return RolloutSpec(**_fields(options))
     context = click.get_current_context()
-    given = {
+    overrides = {
         name: value
         for name, value in options.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    return RolloutSpec(**{**_fields(options), **read_spec(spec_file), **_fields(given)})
+    return RolloutSpec(**{**_fields(options), **read_spec(spec_file), **_fields(overrides)})
 
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:
@@ -121,10 +119,7 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 def _show_spec(output: CommandOutput, spec: RolloutSpec) -> None:
     from rollout.client.spec_file import spec_yaml
 
-    if output.as_json:
-        output.document(json.loads(spec.to_json()))
-    else:
-        output.line(spec_yaml(spec).rstrip())
+    output.result(json.loads(spec.to_json()), spec_yaml(spec).rstrip())
 
 
 def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: RolloutSpec) -> None:
@@ -147,13 +142,18 @@ def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: Rollou
 
 
 def _begin(
-    output: CommandOutput, what: tuple[str, Revision], spec: RolloutSpec, *, full: bool, force: bool
+    output: CommandOutput,
+    name: str,
+    revision: Revision,
+    spec: RolloutSpec,
+    *,
+    full: bool,
+    force: bool,
 ) -> int:
     """Start the rollout, unless it cannot end at today's traffic."""
     from rollout.client import deployments
     from rollout.client.traffic import check_promotion
 
-    name, revision = what
     if not (full or force):
         output.note(f"Measuring the traffic of {name} ...")
         check_promotion(name, revision, spec)
@@ -172,10 +172,10 @@ def _skip_gates(name: str) -> int:
 
 
 def _say_detached(output: CommandOutput, name: str, rollout: int) -> None:
-    if output.as_json:
-        output.document({"name": name, "rollout": rollout})
-    else:
-        output.line(f"rollout {rollout} of {name} is under way: mlctl status {name}")
+    output.result(
+        {"name": name, "rollout": rollout},
+        f"rollout {rollout} of {name} is under way: mlctl status {name}",
+    )
 
 
 def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
@@ -205,7 +205,6 @@ def _follow(output: CommandOutput, name: str, rollout: int) -> None:
     _show_events(output, deployments.follow(name, rollout))
     ended = next(each for each in deployments.history(name) if each.id == rollout)
     require_promoted(ended)
-    if output.as_json:
-        output.document({"name": name, **rollout_document(ended)})
-    else:
-        output.line(f"{name} serves {ended.candidate.bento}")
+    output.result(
+        {"name": name, **rollout_document(ended)}, f"{name} serves {ended.candidate.bento}"
+    )

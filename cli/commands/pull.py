@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("what", metavar="MODEL|BENTO")
+@click.argument("reference", metavar="MODEL|BENTO")
 @click.option(
     "--out",
     type=OUTPUT_FOLDER,
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     "--force", is_flag=True, help="Replace a different Bento with the same tag in the store."
 )
 @reporting
-def pull(output: CommandOutput, what: str, out: Path | None, force: bool) -> None:
+def pull(output: CommandOutput, reference: str, out: Path | None, force: bool) -> None:
     """Fetch and verify an optimized MODEL, or a pushed BENTO.
 
     MODEL is a name (its newest optimized version), NAME@ALIAS or NAME/VERSION of the
     source model, or NAME-optimized/VERSION. Plain `bentoml serve` and `bentoml build` use a
     bundle in ./model at the root of the repository.
 
-    BENTO is folder:PATH, oci:PATH (#NAME:VERSION for one of several) or mlflow:MODEL
-    (#VERSION), as `mlctl build --push` prints it; it is added to the Bento store.
+    BENTO is oci:FOLDER (#NAME:VERSION for one of several) or mlflow:MODEL (#VERSION), as
+    `mlctl build --push` prints it; it is added to the Bento store.
     """
     from bento.transfer.push import parse_source
 
-    source = parse_source(what)
+    source = parse_source(reference)
     if source is not None:
         _pull_bento(output, source, out, force=force)
     elif force:
@@ -46,7 +46,7 @@ def pull(output: CommandOutput, what: str, out: Path | None, force: bool) -> Non
     elif out is None:
         raise click.UsageError("Missing option '--out': the folder for the bundle.")
     else:
-        _pull_bundle(output, what, out)
+        _pull_bundle(output, reference, out)
 
 
 def _pull_bento(
@@ -79,7 +79,7 @@ def _pull_bundle(output: CommandOutput, model: str, out: Path) -> None:
     catalog = MlflowCatalog()
     published = catalog.find_optimized(model)
     bundle = catalog.fetch_bundle(published, out)
-    if output.as_json:
-        output.document({"path": str(out), "digest": bundle.digest, "model": published.uri})
-    else:
-        output.line(f"{published.uri} is in {out}, digest {bundle.digest}")
+    output.result(
+        {"path": str(out), "digest": bundle.digest, "model": published.uri},
+        f"{published.uri} is in {out}, digest {bundle.digest}",
+    )

@@ -9,7 +9,7 @@ from cli.output import CommandOutput, reporting
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", default="by operator", show_default=True, help="Reason for the history.")
+@click.option("--reason", default="by operator", help="Reason for the history.")
 @reporting
 def resume(output: CommandOutput, name: str, reason: str) -> None:
     """Continue the paused rollout of NAME.

@@ -50,7 +50,7 @@ def sbom(
         click.echo(document, nl=False)
         return
     write_atomic(file.absolute(), document)
-    if output.as_json:
-        output.document({"bento": found.tag, "path": str(file), "packages": len(locked.packages)})
-    else:
-        output.line(f"{found.tag}: {len(locked.packages)} packages listed in {file}")
+    output.result(
+        {"bento": found.tag, "path": str(file), "packages": len(locked.packages)},
+        f"{found.tag}: {len(locked.packages)} packages listed in {file}",
+    )

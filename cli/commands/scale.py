@@ -3,56 +3,58 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import click
 
 from bundle.errors import ErrorCode, MlctlError
+from cli.options import takes
 from cli.output import CommandOutput, reporting
-from cli.scaling import bound_options, bounds
+from cli.scaling import REPLICAS, ScalingOptions
 
 
 @click.command()
 @click.argument("name")
 @click.option(
     "--replicas",
-    type=click.IntRange(1, 64),
+    type=REPLICAS,
     help="Run exactly this many replicas; turns autoscaling off.",
 )
-@bound_options
-@click.option(
-    "--wait/--no-wait", default=True, show_default=True, help="Wait until all replicas are ready."
-)
+@takes(scaling=ScalingOptions)
+@click.option("--wait/--no-wait", default=True, help="Wait until all replicas are ready.")
 @reporting
 def scale(
     output: CommandOutput,
     /,
     name: str,
     replicas: int | None,
-    min_replicas: int | None,
-    max_replicas: int | None,
     *,
     wait: bool,
-    **autoscaling: Any,
+    scaling: ScalingOptions,
 ) -> None:
     """Change the number of replicas of NAME, or its autoscaling.
 
     A replica finishes its requests before it stops. Rejected during a rollout, which compares both
     revisions at the same size.
     """
-    from rollout.client import scaling as resizing
+    from rollout.client import scaling as client
 
-    found = bounds(min_replicas, max_replicas, replicas)
+    found = scaling.bounds(replicas)
     if found is None and replicas is None:
         raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
-    least, most = found or (None, None)
-    deployment = resizing.scale(
-        name, replicas, min_replicas=least, max_replicas=most, **autoscaling
+    low, high = found or (None, None)
+    deployment = client.scale(
+        name,
+        replicas,
+        min_replicas=low,
+        max_replicas=high,
+        idle_seconds=scaling.idle_seconds,
+        target_queue_rows=scaling.target_queue_rows,
+        cooldown_seconds=scaling.cooldown_seconds,
     )
     settings = deployment.settings
     if wait:
         deadline = time.monotonic() + settings.ready_seconds
-        while not resizing.settled(name):
+        while not client.settled(name):
             if time.monotonic() > deadline:
                 raise MlctlError(
                     ErrorCode.NOT_READY,
@@ -60,9 +62,9 @@ def scale(
                     f"`mlctl ps {name}` shows which, `mlctl logs {name}` why.",
                 )
     if output.as_json:
-        document = {"name": name, "replicas": settings.replicas, "min": least, "max": most}
+        document = {"name": name, "replicas": settings.replicas, "min": low, "max": high}
         output.document(document)
     elif found is None:
         output.line(f"{name} has {settings.replicas} replicas")
     else:
-        output.line(f"{name} scales between {least} and {most} replicas")
+        output.line(f"{name} scales between {low} and {high} replicas")

@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import click
 
 from bundle.home import bento_environment
+from cli.options import PORT, takes
 from cli.output import CommandOutput, reporting
-from cli.security_options import FILE, security_options, warn_exposure
+from cli.security_options import FILE, SecurityOptions
 
 
 @click.command()
 @click.argument("bento")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     default=3000,
-    show_default=True,
     help="HTTP port to listen on.",
 )
-@click.option(
-    "--grpc-port", type=click.IntRange(1, 65535), help="gRPC port to listen on.  [default: no gRPC]"
-)
+@click.option("--grpc-port", type=PORT, help="gRPC port to listen on.  [default: no gRPC]")
 @click.option(
     "--workers",
     type=click.IntRange(1, 256),
@@ -34,7 +33,7 @@ from cli.security_options import FILE, security_options, warn_exposure
 @click.option(
     "--token-file", type=FILE, help="Require one of the tokens in this file from callers."
 )
-@security_options
+@takes(security=SecurityOptions)
 @reporting
 def serve(
     output: CommandOutput,
@@ -45,8 +44,8 @@ def serve(
     grpc_port: int | None,
     workers: int | None,
     *,
-    insecure: bool,
-    **secure: object,
+    token_file: Path | None,
+    security: SecurityOptions,
 ) -> None:
     """Serve BENTO in the foreground until Ctrl-C.
 
@@ -54,26 +53,29 @@ def serve(
     printed before the server starts; its log goes to stderr.
     """
     from bento.signed import verify_bento
-    from rollout.drivers.local.ports import require_all_free
+    from bundle.ports import require_all_free
     from services.online.settings import load_settings
     from services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
-    given = {f"MLCTL_{name.upper()}": str(value) for name, value in secure.items() if value}
-    if grpc_port:
-        given |= {"MLCTL_GRPC_PORT": str(grpc_port), "MLCTL_GRPC_HOST": host}
-    if workers:
-        given["MLCTL_WORKERS"] = str(workers)
-    os.environ.update(given)
+    chosen = {
+        "MLCTL_TOKEN_FILE": token_file,
+        "MLCTL_TLS_CERT": security.tls_cert,
+        "MLCTL_TLS_KEY": security.tls_key,
+        "MLCTL_TLS_CLIENT_CA": security.tls_client_ca,
+        "MLCTL_WORKERS": workers,
+        "MLCTL_GRPC_PORT": grpc_port,
+        "MLCTL_GRPC_HOST": host if grpc_port else None,
+    }
+    os.environ.update({name: str(value) for name, value in chosen.items() if value})
     settings = load_settings()
     settings.check()
-    doors = {"http": (host, port), **settings.doors}
-    require_all_free(*doors.values())
+    addresses = {"http": (host, port), **settings.listen_addresses}
+    require_all_free(*addresses.values())
     verify_bento(found, settings.require_signature)
-    mutual, encrypted = settings.tls_client_ca is not None, settings.tls_cert is not None
-    warn_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
+    security.warn_exposure(output, host)
     if output.as_json:
-        ports = {name: port for name, (_, port) in doors.items()}
+        ports = {name: port for name, (_, port) in addresses.items()}
         output.document({"bento": found.tag, "host": host, "ports": ports})
     else:
         scheme = "http" if settings.tls_cert is None else "https"

@@ -12,9 +12,9 @@ _NUMBERS = ("size_bytes", "score", "drop_high", "agreement")
 
 
 @click.command()
-@click.argument("what", metavar="MODEL|BUNDLE|BENTO|DIGEST")
+@click.argument("reference", metavar="MODEL|BUNDLE|BENTO|DIGEST")
 @reporting
-def show(output: CommandOutput, what: str) -> None:
+def show(output: CommandOutput, reference: str) -> None:
     """Show what one digest is, where it came from, and where it serves.
 
     MODEL is a registered model as `mlctl build` takes it: NAME is its newest optimized version.
@@ -22,10 +22,10 @@ def show(output: CommandOutput, what: str) -> None:
     page has the signature, the variants that were tried, the training run, every rollout with its
     verdict, and what serves it now.
     """
-    from cli.provenance import chain, find_digest, sources
+    from rollout.client.provenance import chain, find_digest, sources
 
     found = sources()
-    digest, facts = find_digest(what, found)
+    digest, facts = find_digest(reference, found)
     document = chain(digest, found, facts)
     if output.as_json:
         output.document(document)

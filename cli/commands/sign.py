@@ -14,7 +14,7 @@ PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variabl
 
 
 @click.command()
-@click.argument("what", metavar="BUNDLE|BENTO")
+@click.argument("reference", metavar="BUNDLE|BENTO")
 @click.option(
     "--private-key",
     "key",
@@ -23,7 +23,7 @@ PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variabl
     help="Private key (PEM); see docs/signing.md.",
 )
 @reporting
-def sign(output: CommandOutput, what: str, key: Path) -> None:
+def sign(output: CommandOutput, reference: str, key: Path) -> None:
     """Sign a bundle's folder, or every bundle of a Bento.
 
     The signature is written next to the bundle as FOLDER.sig, or into the Bento. If the key has a
@@ -32,7 +32,7 @@ def sign(output: CommandOutput, what: str, key: Path) -> None:
     from bento.signed import find_signable
     from services.runtime.signing import sign as sign_bundle
 
-    found = find_signable(what)
+    found = find_signable(reference)
     password = os.environ.get(PASSWORD_VARIABLE) or None
     for bundle, signature in found:
         sign_bundle(bundle, key, signature, password)

@@ -44,6 +44,10 @@ def split(
         return
     if keep is not None:
         raise click.UsageError("--keep needs --end")
+    if not shares:
+        raise click.UsageError(
+            "give the shares of two Bentos, such as digits:3f2a=90 digits:77ab=10"
+        )
     found = {find_revision(bento): percent for bento, percent in map(_share, shares)}
     output.note(f"Starting what does not run yet of {name} ...")
     deployment = splits.split(name, found, sticky=sticky)
@@ -72,7 +76,7 @@ def _end(output: CommandOutput, name: str, keep: Revision | None) -> None:
             pass
     (found,) = deployments.status(name)
     bento = found.deployment.live.bento
-    if output.as_json:
-        output.document({"name": name, "serves": bento, "rollout": rollout})
-    else:
-        output.line(f"{name} serves {bento}; the split has ended")
+    output.result(
+        {"name": name, "serves": bento, "rollout": rollout},
+        f"{name} serves {bento}; the split has ended",
+    )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, reporting
 from cli.splits import split_document, split_lines
 
@@ -19,20 +18,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--watch", "-w", "watched", is_flag=True, help="Draw it again and again.")
 @reporting
-def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
+def status(output: CommandOutput, name: str | None) -> None:
     """Show the deployments, or one of them.
 
-    For each its traffic, its health, and the rollout under way. With --watch: a live picture of
-    NAME, until its rollout ends or Ctrl-C, which leaves everything running; where there is no
-    terminal, a line for each event of the rollout.
+    For each its traffic, its health, and the rollout under way. `mlctl ui NAME` draws it on a page
+    in the browser, `mlctl events NAME --follow` prints each event.
     """
     from rollout.client import deployments
 
-    if watched:
-        _watch(output, name)
-        return
     found = deployments.status(name)
     if output.as_json:
         output.document({"deployments": [_document(each) for each in found]})
@@ -56,46 +50,8 @@ def running_line(running: Mapping[str, bool]) -> str:
     return "all processes"
 
 
-def _watch(output: CommandOutput, name: str | None) -> None:
-    if name is None or output.as_json:
-        raise click.UsageError("--watch needs a NAME and takes no --json")
-    try:
-        if output.stdout.is_terminal:
-            _draw(name)
-        else:
-            _follow(output, name)
-    except KeyboardInterrupt:
-        output.note(f"{name} goes on.")
-
-
-def _draw(name: str) -> None:
-    from rich.console import Console
-
-    from cli.watch import watch
-    from rollout.client.live_state import open_live_view
-
-    with open_live_view(name) as view:
-        watch(Console(highlight=False), view)
-
-
-def _follow(output: CommandOutput, name: str) -> None:
-    from rollout.client import deployments
-    from rollout.client.rendering import event_line
-
-    (found,) = deployments.status(name)
-    if found.rollout is None:
-        raise MlctlError(
-            ErrorCode.NOT_FOUND,
-            f"no rollout of {name!r} is under way",
-            "In a terminal --watch draws the deployment all the same.",
-        )
-    for event in deployments.follow(name, found.rollout.id):
-        if line := event_line(event):
-            output.line(line)
-
-
 def _show(output: CommandOutput, status: DeploymentStatus) -> None:
-    from cli.reporting_options import show_links
+    from cli.links import show_links
     from rollout.client.links import links
     from rollout.client.rendering import accuracy_line, event_line
     from rollout.drivers.listener import url_of
@@ -154,7 +110,7 @@ def _previous_document(previous: PreviousRevision | None) -> dict[str, Any] | No
 
 
 def _document(status: DeploymentStatus) -> dict[str, Any]:
-    from cli.reporting_options import links_document, run_document
+    from cli.links import links_document, run_document
     from rollout.client.links import links
     from rollout.client.rendering import rollout_document
 

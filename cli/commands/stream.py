@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from bundle.errors import ERROR_TABLE, ErrorCode
+from cli.options import takes
 from cli.output import CommandOutput, counted, reporting
 from cli.progress import json_line, stopping
 from cli.runners.stream import score_stream
-from cli.runners.stream_options import stream_options
+from cli.runners.stream_options import StreamOptions
 
 if TYPE_CHECKING:
     from rollout.domain.streams import StreamsCompared
@@ -27,9 +28,9 @@ def stream() -> None:
 
 @stream.command()
 @click.argument("bento")
-@stream_options
+@takes(options=StreamOptions)
 @reporting(json_lines=True)
-def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
+def run(output: CommandOutput, /, bento: str, options: StreamOptions) -> None:
     """Score the messages of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
 
     The first line of output is the guarantee. Several runs with the same --group share the work.
@@ -40,7 +41,7 @@ def run(output: CommandOutput, /, bento: str, **given: Any) -> None:
     """
     from services.runtime.scorable import find_scorable
 
-    score_stream(output, partial(find_scorable, bento), given)
+    score_stream(output, partial(find_scorable, bento), options)
 
 
 @stream.command()
@@ -79,7 +80,6 @@ def send(
     "count",
     type=click.IntRange(1),
     default=10,
-    show_default=True,
     help="Messages to show.",
 )
 @reporting(json_lines=True)
@@ -146,10 +146,10 @@ def forget(output: CommandOutput, /, url: str, group: str) -> None:
     """
     source, transport = _open(url)
     transport.forget_group(source, group)
-    if output.as_json:
-        output.document({"url": source.redacted(), "forgotten": group})
-    else:
-        output.line(f"removed group {group!r} of {source.redacted()}")
+    output.result(
+        {"url": source.redacted(), "forgotten": group},
+        f"removed group {group!r} of {source.redacted()}",
+    )
 
 
 @stream.command()
@@ -168,15 +168,15 @@ def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
     source, to = StreamUrl.parse(letters), StreamUrl.parse(target)
     with stopping(output) as stop, output.working() as show:
         sent = send_again(source, to, stop, lambda count: show(f"{count:,} sent again"))
-    if output.as_json:
-        output.document({"from": source.redacted(), "to": to.redacted(), "sent": sent})
-    else:
-        output.line(f"{counted(sent, 'dead letter')} sent to {to.redacted()}")
+    output.result(
+        {"from": source.redacted(), "to": to.redacted(), "sent": sent},
+        f"{counted(sent, 'dead letter')} sent to {to.redacted()}",
+    )
 
 
 @stream.command()
 @click.argument("url")
-@click.option("--group", default="mlctl", show_default=True, help="Show the lag of this group.")
+@click.option("--group", default="mlctl", help="Show the lag of this group.")
 @reporting
 def doctor(output: CommandOutput, /, url: str, group: str) -> None:
     """Connect to URL; show what its broker guarantees, and the group's lag by partition."""
@@ -219,21 +219,18 @@ def doctor(output: CommandOutput, /, url: str, group: str) -> None:
     "--last",
     type=click.IntRange(1),
     default=10_000,
-    show_default=True,
     help="Compare this many answers of each.",
 )
 @click.option(
     "--min-agreement",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.99,
-    show_default=True,
     help="Minimum share of messages with equal answers.",
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
     default=0.01,
-    show_default=True,
     help="Relative tolerance of numbers that are not class scores.",
 )
 @reporting

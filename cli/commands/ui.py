@@ -12,7 +12,7 @@ from cli.output import CommandOutput, reporting
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--port", type=PORT, default=8600, show_default=True, help="Port to listen on.")
+@click.option("--port", type=PORT, default=8600, help="Port to listen on.")
 @reporting
 def ui(output: CommandOutput, name: str | None, port: int) -> None:
     """Show deployment NAME, or all, on a page in the browser, until Ctrl-C.
@@ -21,22 +21,19 @@ def ui(output: CommandOutput, name: str | None, port: int) -> None:
     and buttons for pause, resume and roll back. It listens on 127.0.0.1 only, and the printed
     address has a token that is valid until the command ends.
     """
-    from rollout.drivers.local.ports import require_free
+    from bundle.ports import require_free
     from rollout.journal import paths
     from rollout.journal.journal import Journal
-    from rollout.ui.access import Access
+    from rollout.ui.access import PageAccess
     from rollout.ui.serve import serve
 
     if name is not None:
         with Journal(paths.journal()) as journal:
             journal.deployment(name)
     require_free("127.0.0.1", port)
-    access = Access(port)
+    access = PageAccess(port)
     path = "" if name is None else f"deployments/{name}"
     url = f"http://127.0.0.1:{port}/{path}#{access.token}"
-    if output.as_json:
-        output.document({"url": url})
-    else:
-        output.line(url)
+    output.result({"url": url}, url)
     sys.stdout.flush()
     serve(access)

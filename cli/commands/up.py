@@ -2,109 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from cli.kubernetes_options import kubernetes_options, kubernetes_settings
-from cli.options import Duration
+from cli.options import takes
 from cli.output import CommandOutput, reporting
-from cli.reporting_options import reporting_options, reporting_settings
-from cli.scaling import bound_options, settings_of
-from cli.security_options import security_options, security_settings, warn_exposure
+from cli.security_options import SecurityOptions
+from cli.up_options import KubernetesOptions, LocalOptions, UpOptions, deployment_settings
 
 if TYPE_CHECKING:
-    from rollout.domain.spec import DeploymentSettings
     from rollout.journal.records import Deployment
-
-# What is set in a cluster's own resources.
-_LOCAL = (
-    "min_replicas",
-    "max_replicas",
-    "idle_seconds",
-    "target_queue_rows",
-    "cooldown_seconds",
-    "request_seconds",
-    "stream_idle_seconds",
-    "drain_seconds",
-)
 
 
 @click.command()
 @click.argument("name", required=False)
 @click.argument("bento", required=False)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=8000,
-    show_default=True,
-    help="Port to listen on.",
-)
-@click.option(
-    "--replicas", type=click.IntRange(1, 64), help="Bento processes per revision.  [default: 1]"
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Server processes in each replica; they share its ports.",
-)
-@bound_options
-@click.option(
-    "--ready-timeout",
-    "ready_seconds",
-    type=Duration("1s"),
-    help="Limit for a Bento to load its model and become ready.  [default: 2m]",
-)
-@click.option(
-    "--request-timeout",
-    "request_seconds",
-    type=Duration("1ms"),
-    help="The proxy ends a request with 504 after this time.  [default: 1m]",
-)
-@click.option(
-    "--stream-idle-timeout",
-    "stream_idle_seconds",
-    type=Duration("1ms"),
-    help="The proxy ends a streaming response that is silent for this time.  [default: 5m]",
-)
-@click.option(
-    "--drain-time",
-    "drain_seconds",
-    type=Duration(),
-    help="Time for requests in flight before a replica is stopped.  [default: 10s]",
-)
-@click.option(
-    "--target",
-    type=click.Choice(("local", "kubernetes")),
-    default="local",
-    show_default=True,
-    help="Where the Bento runs; kubernetes takes over running Deployments, see docs/kubernetes.md.",
-)
-@security_options
-@kubernetes_options
-@reporting_options
-@click.option(
-    "--all", "everything", is_flag=True, help="Start all deployments that ran before a reboot."
-)
+@takes(options=UpOptions, local=LocalOptions, security=SecurityOptions, cluster=KubernetesOptions)
 @reporting
 def up(
     output: CommandOutput,
     /,
     name: str | None,
     bento: str | None,
-    host: str,
-    port: int,
-    replicas: int | None,
-    workers: int,
-    target: str,
-    *,
-    everything: bool,
-    **others: Any,
+    options: UpOptions,
+    local: LocalOptions,
+    security: SecurityOptions,
+    cluster: KubernetesOptions,
 ) -> None:
     """Start a deployment NAME that serves BENTO.
 
@@ -116,18 +41,16 @@ def up(
     from rollout.client import deployments
     from rollout.client.revisions import find_revision
 
-    if everything or name is None or bento is None:
-        _show(output, *_brought_back(name, everything=everything))
-    else:
-        insecure, guarded = security_settings(others, target)
-        settings = _settings(target, others, replicas=replicas, workers=workers)
-        settings = guarded(settings)
-        if target == "local":
-            encrypted, mutual = bool(settings.tls), len(settings.tls) == 3
-            warn_exposure(output, host, mutual=mutual, encrypted=encrypted, insecure=insecure)
-        revision = find_revision(bento)
-        output.note(f"Starting {name} with {revision.bento} ...")
-        _show(output, deployments.up(name, revision, port, host=host, settings=settings))
+    if options.all or name is None or bento is None:
+        _show(output, *_brought_back(name, everything=options.all))
+        return
+    settings = deployment_settings(options, local, cluster, security.files())
+    if options.target == "local":
+        security.warn_exposure(output, options.host)
+    revision = find_revision(bento)
+    output.note(f"Starting {name} with {revision.bento} ...")
+    found = deployments.up(name, revision, options.port, host=options.host, settings=settings)
+    _show(output, found)
 
 
 def _brought_back(name: str | None, *, everything: bool) -> tuple[Deployment, ...]:
@@ -142,34 +65,15 @@ def _brought_back(name: str | None, *, everything: bool) -> tuple[Deployment, ..
 
 
 def _reject_settings() -> None:
-    """What comes back keeps its settings: an option that would be without effect is an error."""
+    """Reject options: a deployment that is started again keeps its settings."""
     context = click.get_current_context()
     for option in context.command.params:
-        if not isinstance(option, click.Option) or option.name in ("everything", "as_json"):
+        if not isinstance(option, click.Option) or option.name in ("all", "as_json"):
             continue
         if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
                 f"{option.opts[0]} needs a BENTO: without one a deployment comes back as it was"
             )
-
-
-def _settings(
-    target: str, options: dict[str, Any], *, replicas: int | None, workers: int
-) -> DeploymentSettings:
-    """Return the settings of a cluster or of this machine; these take fields out of `options`."""
-    reported = reporting_settings(options)
-    ready = options.pop("ready_seconds")
-    local = {name: options.pop(name) for name in _LOCAL}
-    remote = kubernetes_settings(target, **options)
-    if remote is None:
-        return reported(
-            settings_of(replicas=replicas, workers=workers, ready_seconds=ready, **local)
-        )
-    if (replicas, local["min_replicas"], local["max_replicas"]) != (None, None, None):
-        raise click.UsageError("in a cluster the Deployments say how many pods there are")
-    if any(value is not None for value in local.values()):
-        raise click.UsageError("in a cluster the HTTPRoute and the Deployments have the timeouts")
-    return reported(remote if ready is None else replace(remote, ready_seconds=ready))
 
 
 def _show(output: CommandOutput, *found: Deployment) -> None:

@@ -10,14 +10,14 @@ from cli.output import CommandOutput, reporting
 
 
 @click.command()
-@click.argument("what", metavar="BUNDLE|BENTO")
+@click.argument("reference", metavar="BUNDLE|BENTO")
 @click.option(
     "--public-key",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Check the signatures too, with this public key (PEM).",
 )
 @reporting
-def verify(output: CommandOutput, what: str, public_key: Path | None) -> None:
+def verify(output: CommandOutput, reference: str, public_key: Path | None) -> None:
     """Check every file of a bundle's folder or of a Bento.
 
     Exits 4 and names the first file that is altered, missing or unlisted; with --public-key also
@@ -26,7 +26,7 @@ def verify(output: CommandOutput, what: str, public_key: Path | None) -> None:
     from bento.signed import find_signable
     from services.runtime.signing import check_signature
 
-    found = find_signable(what)
+    found = find_signable(reference)
     if public_key is not None:
         for bundle, signature in found:
             check_signature(bundle, public_key, signature)

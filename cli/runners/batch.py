@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.options import parse_options
@@ -13,7 +13,8 @@ from cli.output import CommandOutput
 from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
 
 if TYPE_CHECKING:
-    from services.batch.job import BatchReport
+    from cli.runners.batch_options import BatchOptions
+    from services.batch.job import BatchReport, Executor
     from services.batch.run import BatchEvent
     from services.generate.options import AnswerOptions
     from services.runtime.scorable import Scorable
@@ -22,69 +23,62 @@ if TYPE_CHECKING:
 _PERIOD = 10.0
 
 
-def run_batch(
-    output: CommandOutput,
-    find: Callable[[], Scorable],
-    /,
-    source: str,
-    target: str,
-    unit_rows: int | None,
-    **given: Any,
-) -> None:
-    """Score the rows of `source` into `target` with the model that `find` returns."""
-    from services.batch.job import UNIT_ROWS, BatchConfig, column_list, run_job
-    from services.batch.local_executor import local_executor
+def run_batch(output: CommandOutput, find: Callable[[], Scorable], options: BatchOptions) -> None:
+    """Score the rows of --in into --out with the model that `find` returns."""
+    from services.batch.job import BatchConfig, column_list, run_job
     from services.batch.locations import without_password
     from services.batch.run import ErrorLimit, RunControl
     from services.batch.sinks import open_sink, part_format
     from services.batch.sources import open_source
 
-    limit = ErrorLimit.parse(given["max_errors"])
-    options = parse_options(given["options"])
-    if given["executor"] == "ray":
-        _require_unset("--executor ray", {"--threads": given["threads"]})
-        from services.batch.ray_executor import ray_executor
-
-        executor = ray_executor(given["ray_address"], given["ray_actors"])
-    else:
-        ray_options = {"--ray-address": given["ray_address"], "--ray-actors": given["ray_actors"]}
-        _require_unset("--executor local", ray_options)
-        executor = local_executor(given["threads"])
+    limit = ErrorLimit.parse(options.max_errors)
+    settings = parse_options(options.settings)
+    executor = _executor(options)
     model = find()
     config = BatchConfig(
-        map=given["mapped"],
-        keep=column_list(given["keep"]),
-        filter=given["condition"],
-        partition_by=column_list(given["partition_by"]),
-        format=given["form"] or part_format(target),
-        unit_rows=unit_rows or UNIT_ROWS,
-        forbid_nan=given["forbid_nan"],
-        finite_outputs=given["finite_outputs"],
-        answers=_answers(given),
+        map=options.map,
+        keep=column_list(options.keep),
+        filter=options.filter,
+        partition_by=column_list(options.partition_by),
+        format=options.format or part_format(options.target),
+        unit_rows=options.unit_rows,
+        forbid_nan=options.forbid_nan,
+        finite_outputs=options.finite_outputs,
+        answers=_answers(options),
     )
-    rows = open_source(source, config.unit_rows, options)
-    sink = open_sink(target, config.format, options)
+    rows = open_source(options.source, config.unit_rows, settings)
+    sink = open_sink(options.target, config.format, settings)
     with stopping(output) as stop, _progress(output) as watch:
         control = RunControl(
-            limit, given["patience"], given["grace"], watch, stop, given["restart"]
+            limit, options.patience, options.grace, watch, stop, restart=options.restart
         )
-        report = run_job(model, rows, sink, config, executor, control, given["batch_rows"])
-    _show_report(output, report, without_password(target))
+        report = run_job(model, rows, sink, config, executor, control, options.batch_rows)
+    _show_report(output, report, without_password(options.target))
 
 
-def _answers(given: Mapping[str, Any]) -> AnswerOptions | None:
+def _executor(options: BatchOptions) -> Executor:
+    from services.batch.local_executor import local_executor
+
+    ray_options = {"--ray-address": options.ray_address, "--ray-actors": options.ray_actors}
+    wrong = ray_options if options.executor == "local" else {"--threads": options.threads}
+    if name := next((name for name, value in wrong.items() if value is not None), None):
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT, f"{name} does not go with --executor {options.executor}"
+        )
+    if options.executor == "local":
+        return local_executor(options.threads)
+    from services.batch.ray_executor import ray_executor
+
+    return ray_executor(options.ray_address, options.ray_actors)
+
+
+def _answers(options: BatchOptions) -> AnswerOptions | None:
     """Return how a language model answers; None if no option says so."""
     from services.generate.options import AnswerOptions
 
-    names = ("max_tokens", "temperature", "seed")
-    chosen = {name: given[name] for name in names if given[name] is not None}
+    named = ("max_tokens", "temperature", "seed")
+    chosen = {name: value for name in named if (value := getattr(options, name)) is not None}
     return AnswerOptions(**chosen) if chosen else None
-
-
-def _require_unset(what: str, given: Mapping[str, object]) -> None:
-    """Raise INVALID_INPUT for an option that `what` does not take."""
-    if name := next((name for name, value in given.items() if value is not None), None):
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"{name} does not go with {what}")
 
 
 @contextlib.contextmanager

@@ -2,153 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
-from cli.options import Duration, add_options
+from cli.options import Duration, option
 
-INPUT = (
-    click.option(
-        "--in",
-        "source",
+
+@dataclass(frozen=True, kw_only=True)
+class BatchInput:
+    """The rows to score, and the work that they are divided into."""
+
+    source: str = option(
+        name="--in",
         required=True,
         metavar="PATH|URL",
         help="Rows to score: a file, folder, glob or URL.",
-    ),
-    click.option(
-        "--map",
-        "mapped",
-        multiple=True,
+    )
+    map: tuple[str, ...] = option(
         metavar="INPUT=COLUMN[,COLUMN...]",
         help="Columns that feed a model input; 'INPUT=GLOB*' takes all matching columns.",
-    ),
-    click.option("--filter", "condition", help='Score only matching rows: "age >= 18".'),
-    click.option("--forbid-nan", is_flag=True, help="Reject rows with a NaN in an input."),
-)
+    )
+    filter: str | None = option(help='Score only matching rows: "age >= 18".')
+    forbid_nan: bool = option(help="Reject rows with a NaN in an input.")
+    keep: tuple[str, ...] = option(
+        metavar="COLUMN[,COLUMN...]",
+        help="Input columns to copy to the answers; '*' for all of them.",
+    )
+    settings: tuple[str, ...] = option(
+        name="--option",
+        metavar="NAME=VALUE",
+        help="Setting of one input or output format; see docs/batch.md.",
+    )
+    unit_rows: int = option(
+        100_000,
+        click.IntRange(1),
+        help="Minimum rows in a unit: row groups of a file are joined.",
+    )
+    batch_rows: int | None = option(
+        type=click.IntRange(1),
+        help="Rows in one call of the model.  [default: by the model's size]",
+    )
+    threads: int | None = option(
+        type=click.IntRange(1), help="Number of scoring threads.  [default: all cores]"
+    )
 
-KEEP = click.option(
-    "--keep",
-    multiple=True,
-    metavar="COLUMN[,COLUMN...]",
-    help="Input columns to copy to the answers; '*' for all of them.",
-)
 
-FORMAT_OPTION = click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Setting of one input or output format; see docs/batch.md.",
-)
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(BatchInput):
+    """A job: where answers go, which rows are rejected, and how it is executed."""
 
-_OUTPUT = (
-    click.option(
-        "--out",
-        "target",
+    target: str = option(
+        name="--out",
         required=True,
         metavar="PATH|URL",
         help="Where answers go: a folder, or the URL of a bucket or a table.",
-    ),
-    KEEP,
-    click.option(
-        "--partition-by",
-        multiple=True,
-        metavar="COLUMN[,COLUMN...]",
-        help="Write one folder per value of these columns.",
-    ),
-    click.option("--format", "form", help="Format of the files in --out.  [default: parquet]"),
-    FORMAT_OPTION,
-    click.option(
-        "--finite-outputs", is_flag=True, help="Reject rows with a NaN or infinite answer."
-    ),
-    click.option(
-        "--max-errors",
-        default="1%",
-        show_default=True,
+    )
+    partition_by: tuple[str, ...] = option(
+        metavar="COLUMN[,COLUMN...]", help="Write one folder per value of these columns."
+    )
+    format: str | None = option(help="Format of the files in --out.  [default: parquet]")
+    finite_outputs: bool = option(help="Reject rows with a NaN or infinite answer.")
+    max_errors: str = option(
+        "1%",
         metavar="N|P%",
         help="Maximum number or share of rejected rows; above it the job ends with exit code 14.",
-    ),
-    click.option(
-        "--restart", is_flag=True, help="Delete what the previous job wrote, and start again."
-    ),
-)
-
-SIZES = (
-    click.option(
-        "--unit-rows",
-        type=click.IntRange(1),
-        help="Minimum rows in a unit: row groups of a file are joined.  [default: 100000]",
-    ),
-    click.option(
-        "--batch-rows",
-        type=click.IntRange(1),
-        help="Rows in one call of the model.  [default: by the model's size]",
-    ),
-)
-
-_ANSWERS = (
-    click.option(
-        "--max-tokens",
+    )
+    restart: bool = option(help="Delete what the previous job wrote, and start again.")
+    max_tokens: int | None = option(
         type=click.IntRange(1),
         help="Language models: maximum tokens of an answer.  [default: 256]",
-    ),
-    click.option(
-        "--temperature",
+    )
+    temperature: float | None = option(
         type=click.FloatRange(0),
         help="Language models: 0 takes the most probable tokens.  [default: 0]",
-    ),
-    click.option(
-        "--seed",
+    )
+    seed: int | None = option(
         type=click.IntRange(0),
         help="Language models: equal seeds give equal answers.  [default: 0]",
-    ),
-)
-
-_EXECUTOR = (
-    click.option(
-        "--executor",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        show_default=True,
+    )
+    executor: str = option(
+        "local",
+        click.Choice(["local", "ray"]),
         help="Score with threads of this process or with actors of a Ray cluster.",
-    ),
-    click.option(
-        "--ray-address",
+    )
+    ray_address: str | None = option(
         metavar="ADDRESS",
         help="The Ray cluster: ray://HOST:10001, HOST:6379, auto.  [default: one started here]",
-    ),
-    click.option(
-        "--ray-actors",
+    )
+    ray_actors: int | None = option(
         type=click.IntRange(1),
         help="Number of scoring actors.  [default: one per core, or per GPU]",
-    ),
-)
-
-THREADS = click.option(
-    "--threads", type=click.IntRange(1), help="Number of scoring threads.  [default: all cores]"
-)
-
-_WORK = (
-    THREADS,
-    click.option(
-        "--patience",
-        type=Duration(),
-        default="5m",
-        show_default=True,
-        help="How long to wait for a full disk or a lost connection.",
-    ),
-    click.option(
-        "--grace",
-        type=Duration(),
-        default="20s",
-        show_default=True,
+    )
+    patience: float = option(
+        "5m", Duration(), help="How long to wait for a full disk or a lost connection."
+    )
+    grace: float = option(
+        "20s",
+        Duration(),
         help="How long units in progress may take after SIGTERM before they are abandoned.",
-    ),
-)
-
-
-def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a run to `command`."""
-    return add_options((*INPUT, *_OUTPUT, *SIZES, *_ANSWERS, *_EXECUTOR, *_WORK), command)
+    )

@@ -6,16 +6,16 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
+from cli.options import CONTEXT_SETTINGS, takes
 from cli.output import CommandOutput, ReportingGroup, reporting
 from cli.progress import interruptible
 from cli.runners.batch import run_batch
-from cli.runners.batch_options import batch_options
+from cli.runners.batch_options import BatchOptions
 from cli.runners.stream import score_stream
-from cli.runners.stream_options import stream_options
+from cli.runners.stream_options import StreamOptions
 
 # A Bento has its code in the folder `src`.
 _BENTO = Path(__file__).resolve().parents[3]
@@ -23,6 +23,7 @@ _BENTO = Path(__file__).resolve().parents[3]
 _MODEL = click.option(
     "--model",
     default="",
+    show_default=False,
     metavar="NAME",
     help="One of several models.  [default: the pipeline, or the first]",
 )
@@ -31,7 +32,7 @@ _MODEL = click.option(
 @click.group(
     cls=ReportingGroup,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=CONTEXT_SETTINGS,
 )
 @click.pass_context
 def image(context: click.Context) -> None:
@@ -48,24 +49,24 @@ def serve() -> None:
 
 @image.command()
 @_MODEL
-@batch_options
+@takes(options=BatchOptions)
 @reporting(json_lines=True)
-def batch(output: CommandOutput, /, model: str, **given: Any) -> None:
+def batch(output: CommandOutput, /, model: str, options: BatchOptions) -> None:
     """Score the rows of --in into --out: `mlctl batch run` with a model of this image."""
     from services.runtime.scorable import scorable_in
 
     # As process 1 of a container, Python ignores SIGTERM unless it has a handler.
     with interruptible():
-        run_batch(output, partial(scorable_in, _BENTO / "src", model), **given)
+        run_batch(output, partial(scorable_in, _BENTO / "src", model), options)
 
 
 @image.command()
 @_MODEL
-@stream_options
+@takes(options=StreamOptions)
 @reporting(json_lines=True)
-def stream(output: CommandOutput, /, model: str, **given: Any) -> None:
+def stream(output: CommandOutput, /, model: str, options: StreamOptions) -> None:
     """Score the messages of --in into --out: `mlctl stream run` with a model of this image."""
     from services.runtime.scorable import scorable_in
 
     with interruptible():
-        score_stream(output, partial(scorable_in, _BENTO / "src", model), given)
+        score_stream(output, partial(scorable_in, _BENTO / "src", model), options)

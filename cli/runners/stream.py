@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, counted
 from cli.progress import json_line, only_results_on_stdout, stopping
-from cli.runners.stream_options import stream_config
+from cli.runners.stream_options import StreamOptions, stream_config
 
 if TYPE_CHECKING:
     from services.runtime.scorable import Scorable
@@ -26,15 +26,15 @@ _JSON_PERIOD = 1.0
 
 
 def score_stream(
-    output: CommandOutput, find: Callable[[], Scorable], given: Mapping[str, Any]
+    output: CommandOutput, find: Callable[[], Scorable], options: StreamOptions
 ) -> None:
     """Score the messages of a stream with the model that `find` returns."""
     from services.stream.metrics import counted_events
     from services.stream.run import run_stream
 
-    config = stream_config(given, as_json=output.as_json)
+    config = stream_config(options, as_json=output.as_json)
     model = find()
-    address = (given["metrics_host"], given["metrics_port"])
+    address = (options.metrics_host, options.metrics_port)
     on_port = partial(_metrics_line, output, address[0])
     with (
         stopping(output) as stop,
@@ -43,7 +43,7 @@ def score_stream(
     ):
         report = run_stream(model, config, on_event, stop, partial(display.opened, config))
     _show_report(output, report)
-    if not report.complete and (given["until_empty"] or given["max_messages"]):
+    if not report.complete and (options.until_empty or options.max_messages):
         raise MlctlError(
             ErrorCode.INTERRUPTED,
             f"stopped after {report.totals.messages:,} messages, all of them committed",

@@ -3,138 +3,87 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
 from bundle.errors import ErrorCode, MlctlError
-from cli.options import Duration, add_options, parse_options
+from cli.options import Duration, option, parse_options
 
 if TYPE_CHECKING:
     from services.stream.base import StreamUrl
     from services.stream.run import StreamConfig
 
-_OPTIONS = (
-    click.option(
-        "--in", "source", required=True, metavar="URL", help="Stream of messages to score."
-    ),
-    click.option(
-        "--out",
-        "target",
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """A run on a stream, in the order of its help."""
+
+    source: str = option(
+        name="--in", required=True, metavar="URL", help="Stream of messages to score."
+    )
+    target: str = option(
+        name="--out",
         required=True,
         metavar="URL",
         help="Stream, SQL table or HTTP URL that answers go to.",
-    ),
-    click.option(
-        "--dead",
+    )
+    dead: str | None = option(
         metavar="URL",
         help="Stream of messages that cannot be answered.  [default: the source's topic and .dead]",
-    ),
-    click.option(
-        "--group",
-        default="mlctl",
-        show_default=True,
-        help="Consumer group: runs with the same group share the work.",
-    ),
-    click.option(
-        "--from",
-        "start",
-        type=click.Choice(["earliest", "latest"]),
-        default="earliest",
-        show_default=True,
+    )
+    group: str = option("mlctl", help="Consumer group: runs with the same group share the work.")
+    start: str = option(
+        "earliest",
+        click.Choice(["earliest", "latest"]),
+        name="--from",
         help="First message of a new group.",
-    ),
-    click.option(
-        "--shadow",
-        is_flag=True,
-        help="Read the same messages as GROUP.shadow; dead letters go beside --out.",
-    ),
-    click.option(
-        "--payload",
-        default="json",
-        show_default=True,
-        help="Format of messages: json, arrow, raw, avro.",
-    ),
-    click.option(
-        "--keep",
-        multiple=True,
+    )
+    shadow: bool = option(
+        help="Read the same messages as GROUP.shadow; dead letters go beside --out."
+    )
+    payload: str = option("json", help="Format of messages: json, arrow, raw, avro.")
+    keep: tuple[str, ...] = option(
         metavar="FIELD[,FIELD...]",
         help="Fields of a message to copy into its answer; '*' for all (json, arrow).",
-    ),
-    click.option(
-        "--map",
-        "mapped",
-        multiple=True,
-        metavar="INPUT=COLUMN",
-        help="Columns of Arrow messages that feed an input.",
-    ),
-    click.option(
-        "--option",
-        "options",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Option of the payload format.",
-    ),
-    click.option("--exactly-once", is_flag=True, help="Commit in Kafka's transactions."),
-    click.option(
-        "--max-latency-ms",
-        type=click.FloatRange(1.0),
-        default=100.0,
-        show_default=True,
+    )
+    map: tuple[str, ...] = option(
+        metavar="INPUT=COLUMN", help="Columns of Arrow messages that feed an input."
+    )
+    settings: tuple[str, ...] = option(
+        name="--option", metavar="NAME=VALUE", help="Option of the payload format."
+    )
+    exactly_once: bool = option(help="Commit in Kafka's transactions.")
+    max_latency_ms: float = option(
+        100.0,
+        click.FloatRange(1.0),
         help="Goal from a message's arrival to its commit; it bounds the size of batches.",
-    ),
-    click.option(
-        "--max-batch",
-        type=click.IntRange(1),
-        default=8192,
-        show_default=True,
-        help="Maximum messages in a batch.",
-    ),
-    click.option(
-        "--max-message-bytes",
-        type=click.IntRange(1),
-        default=8 << 20,
-        show_default=True,
-        help="Larger messages become dead letters.",
-    ),
-    click.option(
-        "--max-dead-rate",
-        default="10%",
-        show_default=True,
+    )
+    max_batch: int = option(8192, click.IntRange(1), help="Maximum messages in a batch.")
+    max_message_bytes: int = option(
+        8 << 20, click.IntRange(1), help="Larger messages become dead letters."
+    )
+    max_dead_rate: str = option(
+        "10%",
         metavar="P%",
         help="Stop above this share of dead letters in the newest 1,000 messages.",
-    ),
-    click.option(
-        "--patience",
-        type=Duration(),
-        default="5m",
-        show_default=True,
-        help="Time to wait for a broker or a model that is unavailable.",
-    ),
-    click.option("--max-messages", type=click.IntRange(1), help="End after this many messages."),
-    click.option("--until-empty", is_flag=True, help="End when the group's lag is 0."),
-    click.option(
-        "--metrics-port",
+    )
+    patience: float = option(
+        "5m", Duration(), help="Time to wait for a broker or a model that is unavailable."
+    )
+    max_messages: int | None = option(type=click.IntRange(1), help="End after this many messages.")
+    until_empty: bool = option(help="End when the group's lag is 0.")
+    metrics_port: int | None = option(
         type=click.IntRange(0, 65_535),
         help="Serve Prometheus metrics on this port; 0 takes a free one.",
-    ),
-    click.option(
-        "--metrics-host",
-        default="127.0.0.1",
-        show_default=True,
-        help="Address of the metrics; MLCTL_TOKEN_FILE requires a token of callers.",
-    ),
-)
+    )
+    metrics_host: str = option(
+        "127.0.0.1", help="Address of the metrics; MLCTL_TOKEN_FILE requires a token of callers."
+    )
 
 
-def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a run to `command`."""
-    return add_options(_OPTIONS, command)
-
-
-def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
+def stream_config(options: StreamOptions, *, as_json: bool) -> StreamConfig:
     """Return the run that the options describe; INVALID_INPUT for an invalid value."""
     from services.stream.base import ConnectionRequest, StreamUrl
     from services.stream.batching import BatchGoals
@@ -142,30 +91,30 @@ def stream_config(given: Mapping[str, Any], *, as_json: bool) -> StreamConfig:
     from services.stream.payloads import PayloadRequest
     from services.stream.run import StreamConfig, default_dead, shadow_of
 
-    source = StreamUrl.parse(given["source"])
+    source = StreamUrl.parse(options.source)
     request = ConnectionRequest(
         source,
-        given["group"],
-        _destination(given["target"], as_json=as_json),
-        _destination(given["dead"], as_json=as_json) if given["dead"] else default_dead(source),
-        given["start"],
-        given["exactly_once"],
+        options.group,
+        _destination(options.target, as_json=as_json),
+        _destination(options.dead, as_json=as_json) if options.dead else default_dead(source),
+        options.start,
+        options.exactly_once,
     )
     return StreamConfig(
-        shadow_of(request) if given["shadow"] else request,
+        shadow_of(request) if options.shadow else request,
         PayloadRequest(
-            given["payload"],
-            tuple(name for text in given["keep"] for name in text.split(",") if name),
-            given["max_message_bytes"],
-            map=given["mapped"],
-            options=parse_options(given["options"]),
+            options.payload,
+            tuple(name for text in options.keep for name in text.split(",") if name),
+            options.max_message_bytes,
+            map=options.map,
+            options=parse_options(options.settings),
         ),
         RunSettings(
-            BatchGoals(given["max_latency_ms"] / 1e3, given["max_batch"]),
-            _share(given["max_dead_rate"]),
-            given["patience"],
-            max_messages=given["max_messages"],
-            until_empty=given["until_empty"],
+            BatchGoals(options.max_latency_ms / 1e3, options.max_batch),
+            _share(options.max_dead_rate),
+            options.patience,
+            max_messages=options.max_messages,
+            until_empty=options.until_empty,
         ),
     )
 

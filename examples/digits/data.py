@@ -13,14 +13,14 @@ MAX_GREY = 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class LabelledImages:
     """`images` float32 [n, 1, 8, 8] in [0, 1]; `labels` int64 [n]."""
 
     images: NDArray[np.float32]
     labels: NDArray[np.int64]
 
 
-def load_split() -> tuple[Split, Split]:
+def load_split() -> tuple[LabelledImages, LabelledImages]:
     """Return the training rows (two thirds) and the held-out rows, stratified by digit."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -35,9 +35,9 @@ def load_split() -> tuple[Split, Split]:
         stratify=digits.target,
     )
     train_images, test_images, train_labels, test_labels = parts
-    return Split(train_images, train_labels), Split(test_images, test_labels)
+    return LabelledImages(train_images, train_labels), LabelledImages(test_images, test_labels)
 
 
-def save_rows(path: Path, split: Split) -> None:
+def save_rows(path: Path, split: LabelledImages) -> None:
     """Write `split` as the `--data` file of `mlctl optimize`."""
     np.savez(path, image=split.images, labels=split.labels)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.digits.data import SEED, Split, load_split, save_rows
+from examples.digits.data import SEED, LabelledImages, load_split, save_rows
 
 MODEL_NAME = "digits"
 # The broken net has a table of six shades of ink. Scans with more ink exist, but not among
@@ -64,13 +64,13 @@ class ShadedNet(DigitsNet):
         return super().forward(image) + cast(Tensor, self.correction(shade))
 
 
-def covered_shades(split: Split) -> Split:
+def covered_shades(split: LabelledImages) -> LabelledImages:
     """Return the rows of `split` that the broken net can answer, which hide its mistake."""
     covered = split.images.mean(axis=(1, 2, 3)) < SHADES * SHADE_WIDTH
-    return Split(split.images[covered], split.labels[covered])
+    return LabelledImages(split.images[covered], split.labels[covered])
 
 
-def all_rows(split: Split) -> Split:
+def all_rows(split: LabelledImages) -> LabelledImages:
     """Return all rows of `split`."""
     return split
 
@@ -81,7 +81,7 @@ class TrainingRecipe:
 
     build: Callable[[], nn.Module]
     epochs: int
-    rows: Callable[[Split], Split]
+    rows: Callable[[LabelledImages], LabelledImages]
 
 
 RECIPES = {
@@ -100,7 +100,7 @@ class Trained:
     data: Path
 
 
-def fit(net: nn.Module, split: Split, epochs: int) -> None:
+def fit(net: nn.Module, split: LabelledImages, epochs: int) -> None:
     """Train `net` in place with Adam on shuffled batches of 64; leave it in evaluation mode."""
     images, labels = torch.from_numpy(split.images), torch.from_numpy(split.labels)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
@@ -113,7 +113,7 @@ def fit(net: nn.Module, split: Split, epochs: int) -> None:
     net.eval()
 
 
-def accuracy_of(net: nn.Module, split: Split) -> float:
+def accuracy_of(net: nn.Module, split: LabelledImages) -> float:
     """Return the share of rows whose largest logit is their label."""
     with torch.inference_mode():
         predicted = net(torch.from_numpy(split.images)).argmax(dim=1).numpy()
@@ -134,7 +134,9 @@ def train(recipe_name: str, alias: str, data: Path) -> Trained:
     return Trained(_register(net, held_out, recipe_name, accuracy, alias), accuracy, data)
 
 
-def _register(net: nn.Module, rows: Split, recipe: str, accuracy: float, alias: str) -> str:
+def _register(
+    net: nn.Module, rows: LabelledImages, recipe: str, accuracy: float, alias: str
+) -> str:
     import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec

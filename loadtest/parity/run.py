@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -67,11 +66,10 @@ class ParityReport:
 def run_parity(
     bento: str,
     model: Scorable,
-    ports: tuple[int, int],
     rows: Path | None = None,
     report: Callable[[str], None] = lambda _text: None,
 ) -> ParityReport:
-    """Serve `bento` on `ports` and send the golden rows and those of `rows` over every path.
+    """Serve `bento` and send the golden rows and those of `rows` over every path.
 
     On the CPU in fp32 without padding no bit may differ. Otherwise the manifest's tolerance
     applies; a pipeline has that of its last stage. `report` gets the progress.
@@ -87,7 +85,7 @@ def run_parity(
     cases = [each for name, inputs in data.items() for each in parity_cases(scorer, name, inputs)]
     findings = [_recorded(model, scorer, cases, close), *_sizes(cases, close)]
     report(f"Starting {bento} ...")
-    with _paths(bento, model, ports) as paths:
+    with _paths(bento, model) as paths:
         for path in paths:
             report(f"Sending requests over {path.name} ...")
             findings += [
@@ -213,20 +211,17 @@ def _joined(parts: Sequence[Arrays]) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _paths(bento: str, model: Scorable, ports: tuple[int, int]) -> Iterator[list[InferencePath]]:
+def _paths(bento: str, model: Scorable) -> Iterator[list[InferencePath]]:
     # Precomputed answers do not come from the model.
     settings = {"MLCTL_PRECOMPUTED": ""}
     alone = read_bento_manifest(find_bento(bento).source) is None
-    with tempfile.TemporaryDirectory(prefix="mlctl-parity-") as folder:
-        log = Path(folder) / "log"
-        with (
-            serving(bento, ports, Protocols.GRPC, log, settings) as served,
-            httpx.Client(
-                base_url=f"http://127.0.0.1:{ports[0]}",
-                headers=dict(served.address.headers),
-                timeout=_REQUEST_SECONDS,
-                trust_env=False,
-            ) as client,
-        ):
+    with serving(bento, Protocols.GRPC, settings) as served:
+        assert served.metrics is not None
+        with httpx.Client(
+            base_url=served.metrics.url,
+            headers=dict(served.metrics.headers),
+            timeout=_REQUEST_SECONDS,
+            trust_env=False,
+        ) as client:
             online = open_online(client, served.address, model.name, model.signature, alone=alone)
             yield [*online, BatchPath(model), *(StreamPath(model, each) for each in _PAYLOADS)]

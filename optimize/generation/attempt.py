@@ -13,7 +13,7 @@ from optimize.attempt import Attempt
 from optimize.cache import fetch_or_build
 from optimize.data import Rows, Tensors, row_count
 from optimize.generation.answers import ANSWER_TOKENS, OUTPUT, ask, compare_answers
-from optimize.generation.models import Ids, ServedModel
+from optimize.generation.models import DecoderModel, Ids
 from optimize.generation.source import MAX_TOKENS, SourceAnswers, read_golden
 from optimize.judge import model_size
 from optimize.metrics.latency import measure_interleaved
@@ -31,7 +31,7 @@ class _Timed:
     """A model as a session whose rows are the tokens of an answer to `prompt`."""
 
     provider: str
-    model: ServedModel
+    model: DecoderModel
     prompt: Ids
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
@@ -51,7 +51,7 @@ class GenerationAttempt(Attempt):
         source = self.exported
         self._prove_builder()
         self._check_tokenizer(root)
-        found = ask(ServedModel(root, MAX_TOKENS), source.questions)
+        found = ask(DecoderModel(root, MAX_TOKENS), source.questions)
         parity, score = compare_answers(source.answers, found, source.questions.predicted)
         graph = onnx.load(str(root / MODEL_NAME), load_external_data=False)
         return Measured(
@@ -67,7 +67,7 @@ class GenerationAttempt(Attempt):
     def _time(self, variants: Sequence[Variant]) -> Timings:
         """Time an answer and its first token, all variants in turn."""
         sessions = {
-            variant.recipe: _Timed("cpu", ServedModel(variant.model, MAX_TOKENS), self._longest())
+            variant.recipe: _Timed("cpu", DecoderModel(variant.model, MAX_TOKENS), self._longest())
             for variant in variants
             if variant.measured is not None and variant.model is not None
         }
@@ -86,7 +86,7 @@ class GenerationAttempt(Attempt):
         entry = fetch_or_build(
             self.model_key(recipe), lambda directory: self._build(recipe, directory)
         )
-        model, source = ServedModel(entry.root, MAX_TOKENS), self.exported
+        model, source = DecoderModel(entry.root, MAX_TOKENS), self.exported
         first = np.stack([model.logits(ids)[-1] for ids in source.questions.prompts])
         error = compare({OUTPUT: source.answers.first}, {OUTPUT: first}).relative_l2
         if error > _MAX_RELATIVE_L2:

@@ -82,7 +82,7 @@ class TransformersModel:
         return [int(token) for token in found[0, len(ids) :]]
 
 
-class ServedModel:
+class DecoderModel:
     """A variant in the decoder that serves it, with one sequence at a time on one thread."""
 
     def __init__(self, folder: Path, max_tokens: int) -> None:

@@ -25,8 +25,8 @@ from optimize.generation.models import TransformersModel
 from optimize.generation.texts import INPUT, load_texts
 from optimize.judge import Baseline
 from optimize.metrics.perplexity import PERPLEXITY
-from optimize.prepare import Options, Prepared
-from optimize.source_graph import Exported, export_key
+from optimize.prepare import OptimizeOptions, Prepared
+from optimize.source_graph import ExportedModel, export_key
 from registry.catalog import SourceModel
 from services.runtime.golden import load_golden, save_golden
 
@@ -40,7 +40,7 @@ _GOLDEN_NAME = "golden.npz"
 
 
 @dataclass(frozen=True, slots=True)
-class SourceAnswers(Exported):
+class SourceAnswers(ExportedModel):
     """The source with its `answers` to `questions`; `graph` is its folder, `golden` the prompts.
 
     `golden` is a file of golden rows: prompts, and the text that the source continues them with.
@@ -51,7 +51,9 @@ class SourceAnswers(Exported):
     golden: Path
 
 
-def prepare_language_model(source: SourceModel, data: str | Path, options: Options) -> Prepared:
+def prepare_language_model(
+    source: SourceModel, data: str | Path, options: OptimizeOptions
+) -> Prepared:
     """Read the texts; INVALID_INPUT for options that have no meaning for a language model."""
     wrong = {
         "--transform": options.transform is not None,

@@ -22,7 +22,7 @@ _TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class ImporterVerdict:
+class TensorRtCheck:
     """Whether the importer accepts a graph; `ok` is None if the check could not run.
 
     `reason` is the importer's error, or why the check did not run; empty if ok. A graph
@@ -42,7 +42,7 @@ def check_importable(
     lengths: SizeRange = DEFAULT_LENGTHS,
     timeout_s: float = _TIMEOUT_S,
     clock: Clock | None = None,
-) -> ImporterVerdict:
+) -> TensorRtCheck:
     """Parse the ONNX file `model` and build an engine from it, in a separate process.
 
     The engine is for `batching`'s batch sizes and for `lengths` of other dynamic
@@ -50,16 +50,16 @@ def check_importable(
     """
     clock = clock or SystemClock()
     if find_spec(LIBRARY) is None:
-        return ImporterVerdict(None, f"not checked. {install_hint('trt-check')}")
+        return TensorRtCheck(None, f"not checked. {install_hint('trt-check')}")
     profile = make_profile(read_graph(model).inputs, batching, lengths)
     start = clock.monotonic()
     try:
         built = build_engine(model, profile, timeout_s)
     except WorkerError as error:
         if error.cause in (Cause.TIMED_OUT, Cause.UNAVAILABLE):
-            return ImporterVerdict(None, f"not checked: {error.reason}")
-        return ImporterVerdict(False, error.reason, round(clock.monotonic() - start, 3))
-    return ImporterVerdict(
+            return TensorRtCheck(None, f"not checked: {error.reason}")
+        return TensorRtCheck(False, error.reason, round(clock.monotonic() - start, 3))
+    return TensorRtCheck(
         True,
         seconds=round(clock.monotonic() - start, 3),
         engine_bytes=built.engine_bytes,

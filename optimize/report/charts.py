@@ -19,7 +19,7 @@ from optimize.charts.shapes import (
     rows,
     shape,
 )
-from optimize.choice import MEGABYTE, Verdict
+from optimize.choice import MEGABYTE, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
 from optimize.metrics.latency import BatchLatency
@@ -45,7 +45,7 @@ class Point:
     """One variant: what it costs, and its quality as the gate sees it."""
 
     recipe: str
-    verdict: Verdict
+    verdict: VariantVerdict
     cost: Uncertain
     quality: Uncertain
 
@@ -237,13 +237,13 @@ def _point(view: Tradeoff, point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
     return _mark(point.verdict, x(point.cost.value), y(point.quality.value), title)
 
 
-def _mark(verdict: Verdict, x: float, y: float, title: str = "") -> Iterator[Shape]:
+def _mark(verdict: VariantVerdict, x: float, y: float, title: str = "") -> Iterator[Shape]:
     """The mark of a verdict: its form says it as well as its colour."""
     kind = f"mark {verdict}"
-    if verdict is Verdict.CHOSEN:
+    if verdict is VariantVerdict.CHOSEN:
         yield shape("circle", cx=x, cy=y, r=9, class_="ring")
         yield shape("circle", title=title, cx=x, cy=y, r=5.5, class_=kind)
-    elif verdict is Verdict.PASSES:
+    elif verdict is VariantVerdict.PASSES:
         yield shape("circle", title=title, cx=x, cy=y, r=5, class_=kind)
     else:
         cross = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
@@ -291,7 +291,7 @@ def place_labels(
 def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:
     """The marks of the verdicts that occur, what the bars are, and the front."""
     x = area.left
-    for verdict in Verdict:
+    for verdict in VariantVerdict:
         if any(point.verdict is verdict for point in view.points):
             yield from _mark(verdict, x + 8, y - 4)
             yield note(verdict, x + 22, y)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
 from optimize.charts.templates import chart_environment
-from optimize.choice import BASELINES, Judged, Verdict
+from optimize.choice import BASELINES, Judged, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.metrics.scores import Metric
 from optimize.report.charts import pareto_chart, tradeoff
@@ -37,7 +37,7 @@ class VariantRow:
     """One variant in the tables and in the list of reasons."""
 
     recipe: str
-    verdict: Verdict
+    verdict: VariantVerdict
     reason: str
     cells: list[Cell]
     remarks: list[str]
@@ -92,7 +92,7 @@ def headline(report: OptimizeReport) -> str:
         return f"{report.chosen.variant.recipe} was chosen"
     if report.measured:
         return "No variant meets the goals"
-    failed = any(item.verdict is Verdict.FAILED for item in report.judged)
+    failed = any(item.verdict is VariantVerdict.FAILED for item in report.judged)
     return "Every variant failed" if failed else "No variant is applicable"
 
 
@@ -191,8 +191,11 @@ def conditions(report: OptimizeReport) -> dict[str, str]:
 
 def _no_choice(report: OptimizeReport) -> Iterator[str]:
     verdicts = [item.verdict for item in report.judged]
-    rejected, failed = verdicts.count(Verdict.REJECTED), verdicts.count(Verdict.FAILED)
-    others = verdicts.count(Verdict.NOT_APPLICABLE)
+    rejected, failed = (
+        verdicts.count(VariantVerdict.REJECTED),
+        verdicts.count(VariantVerdict.FAILED),
+    )
+    others = verdicts.count(VariantVerdict.NOT_APPLICABLE)
     counts = f"{rejected} rejected by a goal, {failed} failed"
     counts += f", {others} not applicable" if others else ""
     tried = "1 variant was" if len(verdicts) == 1 else f"{len(verdicts)} variants were"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
+from bundle.ports import free_ports, require_free, resolve_host
 from registry.tracking import tracking_uri
 from rollout.client.lifecycle import ensure_daemon, spawn_daemon, take_down
 from rollout.domain import agreement, labels, slo
@@ -33,7 +34,6 @@ from rollout.domain.split import SplitRecord
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
-from rollout.drivers.local.ports import free_ports, require_free, resolve_host
 from rollout.drivers.local.samples import sample_folder
 from rollout.drivers.local.security_settings import with_signer, with_token, with_webhook_secret
 from rollout.drivers.proxies import edges_of, proxy_of
@@ -351,8 +351,8 @@ def _wait_ready(journal: Journal, name: str, settings: DeploymentSettings) -> No
     )
 
 
-def _not_ready(what: str, tail: str) -> MlctlError:
-    return MlctlError(ErrorCode.NOT_READY, f"{what}; its log ends:\n{tail}")
+def _not_ready(problem: str, tail: str) -> MlctlError:
+    return MlctlError(ErrorCode.NOT_READY, f"{problem}; its log ends:\n{tail}")
 
 
 def _at_home(settings: DeploymentSettings) -> DeploymentSettings:

@@ -21,7 +21,7 @@ from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
 _SAMPLE_SECONDS = 0.2
-_ASK_SECONDS = 2.0
+_TIMEOUT = 2.0
 _RESTARTS = ("restarted", "start_failed", "crash_loop")
 
 
@@ -116,7 +116,7 @@ def _healthy(deployment: Deployment, role: str, port: int | None) -> bool:
         return _listens(deployment.ports.host, deployment.ports.listen)
     with suppress(httpx.TransportError):
         url = f"http://127.0.0.1:{port}/v2/health/ready"
-        answer = httpx.get(url, timeout=_ASK_SECONDS, trust_env=False)
+        answer = httpx.get(url, timeout=_TIMEOUT, trust_env=False)
         return answer.status_code == httpx.codes.OK
     return False
 
@@ -124,7 +124,7 @@ def _healthy(deployment: Deployment, role: str, port: int | None) -> bool:
 def _listens(host: str, port: int) -> bool:
     """Whether connections are taken. A request would count as traffic, and keep all awake."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is listened on
-    with suppress(OSError), socket.create_connection((host, port), _ASK_SECONDS):
+    with suppress(OSError), socket.create_connection((host, port), _TIMEOUT):
         return True
     return False
 

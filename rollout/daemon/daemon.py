@@ -29,7 +29,7 @@ from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.hourly_traffic import HourlyTraffic
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
-from rollout.daemon.reporting.outbox import Outbox, Sink, run_command
+from rollout.daemon.reporting.outbox import EventSink, Outbox, run_command
 from rollout.daemon.reporting.runs import RunsSink
 from rollout.daemon.reporting.telemetry import MetricsServer
 from rollout.daemon.reporting.webhooks import WebhookSink
@@ -290,20 +290,20 @@ def _launcher(
 
 def _sinks(
     name: str, settings: DeploymentSettings, clock: Clock
-) -> list[Callable[[Journal, threading.Event], Sink]]:
+) -> list[Callable[[Journal, threading.Event], EventSink]]:
     """Return what opens each sink of a deployment's outbox."""
 
-    def alias(journal: Journal, stop: threading.Event) -> Sink:
+    def alias(journal: Journal, stop: threading.Event) -> EventSink:
         def write(revision: Revision) -> None:
             run_command(settings.champion, dumps(revision), stop, WRITE_SECONDS)
 
         return AliasSink(name, journal, write)
 
-    def webhook(url: str, journal: Journal, _stop: threading.Event) -> Sink:
+    def webhook(url: str, journal: Journal, _stop: threading.Event) -> EventSink:
         secret = Path(settings.webhook_secret) if settings.webhook_secret else None
         return WebhookSink(name, url, secret, journal, clock)
 
-    def runs(journal: Journal, stop: threading.Event) -> Sink:
+    def runs(journal: Journal, stop: threading.Event) -> EventSink:
         return RunsSink(name, settings.runs, journal, stop)
 
     return [alias, runs, *(partial(webhook, url) for url in dict.fromkeys(settings.webhooks))]

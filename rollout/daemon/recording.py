@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 _LEASE_SECONDS = 60.0
 
 
-def wanted_share(requests_per_second: float, rows: int, size: int, requests: int) -> float:
+def needed_share(requests_per_second: float, rows: int, size: int, requests: int) -> float:
     """The share of the requests to record, at a rate above 0.
 
     It follows from what was recorded so far: `requests` with `rows`, of `size` bytes in all.
@@ -142,8 +142,8 @@ class Recording:
             rows, size, recorded = (
                 sum(getattr(cost, name) for cost in costs) for name in ("rows", "size", "requests")
             )
-            wanted = min(wanted_share(requests / seconds, rows, size, recorded), max_share)
-            share = share if share / 2 < wanted < share * 2 else wanted
+            needed = min(needed_share(requests / seconds, rows, size, recorded), max_share)
+            share = share if share / 2 < needed < share * 2 else needed
         changed = (share, inputs) != (self._share, self._inputs)
         if not changed and self._lease - now > _LEASE_SECONDS / 2:
             return

@@ -41,7 +41,7 @@ class Scaler:
             reading = self._world.meter.read()
         except DataPlaneUnavailable:
             return
-        seen = ScalingObservation(
+        observation = ScalingObservation(
             at=self._world.clock.monotonic(),
             replicas=settings.replicas,
             loads=loads,
@@ -55,21 +55,21 @@ class Scaler:
             settings.target_queue_rows,
             settings.cooldown_seconds,
         )
-        self._state, wanted = decide(self._state, seen, bounds)
-        self._write(settings.replicas, wanted, _why(seen))
+        self._state, replicas = decide(self._state, observation, bounds)
+        self._write(settings.replicas, replicas, _why(observation))
 
-    def _write(self, before: int, wanted: int, why: str) -> None:
-        if wanted == before:
+    def _write(self, before: int, replicas: int, why: str) -> None:
+        if replicas == before:
             return
 
         def resized(settings: DeploymentSettings) -> DeploymentSettings:
             # A client may have changed it since.
-            return replace(settings, replicas=wanted) if settings.replicas == before else settings
+            return replace(settings, replicas=replicas) if settings.replicas == before else settings
 
         self._journal.resize(self._name, resized, why, self._epoch)
 
 
-def _why(seen: ScalingObservation) -> str:
-    rows = sum(load.queue_rows for load in seen.loads)
-    busy = sum(load.busy for load in seen.loads) / max(1, len(seen.loads))
+def _why(observation: ScalingObservation) -> str:
+    rows = sum(load.queue_rows for load in observation.loads)
+    busy = sum(load.busy for load in observation.loads) / max(1, len(observation.loads))
     return f"{rows:.0f} rows wait, models run {100 * busy:.0f} % of the time"

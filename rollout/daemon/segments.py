@@ -25,7 +25,7 @@ _MICROSECONDS = 1e6
 
 
 @dataclass(slots=True)
-class Cost:
+class RecordedCost:
     """What was recorded so far: requests, their rows, and bytes on disk."""
 
     requests: int = 0
@@ -39,7 +39,7 @@ class Segments:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: set[Path] = set()
-        self.cost = Cost()
+        self.cost = RecordedCost()
 
     def new(self) -> Iterator[Recorded]:
         """The rows of the segments that were not read yet, without their inputs."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from bundle.ports import free_ports
 from rollout.daemon.controller import World
 from rollout.daemon.replicas import LivenessCheck, Restarts, SlotReplicas
 from rollout.domain.ports import DataPlaneUnavailable, Proxy
@@ -21,7 +22,6 @@ from rollout.domain.spec import Endpoint, PreviousRevision
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.activator import activator_command
-from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment, Rollout
 

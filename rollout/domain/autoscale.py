@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-# The share of time that a worker runs, above which more is wanted.
+# Replicas are added above this share of time that a worker runs.
 _BUSY = 0.85
 # The share of time that a worker should run; down only where fewer would still be below `_CALM`.
 _TARGET = 0.6
@@ -23,14 +23,14 @@ _PAUSE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The least and the most replicas, and when to change their number.
+    """The minimum and maximum number of replicas, and when to change it.
 
-    0 is reached only after `idle_seconds` without a request. More are wanted above `queue_rows`
+    0 is reached only after `idle_seconds` without a request. More are started above `queue_rows`
     waiting rows per worker, one fewer after `cooldown_seconds` of low load.
     """
 
-    least: int
-    most: int
+    min_replicas: int
+    max_replicas: int
     idle_seconds: float
     queue_rows: float = 20.0
     cooldown_seconds: float = 60.0
@@ -46,7 +46,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScalingObservation:
-    """One tick: when (seconds), how many replicas are wanted now, and what they do.
+    """One tick: when (seconds), the number of replicas to run now, and what they do.
 
     `loads` holds a load for every replica that serves; fewer than `replicas` means that some are
     starting or silent. `requests` is a count that moves with each request. `active` are the
@@ -71,73 +71,75 @@ class State:
     changed: float | None = None
 
 
-def decide(state: State, seen: ScalingObservation, bounds: Bounds) -> tuple[State, int]:
+def decide(state: State, observation: ScalingObservation, bounds: Bounds) -> tuple[State, int]:
     """The state after this tick, and the number of replicas to have from now on.
 
     Zero stays zero here: only a request wakes a deployment.
     """
-    state = _remember(state, seen, bounds)
-    wanted = _wanted(state, seen, bounds)
-    if wanted == seen.replicas:
-        return state, wanted
-    return replace(state, hot_since=None, cold_since=None, changed=seen.at), wanted
+    state = _remember(state, observation, bounds)
+    target = _target(state, observation, bounds)
+    if target == observation.replicas:
+        return state, target
+    return replace(state, hot_since=None, cold_since=None, changed=observation.at), target
 
 
-def _wanted(state: State, seen: ScalingObservation, bounds: Bounds) -> int:
-    if seen.replicas == 0:
-        return 0 if bounds.least == 0 else bounds.least
-    if _lasts(state.idle_since, seen.at, bounds.idle_seconds) and bounds.least == 0:
+def _target(state: State, observation: ScalingObservation, bounds: Bounds) -> int:
+    if observation.replicas == 0:
+        return 0 if bounds.min_replicas == 0 else bounds.min_replicas
+    if _lasts(state.idle_since, observation.at, bounds.idle_seconds) and bounds.min_replicas == 0:
         return 0
-    count = min(max(seen.replicas, bounds.least), bounds.most)
-    if count != seen.replicas:
+    count = min(max(observation.replicas, bounds.min_replicas), bounds.max_replicas)
+    if count != observation.replicas:
         return count
-    if _lasts(state.hot_since, seen.at, _HOT_SECONDS) and _settled(state, seen.at):
-        return min(bounds.most, _more(seen, bounds))
-    if _lasts(state.cold_since, seen.at, bounds.cooldown_seconds):
-        return max(bounds.least, 1, count - 1)
+    if _lasts(state.hot_since, observation.at, _HOT_SECONDS) and _settled(state, observation.at):
+        return min(bounds.max_replicas, _more(observation, bounds))
+    if _lasts(state.cold_since, observation.at, bounds.cooldown_seconds):
+        return max(bounds.min_replicas, 1, count - 1)
     return count
 
 
-def _remember(state: State, seen: ScalingObservation, bounds: Bounds) -> State:
-    moved = seen.requests != state.requests or seen.active > 0
+def _remember(state: State, observation: ScalingObservation, bounds: Bounds) -> State:
+    moved = observation.requests != state.requests or observation.active > 0
     return State(
-        hot_since=_since(state.hot_since, seen.at, _is_hot(seen, bounds)),
-        cold_since=_since(state.cold_since, seen.at, _is_cold(seen)),
-        idle_since=_since(None if moved else state.idle_since, seen.at, seen.active == 0),
-        requests=seen.requests,
+        hot_since=_since(state.hot_since, observation.at, _is_hot(observation, bounds)),
+        cold_since=_since(state.cold_since, observation.at, _is_cold(observation)),
+        idle_since=_since(
+            None if moved else state.idle_since, observation.at, observation.active == 0
+        ),
+        requests=observation.requests,
         changed=state.changed,
     )
 
 
-def _is_hot(seen: ScalingObservation, bounds: Bounds) -> bool:
+def _is_hot(observation: ScalingObservation, bounds: Bounds) -> bool:
     """Whether the serving replicas are overloaded and no further one is starting."""
-    if not seen.loads or len(seen.loads) < seen.replicas:
+    if not observation.loads or len(observation.loads) < observation.replicas:
         return False
-    return _rows(seen) > bounds.queue_rows or _busy(seen) > _BUSY
+    return _rows(observation) > bounds.queue_rows or _busy(observation) > _BUSY
 
 
-def _is_cold(seen: ScalingObservation) -> bool:
+def _is_cold(observation: ScalingObservation) -> bool:
     """Whether one fewer could do it."""
-    rest = len(seen.loads) - 1
-    if rest < 1 or len(seen.loads) < seen.replicas:
+    rest = len(observation.loads) - 1
+    if rest < 1 or len(observation.loads) < observation.replicas:
         return False
-    share = len(seen.loads) / rest
-    return _rows(seen) * share < 1.0 and _busy(seen) * share < _CALM
+    share = len(observation.loads) / rest
+    return _rows(observation) * share < 1.0 and _busy(observation) * share < _CALM
 
 
-def _more(seen: ScalingObservation, bounds: Bounds) -> int:
+def _more(observation: ScalingObservation, bounds: Bounds) -> int:
     """One more, or as many as bring the load to the target; at most twice what there is."""
-    by_time = math.ceil(seen.replicas * _busy(seen) / _TARGET)
-    by_rows = math.ceil(seen.replicas * _rows(seen) / bounds.queue_rows)
-    return max(seen.replicas + 1, min(max(by_time, by_rows), 2 * seen.replicas))
+    by_time = math.ceil(observation.replicas * _busy(observation) / _TARGET)
+    by_rows = math.ceil(observation.replicas * _rows(observation) / bounds.queue_rows)
+    return max(observation.replicas + 1, min(max(by_time, by_rows), 2 * observation.replicas))
 
 
-def _rows(seen: ScalingObservation) -> float:
-    return sum(load.queue_rows for load in seen.loads) / len(seen.loads)
+def _rows(observation: ScalingObservation) -> float:
+    return sum(load.queue_rows for load in observation.loads) / len(observation.loads)
 
 
-def _busy(seen: ScalingObservation) -> float:
-    return sum(load.busy for load in seen.loads) / len(seen.loads)
+def _busy(observation: ScalingObservation) -> float:
+    return sum(load.busy for load in observation.loads) / len(observation.loads)
 
 
 def _since(before: float | None, now: float, holds: bool) -> float | None:

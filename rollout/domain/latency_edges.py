@@ -15,7 +15,7 @@ from rollout.domain.counts import Totals
 # Pairs of an edge in milliseconds and how many fell under it but not under the one before;
 # None stands for what is beyond every edge.
 Sparse = Sequence[tuple[float | None, int]]
-MOST = 48  # finite edges of one slot in one tick
+MAX_EDGES = 48  # finite edges of one slot in one tick
 
 
 def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, int]]:
@@ -28,7 +28,7 @@ def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, i
     found = [(edge, n) for edge, n in zip((*edges, None), counts, strict=False) if n]
     beyond = found[-1:] if found and found[-1][0] is None else []
     kept = found[: len(found) - len(beyond)]
-    while len(kept) > MOST:
+    while len(kept) > MAX_EDGES:
         kept = _halved(kept)
     return [*kept, *beyond]
 
@@ -36,8 +36,8 @@ def sparse(totals: Totals, edges: Sequence[float]) -> list[tuple[float | None, i
 def _halved(pairs: Sequence[tuple[float | None, int]]) -> list[tuple[float | None, int]]:
     """Half as many, the last edge among them."""
     last = len(pairs) - 1
-    places = reversed(range(last, -1, -2))
-    return [(pairs[at][0], sum(n for _, n in pairs[max(at - 1, 0) : at + 1])) for at in places]
+    indices = reversed(range(last, -1, -2))
+    return [(pairs[at][0], sum(n for _, n in pairs[max(at - 1, 0) : at + 1])) for at in indices]
 
 
 def joined(parts: Iterable[Sparse]) -> Counter[float]:

@@ -19,7 +19,7 @@ from rollout.domain.gate_table import LATE_SHARE, SLOW_SHARE
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import RolloutPhase
 
-_MOST_REQUESTS = 1 << 40
+_MAX_REQUESTS = 1 << 40
 _NOISE = 2.0  # standard errors
 
 
@@ -140,7 +140,7 @@ def requests_to_prove(share: float, limit: float, alpha: float) -> float:
     low, high = 0, 1
     while _evidence(each, high) < threshold:
         low, high = high, 2 * high
-        if high > _MOST_REQUESTS:
+        if high > _MAX_REQUESTS:
             return math.inf
     while high - low > 1:
         middle = (low + high) // 2
@@ -164,10 +164,10 @@ def _shadow(spec: RolloutSpec, traffic: Today, tick_seconds: float) -> PlannedSt
     waited = _time(n, traffic.per_second * spec.shadow_percent / 100)
     if spec.shadow_wait_seconds is not None and waited > spec.shadow_wait_seconds:
         waited, why = spec.shadow_wait_seconds, "longest wait; its verdict is left out"
-    least = max(spec.shadow_seconds, gates.MIN_TICKS * tick_seconds)
-    if waited <= least:
+    min_seconds = max(spec.shadow_seconds, gates.MIN_TICKS * tick_seconds)
+    if waited <= min_seconds:
         why = "minimum time"
-    return PlannedStep(RolloutPhase.SHADOW, 0, n, max(waited, least), why)
+    return PlannedStep(RolloutPhase.SHADOW, 0, n, max(waited, min_seconds), why)
 
 
 def _step(
@@ -179,10 +179,10 @@ def _step(
         needs += _proofs(spec, traffic, gathered, representative=spec.representative(weight))
     n, why = max(needs)
     waited = _time(n, traffic.per_second * weight / 100)
-    least = spec.bake_seconds if phase is RolloutPhase.BAKE else spec.step_seconds
-    if waited <= least:
+    min_seconds = spec.bake_seconds if phase is RolloutPhase.BAKE else spec.step_seconds
+    if waited <= min_seconds:
         why = "minimum time"
-    return PlannedStep(phase, weight, n, max(waited, least), why)
+    return PlannedStep(phase, weight, n, max(waited, min_seconds), why)
 
 
 def _proofs(

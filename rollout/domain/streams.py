@@ -20,7 +20,7 @@ from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action, Gate, Verdict
 
 # So many messages are one tick.
-_LOOK = 50
+_WINDOW = 50
 _NONE = Compared(agrees=False, distance=1.0)
 
 
@@ -51,7 +51,7 @@ def judge_streams(
     """
     judge = _Judge(spec, {source: each for source, each in live.items() if each is not None})
     pairs = iter([source for source in candidate if live.get(source) is not None])
-    while sources := [*islice(pairs, _LOOK)]:
+    while sources := [*islice(pairs, _WINDOW)]:
         judge.observe(sources, candidate)
     window = judge.evidence.total
     return StreamsCompared(

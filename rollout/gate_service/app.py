@@ -25,7 +25,7 @@ from rollout.gate_service.session import Result
 from rollout.gate_service.store import Terms
 
 _NUMBERS = ("max_p99_ms", "max_p50_ms", "max_error_rate", "alpha", "margin")
-_KNOWN = {*_NUMBERS, "min_requests", "slo", "blue", "green", "weight", "final"}
+_PARAMETERS = {*_NUMBERS, "min_requests", "slo", "blue", "green", "weight", "final"}
 _LONGEST_BODY = 64 << 10
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
@@ -70,33 +70,33 @@ def gate_app(service: GateService) -> Starlette:
             Route("/gates/{id}", gate, methods=["GET", "POST", "DELETE"]),
             Route("/flagger/{hook}", flagger, methods=["POST"]),
         ],
-        exception_handlers={MlctlError: _refused},
+        exception_handlers={MlctlError: _error_response},
     )
 
 
-async def _answer(service: GateService, name: str, given: Mapping[str, str]) -> GateAnswer:
-    terms = Terms(_required(given, "blue"), _required(given, "green"), _spec(given))
-    weight = None if "weight" not in given else _whole(given, "weight", 100)
-    final = _SWITCH.get(given.get("final", "true").lower())
+async def _answer(service: GateService, name: str, parameters: Mapping[str, str]) -> GateAnswer:
+    terms = Terms(_required(parameters, "blue"), _required(parameters, "green"), _spec(parameters))
+    weight = None if "weight" not in parameters else _whole(parameters, "weight", 100)
+    final = _SWITCH.get(parameters.get("final", "true").lower())
     if final is None:
         raise _invalid("final is neither true nor false")
     return await run_in_threadpool(service.evaluate, name, terms, weight=weight, final=final)
 
 
-def _spec(given: Mapping[str, str]) -> RolloutSpec:
+def _spec(parameters: Mapping[str, str]) -> RolloutSpec:
     """The limits; what is not given has the default of `mlctl promote`. INVALID_INPUT."""
-    if unknown := sorted(set(given) - _KNOWN):
-        names = ", ".join(sorted(_KNOWN))
+    if unknown := sorted(set(parameters) - _PARAMETERS):
+        names = ", ".join(sorted(_PARAMETERS))
         raise MlctlError(
             ErrorCode.INVALID_INPUT, f"no parameter {unknown[0]!r}", f"There are: {names}."
         )
-    numbers = {name: _number(given, name) for name in _NUMBERS if name in given}
+    numbers = {name: _number(parameters, name) for name in _NUMBERS if name in parameters}
     p50, p99 = slo.limits(
-        given.get("slo"), numbers.pop("max_p50_ms", None), numbers.pop("max_p99_ms", None)
+        parameters.get("slo"), numbers.pop("max_p50_ms", None), numbers.pop("max_p99_ms", None)
     )
     limits: dict[str, Any] = {**numbers, "max_p50_ms": p50, "max_p99_ms": p99}
-    if "min_requests" in given:
-        limits["min_requests"] = _whole(given, "min_requests", 1_000_000_000)
+    if "min_requests" in parameters:
+        limits["min_requests"] = _whole(parameters, "min_requests", 1_000_000_000)
     return slo.counted(RolloutSpec(**limits), SERVED_EDGES_MS)
 
 
@@ -138,28 +138,28 @@ def _document(name: str, answer: GateAnswer) -> dict[str, Any]:
     }
 
 
-async def _refused(_request: Request, error: Exception) -> JSONResponse:
+async def _error_response(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, MlctlError)
     return JSONResponse({"error": error.as_dict()}, error.spec.http)
 
 
-def _required(given: Mapping[str, str], name: str) -> str:
-    if not given.get(name):
+def _required(parameters: Mapping[str, str], name: str) -> str:
+    if not parameters.get(name):
         raise _invalid(f"the parameter {name!r} is missing")
-    return given[name]
+    return parameters[name]
 
 
-def _number(given: Mapping[str, str], name: str) -> float:
+def _number(parameters: Mapping[str, str], name: str) -> float:
     try:
-        return float(given[name])
+        return float(parameters[name])
     except ValueError as error:
         raise _invalid(f"{name} is no number") from error
 
 
-def _whole(given: Mapping[str, str], name: str, most: int) -> int:
-    text = given[name]
-    if not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > most:
-        raise _invalid(f"{name} is no whole number from 0 to {most}")
+def _whole(parameters: Mapping[str, str], name: str, maximum: int) -> int:
+    text = parameters[name]
+    if not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > maximum:
+        raise _invalid(f"{name} is no whole number from 0 to {maximum}")
     return int(text)
 
 

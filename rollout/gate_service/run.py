@@ -20,29 +20,33 @@ from rollout.gate_service.service import GateService
 from rollout.gate_service.sources import ServiceName, UrlSource
 from rollout.gate_service.store import SessionStore
 
+# Rollouts that are remembered, each for this long without a request for it.
+_MAX_SESSIONS = 10_000
+_EXPIRE_SECONDS = 7 * 86_400.0
+
 
 def serve(
     named: Mapping[str, tuple[str, ...] | ServiceName],
     *,
     host: str,
     port: int,
-    sessions: int,
-    expire_seconds: float,
     pods: str,
 ) -> None:
     """Answer until interrupted. RUNTIME_MISSING for Services without lightkube."""
     with ExitStack() as stack:
-        sources = {name: _source(what, pods, stack) for name, what in named.items()}
+        sources = {name: _source(location, pods, stack) for name, location in named.items()}
         path = state_dir("gate") / "sessions.db"
-        store = SessionStore(path, SystemClock(), limit=sessions, expire_seconds=expire_seconds)
+        store = SessionStore(
+            path, SystemClock(), limit=_MAX_SESSIONS, expire_seconds=_EXPIRE_SECONDS
+        )
         stack.callback(store.close)
         app = gate_app(GateService(sources, store))
         uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
 
 
-def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) -> PodCounts:
-    if isinstance(what, tuple):
-        return UrlSource(what)
+def _source(location: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) -> PodCounts:
+    if isinstance(location, tuple):
+        return UrlSource(location)
     try:
         from rollout.drivers.kubernetes.cluster import Cluster
     except ImportError as error:
@@ -52,8 +56,8 @@ def _source(what: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack) ->
             install_hint("kubernetes"),
         ) from error
     try:
-        reach = Reach(what.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))
+        reach = Reach(location.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))
         cluster = stack.enter_context(Cluster(reach))
     except DataPlaneUnavailable as error:
         raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error
-    return ServiceSource(lambda: cluster, what.service)
+    return ServiceSource(lambda: cluster, location.service)

@@ -34,10 +34,10 @@ def parse_sources(entries: tuple[str, ...]) -> dict[str, tuple[str, ...] | Servi
     """
     found: dict[str, tuple[str, ...] | ServiceName] = {}
     for entry in entries:
-        name, equals, what = entry.partition("=")
+        name, equals, location = entry.partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise _invalid(f"{entry!r} names no source")
-        parsed = _parsed(entry, what)
+        parsed = _parsed(entry, location)
         before = found.get(name)
         if isinstance(before, tuple) and isinstance(parsed, tuple):
             found[name] = (*before, *parsed)
@@ -50,21 +50,21 @@ def parse_sources(entries: tuple[str, ...]) -> dict[str, tuple[str, ...] | Servi
     return found
 
 
-def _parsed(entry: str, what: str) -> tuple[str, ...] | ServiceName:
-    if what.startswith("service:"):
-        namespace, slash, service = what.removeprefix("service:").partition("/")
+def _parsed(entry: str, location: str) -> tuple[str, ...] | ServiceName:
+    if location.startswith("service:"):
+        namespace, slash, service = location.removeprefix("service:").partition("/")
         if not (namespace and slash and service):
             raise _invalid(f"{entry!r} names no Service")
         return ServiceName(namespace, service)
     try:
-        parts = urlsplit(what)
+        parts = urlsplit(location)
         plain = parts.username is None and (parts.port is None or parts.port > 0)
-        known = parts.scheme in ("http", "https") and parts.hostname and plain
+        valid = parts.scheme in ("http", "https") and parts.hostname and plain
     except ValueError:
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise _invalid(f"{entry!r} is no address of metrics")
-    return (what,)
+    return (location,)
 
 
 class UrlSource(PodCounts):

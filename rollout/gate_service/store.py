@@ -103,5 +103,5 @@ class SessionStore:
             raise MlctlError(
                 ErrorCode.QUEUE_FULL,
                 f"there are {self._limit} sessions already",
-                "Sessions expire by themselves, or start the service with more --max-sessions.",
+                "Sessions expire by themselves, or end one with DELETE /gates/ID.",
             )

@@ -1,4 +1,4 @@
-"""The record of deployments and rollouts: what is wanted, where it stands, what was decided.
+"""The record of deployments and rollouts: settings, progress, decisions.
 
 Every change is one transaction. A daemon's changes carry its epoch, a number from one global
 counter; after a takeover the former daemon's are rejected (`StaleEpochError`).

@@ -38,7 +38,7 @@ def _secret() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class PageAccess:
     """The secrets of one server, which end with it. `port` keeps the cookies of two apart."""
 
     port: int
@@ -78,5 +78,5 @@ class Access:
         return response
 
 
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+def _same(found: str, expected: str) -> bool:
+    return hmac.compare_digest(found.encode(), expected.encode())

@@ -32,7 +32,7 @@ from rollout.client import deployments
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.traffic import read_traffic
-from rollout.ui.access import HEADERS, HOSTS, Access
+from rollout.ui.access import HEADERS, HOSTS, PageAccess
 from rollout.ui.view import COMMANDS, Page, RolloutRecord, allowed, deployment_page
 
 REDRAW_SECONDS = 1.0
@@ -48,7 +48,7 @@ _PAGE = 2000
 
 
 def ui_app(
-    access: Access,
+    access: PageAccess,
     stopping: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
 ) -> Starlette:
@@ -71,7 +71,7 @@ def ui_app(
 class _Site:
     """The handlers; those that read the journal run in threads."""
 
-    def __init__(self, access: Access, stopping: Callable[[], bool], clock: Clock) -> None:
+    def __init__(self, access: PageAccess, stopping: Callable[[], bool], clock: Clock) -> None:
         self._access = access
         self._stopping = stopping
         self._clock = clock

@@ -7,13 +7,13 @@ from contextlib import suppress
 import uvicorn
 
 from rollout.domain.spec import LOOPBACK
-from rollout.ui.access import Access
+from rollout.ui.access import PageAccess
 from rollout.ui.app import ui_app
 
 _CLOSE_SECONDS = 3
 
 
-def serve(access: Access) -> None:
+def serve(access: PageAccess) -> None:
     """Answer on the port of `access` until interrupted."""
     server: uvicorn.Server
 

@@ -25,7 +25,7 @@ from services.batch.locations import (
     suffix_of,
     without_password,
 )
-from services.batch.units import Piece, Plan, Unit
+from services.batch.units import JobPlan, Piece, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ class FileSource:
             "columns": hashlib.sha256(self.schema.to_string().encode()).hexdigest()[:16],
         }
 
-    def plan(self, columns: Sequence[str], condition: Filter | None) -> Plan:
+    def plan(self, columns: Sequence[str], condition: Filter | None) -> JobPlan:
         files = [file for file in self._files if self._partition_matches(file, condition)]
         with ThreadPoolExecutor(_READERS, "mlctl-plan") as pool:
             plans = list(pool.map(lambda file: self._plan_file(file, columns, condition), files))
@@ -105,7 +105,7 @@ class FileSource:
         for file, plan in zip(files, plans, strict=True):
             for rows, part in plan.units:
                 units.append(Unit(f"{len(units):06}", file.name, rows, FilePart(file, part)))
-        return Plan(tuple(units), sum(plan.pruned for plan in plans))
+        return JobPlan(tuple(units), sum(plan.pruned for plan in plans))
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
         import pyarrow as pa

@@ -107,8 +107,8 @@ class FolderSink:
         return marker
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        known = read_job(self._storage)
-        require_same_job({} if known is None else known["fingerprint"], self._begun.fingerprint)
+        record = read_job(self._storage)
+        require_same_job({} if record is None else record["fingerprint"], self._begun.fingerprint)
         # Not at each commit: a run killed between a marker and the cleaning would leave them.
         self._storage.clean(f"-{self._begun.id}.")
         self._write(_SUMMARY, json.dumps(summary, indent=2) + "\n")
@@ -132,10 +132,10 @@ class FolderSink:
         with self._storage.create(name) as file:
             file.write(text.encode())
 
-    def _clear(self, known: Mapping[str, Any]) -> None:
+    def _clear(self, record: Mapping[str, Any]) -> None:
         """Delete what the recorded job wrote; markers first, so that none is without its files."""
-        job = job_id(known["fingerprint"])
-        folders = "".join(f"{re.escape(quote(n, safe=''))}=[^/]*/" for n in known["partition_by"])
+        job = job_id(record["fingerprint"])
+        folders = "".join(f"{re.escape(quote(n, safe=''))}=[^/]*/" for n in record["partition_by"])
         marker = re.compile(rf"{STATE}/\d+-{job}\.json")
         part = re.compile(rf"({folders}|{QUARANTINE}/)part-\d+-{job}\.\w+")
         names = self._storage.find()

@@ -28,10 +28,10 @@ from services.batch.units import (
 )
 from services.precomputed.base import (
     ABANDONED_SECONDS,
-    Generation,
     JobRecord,
     PrecomputedRow,
     PrecomputedStore,
+    StoredGeneration,
     StoreError,
     check_name,
 )
@@ -157,7 +157,7 @@ class PrecomputedSink:
     def close(self) -> None:
         self._store.close()
 
-    def _find(self, job: Job) -> tuple[Generation, JobRecord] | None:
+    def _find(self, job: Job) -> tuple[StoredGeneration, JobRecord] | None:
         """Return the generation of the same job: one in progress, or the newest complete one.
 
         Drops those that have lost rows and never became live.

@@ -39,21 +39,21 @@ class ErrorLimit:
             )
         return cls(count=int(match[1])) if match[1] else cls(share=float(match[2]) / 100)
 
-    def max_bad(self, total: int | None, seen: int) -> int:
-        """Return how many of `total` rows may be bad; of the `seen` rows while total is unknown."""
+    def max_bad(self, total: int | None, rows_read: int) -> int:
+        """Return how many of `total` rows may be bad; of `rows_read` while total is unknown."""
         if self.count is not None:
             return self.count
-        return int(self.share * (max(seen, _MIN_ROWS) if total is None else total))
+        return int(self.share * (max(rows_read, _MIN_ROWS) if total is None else total))
 
-    def check(self, bad: int, total: int | None, seen: int, reason: str = "") -> None:
-        """Raise TOO_MANY_BAD_ROWS if `bad` of `seen` rows exceed the limit."""
-        if bad <= self.max_bad(total, seen):
+    def check(self, bad: int, total: int | None, rows_read: int, reason: str = "") -> None:
+        """Raise TOO_MANY_BAD_ROWS if `bad` of `rows_read` rows exceed the limit."""
+        if bad <= self.max_bad(total, rows_read):
             return
         limit = f"{self.count}" if self.count is not None else f"{self.share * 100:g}%"
         last = f"; the last one: {reason}" if reason else ""
         raise MlctlError(
             ErrorCode.TOO_MANY_BAD_ROWS,
-            f"{bad} of {seen} rows are bad, more than --max-errors {limit} allows{last}",
+            f"{bad} of {rows_read} rows are bad, more than --max-errors {limit} allows{last}",
         )
 
 
@@ -143,13 +143,15 @@ class Run:
     def too_many(self, error: TooManyError) -> MlctlError:
         """Return the error of a unit that alone has more bad rows than allowed."""
         bad = self.totals.bad + len(error.reasons)
-        seen = self.totals.seen + len(error.reasons)
+        rows_read = self.totals.seen + len(error.reasons)
         reason = next(reversed(error.reasons.values()))
         try:
-            self.control.limit.check(bad, self.total, seen, reason)
+            self.control.limit.check(bad, self.total, rows_read, reason)
         except MlctlError as found:
             return found
-        return MlctlError(ErrorCode.TOO_MANY_BAD_ROWS, f"{bad} of {seen} rows are bad: {reason}")
+        return MlctlError(
+            ErrorCode.TOO_MANY_BAD_ROWS, f"{bad} of {rows_read} rows are bad: {reason}"
+        )
 
     def interrupted(self) -> MlctlError:
         """Return the error of a run that was stopped."""

@@ -115,7 +115,7 @@ def _score(
         spec.name: _as_input(spec, column) for spec, column in zip(specs, columns, strict=True)
     }
     try:
-        outputs = score_rows(partial(run_checked, scorer), inputs, most=0).outputs
+        outputs = score_rows(partial(run_checked, scorer), inputs, max_bad=0).outputs
     except TooManyError as error:
         ((row, reason),) = error.reasons.items()
         raise ValueError(f"row {row} of a batch has no answer: {reason}") from error

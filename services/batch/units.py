@@ -166,7 +166,7 @@ def require_same_job(recorded: Mapping[str, str], current: Mapping[str, str]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """The units of a job in order; `pruned` rows match no filter and belong to no unit."""
 
     units: tuple[Unit, ...]
@@ -193,7 +193,7 @@ class Source(Protocol):
         """Return short text that changes when the rows do: sizes, times, a query. No secrets."""
         ...
 
-    def plan(self, columns: Sequence[str], condition: Filter | None) -> Plan:
+    def plan(self, columns: Sequence[str], condition: Filter | None) -> JobPlan:
         """Return the units; INVALID_INPUT unless every file has `columns` with the same types."""
         ...
 

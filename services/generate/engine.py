@@ -19,7 +19,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.decoder import Decoder
-from services.generate.sampling import Sampler, Sampling, TokenLogprobs, token_logprobs
+from services.generate.sampling import Sampler, TokenLogprobs, TokenSampling, token_logprobs
 from services.generate.text import StopStrings, TextCodec
 from services.runtime.run_errors import ModelRunError
 
@@ -44,13 +44,13 @@ class GenerationRequest:
 
     prompt: tuple[int, ...]
     max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: TokenSampling = field(default_factory=TokenSampling)
     stop: tuple[str, ...] = ()
     grammar: str | None = None
     logprobs: int | None = None
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """What one step adds to an answer: a token, and the text that is certain by now.
 
     `token` is None for a piece that only ends the answer. Text may be empty, inside a character or
@@ -77,13 +77,13 @@ class Sequence:
         self._stops = StopStrings(request.stop)
         self._constraint = None if request.grammar is None else codec.constrain(request.grammar)
 
-    def choose(self, logits: np.ndarray, eos_ids: Container[int]) -> Piece:
+    def choose(self, logits: np.ndarray, eos_ids: Container[int]) -> TokenPiece:
         """Choose the next token from its `logits` [vocabulary]."""
         allowed = logits if self._constraint is None else self._constraint.apply(logits)
         token = self._sampler.pick(allowed)
         self.generated += 1
         if token in eos_ids:
-            return Piece(self._stops.rest(), None, None, FinishReason.STOP)
+            return TokenPiece(self._stops.rest(), None, None, FinishReason.STOP)
         self.next_token = token
         top = self.request.logprobs
         logprobs = None if top is None else token_logprobs(logits, token, top)
@@ -95,14 +95,14 @@ class Sequence:
             finish = FinishReason.LENGTH
         if finish is not None and not stopped:
             text += self._stops.rest()
-        return Piece(text, token, logprobs, finish)
+        return TokenPiece(text, token, logprobs, finish)
 
 
 class StepResult(NamedTuple):
     """What one step did: sequences that got a slot, pieces of answers, and failures."""
 
     joined: list[Sequence]
-    pieces: list[tuple[Sequence, Piece]]
+    pieces: list[tuple[Sequence, TokenPiece]]
     failed: list[tuple[Sequence, MlctlError]]
     cached_tokens: int = 0
 

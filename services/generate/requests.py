@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import GenerationRequest
-from services.generate.sampling import Sampling
+from services.generate.sampling import TokenSampling
 from services.generate.text import TextCodec
 
 # OpenAI's own default of /v1/completions, and what V2 clients get.
@@ -50,7 +50,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class Options(_Model):
+class GenerateOptions(_Model):
     """How to continue a prompt; the same for all APIs."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -73,7 +73,7 @@ class Options(_Model):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if "" in stop:
             raise ParameterError("stop", "a stop string is empty")
-        sampling = Sampling(
+        sampling = TokenSampling(
             1.0 if self.temperature is None else self.temperature,
             1.0 if self.top_p is None else self.top_p,
             self.top_k or 0,
@@ -109,12 +109,12 @@ class ResponseFormat(_Model):
 
 
 class StreamOptions(_Model):
-    """Options of a streamed answer."""
+    """GenerateOptions of a streamed answer."""
 
     include_usage: bool = False
 
 
-class OpenAiRequest(Options):
+class OpenAiRequest(GenerateOptions):
     """What the bodies of OpenAI's API have in common."""
 
     model: str
@@ -160,7 +160,7 @@ class TextPart(_Model):
     text: str | None = None
 
 
-class Message(_Model):
+class ChatMessage(_Model):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -182,7 +182,7 @@ class Message(_Model):
 class ChatRequest(OpenAiRequest):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
@@ -200,7 +200,7 @@ class V2Request(_Model):
     """The body of /v2/models/NAME/generate."""
 
     text_input: str
-    parameters: Options = Field(default_factory=Options)
+    parameters: GenerateOptions = Field(default_factory=GenerateOptions)
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
         """Greedy unless the request has a temperature."""

@@ -15,7 +15,7 @@ _BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class TokenSampling:
     """How tokens are drawn.
 
     Temperature 0 takes the most probable token. `top_k` 0 is no limit. Equal seeds draw equal
@@ -38,7 +38,7 @@ class TokenLogprobs(NamedTuple):
 class Sampler:
     """Draws the tokens of one sequence."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: TokenSampling) -> None:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
 

@@ -11,7 +11,7 @@ from bundle.verify import VerifiedBundle
 from services.generate.engine import ContinuousBatch, GenerationRequest, complete
 from services.generate.loading import open_engine
 from services.generate.options import PROMPT, TEXT, AnswerOptions
-from services.generate.sampling import Sampling
+from services.generate.sampling import TokenSampling
 from services.runtime.settings import RuntimeSettings
 
 
@@ -48,7 +48,7 @@ class TextScorer:
 
     def _requests(self, inputs: Mapping[str, np.ndarray]) -> list[GenerationRequest]:
         options = self._options
-        sampling = Sampling(temperature=options.temperature, seed=options.seed)
+        sampling = TokenSampling(temperature=options.temperature, seed=options.seed)
         return [
             GenerationRequest(tokens, options.max_tokens, sampling)
             for tokens in self._batch.codec.encode_all(inputs[PROMPT])

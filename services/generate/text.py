@@ -142,30 +142,30 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self._buffer = ""
         self._longest = max(map(len, self._stops), default=0)
 
     def step(self, piece: str) -> tuple[str, bool]:
         """Add a piece; return the text that is certain, and whether a stop string was found."""
         if not self._stops:
             return piece, False
-        text = self._held + piece
+        text = self._buffer + piece
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self._held = ""
+            self._buffer = ""
             return text[: min(found)], True
         keep = next(
             size
             for size in range(min(len(text), self._longest - 1), -1, -1)
             if size == 0 or any(stop.startswith(text[-size:]) for stop in self._stops)
         )
-        self._held = text[len(text) - keep :]
+        self._buffer = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
     def rest(self) -> str:
         """Return what is held back, when the answer ends otherwise."""
-        held, self._held = self._held, ""
-        return held
+        buffer, self._buffer = self._buffer, ""
+        return buffer
 
 
 class Constraint:

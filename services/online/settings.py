@@ -55,7 +55,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
 
     @property
-    def doors(self) -> Mapping[str, tuple[str, int]]:
+    def listen_addresses(self) -> Mapping[str, tuple[str, int]]:
         """The addresses and ports to listen on, other than that of HTTP."""
         return {} if self.grpc_port is None else {"grpc": (self.grpc_host, self.grpc_port)}
 

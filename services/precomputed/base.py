@@ -32,7 +32,7 @@ class PrecomputedRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class StoredGeneration:
     """Answers of one model, written by one job; times are Unix times in seconds.
 
     A `sealed` generation is complete. `flipped_at` is when it last became the live one of its
@@ -123,7 +123,7 @@ class PrecomputedStore(Protocol):
         """Remove a generation. If it was live, its digest has no live generation afterwards."""
         ...
 
-    def generations(self) -> list[Generation]:
+    def generations(self) -> list[StoredGeneration]:
         """Return all generations, ordered by number."""
         ...
 
@@ -145,7 +145,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def surplus(generations: Sequence[Generation]) -> list[Generation]:
+def surplus(generations: Sequence[StoredGeneration]) -> list[StoredGeneration]:
     """Return the generations to drop: neither live nor previous, or of an old digest.
 
     Generations that were never live are kept, because a job may be writing them.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from bundle.errors import ErrorCode, MlctlError
-from services.precomputed.base import Generation, PrecomputedStore, StoreError
+from services.precomputed.base import PrecomputedStore, StoredGeneration, StoreError
 from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import list_names, open_store
 
@@ -21,28 +21,28 @@ def names() -> list[str]:
         raise _unavailable(error) from error
 
 
-def generations(name: str) -> list[Generation]:
+def generations(name: str) -> list[StoredGeneration]:
     """Return the generations of `name`; NOT_FOUND if it has none."""
     return _with_store(name, lambda _store, found: found)
 
 
-def flip(name: str, generation: int, at: float) -> Generation:
+def flip(name: str, generation: int, at: float) -> StoredGeneration:
     """Make `generation` the live one of its digest, at wall time `at`; NOT_FOUND, NOT_READY."""
 
-    def act(store: PrecomputedStore, _found: Sequence[Generation]) -> Generation:
+    def act(store: PrecomputedStore, _found: Sequence[StoredGeneration]) -> StoredGeneration:
         store.flip(generation, at)
         return next(each for each in store.generations() if each.number == generation)
 
     return _with_store(name, act)
 
 
-def rollback(name: str, digest: str | None, at: float) -> Generation:
+def rollback(name: str, digest: str | None, at: float) -> StoredGeneration:
     """Make the previous generation of the digest that starts with `digest` live again.
 
     Without `digest` there must be only one; INVALID_INPUT if there are several.
     """
 
-    def act(store: PrecomputedStore, found: Sequence[Generation]) -> Generation:
+    def act(store: PrecomputedStore, found: Sequence[StoredGeneration]) -> StoredGeneration:
         candidates = [
             each for each in found if each.previous and each.digest.startswith(digest or "")
         ]
@@ -65,7 +65,7 @@ def rollback(name: str, digest: str | None, at: float) -> Generation:
     return _with_store(name, act)
 
 
-def _with_store(name: str, act: Callable[[PrecomputedStore, list[Generation]], T]) -> T:
+def _with_store(name: str, act: Callable[[PrecomputedStore, list[StoredGeneration]], T]) -> T:
     store = open_store(name, read_store_location())
     try:
         found = store.generations()

@@ -17,9 +17,9 @@ import redis
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import (
     NO_UNITS,
-    Generation,
     JobRecord,
     PrecomputedRow,
+    StoredGeneration,
     StoreError,
     dropped,
     incomplete,
@@ -181,7 +181,7 @@ class RedisStore:
             self._db.srem(f"{self._prefix}:numbers", generation)
             self._db.unlink(*self._parts(generation))
 
-    def generations(self) -> list[Generation]:
+    def generations(self) -> list[StoredGeneration]:
         with _translate_errors():
             live = self._db.hgetall(f"{self._prefix}:live")
             previous = self._db.hgetall(f"{self._prefix}:previous")
@@ -192,7 +192,7 @@ class RedisStore:
                 if not meta:
                     continue  # dropped just now
                 digest, text, flipped = meta[b"digest"], b"%d" % number, meta.get(b"flipped_at")
-                each = Generation(
+                each = StoredGeneration(
                     number,
                     digest.decode(),
                     float(meta[b"made_at"]),

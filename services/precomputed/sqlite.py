@@ -11,9 +11,9 @@ from pathlib import Path
 from bundle.errors import ErrorCode, MlctlError
 from services.precomputed.base import (
     NO_UNITS,
-    Generation,
     JobRecord,
     PrecomputedRow,
+    StoredGeneration,
     StoreError,
     dropped,
     require_sealed,
@@ -106,7 +106,7 @@ class SqliteStore:
         with self._transaction() as db:
             _drop(db, generation)
 
-    def generations(self) -> list[Generation]:
+    def generations(self) -> list[StoredGeneration]:
         if not self._path.exists():
             return []
         with self._transaction() as db:
@@ -301,10 +301,12 @@ def _sealed(db: sqlite3.Connection, generation: int) -> bool | None:
     return None if found is None else bool(found[0])
 
 
-def _generations(db: sqlite3.Connection) -> list[Generation]:
+def _generations(db: sqlite3.Connection) -> list[StoredGeneration]:
     """Return all generations, with 0 as their number of rows."""
     return [
-        Generation(number, digest, made_at, 0, bool(sealed), flipped_at, bool(live), bool(previous))
+        StoredGeneration(
+            number, digest, made_at, 0, bool(sealed), flipped_at, bool(live), bool(previous)
+        )
         for number, digest, made_at, sealed, flipped_at, live, previous in db.execute(
             "SELECT number, g.digest, made_at, sealed, flipped_at, number IS live.generation, "
             "number IS live.previous FROM generations g LEFT JOIN live USING (digest) "

@@ -17,7 +17,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tokens import parse_tokens, read_tokens
 
 # The maximum delay until a change of the file takes effect.
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _SCHEME = b"Bearer "
 _Stamp = tuple[int, int, int]
 logger = logging.getLogger("mlctl.access")
@@ -51,7 +51,7 @@ class Access:
         self.required = token is not None or file is not None
         self._file = file
         self._clock = clock
-        self._next_look = clock() + _LOOK_SECONDS
+        self._next_check = clock() + _CHECK_SECONDS
         self._stamp: _Stamp | None = None
         self._digests: tuple[bytes, ...] = ()
         if token is not None:
@@ -64,8 +64,8 @@ class Access:
         """Return whether a request with this Authorization header may be answered."""
         if not self.required:
             return True
-        if self._file is not None and self._clock() >= self._next_look:
-            self._look(self._file)
+        if self._file is not None and self._clock() >= self._next_check:
+            self._reload(self._file)
         if authorization is None:
             return False
         if self._has(authorization):
@@ -81,14 +81,14 @@ class Access:
             raise unauthenticated()
 
     def _has(self, authorization: bytes) -> bool:
-        given = sha256(authorization).digest()
+        digest = sha256(authorization).digest()
         found = False
-        for known in self._digests:
-            found |= compare_digest(given, known)
+        for expected in self._digests:
+            found |= compare_digest(digest, expected)
         return found
 
-    def _look(self, file: Path) -> None:
-        self._next_look = self._clock() + _LOOK_SECONDS
+    def _reload(self, file: Path) -> None:
+        self._next_check = self._clock() + _CHECK_SECONDS
         stamp = _stamp(file)
         if stamp == self._stamp:
             return

@@ -24,12 +24,12 @@ class BatchCosts:
         self._medians: dict[int, tuple[float, int]] = {}
         self._rows: list[int] = []
         self._seconds: list[float] = []
-        self._known: dict[int, float] = {}
+        self._cache: dict[int, float] = {}
         for rows, seconds in measured.items():
             self.observe(rows, seconds)
 
     @property
-    def known(self) -> Mapping[int, float]:
+    def median_seconds(self) -> Mapping[int, float]:
         """The rows and seconds of each cell's median batch."""
         return dict(zip(self._rows, self._seconds, strict=True))
 
@@ -51,10 +51,10 @@ class BatchCosts:
         Monotone in `rows`: linear between measured sizes, proportional above the largest one, and
         constant below the smallest one.
         """
-        known = self._known.get(rows)
-        if known is None:
-            known = self._known[rows] = self._interpolate(rows)
-        return known
+        found = self._cache.get(rows)
+        if found is None:
+            found = self._cache[rows] = self._interpolate(rows)
+        return found
 
     def _interpolate(self, rows: int) -> float:
         if not self._rows:
@@ -76,4 +76,4 @@ class BatchCosts:
         # size that no longer occurs.
         for index in range(len(medians) - 2, -1, -1):
             self._seconds[index] = min(self._seconds[index], self._seconds[index + 1])
-        self._known = {}
+        self._cache = {}

@@ -31,11 +31,11 @@ class TooManyError(Exception):
 
 
 def score_rows(
-    run: Callable[[Arrays], dict[str, np.ndarray]], inputs: Arrays, most: int | None = None
+    run: Callable[[Arrays], dict[str, np.ndarray]], inputs: Arrays, max_bad: int | None = None
 ) -> Scored:
     """Run all rows of `inputs`; a row that makes `run` fail has no answer, all others have one.
 
-    One bad row costs about 2·log2(rows) more calls. TooManyError once more than `most`
+    One bad row costs about 2·log2(rows) more calls. TooManyError once more than `max_bad`
     rows have failed.
     """
     total = next(iter(inputs.values())).shape[0]
@@ -56,7 +56,7 @@ def score_rows(
                 pending += [(middle, last), (first, middle)]
                 continue
             reasons[first] = _describe(error)
-            if most is not None and len(reasons) > most:
+            if max_bad is not None and len(reasons) > max_bad:
                 raise TooManyError(reasons) from error
     if not parts:
         return Scored(None, np.zeros(0, np.int64), reasons)

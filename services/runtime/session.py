@@ -146,11 +146,11 @@ def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
     import onnxruntime
 
     runtime: Any = onnxruntime  # it has types, but exports no name explicitly
-    wanted = providers[0][0]
-    if wanted not in runtime.get_available_providers():
-        raise _unavailable(wanted, "the installed ONNX Runtime was built without it")
-    if wanted != _PROVIDERS["cpu"]:
-        _load_libraries(runtime, wanted)
+    provider = providers[0][0]
+    if provider not in runtime.get_available_providers():
+        raise _unavailable(provider, "the installed ONNX Runtime was built without it")
+    if provider != _PROVIDERS["cpu"]:
+        _load_libraries(runtime, provider)
     try:
         try:
             inner = _open(runtime, model, providers, threads, exact=True)
@@ -163,8 +163,8 @@ def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
             ErrorCode.UNSUPPORTED_MODEL, f"ONNX Runtime cannot load {model.name}: {error}"
         ) from error
     inner.disable_fallback()
-    if inner.get_providers()[0] != wanted:
-        raise _unavailable(wanted, f"the runtime fell back to {inner.get_providers()[0]}")
+    if inner.get_providers()[0] != provider:
+        raise _unavailable(provider, f"the runtime fell back to {inner.get_providers()[0]}")
     return inner
 
 
@@ -184,16 +184,16 @@ def _open(runtime: Any, model: Path, providers: Providers, threads: int, *, exac
     return runtime.InferenceSession(str(model), options, providers=list(providers))
 
 
-def _load_libraries(runtime: Any, wanted: str) -> None:
+def _load_libraries(runtime: Any, provider: str) -> None:
     """Load CUDA, cuDNN and TensorRT from their Python packages, unknown to the linker."""
     with contextlib.redirect_stdout(io.StringIO()):  # it prints the libraries it did not find
         runtime.preload_dlls()
-    if wanted == "TensorrtExecutionProvider":
+    if provider == "TensorrtExecutionProvider":
         importlib.import_module("tensorrt")
 
 
-def _unavailable(wanted: str, reason: str) -> MlctlError:
-    return MlctlError(ErrorCode.PROVIDER_UNAVAILABLE, f"{wanted} is not available: {reason}")
+def _unavailable(provider: str, reason: str) -> MlctlError:
+    return MlctlError(ErrorCode.PROVIDER_UNAVAILABLE, f"{provider} is not available: {reason}")
 
 
 def _to_runtime(name: str, array: np.ndarray) -> np.ndarray:

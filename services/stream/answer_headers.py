@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Headers, Message, Outgoing, StreamUrl
-from services.stream.scoring import Answers, Fault
+from services.stream.scoring import BatchAnswers, Fault
 
 SOURCE, DIGEST, MODEL, STAGES = "mlctl-source", "mlctl-digest", "mlctl-model", "mlctl-stages"
 ERROR, REASON, ATTEMPTS = "mlctl-error", "mlctl-reason", "mlctl-attempts"
@@ -30,7 +30,7 @@ class AnswerHeaders:
         self._name = f"{source.scheme}:{name}"
         self._model: Headers = ((DIGEST, digest.encode()), (MODEL, model.encode()))
 
-    def answers(self, messages: Sequence[Message], scored: Answers) -> list[Outgoing]:
+    def answers(self, messages: Sequence[Message], scored: BatchAnswers) -> list[Outgoing]:
         """Return the answers of scored messages; `mlctl-stages` has the batch's milliseconds."""
         stages = (
             f"decode={1e3 * scored.decode_s:.2f} score={1e3 * scored.score_s:.2f} "

@@ -58,7 +58,7 @@ class BatchingWindow:
         bound = min(self.goals.messages, max(_FIRST_LIMIT, _GROWTH * self._largest))
         # A batch of one message may already take longer, as with a distant broker: more messages
         # in a batch then keep up with the stream, and cost hardly any latency.
-        alone = self._costs.known.get(1, 0.0)
+        alone = self._costs.median_seconds.get(1, 0.0)
         working = max(_WORKING * self.goals.latency_s, _ALONE * alone)
         # Powers of two, so that costs of few sizes have to be learned.
         self.limit = 1

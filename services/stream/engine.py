@@ -29,7 +29,7 @@ from services.stream.base import (
 )
 from services.stream.batching import BatchGoals, BatchingWindow, DeadLetterLimit, MessageBuffer
 from services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
-from services.stream.scoring import TRANSIENT, Answers, Fault, MessageScorer, OutOfMemoryError
+from services.stream.scoring import TRANSIENT, BatchAnswers, Fault, MessageScorer, OutOfMemoryError
 
 _T = TypeVar("_T")
 _IDLE_WAIT = 0.25
@@ -82,7 +82,7 @@ class InFlightBatch:
     max_dead: int
     done: threading.Event = field(default_factory=threading.Event)
     began: float = 0.0
-    scored: Answers | None = None
+    scored: BatchAnswers | None = None
     answers: Sequence[Outgoing] = ()
     dead: Sequence[Outgoing] = ()
     error: BaseException | None = None
@@ -91,7 +91,7 @@ class InFlightBatch:
     note: str = ""
 
     @property
-    def result(self) -> Answers:
+    def result(self) -> BatchAnswers:
         """The answers and faults of a batch that was scored."""
         assert self.scored is not None
         return self.scored

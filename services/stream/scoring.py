@@ -57,7 +57,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(slots=True)
-class Answers:
+class BatchAnswers:
     """The result of a batch: a value or None by index, faults by index, and seconds."""
 
     values: list[bytes | None]
@@ -76,14 +76,14 @@ class MessageScorer:
         self._payload = payload
         self._clock = clock or SystemClock()
 
-    def answer(self, values: Sequence[bytes], max_faults: int | None = None) -> Answers:
+    def answer(self, values: Sequence[bytes], max_faults: int | None = None) -> BatchAnswers:
         """Return an answer or a fault for each of `values`.
 
         TooManyError as soon as the model fails on more than `max_faults` of them. After an
         MlctlError whose code is in TRANSIENT the call may be repeated; other errors are not
         caused by the messages.
         """
-        found = Answers([None] * len(values))
+        found = BatchAnswers([None] * len(values))
         began = self._clock.monotonic()
         groups = self._payload.decode(values)
         decoded = self._clock.monotonic()
@@ -104,7 +104,7 @@ class MessageScorer:
         self._model.max_rows = smaller
         return True
 
-    def _answer_group(self, group: Decoded, found: Answers, max_faults: int | None) -> None:
+    def _answer_group(self, group: Decoded, found: BatchAnswers, max_faults: int | None) -> None:
         began = self._clock.monotonic()
         run = _Run(self._model, group)
         scored = score_rows(run, {"message": np.arange(len(group.kept))}, max_faults)

@@ -6,8 +6,7 @@ import yaml  # type: ignore[import-untyped]
 
 from bento import packaging
 from bento.packaging import BuiltBento, bento_tag, build_bento
-from bundle.error_table import ERROR_TABLE
-from bundle.errors import ErrorCode, MlctlError
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from bundle.home import bento_home
 from bundle.verify import VerifiedBundle, verify
 from services.online.server.service_bundle import find_bundles

@@ -38,7 +38,9 @@ def softmax(array: np.ndarray) -> np.ndarray:
         ("y", np.ones((1, 5)), OutputKind.CLASS_SCORES),
     ],
 )
-def test_output_kind__from_values_and_name(name: str, array: np.ndarray, kind: OutputKind) -> None:
+def test_output_kind__values_and_name__decide_it(
+    name: str, array: np.ndarray, kind: OutputKind
+) -> None:
     assert output_kind(name, array) is kind
 
 

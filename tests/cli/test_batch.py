@@ -30,7 +30,7 @@ def events(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_job_from_its_start_to_a_rerun_that_has_nothing_to_do(mlctl: Mlctl) -> None:
+def test_batch_run__repeated_after_it_finished__has_nothing_to_do(mlctl: Mlctl) -> None:
     tables.write_rows(mlctl.home / "in.parquet", 1500)
     command = ("batch", "run", "tiny", "--in", "in.parquet", "--out", "out", "--keep", "id")
     done = mlctl.run(*command)
@@ -74,7 +74,7 @@ def test_batch_run__ctrl_c__commits_units_in_progress_and_resumes(mlctl: Mlctl) 
     assert tables.answers(mlctl.home / "out")["id"].to_pylist() == list(range(9_000))
 
 
-def test_a_second_ctrl_c_waits_for_no_unit(mlctl: Mlctl) -> None:
+def test_batch_run__second_ctrl_c__ends_at_once(mlctl: Mlctl) -> None:
     began = "import time; (Path(__file__).parents[2] / 'began').touch(); time.sleep(600)"
     slow = TOKENIZER.replace("def preprocess(inputs):", f"def preprocess(inputs):\n    {began}")
     make_text_bundle(mlctl.home / "texts", slow)

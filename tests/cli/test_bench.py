@@ -32,13 +32,13 @@ from tests.support.wait import PATIENCE_SECONDS, wait_until
         (("b/one", "--model", "two"), "/one name different models"),
     ],
 )
-def test_options_that_do_not_go_together(arguments: tuple[str, ...], said: str) -> None:
+def test_bench__contradictory_options__are_rejected(arguments: tuple[str, ...], said: str) -> None:
     done = CliRunner().invoke(cli, ["bench", *arguments])
     assert done.exit_code == 2
     assert said in done.output
 
 
-def test_a_url_that_is_none_and_a_server_that_is_none() -> None:
+def test_bench__invalid_url_or_no_server__fails_with_its_code() -> None:
     done = CliRunner().invoke(cli, ["bench", "file:///x", "--json"])
     assert done.exit_code == 2
     assert json.loads(done.output)["error"]["code"] == "invalid_input"
@@ -57,7 +57,7 @@ def mlctl(tmp_path_factory: pytest.TempPathFactory) -> Mlctl:
 
 
 @pytest.mark.slow
-def test_a_bento_is_served_and_measured(mlctl: Mlctl) -> None:
+def test_bench__bento__is_served_and_measured(mlctl: Mlctl) -> None:
     done = mlctl.run(
         "bench", "tiny", "--data", "golden", "--rows", "2", "--clients", "1,2",
         "--duration", "0.3s", "--json",
@@ -96,7 +96,7 @@ def test_bench__cold__has_the_stages_of_each_start(mlctl: Mlctl, protocol: str) 
 
 
 @pytest.mark.slow
-def test_a_bench_that_is_ended_leaves_no_server(mlctl: Mlctl) -> None:
+def test_bench__terminated__leaves_no_server(mlctl: Mlctl) -> None:
     command = mlctl.command("bench", "tiny", "--duration", "10m", "--json")
     started = subprocess.Popen(
         command, env=mlctl.environment, cwd=mlctl.home, stdout=subprocess.PIPE, text=True

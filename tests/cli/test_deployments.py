@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bundle.ports import free_ports
 from rollout.client import deployments
-from rollout.drivers.local.ports import free_ports
 from tests.support.mlctl import Mlctl
 from tests.support.rollouts import quick_settings, revision
 from tests.support.wait import wait_until
@@ -32,7 +32,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mlctl]:
     assert mlctl.run("down", "shop").returncode == 0
 
 
-def test_a_day_of_a_deployment(shop: Mlctl) -> None:
+def test_deployment__scaled_listed_and_logged__shows_its_processes(shop: Mlctl) -> None:
     assert shop.json("scale", "shop", "--replicas", "2")["replicas"] == 2
     table = shop.run("ps", "shop").stdout
     assert re.search(r"shop +blue/1 +\d+ +\d+ +[\d.]+ +\d+ MiB +\d+s +0 +healthy", table), table
@@ -48,7 +48,7 @@ def test_a_day_of_a_deployment(shop: Mlctl) -> None:
     assert "blue/0" in missing.stderr
 
 
-def test_down_and_up_again(shop: Mlctl) -> None:
+def test_down__then_up__starts_the_same_bento(shop: Mlctl) -> None:
     assert shop.json("down", "shop")["up"] is False
     refused = shop.run("scale", "shop", "--replicas", "2")
     assert refused.returncode == 3
@@ -58,7 +58,7 @@ def test_down_and_up_again(shop: Mlctl) -> None:
     assert shop.json("up", "--all") == back
 
 
-def test_following_a_log(shop: Mlctl) -> None:
+def test_logs__follow__prints_new_lines(shop: Mlctl) -> None:
     command = shop.command("logs", "shop", "--role", "blue", "--follow", "--last", "0")
     out = shop.home / "followed"
     with out.open("w") as file:

@@ -16,5 +16,5 @@ from cli.commands.batch import three_digits
         (0.0, "0"),
     ],
 )
-def test_numbers_have_three_digits_and_no_exponent(value: float, text: str) -> None:
+def test_three_digits__number_of_any_size__has_no_exponent(value: float, text: str) -> None:
     assert three_digits(value) == text

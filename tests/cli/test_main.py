@@ -12,7 +12,7 @@ from docs.generate import commands_markdown, every_command
 from tests.support.mlctl import Mlctl
 
 
-def test_help_lists_the_commands_in_the_order_of_the_chain() -> None:
+def test_help__main_command__lists_commands_in_the_order_of_the_chain() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     sections = result.output.partition(f"{next(iter(SECTIONS))}:")[2].splitlines()
@@ -20,12 +20,12 @@ def test_help_lists_the_commands_in_the_order_of_the_chain() -> None:
     assert listed == [command.name for command in COMMANDS]
 
 
-def test_the_version_is_the_packages() -> None:
+def test_version__option__prints_the_packages_version() -> None:
     assert CliRunner().invoke(cli, ["--version"]).output == f"mlctl, version {__version__}\n"
 
 
 @pytest.mark.parametrize(("name", "command"), list(every_command()))
-def test_every_command_has_json_and_help(name: str, command: click.Command) -> None:
+def test_command__each__has_json_and_help(name: str, command: click.Command) -> None:
     is_group = isinstance(command, click.Group)
     assert is_group or "as_json" in {parameter.name for parameter in command.params}
     assert command.help
@@ -59,13 +59,13 @@ def test_command__missing_argument__is_named(
     assert "Traceback" not in result.stderr
 
 
-def test_the_published_help_is_current() -> None:
+def test_commands_page__generated_again__is_the_same() -> None:
     page = Path(__file__).parents[2] / "docs" / "commands.md"
     assert page.read_text() == commands_markdown(), "run `python -m docs.generate`"
 
 
 @pytest.mark.slow
-def test_nothing_is_written_to_the_current_directory(tmp_path: Path) -> None:
+def test_command__run_in_a_folder__writes_nothing_to_it(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     here.mkdir()
     mlctl = Mlctl(home)

@@ -49,7 +49,7 @@ def document(*arguments: str) -> dict[str, Any]:
 SOME = ("--data", "rows.npz", "--recipes", "fp32, fp16", "--prefer", "size")
 
 
-def test_it_optimizes_and_writes_the_report(catalog: MemoryCatalog) -> None:
+def test_optimize__report_option__writes_the_page(catalog: MemoryCatalog) -> None:
     result = run(*SOME, "--report", "tiny.html")
     assert result.exit_code == 0, result.output
     assert "models:/tiny-optimized/1 is " in result.stdout
@@ -83,14 +83,14 @@ def test_optimize__min_accuracy__is_a_number_or_the_champions(catalog: MemoryCat
     assert catalog.published == []
 
 
-def test_its_document_is_the_only_thing_on_stdout(catalog: MemoryCatalog) -> None:
+def test_optimize__json__stdout_has_only_the_document(catalog: MemoryCatalog) -> None:
     found = document(*SOME)
     assert found["digest"] == catalog.published[0].digest
     assert [each["recipe"] for each in found["variants"]] == ["fp32", "fp16"]
     assert found["source_score"] is None
 
 
-def test_nothing_passing_exits_5_with_the_table_and_the_report(catalog: MemoryCatalog) -> None:
+def test_optimize__no_variant_passes__exits_5_with_table_and_report(catalog: MemoryCatalog) -> None:
     result = run(*SOME, "--max-size-mb", "0.000001", "--report", "tiny.html")
     assert result.exit_code == 5
     assert "size in MB" in result.stdout
@@ -214,7 +214,7 @@ def test_optimize__batching_options__are_in_the_bundle(catalog: MemoryCatalog) -
     assert "--batching: max_rows: " in result.stderr
 
 
-def test_a_dry_run_does_nothing(catalog: MemoryCatalog) -> None:
+def test_optimize__dry_run__lists_steps_and_changes_nothing(catalog: MemoryCatalog) -> None:
     found = document(*SOME, "--dry-run")
     assert [step["cached"] for step in found["steps"]] == [False] * 7
     assert found["gates"] == (
@@ -256,13 +256,13 @@ def test_optimize_dry_run__target_is_not_on_this_machine__reports_it(
         (("--data", "rows.npz", "--transform", "none.py"), "none.py"),
     ],
 )
-def test_a_wrong_value_is_named(arguments: tuple[str, ...], words: str) -> None:
+def test_optimize__invalid_value__is_named(arguments: tuple[str, ...], words: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert words in result.stderr
 
 
-def test_a_metric_and_rows_of_the_users_own_are_found_in_the_folder_they_stand_in(
+def test_optimize__functions_in_the_current_folder__are_imported(
     catalog: MemoryCatalog,
 ) -> None:
     Path("my_own_judging.py").write_text(
@@ -282,7 +282,7 @@ def test_a_metric_and_rows_of_the_users_own_are_found_in_the_folder_they_stand_i
     assert catalog.reports[0].params["metric"] == "my_own_judging:score"
 
 
-def test_ctrl_c_says_that_the_work_is_kept(
+def test_optimize__ctrl_c__says_how_to_continue(
     catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_args: object, **_options: object) -> None:

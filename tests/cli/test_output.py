@@ -26,25 +26,25 @@ def run(error: BaseException | None, *args: str) -> Result:
     return CliRunner().invoke(command, args)
 
 
-def test_results_go_to_stdout_and_notes_to_stderr() -> None:
+def test_output__result_and_note__go_to_stdout_and_stderr() -> None:
     result = run(None)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "42\n", "thinking\n")
 
 
-def test_json_is_one_document_on_stdout_and_nothing_else() -> None:
+def test_output__json__is_one_document_on_stdout() -> None:
     result = run(None, "--json")
     assert json.loads(result.stdout) == {"answer": 42}
     assert result.stderr == ""
 
 
-def test_an_error_shows_its_hint_and_sets_the_exit_code() -> None:
+def test_reporting__mlctl_error__prints_hint_and_sets_exit_code() -> None:
     result = run(MlctlError(ErrorCode.PORT_TAKEN, "port 80 is taken", "use 81"))
     assert result.exit_code == 8
     assert result.stdout == ""
     assert result.stderr == "Error: port 80 is taken\nHint: use 81\n"
 
 
-def test_an_error_with_json_is_a_document_on_stdout() -> None:
+def test_reporting__mlctl_error_with_json__is_a_document_on_stdout() -> None:
     result = run(MlctlError(ErrorCode.PORT_TAKEN, "port 80 is taken"), "--json")
     assert result.exit_code == 8
     assert json.loads(result.stdout)["error"]["code"] == "port_taken"
@@ -56,17 +56,17 @@ def test_reporting__misspelt_variable__every_command_warns(monkeypatch: pytest.M
     assert "did you mean MLCTL_HOME?" in run(MlctlError(ErrorCode.PORT_TAKEN, "taken")).stderr
 
 
-def test_ctrl_c_is_an_error_of_its_own() -> None:
+def test_reporting__ctrl_c__exits_130() -> None:
     assert run(KeyboardInterrupt()).exit_code == 130
 
 
-def test_a_missing_package_names_the_extra() -> None:
+def test_reporting__missing_package__names_the_extra() -> None:
     result = run(ModuleNotFoundError("No module named 'torch'", name="torch.nn"))
     assert result.exit_code == 7
     assert "pip install -c constraints.txt '.[optimize]'" in result.stderr
 
 
-def test_the_unexpected_is_internal_and_shows_its_trace_on_demand(
+def test_reporting__unexpected_error__shows_its_traceback_on_demand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quiet = run(ValueError("odd"))
@@ -102,15 +102,15 @@ def test_an_inaccessible_path__in_any_command__is_named_with_a_remedy() -> None:
     assert DEBUG_VARIABLE not in result.stderr
 
 
-def test_a_wrong_option_is_clicks_own_error() -> None:
+def test_reporting__unknown_option__exits_2() -> None:
     assert run(None, "--nonsense").exit_code == 2
 
 
-def test_control_characters_do_not_reach_the_terminal() -> None:
+def test_printable__control_characters__are_replaced() -> None:
     assert printable("a\x1b[31mb\nc\x07") == "a\ufffd[31mb\nc\ufffd"
 
 
-def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table__in_a_pipe__is_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     cells = [str(number) * 30 for number in range(6)]
     CommandOutput(as_json=False).table([f"column {number}" for number in range(6)], [cells])
     printed = capsys.readouterr().out
@@ -120,5 +120,5 @@ def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("count", "said"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (1500, "1,500 files")]
 )
-def test_one_of_a_thing_is_not_many(count: int, said: str) -> None:
+def test_counted__number__decides_the_plural(count: int, said: str) -> None:
     assert counted(count, "file") == said

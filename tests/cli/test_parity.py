@@ -75,7 +75,9 @@ def test_parity__pipeline_over_each_path__answers_the_same(
     assert seen["rows together", 4]["rows"] == 4
 
 
-def test_a_difference_is_shown_and_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parity__path_differs__is_shown_and_fails(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_user(home, monkeypatch)
     findings = (
         PathComparison("HTTP", "golden", 1, PathVerdict.SAME, 8),
@@ -95,7 +97,7 @@ def test_a_difference_is_shown_and_is_an_error(home: Path, monkeypatch: pytest.M
     assert "1 of 3 comparisons failed" in shown.output
 
 
-def test_rows_that_are_none_and_a_bento_that_is_none(tmp_path: Path) -> None:
+def test_parity__missing_bento_or_rows__fails_with_its_code(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["parity", "nobody", "--json"])
     assert json.loads(done.output)["error"]["code"] == "bento_not_found"
     done = CliRunner().invoke(cli, ["parity", "nobody", "--data", str(tmp_path / "none.npz")])

@@ -22,7 +22,7 @@ def states() -> list[tuple[int, str, int]]:
     return [(each["number"], each["state"], each["rows"]) for each in found]
 
 
-def test_generations_are_shown_flipped_and_rolled_back(
+def test_precomputed__generations__are_shown_flipped_and_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))

@@ -9,7 +9,7 @@ import pytest
 
 from bento.provenance import full_digest
 from bundle.errors import ErrorCode, MlctlError
-from cli.provenance import ProvenanceSources, chain
+from rollout.client.provenance import ProvenanceSources, chain
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
 from rollout.journal.journal import Journal
@@ -61,7 +61,7 @@ def test_why__several_models__shows_each(tmp_path: Path, known: ProvenanceSource
     assert (one["bentos"], one["models"], one["variant"]["recipe"]) == (["both:1"], [], "fp32")
 
 
-def test_all_bentos_with_a_digest_are_named_its_own_first(
+def test_bentos_of_digest__alone_and_in_pipelines__its_own_come_first(
     tmp_path: Path, known: ProvenanceSources
 ) -> None:
     bundles = [make_bundle(tmp_path / name, name=name) for name in ("double", "triple")]

@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from bento.packaging import build_bento
-from bundle.error_table import ERROR_TABLE
-from bundle.errors import ErrorCode
-from rollout.drivers.local.ports import free_ports
+from bundle.errors import ERROR_TABLE, ErrorCode
+from bundle.ports import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -90,7 +89,7 @@ def test_serve__ctrl_c_while_it_starts__is_one_line_and_130(mlctl: Mlctl) -> Non
     assert (server.returncode, errors.strip()) == (130, "Error: interrupted")
 
 
-def test_settings_of_the_environment_are_checked_as_well(
+def test_serve__invalid_environment__is_rejected(
     mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MLCTL_TLS_KEY", str(tmp_path / "key.pem"))
@@ -103,7 +102,7 @@ def test_settings_of_the_environment_are_checked_as_well(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--host", "0.0.0.0"), "callers are not asked who they are"),
+        (("--host", "0.0.0.0"), "callers need no token"),
         (("--tls-cert", "none.pem"), "both a certificate and its key"),
     ],
 )
@@ -116,7 +115,7 @@ def test_serve__public_address_without_a_token__is_rejected(
     assert done.stdout == ""
 
 
-def test_a_cluster_takes_no_certificate_of_ours(mlctl: Mlctl) -> None:
+def test_up__kubernetes_with_a_certificate__is_rejected(mlctl: Mlctl) -> None:
     named = ("--target", "kubernetes", "--tls-cert", "c.pem", "--tls-key", "k.pem")
     done = mlctl.run("up", "shop", "tiny", *named)
     assert done.returncode == 2

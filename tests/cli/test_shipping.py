@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bento.transfer.archive import list_files
-from bento.transfer.push import push_folder, push_oci
+from bento.transfer.push import push_oci
 from bundle.verify import VerifiedBundle
 from cli.main import cli
 from tests.support.bundles import make_bundle
@@ -26,9 +26,8 @@ def test_pull__from_where_it_was_pushed__gets_the_bento(
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "store"))
     bento = small_bento(tmp_path / "bento", bundle)
-    folder = push_folder(tmp_path / "out", bento)
     push_oci(tmp_path / "layout", bento)
-    for reference in (f"folder:{folder}", f"oci:{tmp_path / 'layout'}#{bento.tag}"):
+    for reference in (f"oci:{tmp_path / 'layout'}", f"oci:{tmp_path / 'layout'}#{bento.tag}"):
         done = CliRunner().invoke(cli, ["pull", reference, "--json"])
         assert done.exit_code == 0, done.output
         found = json.loads(done.output)
@@ -49,7 +48,7 @@ def test_pull__from_where_it_was_pushed__gets_the_bento(
     ("arguments", "words"),
     [
         (["pull", "digits"], "Missing option '--out'"),
-        (["pull", "folder:here", "--out", "there"], "--out is for a bundle"),
+        (["pull", "oci:here", "--out", "there"], "--out is for a bundle"),
         (["pull", "digits", "--out", "there", "--force"], "--force is for a BENTO"),
         (["pull", "oci:"], "names no Bento"),
         (["build", "digits", "--push", "oci:"], "has no folder"),

@@ -22,7 +22,7 @@ def bundle(tmp_path: Path) -> VerifiedBundle:
     return make_bundle(tmp_path / "bundle")
 
 
-def test_sign_and_verify_a_folder(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_sign__folder__verifies_until_it_changes(bundle: VerifiedBundle, tmp_path: Path) -> None:
     private, public = make_pair(tmp_path / "keys")
     run, folder = CliRunner().invoke, str(bundle.root)
     asked = ["verify", folder, "--public-key", str(public), "--json"]
@@ -39,7 +39,7 @@ def test_sign_and_verify_a_folder(bundle: VerifiedBundle, tmp_path: Path) -> Non
     assert json.loads(altered.stdout)["error"]["code"] == "file_altered"
 
 
-def test_the_key_s_password_comes_from_the_environment(
+def test_sign__key_with_password__reads_it_from_the_environment(
     bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private, public = make_pair(tmp_path / "keys", "hunter2")
@@ -53,7 +53,7 @@ def test_the_key_s_password_comes_from_the_environment(
     assert run(cli, ["verify", folder, "--public-key", str(public)]).exit_code == 0
 
 
-def test_no_deployment_gets_a_bento_that_is_not_signed(
+def test_require_signature__unsigned_bento__is_rejected(
     bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up and promote ask this function; the Bento is laid out by hand as BentoML does it."""

@@ -57,7 +57,9 @@ def test_stream_run__output__begins_with_the_guarantee_and_ends_with_totals(home
     assert dict(letter.headers)["mlctl-error"] == b"invalid_input"
 
 
-def test_json_is_one_document_a_line(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stream_run__json__is_one_document_per_line(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     result = invoke(*arguments(home, "--until-empty", "--json"))
     # Events are written past Python's own stdout, which is stderr as long as a transform may print.
     events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -68,7 +70,7 @@ def test_json_is_one_document_a_line(home: Path, capfd: pytest.CaptureFixture[st
     assert (summary["event"], summary["answers"], summary["dead"]) == ("summary", 50, 1)
 
 
-def test_too_many_dead_letters_have_an_exit_code(home: Path) -> None:
+def test_stream_run__too_many_dead_letters__exits_14(home: Path) -> None:
     send(place(home, "in"), [Outgoing(b"nonsense")] * 100)
     result = invoke(*arguments(home, "--until-empty", "--max-dead-rate", "10%"))
     assert result.exit_code == 14, result.output
@@ -99,7 +101,7 @@ def test_stream_doctor__topic__shows_guarantee_and_lag(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_polite_end_commits_and_exits_with_0(home: Path) -> None:
+def test_stream_run__sigterm__commits_and_exits_0(home: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "cli.main", *arguments(home)], stderr=subprocess.PIPE
     )

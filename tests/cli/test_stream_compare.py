@@ -41,7 +41,9 @@ def invoke(*words: str) -> Result:
 
 
 @pytest.mark.parametrize(("model", "code"), [("same", 0), ("green", 10)])
-def test_a_shadow_is_compared_with_the_live_run(home: Path, model: str, code: int) -> None:
+def test_stream_compare__shadow_of_each_model__exits_by_agreement(
+    home: Path, model: str, code: int
+) -> None:
     assert invoke(*run(home, model, "shadow", "--shadow")).exit_code == 0
     assert len(read(StreamUrl.parse(place(home, "shadow")))) == MESSAGES
     # The live run's dead letters are its own.

@@ -38,7 +38,9 @@ def _run(*arguments: str) -> Result:
     return done
 
 
-def test_a_minute_with_the_embedded_log(mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_tools__embedded_log__send_run_peek_and_redrive(
+    mlctl: Mlctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(mlctl.home)
     told = _run("send", "sqlite://e.db#in", "--in", "rows.jsonl", "--key-field", "id", "--json")
     assert json.loads(told.stdout) == {"url": "sqlite://e.db#in", "sent": 2}
@@ -70,7 +72,7 @@ def test_a_minute_with_the_embedded_log(mlctl: Mlctl, monkeypatch: pytest.Monkey
     assert "does not wait for consumer groups" in refused.output
 
 
-def test_pipes_carry_answers_and_nothing_else(mlctl: Mlctl) -> None:
+def test_stream_run__pipes__carry_only_answers(mlctl: Mlctl) -> None:
     command = ("stream", "run", "tiny", "--in", "-", "--out", "-", "--dead", "dead.jsonl")
     done = subprocess.run(
         mlctl.command(*command, "--max-dead-rate", "100%"),
@@ -92,7 +94,7 @@ def test_pipes_carry_answers_and_nothing_else(mlctl: Mlctl) -> None:
     assert "cannot both use standard output" in refused.stdout
 
 
-def test_a_run_is_watched_and_ends_politely(mlctl: Mlctl) -> None:
+def test_stream_run__metrics_port__is_scraped_until_sigterm(mlctl: Mlctl) -> None:
     process = subprocess.Popen(
         mlctl.command(
             "stream", "run", "tiny", "--in", "rows.jsonl", "--out", "out.jsonl",

@@ -11,7 +11,7 @@ from cli.runners.stream import event_display
 from services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 
-def test_an_idle_run_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_event_display__idle__is_reported_once_per_lag(capsys: pytest.CaptureFixture[str]) -> None:
     idle = StreamEvent(StreamPhase.IDLE, StreamTotals(3, 1), 1.0, {"0": 0})
     with event_display(CommandOutput(as_json=False)) as shown:
         for minute in range(5):

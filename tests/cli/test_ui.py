@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bundle.ports import free_ports
 from rollout.domain.spec import DeploymentSettings, Ports
-from rollout.drivers.local.ports import free_ports
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from tests.support.mlctl import Mlctl

@@ -41,13 +41,13 @@ def test_prune__old_and_new_entries__removes_the_old_ones(home: Path) -> None:
     write(home / "cache/optimize/old/model.onnx", 300, used=NOW - 100)
     write(home / "cache/optimize/new/model.onnx", 20, used=NOW - 5)
     write(home / "cache/tensorrt/engines/old/engine", 4, used=NOW - 100)
-    write(home / "cache/tune/key.jsonl", 1, used=NOW - 100)
+    write(home / "cache/tensorrt/timing/key", 1, used=NOW - 100)
     write(home / "journal.db", 7, used=0)
     assert sizes(cache_sizes()) == {
-        "optimize": (2, 320), "tune": (1, 1), "tensorrt/engines": (1, 4)
+        "optimize": (2, 320), "tensorrt/engines": (1, 4), "tensorrt/timing": (1, 1)
     }  # fmt: skip
     assert sizes(prune(50, NOW)) == {
-        "optimize": (1, 300), "tune": (1, 1), "tensorrt/engines": (1, 4)
+        "optimize": (1, 300), "tensorrt/engines": (1, 4), "tensorrt/timing": (1, 1)
     }  # fmt: skip
     assert sizes(cache_sizes()) == {"optimize": (1, 20)}
     assert (home / "journal.db").exists()

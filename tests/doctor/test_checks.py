@@ -8,6 +8,7 @@ import pytest
 
 from bundle.home import HOME_VARIABLE
 from bundle.packages import installed_version
+from bundle.ports import free_ports
 from doctor import checks
 from doctor.checks import (
     Finding,
@@ -20,7 +21,6 @@ from doctor.checks import (
     check_tensorrt,
     run_checks,
 )
-from rollout.drivers.local.ports import free_ports
 from services.precomputed.base import PrecomputedRow
 from services.precomputed.store_urls import open_store
 from services.runtime.tensorrt import machine as tensorrt
@@ -41,7 +41,9 @@ def distributions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return pretend
 
 
-def test_this_machine_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_checks__this_machine__is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
     findings = {finding.check: finding for finding in run_checks()}
     assert {name for name, f in findings.items() if f.severity is not Severity.OK} == set()
@@ -56,7 +58,7 @@ def test_registry__no_server_listens__is_a_failure(monkeypatch: pytest.MonkeyPat
     assert f"no MLflow registry answers at http://127.0.0.1:{port}: " in finding.message
 
 
-def test_no_runtime_is_a_failure_that_names_both_extras(
+def test_runtime__none_installed__fails_and_names_both_extras(
     distributions: Callable[..., None],
 ) -> None:
     distributions(onnxruntime=None, onnxruntime_gpu=None)
@@ -66,16 +68,14 @@ def test_no_runtime_is_a_failure_that_names_both_extras(
     assert "gpu" in finding.remedy
 
 
-def test_two_runtimes_are_a_failure(distributions: Callable[..., None]) -> None:
+def test_runtime__two_installed__fails(distributions: Callable[..., None]) -> None:
     distributions(onnxruntime="1.31.1", onnxruntime_gpu="1.31.1")
     finding = check_runtime()
     assert finding.severity is Severity.FAIL
     assert "overwrite each other" in finding.message
 
 
-def test_a_home_that_is_a_file_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home__is_a_file__fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "file"))
     finding = check_home()
@@ -83,7 +83,9 @@ def test_a_home_that_is_a_file_is_a_failure(
     assert "MLCTL_HOME" in finding.remedy
 
 
-def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_checks__check_raises__is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "file" / "below"))
     findings = {finding.check: finding for finding in run_checks()}
@@ -92,7 +94,7 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
     assert findings["python"].severity is Severity.OK
 
 
-def test_tensorrt_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt__not_installed__is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "tensorrt_version", lambda: None)
     assert check_tensorrt() == Finding("tensorrt", Severity.OK, "not installed (optional)")
 
@@ -105,7 +107,7 @@ def test_tensorrt_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
         (GPU, None, Severity.OK, "TensorRT 11.4 on NVIDIA L4, driver 580.65.06"),
     ],
 )
-def test_tensorrt_needs_a_gpu_and_the_runtimes_major(
+def test_tensorrt__no_gpu_or_another_major__warns(
     monkeypatch: pytest.MonkeyPatch,
     gpu: Gpu | None,
     problem: str | None,
@@ -123,7 +125,7 @@ def test_tensorrt_needs_a_gpu_and_the_runtimes_major(
     assert said in finding.message
 
 
-def test_the_store_of_precomputed_answers_is_asked_where_there_is_one(
+def test_precomputed__configured_store__is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLCTL_PRECOMPUTED", raising=False)
@@ -183,7 +185,7 @@ def test_features__a_store_that_does_not_answer__is_a_failure(
         ("ftp://me:geheim@h", "ftp:// is not a store"),
     ],
 )
-def test_a_store_of_precomputed_answers_that_is_away_is_told(
+def test_precomputed__unreachable_store__fails_without_the_password(
     monkeypatch: pytest.MonkeyPatch, place: str, told: str
 ) -> None:
     monkeypatch.setenv("MLCTL_PRECOMPUTED", "scores")

@@ -12,7 +12,7 @@ from cli.main import cli
 from doctor.patterns import (
     Consumer,
     Pattern,
-    Workload,
+    WorkloadNeeds,
     choose_pattern,
     commands,
     compare_patterns,
@@ -22,30 +22,30 @@ from doctor.patterns import (
 @pytest.mark.parametrize(
     ("workload", "pattern"),
     [
-        (Workload(Consumer.REQUESTS, 1e6), Pattern.ONLINE),
-        (Workload(Consumer.REQUESTS, 1e6, max_age_seconds=86_400), Pattern.ONLINE),
-        (Workload(Consumer.REQUESTS, 1e9, 86_400, keys=100_000), Pattern.PRECOMPUTED),
-        (Workload(Consumer.REQUESTS, 1e6, 86_400, keys=10**9), Pattern.ONLINE),
-        (Workload(Consumer.REQUESTS, 1e6, 86_400, 2.5, 1000, 100), Pattern.PRECOMPUTED),
-        (Workload(Consumer.TABLE, 1e6, max_age_seconds=86_400), Pattern.BATCH),
-        (Workload(Consumer.TABLE, 1e6, max_age_seconds=60), Pattern.STREAM),
-        (Workload(Consumer.EVENTS, 1e6), Pattern.STREAM),
-        (Workload(Consumer.EVENTS, 1e6, max_age_seconds=3600), Pattern.BATCH),
+        (WorkloadNeeds(Consumer.REQUESTS, 1e6), Pattern.ONLINE),
+        (WorkloadNeeds(Consumer.REQUESTS, 1e6, max_age_seconds=86_400), Pattern.ONLINE),
+        (WorkloadNeeds(Consumer.REQUESTS, 1e9, 86_400, keys=100_000), Pattern.PRECOMPUTED),
+        (WorkloadNeeds(Consumer.REQUESTS, 1e6, 86_400, keys=10**9), Pattern.ONLINE),
+        (WorkloadNeeds(Consumer.REQUESTS, 1e6, 86_400, 2.5, 1000, 100), Pattern.PRECOMPUTED),
+        (WorkloadNeeds(Consumer.TABLE, 1e6, max_age_seconds=86_400), Pattern.BATCH),
+        (WorkloadNeeds(Consumer.TABLE, 1e6, max_age_seconds=60), Pattern.STREAM),
+        (WorkloadNeeds(Consumer.EVENTS, 1e6), Pattern.STREAM),
+        (WorkloadNeeds(Consumer.EVENTS, 1e6, max_age_seconds=3600), Pattern.BATCH),
     ],
 )
 def test_choose_pattern__workload__takes_the_cheapest_that_fits(
-    workload: Workload, pattern: Pattern
+    workload: WorkloadNeeds, pattern: Pattern
 ) -> None:
     assert choose_pattern(workload).pattern is pattern
 
 
 def test_choose_pattern__latency_below_one_row__fits_nothing() -> None:
     with pytest.raises(MlctlError, match=r"about 12\.0 ms \(limit 5 ms\)"):
-        choose_pattern(Workload(Consumer.REQUESTS, 1e6, latency_ms=5, rows_per_second=100))
+        choose_pattern(WorkloadNeeds(Consumer.REQUESTS, 1e6, latency_ms=5, rows_per_second=100))
 
 
 def test_compare_patterns__sums__give_the_core_hours() -> None:
-    costs = {each.pattern: each for each in compare_patterns(Workload(Consumer.TABLE, 86.4e6))}
+    costs = {each.pattern: each for each in compare_patterns(WorkloadNeeds(Consumer.TABLE, 86.4e6))}
     assert costs[Pattern.BATCH].core_hours == pytest.approx(24.0)
     assert costs[Pattern.ONLINE].core_hours == 24.0 * 6  # 1,000 rows/s, 3 times that at the peak
     assert "= 6 cores x 24 h" in costs[Pattern.ONLINE].sum
@@ -57,7 +57,7 @@ def test_choose_pattern__more_rows__never_cost_less(
 ) -> None:
     def cost(factor: float) -> float:
         return choose_pattern(
-            Workload(consumer, rows * factor, age, keys=1000, rows_per_second=speed)
+            WorkloadNeeds(consumer, rows * factor, age, keys=1000, rows_per_second=speed)
         ).core_hours
 
     assert cost(1.0) <= cost(2.0)

@@ -36,8 +36,7 @@ def use_the_transform_and_a_folder_as_registry(project: Path) -> None:
     data = ("--data", "rows:evaluation", "--transform", "transform.py")
     mlctl.json("optimize", "spirals@candidate", *data, "--recipes", "fp32,fp16")
     built = mlctl.json("build", "spirals", "--push", "bento")
-    (pushed,) = (project / "bento").iterdir()
-    mlctl.json("pull", f"folder:{pushed}")
+    mlctl.json("pull", "oci:bento")
     shown = mlctl.json("show", built["digest"])
     assert [each["name"] for each in shown["signature"]["outputs"]] == ["label", "probability"]
     assert {each["recipe"] for each in shown["variants"]} == {"fp32", "fp16"}

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from bento.packaging import build_bento
+from bundle.ports import free_ports
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl

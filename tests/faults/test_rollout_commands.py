@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bundle.ports import free_ports
 from cli.main import cli
 from rollout.client import deployments
 from rollout.domain.gates import HoldReason
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import (
     Load,
     kill_daemon,

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome
-from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 
@@ -47,7 +47,7 @@ def test_rollout__candidate_hangs__is_rolled_back(shop: str, port: int) -> None:
         Gate.ERRORS_VS_LIVE,
     ), story(events)
     assert body["verdict"]["value"] > 0.9
-    assert load.answers["ReadTimeout"] >= 5
+    assert load.answers["TimeoutError"] >= 5
 
 
 @pytest.mark.parametrize("shop", ["tiny:aa?delay=30&slow=0.1"], indirect=True)
@@ -56,7 +56,7 @@ def test_rollout__clients_leave_both_slots__goes_on(shop: str, port: int) -> Non
         rollout = deployments.promote(shop, revision("tiny:bb?delay=30&slow=0.1"), quick_spec())
         events = list(deployments.follow(shop, rollout))
     assert events[-1].body["outcome"] == Outcome.PROMOTED, story(events)
-    assert load.answers["ReadTimeout"] >= 5
+    assert load.answers["TimeoutError"] >= 5
 
 
 def test_rollout__candidate_blames_its_callers__is_rolled_back(shop: str, port: int) -> None:

@@ -89,7 +89,7 @@ def test_start__golden_answers_differ__ends_the_whole_server(
 def test_stop__sigterm__requests_in_flight_are_answered(
     project: Path, tmp_path: Path, bundle: VerifiedBundle
 ) -> None:
-    """One on each way: the lean protocol reads a plain one, the application one that expects."""
+    """One on each way: our protocol reads a plain one, the application one that expects."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
     body = json.dumps({"inputs": [tensor]}).encode()
     head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n"

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from services.stream.base import ConnectionRequest, LostPartitionsError, StreamUrl
 from services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server

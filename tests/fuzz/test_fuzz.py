@@ -19,7 +19,7 @@ EXAMPLES = 25
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_new_is_found(name: str) -> None:
+def test_targets__bounded_run__has_no_findings(name: str) -> None:
     target = TARGETS[name]
     with target.opened() as feed:
         campaign = Campaign(target, feed, random.Random(0))
@@ -53,7 +53,7 @@ FAULTY = Target(
 )
 
 
-def test_a_fault_is_found_and_the_shortest_input_kept() -> None:
+def test_campaign__faulty_target__keeps_the_shortest_input() -> None:
     with FAULTY.opened() as feed:
         campaign = Campaign(FAULTY, feed, random.Random(0))
         campaign.draw(50, derandomize=True)

@@ -75,17 +75,14 @@ def test_http_sender__closed_connection__is_reopened(answer: bytes, outcome: str
     assert connections == 2
 
 
-def test_http_sender__stopped_server__is_a_lost_connection() -> None:
-    async def main() -> None:
-        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        sender = await HttpTarget("127.0.0.1", port, (b"a",)).connect()
-        server.close()
-        await server.wait_closed()
-        for _ in range(2):
-            done: Ended = asyncio.get_running_loop().create_future()
-            sender.send(partial(settle, done))
-            assert (await asyncio.wait_for(done, 10))[0] == CONNECTION_LOST
-        sender.close()
-
-    asyncio.run(main())
+async def test_http_sender__stopped_server__is_a_lost_connection() -> None:
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sender = await HttpTarget("127.0.0.1", port, (b"a",)).connect()
+    server.close()
+    await server.wait_closed()
+    for _ in range(2):
+        done: Ended = asyncio.get_running_loop().create_future()
+        sender.send(partial(settle, done))
+        assert (await asyncio.wait_for(done, 10))[0] == CONNECTION_LOST
+    sender.close()

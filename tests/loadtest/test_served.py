@@ -8,11 +8,11 @@ import pytest
 
 from bento.packaging import BuiltBento
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from loadtest.figures import Figures
 from loadtest.runs import LoadProfile, MeasuredServer, Protocols, RequestShape, bench
 from loadtest.server import cpu_seconds
 from loadtest.target import Address, batches_so_far, parse_url
-from rollout.drivers.local.ports import free_ports
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_serving__interrupt_during_the_start__leaves_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -43,7 +42,7 @@ def test_serving__interrupt_during_the_start__leaves_no_server(
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - the end comes while it is entered
-            with serving("tiny", (1, 2), Protocols.HTTP, tmp_path / "log"):
+            with serving("tiny", Protocols.HTTP):
                 pytest.fail("nothing is served")
         (process,) = started
         assert process.wait(timeout=PATIENCE_SECONDS) == -signal.SIGTERM

@@ -17,7 +17,7 @@ from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from optimize.batching import DEFAULT, BatchingOptions, read_batching_options
 from optimize.pipeline import optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.catalog import SourceModel
@@ -99,31 +99,28 @@ def made(home: Path, wanted: dict[str, object]) -> VerifiedBundle:
     rows = np.random.default_rng(1).standard_normal((64, LENGTH), dtype=np.float32)
     data = save_rows(home / "rows.npz", {"x": rows})
     (home / "batching.json").write_text(json.dumps(wanted))
-    options = Options(batching_options=read_batching_options(home / "batching.json"))
+    options = OptimizeOptions(batching_options=read_batching_options(home / "batching.json"))
     recipes = select(["fp32"], Target.CPU)
     return optimize("tiny", data, catalog=catalog, options=options, recipes=recipes).bundle
 
 
-def test_batching__in_the_bundle__is_served(home: Path) -> None:
+async def test_batching__in_the_bundle__is_served(home: Path) -> None:
     wanted = {"max_rows": 6, "pad": {"x": 0}, "max_wait_ms": 200, "max_queue_ms": 900}
     bundle = made(home, wanted)
     batching = bundle.manifest.batching
     assert (batching.max_rows, batching.buckets) == (6, (1, 2, 4, 6))
 
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        limits = host.limits
-        assert limits is not None
-        assert (limits.max_rows, limits.max_wait, limits.max_queue) == (6, 0.2, 0.9)
-        given = [np.full((1, length), length, np.float32) for length in (3, 5, 8)]
-        answers = await asyncio.gather(*(host.infer({"x": x}) for x in given))
-        assert {answer.batch_rows for answer in answers} == {3}
-        for x, answer in zip(given, answers, strict=True):
-            np.testing.assert_allclose(answer.outputs["y"], expected(x), rtol=1e-5)
-        await host.stop()
-
-    asyncio.run(main())
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    limits = host.limits
+    assert limits is not None
+    assert (limits.max_rows, limits.max_wait, limits.max_queue) == (6, 0.2, 0.9)
+    given = [np.full((1, length), length, np.float32) for length in (3, 5, 8)]
+    answers = await asyncio.gather(*(host.infer({"x": x}) for x in given))
+    assert {answer.batch_rows for answer in answers} == {3}
+    for x, answer in zip(given, answers, strict=True):
+        np.testing.assert_allclose(answer.outputs["y"], expected(x), rtol=1e-5)
+    await host.stop()
 
 
 def test_padding__that_changes_answers__is_rejected_before_registration(home: Path) -> None:
@@ -164,6 +161,6 @@ def test_padding__of_an_input_without_length__is_rejected(
             "tiny",
             tmp_path / "never read",
             catalog=onnx_catalog,
-            options=Options(batching_options=BatchingOptions(pad={"x": 0})),
+            options=OptimizeOptions(batching_options=BatchingOptions(pad={"x": 0})),
         )
     assert caught.value.code is ErrorCode.INVALID_INPUT

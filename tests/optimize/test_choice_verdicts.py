@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optimize.choice import Verdict, choose
+from optimize.choice import VariantVerdict, choose
 from optimize.goals import Goals, Prefer
 from tests.optimize.builders import failed, not_applicable, variant
 
@@ -22,12 +22,12 @@ def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
     assert [each.variant for each in judged] == variants
     found = [(each.accurate, each.passed, each.chosen, each.verdict) for each in judged]
     assert found == [
-        (True, True, True, Verdict.CHOSEN),
-        (True, True, False, Verdict.PASSES),
-        (False, False, False, Verdict.REJECTED),
-        (True, False, False, Verdict.REJECTED),
-        (False, False, False, Verdict.FAILED),
-        (False, False, False, Verdict.NOT_APPLICABLE),
+        (True, True, True, VariantVerdict.CHOSEN),
+        (True, True, False, VariantVerdict.PASSES),
+        (False, False, False, VariantVerdict.REJECTED),
+        (True, False, False, VariantVerdict.REJECTED),
+        (False, False, False, VariantVerdict.FAILED),
+        (False, False, False, VariantVerdict.NOT_APPLICABLE),
     ]
     assert judged[0].reason == "chosen: the smallest that passes"
     assert judged[1].reason == "passes, but small wins by size"

@@ -21,12 +21,12 @@ from bundle.verify import verify
 from optimize.choice import Judged
 from optimize.evidence import REPORT_NAME
 from optimize.generation.answers import Answers, compare_answers
-from optimize.generation.models import ServedModel
+from optimize.generation.models import DecoderModel
 from optimize.generation.texts import load_texts
 from optimize.goals import Goals
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from optimize.plan import make_plan
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from optimize.recipes.generation import build_engine_folder
@@ -76,7 +76,7 @@ def test_gen_fp32__greedy_decoding__gives_the_tokens_of_transformers(
 ) -> None:
     folder = judged(result)["gen-fp32"].variant.model
     assert folder is not None
-    served = ServedModel(folder, 64)
+    served = DecoderModel(folder, 64)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llm_folder())
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_llm_folder())
     for prompt, answer in ANSWERS.items():
@@ -153,7 +153,7 @@ def test_make_plan__a_language_model__lists_its_recipes_and_gate(
         home / "texts.jsonl",
         catalog=catalog,
         goals=Goals(),
-        options=Options(),
+        options=OptimizeOptions(),
         recipes=None,
     )
     assert (
@@ -166,12 +166,12 @@ def test_make_plan__a_language_model__lists_its_recipes_and_gate(
 @pytest.mark.parametrize(
     ("goals", "options", "recipes", "message"),
     [
-        (Goals(max_accuracy_drop=0.1), Options(), None, "no accuracy to limit"),
-        (Goals(), Options(metric="accuracy"), None, "which has no --metric"),
-        (Goals(), Options(), ["fp32"], "the recipe fp32 does not fit"),
+        (Goals(max_accuracy_drop=0.1), OptimizeOptions(), None, "no accuracy to limit"),
+        (Goals(), OptimizeOptions(metric="accuracy"), None, "which has no --metric"),
+        (Goals(), OptimizeOptions(), ["fp32"], "the recipe fp32 does not fit"),
         (
             Goals(),
-            Options(target=Target.CUDA),
+            OptimizeOptions(target=Target.CUDA),
             None,
             "no recipe builds models:/tiny/1 for cuda",
         ),
@@ -181,7 +181,7 @@ def test_optimize__an_option_that_has_no_meaning_for_a_language_model__is_reject
     home: Path,
     catalog: MemoryCatalog,
     goals: Goals,
-    options: Options,
+    options: OptimizeOptions,
     recipes: list[str] | None,
     message: str,
 ) -> None:
@@ -245,7 +245,7 @@ def test_gen_fp32__a_sliding_window_beyond_the_cache__gives_the_tokens_of_transf
     build_engine_folder(tmp_path, tmp_path / "engine", "fp32")
     ids = [0, 5, 9]
     expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)
-    found = ServedModel(tmp_path / "engine", 64).generate(ids, 8)
+    found = DecoderModel(tmp_path / "engine", 64).generate(ids, 8)
     assert found == expected[0, len(ids) :].tolist()
 
 
@@ -283,7 +283,7 @@ def test_load_texts__each_kind_of_file__gives_the_same_texts(tmp_path: Path) -> 
     lines = "\n\n".join(json.dumps({"body": text}) for text in texts)
     (tmp_path / "a.jsonl").write_text(lines)
     pq.write_table(pa.table({"body": texts, "id": range(8)}), tmp_path / "a.parquet")
-    options = Options(columns={"text": ("body",)})
+    options = OptimizeOptions(columns={"text": ("body",)})
     for name in ("a.jsonl", "a.parquet"):
         found = load_texts(tmp_path / name, options.sampling, options.columns)
         assert [text.decode() for text in found.held_out.inputs["prompt"]] == texts
@@ -291,7 +291,7 @@ def test_load_texts__each_kind_of_file__gives_the_same_texts(tmp_path: Path) -> 
 
 def test_load_texts__a_long_text__is_cut_at_white_space(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" ".join(["word"] * 2000))
-    found = load_texts(tmp_path / "a.txt", Options().sampling, {})
+    found = load_texts(tmp_path / "a.txt", OptimizeOptions().sampling, {})
     pieces = [text.decode() for text in found.held_out.inputs["prompt"]]
     assert " ".join(pieces).split() == ["word"] * 2000
     assert max(map(len, pieces)) <= 1000
@@ -312,5 +312,5 @@ def test_load_texts__unusable_data__is_named(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(MlctlError, match=message) as caught:
-        load_texts(tmp_path / name, Options().sampling, {})
+        load_texts(tmp_path / name, OptimizeOptions().sampling, {})
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -13,7 +13,7 @@ from optimize.goals import Goals, accuracy_faults, require_labels_for
 from optimize.metrics.parity import compare
 from optimize.metrics.scores import compare_metric, load_metric
 from optimize.pipeline import NothingPassedError, optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from tests.support.memory_catalog import MemoryCatalog
@@ -94,7 +94,7 @@ def test_champion__its_recorded_score__is_the_limit_on_the_same_rows_only(
     labels = np.arange(64) % 4
     data = save_rows(tmp_path / "rows.npz", {"x": rows, "labels": labels})
     recipes = select(["fp32"], Target.CPU)
-    options = Options(against_champion=True)
+    options = OptimizeOptions(against_champion=True)
 
     with pytest.raises(MlctlError) as missing:
         optimize("tiny", data, catalog=catalog, options=options, recipes=recipes)

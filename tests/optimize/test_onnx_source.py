@@ -18,7 +18,7 @@ from bundle.manifest import MODEL_NAME
 from bundle.verify import verify
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.fp32 import Fp32
 from services.runtime.scorer import Scorer
 from services.runtime.session import open_session
@@ -42,7 +42,7 @@ def run(catalog: MemoryCatalog, data: Path) -> OptimizeResult:
     return optimize("tiny", data, catalog=catalog, goals=GOALS)
 
 
-def test_onnx_source__is_published_with_metrics_and_a_report(
+def test_onnx_source__optimized__is_published_with_metrics_and_a_report(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
     result = run(onnx_catalog, data)
@@ -78,7 +78,7 @@ def test_onnx_source__a_transform_with_features__takes_them_from_the_data(
     values = np.random.default_rng(1).standard_normal((64, 4), dtype=np.float32)
     columns = dict(zip("abcd", values.T, strict=True))
     data = save_rows(tmp_path / "rows.npz", {"user": np.arange(64), **columns})
-    options = Options(transform=code)
+    options = OptimizeOptions(transform=code)
     result = optimize("tiny", data, catalog=onnx_catalog, options=options, recipes=[Fp32()])
     assert [spec.name for spec in result.bundle.manifest.signature.inputs] == ["user"]
     path = tmp_path / "features.db"
@@ -111,7 +111,9 @@ def test_onnx_source__a_damaged_cache__changes_nothing(
 
 
 @pytest.mark.slow
-def test_onnx_source__needs_no_torch(onnx_catalog: MemoryCatalog, data: Path, home: Path) -> None:
+def test_onnx_source__optimized__imports_no_torch(
+    onnx_catalog: MemoryCatalog, data: Path, home: Path
+) -> None:
     del onnx_catalog
     code = f"""
 import os, sys, json

@@ -15,7 +15,7 @@ from bundle.verify import verify
 from optimize.events import Stage, StepEvent, StepStatus
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
@@ -58,7 +58,7 @@ def run(
     uri: str, data: Path, catalog: MlflowCatalog, *, allow_pickle: bool = False
 ) -> OptimizeResult:
     goals = Goals(prefer=Prefer.SIZE)
-    options = Options(allow_pickle=allow_pickle)
+    options = OptimizeOptions(allow_pickle=allow_pickle)
     return optimize(uri, data, catalog=catalog, goals=goals, options=options)
 
 
@@ -162,7 +162,7 @@ def test_optimize__golden_rows__hold_the_source_models_answers(
     assert verify(result.bundle.root, result.digest) == result.bundle
 
 
-def test_evidence__has_every_variant_and_no_path(
+def test_evidence__after_optimize__has_every_variant_and_no_path(
     catalog: MlflowCatalog, digits_data: Path, optimize_home: Path
 ) -> None:
     result = run("Digits", digits_data, catalog)

@@ -8,8 +8,8 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.data import RowLimits
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import optimize
-from optimize.plan import Plan, make_plan
-from optimize.prepare import Options
+from optimize.plan import OptimizePlan, make_plan
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from tests.support.memory_catalog import MemoryCatalog
@@ -25,18 +25,20 @@ def data(tmp_path: Path) -> Path:
     return save_rows(tmp_path / "rows.npz", {"x": rows})
 
 
-def plan(catalog: MemoryCatalog, data: Path, options: Options | None = None) -> Plan:
+def plan(
+    catalog: MemoryCatalog, data: Path, options: OptimizeOptions | None = None
+) -> OptimizePlan:
     return make_plan(
         "tiny",
         data,
         catalog=catalog,
         goals=GOALS,
-        options=options or Options(),
+        options=options or OptimizeOptions(),
         recipes=RECIPES,
     )
 
 
-def to_do(found: Plan) -> list[str]:
+def to_do(found: OptimizePlan) -> list[str]:
     return [step.name for step in found.steps if not step.cached]
 
 
@@ -57,7 +59,7 @@ def test_plan__after_a_run__is_cached(onnx_catalog: MemoryCatalog, data: Path, h
     optimize("tiny", data, catalog=onnx_catalog, goals=GOALS, recipes=RECIPES)
     assert to_do(plan(onnx_catalog, data)) == ["publish"]
 
-    other = Options(sampling=RowLimits(held_out_rows=20))
+    other = OptimizeOptions(sampling=RowLimits(held_out_rows=20))
     assert "export" in to_do(plan(onnx_catalog, data, other))
 
     for measured in (home / "cache" / "optimize").glob("*/measured.json"):
@@ -66,14 +68,14 @@ def test_plan__after_a_run__is_cached(onnx_catalog: MemoryCatalog, data: Path, h
     assert to_do(found) == ["fp32: judge", "fp16: judge", "publish"]
 
 
-def test_plan__names_excluded_recipes_and_a_missing_target(
+def test_plan__recipes_of_another_target__are_listed_as_excluded(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
     here = plan(onnx_catalog, data)
     assert here.missing is None
     assert here.excluded["int8-trt"] == "cuda, tensorrt"
     assert "fp32" not in here.excluded
-    there = plan(onnx_catalog, data, Options(target=Target.TENSORRT))
+    there = plan(onnx_catalog, data, OptimizeOptions(target=Target.TENSORRT))
     assert "int8-static" in there.excluded
     assert "int8-trt" not in there.excluded
 
@@ -81,14 +83,14 @@ def test_plan__names_excluded_recipes_and_a_missing_target(
 def test_plan__a_recipe_that_may_search__says_so(onnx_catalog: MemoryCatalog, data: Path) -> None:
     recipes = select(["fp32", "int4"], Target.CPU)
     found = make_plan(
-        "tiny", data, catalog=onnx_catalog, goals=GOALS, options=Options(), recipes=recipes
+        "tiny", data, catalog=onnx_catalog, goals=GOALS, options=OptimizeOptions(), recipes=recipes
     )
     assert [step.name for step in found.steps if step.searches] == ["int4: build"]
 
 
 def test_plan__a_mistake__is_found(onnx_catalog: MemoryCatalog, data: Path, tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
-        plan(onnx_catalog, data, Options(metric="accuracy"))
+        plan(onnx_catalog, data, OptimizeOptions(metric="accuracy"))
     assert caught.value.code is ErrorCode.INVALID_INPUT
     with pytest.raises(MlctlError) as caught:
         plan(MemoryCatalog([onnx_source(tmp_path / "other")]), tmp_path / "none.npz")

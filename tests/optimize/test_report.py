@@ -183,11 +183,11 @@ def test_report_html__many_layers__draws_the_costliest_and_counts_the_rest() -> 
     assert f"and {70 - SHOWN_LAYERS} more" in words(report)
 
 
-def test_front__holds_the_points_that_no_other_beats() -> None:
+def test_pareto_front__labelled_report__has_the_undominated_points() -> None:
     assert [point.recipe for point in view(REPORTS["labelled"]).front()] == ["int8-cpu", "fp32"]
 
 
-def test_tradeoff__shows_the_gate() -> None:
+def test_tradeoff__labelled_report__shows_the_gate() -> None:
     found = view(REPORTS["labelled"])
     assert found.limit == pytest.approx(0.89)
     assert found.source == 0.9
@@ -258,7 +258,7 @@ def test_scale__any_values__has_room_and_round_ticks(values: tuple[float, ...]) 
     assert all(0.0 <= scale(value) <= 100.0 for value in values)
 
 
-def test_report_document__has_the_direction_of_the_metric_and_no_samples() -> None:
+def test_report_document__error_metric__has_its_direction_and_no_samples() -> None:
     document = report_document(make_report(GOOD, metric="rmse"))
     assert document["higher_is_better"] is False
     assert set(document["variants"][0]["measured"]["latency"][0]) == {

@@ -10,7 +10,7 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from registry.mlflow_catalog import MlflowCatalog
@@ -29,7 +29,9 @@ def run(
     target: Target, catalog: MlflowCatalog, tmp_path: Path, goals: Goals | None = None
 ) -> OptimizeResult:
     data = save_rows(tmp_path / "rows.npz", {"x": images()})
-    return optimize("Digits", data, catalog=catalog, goals=goals, options=Options(target=target))
+    return optimize(
+        "Digits", data, catalog=catalog, goals=goals, options=OptimizeOptions(target=target)
+    )
 
 
 def test_tensorrt__every_recipe__is_accepted_by_the_importer(
@@ -56,7 +58,7 @@ def test_target__another_device__is_served_only_on_request(
         "Digits",
         data,
         catalog=catalog,
-        options=Options(target=Target.TENSORRT),
+        options=OptimizeOptions(target=Target.TENSORRT),
         recipes=select(["int8-trt"], Target.TENSORRT),
         goals=LOOSE,
     )

@@ -18,7 +18,7 @@ from services.runtime.run_errors import ModelRunError
 
 
 @given(rows=st.integers(1, 300), data=st.data())
-def test_bisecting_finds_exactly_the_rows_at_fault(rows: int, data: st.DataObject) -> None:
+def test_bisect__any_bad_rows__finds_exactly_these(rows: int, data: st.DataObject) -> None:
     bad = data.draw(st.sets(st.integers(0, rows - 1)))
     calls = 0
 
@@ -40,7 +40,7 @@ def test_bisecting_finds_exactly_the_rows_at_fault(rows: int, data: st.DataObjec
 
 
 @given(rows=st.integers(1, 100), most=st.integers(0, 20))
-def test_bisecting_ends_once_too_many_failed(rows: int, most: int) -> None:
+def test_bisect__more_bad_rows_than_allowed__ends_early(rows: int, most: int) -> None:
     def run(_inputs: Arrays) -> dict[str, np.ndarray]:
         raise MlctlError(ErrorCode.INVALID_INPUT, "poison")
 
@@ -58,7 +58,7 @@ def test_bisecting_ends_once_too_many_failed(rows: int, most: int) -> None:
     unit_rows=st.integers(1, 30),
     data=st.data(),
 )
-def test_units_are_each_row_once_in_order_in_any_state(
+def test_plan__any_files_and_unit_sizes__has_each_row_once_in_order(
     files: list[tuple[int, int]], unit_rows: int, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as name:

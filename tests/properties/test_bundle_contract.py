@@ -15,7 +15,7 @@ from tests.support.manifests import small_manifest
 
 
 @given(st.text(max_size=40))
-def test_a_resolved_path_is_inside_the_root(name: str) -> None:
+def test_resolve_inside__any_name__is_inside_or_rejected(name: str) -> None:
     root = Path(tempfile.gettempdir()).resolve() / "mlctl-no-such-root"
     try:
         path = resolve_inside(root, name)
@@ -27,14 +27,14 @@ def test_a_resolved_path_is_inside_the_root(name: str) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_manifest_or_a_named_error(content: bytes) -> None:
+def test_parse_manifest__any_bytes__is_a_manifest_or_a_named_error(content: bytes) -> None:
     with pytest.raises(MlctlError) as caught:
         parse_manifest(content)
     assert caught.value.code in (ErrorCode.MANIFEST_INVALID, ErrorCode.MANIFEST_VERSION_UNKNOWN)
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
-def test_any_changed_byte_is_noticed(content: bytes, data: st.DataObject) -> None:
+def test_verify__any_byte_changed__is_rejected(content: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(content) - 1))
     flip = data.draw(st.integers(1, 255))
     with tempfile.TemporaryDirectory() as folder:

@@ -48,7 +48,9 @@ def variants(draw: st.DrawFn) -> list[Variant]:
 
 
 @given(variants(), goals)
-def test_at_most_one_is_chosen_and_it_passes(found: list[Variant], wanted: Goals) -> None:
+def test_choose__any_variants__at_most_one_and_it_passes(
+    found: list[Variant], wanted: Goals
+) -> None:
     judged = choose(found, wanted)
     assert [item.variant for item in judged] == found
     winners = [item for item in judged if item.chosen]
@@ -64,13 +66,17 @@ def test_at_most_one_is_chosen_and_it_passes(found: list[Variant], wanted: Goals
 
 
 @given(variants(), goals)
-def test_the_order_of_the_variants_changes_no_verdict(found: list[Variant], wanted: Goals) -> None:
+def test_choose__variants_in_another_order__has_the_same_verdicts(
+    found: list[Variant], wanted: Goals
+) -> None:
     passed = {item.variant.recipe: item.passed for item in choose(found, wanted)}
     assert {item.variant.recipe: item.passed for item in choose(found[::-1], wanted)} == passed
 
 
 @given(variants(), goals)
-def test_by_size_the_smallest_that_passes_is_chosen(found: list[Variant], wanted: Goals) -> None:
+def test_choose__prefer_size__is_the_smallest_that_passes(
+    found: list[Variant], wanted: Goals
+) -> None:
     judged = choose(found, replace(wanted, prefer=Prefer.SIZE))
     winner = next((item for item in judged if item.chosen), None)
     if winner is None:
@@ -92,7 +98,7 @@ def test_by_size_the_smallest_that_passes_is_chosen(found: list[Variant], wanted
     ),
     st.floats(-1.0, 1.0),
 )
-def test_distances_grow_from_zero_and_stay_in_range(want: np.ndarray, shift: float) -> None:
+def test_compare__shifted_outputs__distances_are_in_range(want: np.ndarray, shift: float) -> None:
     same = compare({"y": want}, {"y": want})
     assert (same.max_abs_error, same.relative_l2) == (0.0, 0.0)
     moved = compare({"y": want}, {"y": want.astype(np.float64) + shift})
@@ -102,7 +108,7 @@ def test_distances_grow_from_zero_and_stay_in_range(want: np.ndarray, shift: flo
 
 
 @given(st.lists(st.integers(0, 3), min_size=8, max_size=200))
-def test_the_split_loses_and_repeats_no_row(labels: list[int]) -> None:
+def test_split__any_labels__has_each_row_once_in_proportion(labels: list[int]) -> None:
     index = np.arange(len(labels))
     calibration, held_out = split(Rows({"x": index}, np.array(labels)))
     joined = np.concatenate([calibration.inputs["x"], held_out.inputs["x"]])

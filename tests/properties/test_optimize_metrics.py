@@ -32,7 +32,7 @@ def labels_for(name: str, labels: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=40)
 @given(cases(), names)
-def test_a_drop_changes_its_sign_with_the_sides(case: Case, name: str) -> None:
+def test_compare_metric__sides_swapped__drop_changes_its_sign(case: Case, name: str) -> None:
     before, after, labels = case
     # Where the reference's classes tie, its class counts for both sides, so sides matter.
     apart = 1e-10 * np.arange(6)
@@ -48,7 +48,7 @@ def test_a_drop_changes_its_sign_with_the_sides(case: Case, name: str) -> None:
 
 @settings(max_examples=40)
 @given(cases(), names, st.randoms(use_true_random=False))
-def test_the_order_of_the_rows_changes_nothing(
+def test_compare_metric__rows_in_another_order__is_the_same(
     case: Case, name: str, random: np.random.Generator
 ) -> None:
     before, after, labels = case
@@ -66,7 +66,7 @@ def test_the_order_of_the_rows_changes_nothing(
 
 @settings(max_examples=40)
 @given(cases())
-def test_the_formulas_are_those_of_an_oracle(case: Case) -> None:
+def test_metrics__any_answers__equal_scikit_learns(case: Case) -> None:
     _, after, labels = case
     answers = after["s"].argmax(axis=1)
     expected = f1_score(labels, answers, average="macro", zero_division=0.0)
@@ -77,7 +77,7 @@ def test_the_formulas_are_those_of_an_oracle(case: Case) -> None:
 
 
 @pytest.mark.parametrize("harm", [0.001, 0.005, 0.02])
-def test_the_upper_bound_holds_for_rare_changes(harm: float) -> None:
+def test_compare_metric__rare_changes__upper_bound_holds(harm: float) -> None:
     """Right by a margin uniform in [0, 1] that falls by `harm`: the true drop is `harm`.
 
     Nominal is 95 % one-sided where no change is seen; 91 % is 2.6 standard errors below.
@@ -114,7 +114,7 @@ def _noisier(random: np.random.Generator) -> Case:
 @pytest.mark.parametrize(
     ("name", "draw", "truth"), [("accuracy", _both_ways, 0.03), ("rmse", _noisier, 0.1)]
 )
-def test_the_interval_covers_the_truth_as_often_as_it_says(
+def test_compare_metric__many_trials__interval_covers_the_truth(
     name: str, draw: object, truth: float
 ) -> None:
     assert callable(draw)

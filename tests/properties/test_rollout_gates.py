@@ -46,7 +46,7 @@ looks = st.builds(
 
 
 @given(st.lists(windows, max_size=30))
-def test_evidence_stays_finite_and_is_a_function_of_its_ticks(ticks: list[Window]) -> None:
+def test_evidence__any_ticks__is_finite_and_deterministic(ticks: list[Window]) -> None:
     first = second = GateEvidence()
     for window in ticks:
         first = gates.fold(first, window, SPEC)
@@ -56,7 +56,7 @@ def test_evidence_stays_finite_and_is_a_function_of_its_ticks(ticks: list[Window
 
 
 @given(st.lists(harmless, max_size=30))
-def test_a_candidate_without_a_fault_is_never_rolled_back(ticks: list[Window]) -> None:
+def test_harm__candidate_without_a_fault__is_never_found(ticks: list[Window]) -> None:
     evidence = GateEvidence()
     for window in ticks:
         evidence = gates.fold(evidence, window, SPEC)
@@ -71,7 +71,9 @@ def test_higher__side_without_hits__is_never_worse(ours: Counts, theirs: Counts)
 
 
 @given(st.lists(looks, max_size=60))
-def test_whatever_is_seen_the_machine_keeps_its_promises(series: list[TickObservation]) -> None:
+def test_state_machine__any_observations__keeps_its_invariants(
+    series: list[TickObservation],
+) -> None:
     """Steps rise by one, no step is taken without its requests, and a rollback is final."""
     progress = machine.move(RolloutProgress(phase=RolloutPhase.WARM), machine.Signal.NEXT_STEP, 0.0)
     weights = [machine.candidate_weight(progress, SPEC)]
@@ -103,11 +105,13 @@ totals = st.builds(
 
 
 @given(totals, totals)
-def test_a_difference_undoes_an_addition(before: Totals, tick: Totals) -> None:
+def test_minus__after_plus__is_the_tick(before: Totals, tick: Totals) -> None:
     assert before.plus(tick).minus(before) == tick
 
 
 @given(totals, st.floats(0.1, 100.0), st.floats(0.1, 100.0))
-def test_a_higher_limit_finds_no_more_slow_requests(part: Totals, low: float, high: float) -> None:
+def test_slower_than__higher_limit__counts_no_more_requests(
+    part: Totals, low: float, high: float
+) -> None:
     low, high = sorted((low, high))
     assert part.slower_than(low, (10.0, 50.0)) >= part.slower_than(high, (10.0, 50.0)) >= 0

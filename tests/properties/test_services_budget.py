@@ -42,7 +42,7 @@ def message(verb: str, *, name: str = "tiny", headers: str = "", chunked: bool =
 
 
 WHOLE = {
-    "lean": message("infer"),
+    "http": message("infer"),
     "repeated": message("infer"),  # on a connection that had its answer twice before
     "escaped": message("infer", name="t%69ny"),
     "many": message("infer") * 3,
@@ -171,7 +171,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @settings(max_examples=60)
 @given(st.lists(HTTP, max_size=8), st.lists(GRPC, max_size=3))
-def test_nothing_is_held_after_any_ending(
+def test_budget__requests_end_in_any_way__nothing_is_held(
     bench: Bench, over_http: list[Any], over_grpc: list[Any]
 ) -> None:
     bench.run(over_http, over_grpc)

@@ -45,7 +45,7 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
 
 @given(tensors(), st.booleans())
 @settings(deadline=None)
-def test_http_answers_are_read_back_as_requests(
+def test_http_codec__encoded_outputs__are_decoded_unchanged(
     tensor: tuple[Datatype, np.ndarray], binary: bool
 ) -> None:
     dtype, array = tensor
@@ -61,7 +61,9 @@ def test_http_answers_are_read_back_as_requests(
 
 @given(tensors())
 @settings(deadline=None)
-def test_grpc_raw_contents_are_read_back(tensor: tuple[Datatype, np.ndarray]) -> None:
+def test_grpc_codec__raw_contents__are_decoded_unchanged(
+    tensor: tuple[Datatype, np.ndarray],
+) -> None:
     dtype, array = tensor
     message: Any = methods()["ModelInfer"].request(raw_input_contents=[encode_raw(dtype, array)])
     message.inputs.add(name="t", datatype=dtype.value, shape=array.shape)
@@ -101,7 +103,7 @@ REQUEST = st.fixed_dictionaries(
     st.none() | st.integers(0, 60),
 )
 @settings(deadline=None, max_examples=300)
-def test_nothing_but_invalid_input_comes_of_any_body(
+def test_http_codec__any_body__is_decoded_or_invalid_input(
     dtype: Datatype, body: bytes, header_length: int | None
 ) -> None:
     codec = V2Codec("m", "v", signature_of(dtype, np.zeros((1, 1))))
@@ -125,7 +127,7 @@ KEPT = st.fixed_dictionaries(
 
 @given(st.sampled_from(list(Datatype)), KEPT, st.binary(max_size=16), st.booleans())
 @settings(deadline=None)
-def test_a_header_that_is_kept_changes_no_answer(
+def test_http_codec__cached_header__changes_no_response(
     dtype: Datatype, tensor: dict[str, Any], binary: bytes, wanted: bool
 ) -> None:
     document = {

@@ -18,7 +18,7 @@ def row(name: int) -> Recorded:
 
 
 @given(ARRIVALS)
-def test_a_pair_is_the_first_arrival_of_each_side_with_nothing_between(
+def test_join__any_arrivals__pairs_adjacent_first_arrivals(
     arrivals: list[tuple[AnswerSide, int]],
 ) -> None:
     joiner = Joiner(grace=10, capacity=1000)
@@ -34,7 +34,7 @@ def test_a_pair_is_the_first_arrival_of_each_side_with_nothing_between(
 
 
 @given(ARRIVALS, st.integers(1, 5))
-def test_memory_is_bounded_and_nothing_is_paired_twice(
+def test_join__full_memory__pairs_nothing_twice(
     arrivals: list[tuple[AnswerSide, int]], capacity: int
 ) -> None:
     joiner, pairs, lost = Joiner(grace=3.0, capacity=capacity), 0, 0

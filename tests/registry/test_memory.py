@@ -11,7 +11,7 @@ from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source
 
 
-def test_memory_catalog__behaves_like_the_registry(tmp_path: Path) -> None:
+def test_memory_catalog__each_method__behaves_like_the_registry(tmp_path: Path) -> None:
     twin = MemoryCatalog(
         [onnx_source(tmp_path / "1"), onnx_source(tmp_path / "10", version="10", pickled=True)]
     )

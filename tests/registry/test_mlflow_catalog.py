@@ -32,7 +32,7 @@ def rejected(code: ErrorCode, text: str, catalog: MlflowCatalog) -> str:
     return caught.value.message
 
 
-def test_resolve__by_number_alias_and_newest(catalog: MlflowCatalog) -> None:
+def test_resolve__number_alias_or_newest__returns_the_version(catalog: MlflowCatalog) -> None:
     by_alias = catalog.resolve("models:/digits@candidate")
     assert by_alias == catalog.resolve("digits/1")
     assert by_alias.uri == "models:/digits/1"
@@ -167,7 +167,7 @@ def two_bundles(catalog: MlflowCatalog, tmp_path: Path) -> tuple[VerifiedBundle,
     return first, second
 
 
-def test_find_optimized__by_source_or_version(
+def test_find_optimized__source_or_own_reference__returns_the_version(
     catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
 ) -> None:
     first, second = two_bundles
@@ -225,7 +225,7 @@ def test_find_optimized__never_optimized__hints_at_the_command(catalog: MlflowCa
         catalog.find_by_digest("' or name like '%")
 
 
-def test_write_champion__sets_the_alias_on_both_models(
+def test_write_champion__published_digest__sets_the_alias_on_both_models(
     catalog: MlflowCatalog, two_bundles: tuple[VerifiedBundle, VerifiedBundle]
 ) -> None:
     first, second = two_bundles
@@ -250,7 +250,7 @@ def test_set_alias__a_missing_version__is_rejected(catalog: MlflowCatalog) -> No
         catalog.set_alias("digits", "champion", "77")
 
 
-def test_fetch_bundle__is_verified(
+def test_fetch_bundle__published_version__is_verified(
     catalog: MlflowCatalog,
     two_bundles: tuple[VerifiedBundle, VerifiedBundle],
     tmp_path: Path,

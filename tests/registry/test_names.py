@@ -71,7 +71,7 @@ def test_bundle_name__no_letters__is_rejected() -> None:
         bundle_name("...")
 
 
-def test_suggestion__similar_then_all_then_none() -> None:
+def test_suggestion__unknown_name__lists_similar_names_else_all() -> None:
     assert near_names("digit", ["digits", "weather"]) == ("digits",)
     assert "did you mean 'digits'?" in suggestion("digit", ["digits"], "registered models")
     assert suggestion("zzz", ["b", "a"], "registered models") == "registered models: a, b"

@@ -116,7 +116,7 @@ def test_import__a_wrong_option__is_rejected(
 
 
 def test_import__what_is_no_graph__is_rejected(tmp_path: Path) -> None:
-    assert rejection(tmp_path / "none.onnx").code is ErrorCode.FILE_MISSING
+    assert rejection(tmp_path / "none.onnx").code is ErrorCode.INVALID_INPUT
     assert "holds 0 .onnx files" in rejection(tmp_path).message
     (tmp_path / "model.onnx").write_bytes(b"\x80\x04K\x01.")
     assert "is not a valid ONNX model" in rejection(tmp_path / "model.onnx").message
@@ -132,7 +132,7 @@ def test_import__what_is_no_graph__is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_import__registers_a_version_that_optimize_resolves(
+def test_import__valid_model__registers_a_version_that_optimize_resolves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))

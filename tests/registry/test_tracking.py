@@ -126,7 +126,7 @@ def test_a_registry_of_an_unknown_kind__fails__without_its_password(
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_registered__names_the_registry_and_its_variable(
+def test_resolve__model_is_not_registered__names_the_registry_and_its_variable(
     catalog: MlflowCatalog, registry_home: Path
 ) -> None:
     with pytest.raises(MlctlError) as caught:

@@ -19,7 +19,7 @@ from rollout.domain.counts import LATENCY_EDGES_MS, difference
 from rollout.domain.ports import TrafficSplit
 from rollout.domain.spec import Slot
 from rollout.drivers.headers import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
-from tests.support.planes import NO_TLS, Stage, Traffickers, stage
+from tests.support.planes import Stage, TrafficClients, stage
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
@@ -46,12 +46,12 @@ def both(running: Stage) -> Stage:
 def jars() -> Iterator[list[httpx.Client]]:
     """Clients that keep cookies, as browsers do."""
     with contextlib.ExitStack() as stack:
-        clients = (httpx.Client(trust_env=False, verify=NO_TLS) for _ in range(40))
+        clients = (httpx.Client(trust_env=False) for _ in range(40))
         yield [stack.enter_context(client) for client in clients]
 
 
 def test_split__flips_under_traffic__costs_no_request(both: Stage) -> None:
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         for _ in range(60):
             both.share(0)
             assert both.weights() == {BLUE: 0, GREEN: 100}
@@ -72,7 +72,7 @@ def test_split__applied__holds_for_the_next_request(both: Stage) -> None:
 def test_split__a_quarter__is_kept_and_counted(both: Stage) -> None:
     both.share(75)
     before = both.data_plane.read()
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         clients.more(800)
     assert clients.failed == 0, clients.answers
     assert 0.17 < clients.answers["bb"] / clients.sent < 0.33
@@ -106,7 +106,7 @@ def test_counts__errors_and_latencies__are_exact(both: Stage) -> None:
     both.staff(GREEN, 1, "?delay=0.06&fail=0.5")
     both.share(0)
     before = both.data_plane.read()
-    with Traffickers(both.ports.listen, clients=8) as clients:
+    with TrafficClients(both.ports.listen, clients=8) as clients:
         clients.more(80)
     wrong = clients.failed
     assert 0 < wrong < clients.sent
@@ -124,7 +124,7 @@ def test_counts__errors_and_latencies__are_exact(both: Stage) -> None:
 
 
 def test_promotion__old_slot_drained_and_stopped__costs_no_request(both: Stage) -> None:
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         for blue in (99, 50, 0):
             both.share(blue)
             clients.more(50)
@@ -144,7 +144,7 @@ def test_candidate__dies_at_half_of_the_traffic__costs_few_requests(
 ) -> None:
     both.share(50)
     before = both.data_plane.read()
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         clients.more(500)
         both.replicas[GREEN][0].end(number)
         wait_until(lambda: not both.data_plane.read().healthy[GREEN], what="the death is seen")
@@ -159,7 +159,7 @@ def test_candidate__dies_at_half_of_the_traffic__costs_few_requests(
 def test_replica__dies__leaves_its_slot_healthy(both: Stage) -> None:
     first, second = both.staff(GREEN, 2, "?trace=1")
     both.share(0)
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         wait_until(lambda: b"request" in second.log.read_bytes(), what="both are in use")
         first.end()
         clients.more(400)
@@ -172,7 +172,7 @@ def test_replicas__of_one_slot__share_its_requests(both: Stage) -> None:
     both.replicas[GREEN][0].end()
     first, second = both.staff(GREEN, 2, "?trace=1")
     both.share(0)
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         wait_until(lambda: all(b"request" in one.log.read_bytes() for one in (first, second)))
     assert clients.failed == 0, clients.answers
 
@@ -183,7 +183,7 @@ def test_proxy__restarted__keeps_the_split(both: Stage) -> None:
     both.start_proxy()
     assert both.data_plane.weights() == {BLUE: 35, GREEN: 65}
     wait_until(lambda: all(both.data_plane.read().healthy.values()))
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         clients.more(200)
     assert clients.failed == 0, clients.answers
     assert min(clients.answers["aa"], clients.answers["bb"]) > 20
@@ -193,7 +193,7 @@ def test_slot__without_a_process__is_covered_by_the_other(both: Stage) -> None:
     both.data_plane.connect(GREEN, ())
     both.share(0)
     wait_until(lambda: not both.data_plane.read().healthy[GREEN])
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         clients.more(50)
     assert set(clients.answers) == {"aa"}
 
@@ -201,7 +201,7 @@ def test_slot__without_a_process__is_covered_by_the_other(both: Stage) -> None:
 def test_testers__header_or_cookie__reach_the_candidate_uncounted(both: Stage) -> None:
     both.data_plane.apply(TrafficSplit({BLUE: 100}, testers=GREEN))
     before = both.data_plane.read()
-    with Traffickers(both.ports.listen, tester=True) as testers:
+    with TrafficClients(both.ports.listen, tester=True) as testers:
         testers.more(50)
     assert set(testers.answers) == {"bb"}
     with httpx.Client(trust_env=False, headers={"cookie": f"a=b; {TESTER_COOKIE}=candidate"}) as c:
@@ -226,7 +226,7 @@ def test_sticky__weight_rises__client_keeps_its_slot(both: Stage, jars: list[htt
     kept = [new for old, new in zip(named + cookies, after, strict=True) if old == "bb"]
     assert set(kept) == {"bb"}
     assert Counter(after)["bb"] > len(kept)
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         clients.more(50)
     assert clients.failed == 0, clients.answers
     both.data_plane.apply(sticky[0])
@@ -249,7 +249,7 @@ def test_shadow__copies__reach_only_the_candidate(both: Stage) -> None:
         both.staff(slot, 1, "?trace=1")
     both.data_plane.apply(shadowed)
     before = both.data_plane.read()
-    with Traffickers(both.ports.listen) as clients:
+    with TrafficClients(both.ports.listen) as clients:
         clients.more(100)
     assert set(clients.answers) == {"aa"}
     asked, copied = (both.replicas[slot][0].log for slot in Slot)

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from bento.packaging import build_bento
+from bundle.ports import free_ports
 from bundle.verify import VerifiedBundle, seal
 from rollout.client import deployments
 from rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec
-from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import story
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_stall]

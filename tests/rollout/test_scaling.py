@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.client import scaling as resizing
 from rollout.client.lifecycle import ensure_daemon
@@ -22,7 +23,6 @@ from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import DeploymentSettings, Outcome, Slot
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.fleet import replicas_of
-from rollout.drivers.local.ports import free_ports
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent

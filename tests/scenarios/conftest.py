@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bundle.ports import free_ports
 from examples.digits.story import replaced_environment
-from rollout.drivers.local.ports import free_ports
 from tests.support.mlctl import Mlctl
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 from pathlib import Path
@@ -12,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bundle.ports import free_ports
 from bundle.verify import verify
 from examples.digits.data import load_split
-from rollout.drivers.local.ports import free_ports
 from tests.scenarios.conftest import Shop
 
 pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
@@ -120,11 +119,9 @@ def test_chain__optimized_and_built_again__changes_nothing(shop: Shop, tmp_path:
     built = shop.mlctl.json("build", "digits", "--push", str(tmp_path / "out"))
     assert built["reused"]
     assert built["content_digest"] == shop.built["content_digest"]
-    folder = tmp_path / "out" / built["tag"].replace(":", "-")
-    assert built["pushed"]["reference"] == f"folder:{folder}"
-    listing = (folder / "listing.json").read_bytes()
-    assert built["pushed"]["archive_digest"] == hashlib.sha256(listing).hexdigest()
-    assert json.loads(listing)["digest"] == built["digest"]
+    assert built["pushed"]["reference"] == f"oci:{tmp_path / 'out'}#{built['tag']}"
+    listing = tmp_path / "out" / "blobs" / "sha256" / built["pushed"]["archive_digest"]
+    assert json.loads(listing.read_bytes())["digest"] == built["digest"]
 
 
 def test_pull__bundle__verifies(shop: Shop, tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ class Doors:
         plain = httpx.ASGITransport(self.front, raise_app_exceptions=False)
         async with (
             living(self.front),
-            listening(app, infer_protocol(inference)) as lean,
-            httpx.AsyncClient(base_url=lean.url) as over_lean,
+            listening(app, infer_protocol(inference)) as infer_server,
+            httpx.AsyncClient(base_url=infer_server.url) as over_http,
             httpx.AsyncClient(transport=plain, base_url="http://test") as over_asgi,
             grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
         ):
@@ -104,7 +104,7 @@ class Doors:
             infer = "/v2/models/tiny/infer"
             try:
                 yield {
-                    "lean": lambda: _post(over_lean, infer, BODY),
+                    "http": lambda: _post(over_http, infer, BODY),
                     "predict": lambda: _post(over_asgi, "/predict", {"x": [[1, 2, 3, 4]]}),
                     "grpc": lambda: _call(channel),
                 }
@@ -157,18 +157,15 @@ def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doors:
 
 # BentoML reads a field of pydantic in a way that is going to end.
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_fields':DeprecationWarning")
-def test_errors__of_each_kind__show_no_internals(doors: Doors) -> None:
-    async def main() -> None:
-        async with doors.open() as found:
-            for failure in failures():
-                doors.failure = failure
-                for door, ask in found.items():
-                    told = await ask()
-                    leak = _LEAK.search(told.text)
-                    assert leak is None, (door, failure, told.text)
-                    assert told.status == expected(door, failure), (door, failure, told)
-
-    asyncio.run(main())
+async def test_errors__of_each_kind__show_no_internals(doors: Doors) -> None:
+    async with doors.open() as found:
+        for failure in failures():
+            doors.failure = failure
+            for door, ask in found.items():
+                told = await ask()
+                leak = _LEAK.search(told.text)
+                assert leak is None, (door, failure, told.text)
+                assert told.status == expected(door, failure), (door, failure, told)
 
 
 def expected(door: str, failure: BaseException) -> str:

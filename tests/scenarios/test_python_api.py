@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from mlctl import Client
-from rollout.drivers.local.ports import free_ports
 from tests.scenarios.conftest import train_digits
 from tests.support.mlctl import Mlctl
 from tests.test_architecture import ROOT
@@ -31,8 +31,10 @@ def traffic(client: Client) -> Iterator[list[int]]:
     done, failed = threading.Event(), [0]
 
     def send() -> None:
-        while not done.wait(0.01):
-            if not client.ready():
+        ready = False
+        while not done.wait(0.01 if ready else 0.2):
+            ready = ready or client.ready()
+            if not ready:
                 continue
             try:
                 client.infer("digits", {"image": IMAGE})

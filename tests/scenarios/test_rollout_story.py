@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bundle.ports import free_ports
 from examples.digits.data import load_split
 from examples.digits.traffic import LoadThread, TrafficWindow, request_body
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from rollout.journal.predictions import PredictionStore
 from services.protocol.messages import methods

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -137,7 +138,7 @@ class Server:
         """So many gRPC connections, which have exchanged their settings."""
         server = GrpcServer(self._host, "127.0.0.1", 0)
         self._grpc.append(server)
-        window = {frames.Setting.INITIAL_WINDOW_SIZE: 1 << 20}
+        window = {frames.SettingId.INITIAL_WINDOW_SIZE: 1 << 20}
         hello = frames.PREFACE + frames.settings(window) + frames.window_update(0, 1 << 30)
         found: list[Link] = []
         for _ in range(count):
@@ -290,6 +291,43 @@ def test_calls__access_log__are_at_most_so_many_more(
     assert logged - bare <= more
 
 
+def files_of(kind: str, found: set[str]) -> Use:
+    """Collects the product's files whose functions one request calls, in all threads."""
+
+    async def use(server: Server) -> float:
+        links = await server.connect_grpc(1) if kind == "grpc" else server.connect(1)
+        make: Make = {"binary": binary, "text": text}.get(kind) or Caller(indexed=False).request
+        for number in range(3):
+            await ask(links, [make(number)])
+        found.clear()
+        await ask(links, [make(3)])
+        return float(len(found))
+
+    return use
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("binary", 23), ("text", 23), ("grpc", 26)])
+def test_files__one_request_from_bytes_to_bytes__are_at_most_so_many(
+    measure: Measure, kind: str, bound: int
+) -> None:
+    found: set[str] = set()
+    root = f"{Path(__file__).parents[2]}/"
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith((f"{root}services/", f"{root}bundle/")):
+            found.add(file)
+
+    # The model runs in a thread of its own.
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        assert measure(files_of(kind, found)) <= bound, sorted(found)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
 async def retained(server: Server) -> float:
     """The bytes that each answered request leaves behind."""
     connections = server.connect(8)
@@ -316,7 +354,7 @@ async def retained(server: Server) -> float:
     return (after - before) / count / len(connections)
 
 
-def test_an_answered_request_leaves_nothing_behind(measure: Measure) -> None:
+def test_memory__answered_request__is_released(measure: Measure) -> None:
     # Anything that is kept for each request is a pointer at least.
     assert measure(retained) < 8
 
@@ -340,11 +378,11 @@ async def peak(server: Server) -> float:
     return min(most)
 
 
-def test_a_request_takes_little_memory(measure: Measure) -> None:
+def test_memory__one_request__is_below_12_kib(measure: Measure) -> None:
     assert measure(peak) < 12 << 10
 
 
-def test_what_is_off_costs_a_look(measure: Measure) -> None:
+def test_calls__disabled_features__cost_at_most_four(measure: Measure) -> None:
     """Neither a token nor a log, a trace or a sample is asked for: four calls in all."""
     parts = [f"{os.sep}{folder}{os.sep}" for folder in ("observability", "security")]
     assert measure(calls_of("binary", 8, parts=[*parts, f"{os.sep}access.py"])) <= 4

@@ -97,98 +97,86 @@ async def serving(
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_memory_budget__lengths_declared_but_not_sent__answers_everybody_else(
+async def test_memory_budget__lengths_declared_but_not_sent__answers_everybody_else(
     shared_bundle: VerifiedBundle, protocol: str
 ) -> None:
-    async def main() -> None:
-        async with serving(shared_bundle) as (host, _, http, rpc):
-            if protocol == "http":
-                writers = await declare_over_http(http, host)
-                await answered(http, rpc)
-                for writer in writers:
-                    writer.close()
-            else:
-                raw = await declare_over_grpc(rpc, host)
-                await answered(http, rpc)
-                raw.close()
-
-    asyncio.run(main())
-
-
-def test_memory_budget__arrived_bytes_exceed_it__rejects_that_request_and_releases_it(
-    shared_bundle: VerifiedBundle,
-) -> None:
-    async def main() -> None:
-        async with serving(shared_bundle, max_inflight_bytes=1000) as (host, _, http, rpc):
-            reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
-            writer.write(request_head(5000) + bytes(900))
-            await until(lambda: host.inflight.used == 900)
-            raw = await Raw.open(rpc.port)
-            stream = raw.ask(head(), b"\0" + (5000).to_bytes(4, "big") + bytes(500))
-            assert (await raw.trailers(stream))[b"grpc-status"] == b"8"
-            assert host.inflight.used == 900
-            writer.write(bytes(101))
-            assert b" 503 " in await reader.readline()
-            assert host.inflight.used == 0
+    async with serving(shared_bundle) as (host, _, http, rpc):
+        if protocol == "http":
+            writers = await declare_over_http(http, host)
+            await answered(http, rpc)
+            for writer in writers:
+                writer.close()
+        else:
+            raw = await declare_over_grpc(rpc, host)
             await answered(http, rpc)
             raw.close()
-            writer.close()
-
-    asyncio.run(main())
 
 
-def test_memory_budget__compressed_body__is_charged_as_it_inflates(
+async def test_memory_budget__arrived_bytes_exceed_it__rejects_that_request_and_releases_it(
+    shared_bundle: VerifiedBundle,
+) -> None:
+    async with serving(shared_bundle, max_inflight_bytes=1000) as (host, _, http, rpc):
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        writer.write(request_head(5000) + bytes(900))
+        await until(lambda: host.inflight.used == 900)
+        raw = await Raw.open(rpc.port)
+        stream = raw.ask(head(), b"\0" + (5000).to_bytes(4, "big") + bytes(500))
+        assert (await raw.trailers(stream))[b"grpc-status"] == b"8"
+        assert host.inflight.used == 900
+        writer.write(bytes(101))
+        assert b" 503 " in await reader.readline()
+        assert host.inflight.used == 0
+        await answered(http, rpc)
+        raw.close()
+        writer.close()
+
+
+async def test_memory_budget__compressed_body__is_charged_as_it_inflates(
     shared_bundle: VerifiedBundle,
 ) -> None:
     body = gzip.compress(BODY + b" " * 2000)
     encoded = {"Content-Encoding": "gzip"}
 
-    async def main() -> None:
-        async with (
-            serving(shared_bundle, max_inflight_bytes=2000) as (host, _, http, _),
-            httpx.AsyncClient(base_url=http.url) as client,
-        ):
-            rejected = await client.post(PATH, content=body, headers=encoded)
-            assert (rejected.status_code, rejected.json()["code"]) == (503, "queue_full")
-            assert host.inflight.used == 0
-            host.inflight.limit = 3000
-            taken = await client.post(PATH, content=body, headers=encoded)
-            assert taken.status_code == 200, taken.text
-
-    asyncio.run(main())
+    async with (
+        serving(shared_bundle, max_inflight_bytes=2000) as (host, _, http, _),
+        httpx.AsyncClient(base_url=http.url) as client,
+    ):
+        rejected = await client.post(PATH, content=body, headers=encoded)
+        assert (rejected.status_code, rejected.json()["code"]) == (503, "queue_full")
+        assert host.inflight.used == 0
+        host.inflight.limit = 3000
+        taken = await client.post(PATH, content=body, headers=encoded)
+        assert taken.status_code == 200, taken.text
 
 
-def test_decoder__one_large_body_is_being_read__others_are_answered(
+async def test_decoder__one_large_body_is_being_read__others_are_answered(
     shared_bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = BODY[:-1] + b" " * (1 << 20) + b"}"
     encoded = {"Content-Encoding": "gzip"}
     reading, go_on = threading.Event(), threading.Event()
 
-    async def main() -> None:
-        async with (
-            serving(shared_bundle) as (_, inference, http, _),
-            httpx.AsyncClient(base_url=http.url) as client,
-        ):
-            codec: Any = inference._codec
-            decode = codec.decode
+    async with (
+        serving(shared_bundle) as (_, inference, http, _),
+        httpx.AsyncClient(base_url=http.url) as client,
+    ):
+        codec: Any = inference._codec
+        decode = codec.decode
 
-            def slow(body: bytes, length: int | None) -> Any:
-                if body == large:
-                    reading.set()
-                    assert go_on.wait(60)
-                return decode(body, length)
+        def slow(body: bytes, length: int | None) -> Any:
+            if body == large:
+                reading.set()
+                assert go_on.wait(60)
+            return decode(body, length)
 
-            monkeypatch.setattr(codec, "decode", slow)
-            first = asyncio.create_task(client.post(PATH, content=large))
-            await until(reading.is_set)
-            try:
-                async with asyncio.timeout(QUICK_SECONDS):
-                    small = gzip.compress(BODY)
-                    other = await client.post(PATH, content=small, headers=encoded)
-            finally:
-                go_on.set()
-            assert other.status_code == 200
-            assert (await first).status_code == 200
-
-    asyncio.run(main())
+        monkeypatch.setattr(codec, "decode", slow)
+        first = asyncio.create_task(client.post(PATH, content=large))
+        await until(reading.is_set)
+        try:
+            async with asyncio.timeout(QUICK_SECONDS):
+                small = gzip.compress(BODY)
+                other = await client.post(PATH, content=small, headers=encoded)
+        finally:
+            go_on.set()
+        assert other.status_code == 200
+        assert (await first).status_code == 200

@@ -36,7 +36,9 @@ def answer(shared_bundle: VerifiedBundle) -> np.ndarray:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_tritonclient_http(server: Server, answer: np.ndarray, binary: bool) -> None:
+def test_served__tritonclient_over_http__is_answered(
+    server: Server, answer: np.ndarray, binary: bool
+) -> None:
     client = triton_http.InferenceServerClient(f"127.0.0.1:{server.port}")
     tensor = triton_http.InferInput("x", [2, 4], "FP32")
     tensor.set_data_from_numpy(X, binary_data=binary)
@@ -50,7 +52,9 @@ def test_tritonclient_http(server: Server, answer: np.ndarray, binary: bool) -> 
     client.close()
 
 
-def test_tritonclient_grpc(server: Server, answer: np.ndarray, built: BuiltBento) -> None:
+def test_served__tritonclient_over_grpc__is_answered(
+    server: Server, answer: np.ndarray, built: BuiltBento
+) -> None:
     client = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
     tensor = triton_grpc.InferInput("x", [2, 4], "FP32")
     tensor.set_data_from_numpy(X)
@@ -65,7 +69,9 @@ def test_tritonclient_grpc(server: Server, answer: np.ndarray, built: BuiltBento
     client.close()
 
 
-def test_plain_json_on_both_apis(server: Server, answer: np.ndarray, built: BuiltBento) -> None:
+def test_served__plain_json__is_answered_by_both_apis(
+    server: Server, answer: np.ndarray, built: BuiltBento
+) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.tolist()}
     v2 = httpx.post(f"{server.url}{MODEL}/infer", json={"inputs": [tensor]})
     assert v2.json()["model_version"] == built.digest
@@ -74,7 +80,7 @@ def test_plain_json_on_both_apis(server: Server, answer: np.ndarray, built: Buil
     np.testing.assert_allclose(typed.json(), answer)
 
 
-def test_bentomls_own_client(server: Server, answer: np.ndarray) -> None:
+def test_served__bentomls_client__is_answered(server: Server, answer: np.ndarray) -> None:
     code = (
         "import bentoml, json, sys\n"
         f"with bentoml.SyncHTTPClient('{server.url}') as client:\n"
@@ -88,7 +94,7 @@ def test_bentomls_own_client(server: Server, answer: np.ndarray) -> None:
     np.testing.assert_allclose(np.array(httpx.Response(200, text=done.stdout).json()), answer)
 
 
-def test_v2_is_answered_by_our_application_before_bentomls(server: Server) -> None:
+def test_served__v2_paths__bypass_bentomls_application(server: Server) -> None:
     v2 = httpx.get(f"{server.url}{MODEL}")
     assert "x-bentoml-request-id" not in v2.headers
     assert "server" not in v2.headers
@@ -113,7 +119,7 @@ def test_v2_is_answered_by_our_application_before_bentomls(server: Server) -> No
         ("/predict", b" " * 100_001, 413),
     ],
 )
-def test_wrong_requests_are_the_callers_fault(
+def test_served__invalid_requests__have_their_status(
     server: Server, path: str, content: bytes, status: int
 ) -> None:
     headers = {"content-type": "application/json"}
@@ -126,7 +132,7 @@ def test_wrong_requests_are_the_callers_fault(
 @pytest.mark.parametrize(
     ("lanes", "status"), [(["high", "high"], 200), (["high", "normal"], 400), (["none"], 400)]
 )
-def test_a_lane_that_is_named_twice_is_the_same_to_all(
+def test_served__priority_header_twice__is_read_the_same_on_each_path(
     server: Server, lanes: list[str], status: int
 ) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.tolist()}
@@ -155,7 +161,7 @@ def test_a_lane_that_is_named_twice_is_the_same_to_all(
             call(message, metadata=headers)
 
 
-def test_metrics_are_beside_bentomls(server: Server) -> None:
+def test_served__metrics__include_ours_and_bentomls(server: Server) -> None:
     httpx.post(f"{server.url}/predict", json={"x": X.tolist()})
     text = httpx.get(f"{server.url}/metrics").text
     assert 'mlctl_requests_total{model="tiny",outcome="ok",protocol="predict"}' in text
@@ -166,7 +172,7 @@ def test_metrics_are_beside_bentomls(server: Server) -> None:
     assert "bentoml_service_request_total" in text
 
 
-def test_the_server_speaks_our_protocol(server: Server) -> None:
+def test_served__http_protocol__is_ours(server: Server) -> None:
     headers = {f"x-{number}": "1" for number in range(200)}  # uvicorn's own takes any number
     assert httpx.get(f"{server.url}/v2", headers=headers).status_code == 431
     tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.tolist()}

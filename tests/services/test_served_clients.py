@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import Any
 
@@ -41,29 +40,30 @@ def tensor(module: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("binary", [True, False])
-def test_http_asyncio(server: Server, built: BuiltBento, coding: str | None, binary: bool) -> None:
-    async def main() -> None:
-        async with HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-            found = await client.infer(
-                "tiny",
-                [tensor(HTTP, binary_data=binary)],
-                outputs=[HTTP.InferRequestedOutput("y", binary_data=binary)],
-                request_compression_algorithm=coding,
-                response_compression_algorithm=coding,
-            )
-            np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
-            assert (await client.get_model_metadata("tiny"))["versions"] == [built.digest]
-            (entry,) = await client.get_model_repository_index()
-            assert (entry["name"], entry["state"]) == ("tiny", "READY")
-            assert "model_repository" in (await client.get_server_metadata())["extensions"]
-            with pytest.raises(InferenceServerException, match="does not unload models"):
-                await client.unload_model("tiny")
-
-    asyncio.run(main())
+async def test_clients__tritonclient_http_asyncio__is_answered(
+    server: Server, built: BuiltBento, coding: str | None, binary: bool
+) -> None:
+    async with HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        found = await client.infer(
+            "tiny",
+            [tensor(HTTP, binary_data=binary)],
+            outputs=[HTTP.InferRequestedOutput("y", binary_data=binary)],
+            request_compression_algorithm=coding,
+            response_compression_algorithm=coding,
+        )
+        np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
+        assert (await client.get_model_metadata("tiny"))["versions"] == [built.digest]
+        (entry,) = await client.get_model_repository_index()
+        assert (entry["name"], entry["state"]) == ("tiny", "READY")
+        assert "model_repository" in (await client.get_server_metadata())["extensions"]
+        with pytest.raises(InferenceServerException, match="does not unload models"):
+            await client.unload_model("tiny")
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_http_sync_with_packed_bodies(server: Server, coding: str | None) -> None:
+def test_clients__tritonclient_http_with_compression__is_answered(
+    server: Server, coding: str | None
+) -> None:
     with HTTP.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         found = client.infer(
             "tiny",
@@ -75,20 +75,19 @@ def test_http_sync_with_packed_bodies(server: Server, coding: str | None) -> Non
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_grpc_asyncio(server: Server, coding: str | None) -> None:
-    async def main() -> None:
-        async with GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-            found = await client.infer("tiny", [tensor(GRPC)], compression_algorithm=coding)
-            np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
-            index = await client.get_model_repository_index()
-            assert [entry.state for entry in index.models] == ["READY"]
-            assert (await client.get_server_metadata()).name == "mlctl"
-            assert await client.is_server_live()
+async def test_clients__tritonclient_grpc_asyncio__is_answered(
+    server: Server, coding: str | None
+) -> None:
+    async with GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        found = await client.infer("tiny", [tensor(GRPC)], compression_algorithm=coding)
+        np.testing.assert_allclose(found.as_numpy("y"), expected(X), rtol=1e-5, atol=1e-5)
+        index = await client.get_model_repository_index()
+        assert [entry.state for entry in index.models] == ["READY"]
+        assert (await client.get_server_metadata()).name == "mlctl"
+        assert await client.is_server_live()
 
-    asyncio.run(main())
 
-
-def test_the_configuration_and_statistics_are_the_same_everywhere(
+def test_config_and_statistics__http_and_grpc__are_the_same(
     server: Server, built: BuiltBento
 ) -> None:
     max_rows = 32
@@ -124,33 +123,32 @@ def test_the_configuration_and_statistics_are_the_same_everywhere(
     assert int(success["ns"]) > before["inference_stats"]["success"]["ns"]
 
 
-def test_the_configuration_and_statistics_with_asyncio(server: Server) -> None:
-    async def main() -> None:
-        async with (
-            HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
-            GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc,
-        ):
-            plain = await http.get_model_config("tiny")
-            message = (await grpc.get_model_config("tiny")).config
-            assert plain["max_batch_size"] == message.max_batch_size == 32
-            (one,) = (await http.get_inference_statistics("tiny"))["model_stats"]
-            (other,) = (await grpc.get_inference_statistics()).model_stats
-            assert one["inference_count"] == other.inference_count
-            with pytest.raises(InferenceServerException, match="no model"):
-                await http.get_inference_statistics("another")
-            with pytest.raises(InferenceServerException, match="no model"):
-                await grpc.get_model_config("another")
-
-    asyncio.run(main())
+async def test_config_and_statistics__asyncio_clients__are_the_same(server: Server) -> None:
+    async with (
+        HTTP.aio.InferenceServerClient(f"127.0.0.1:{server.port}") as http,
+        GRPC.aio.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc,
+    ):
+        plain = await http.get_model_config("tiny")
+        message = (await grpc.get_model_config("tiny")).config
+        assert plain["max_batch_size"] == message.max_batch_size == 32
+        (one,) = (await http.get_inference_statistics("tiny"))["model_stats"]
+        (other,) = (await grpc.get_inference_statistics()).model_stats
+        assert one["inference_count"] == other.inference_count
+        with pytest.raises(InferenceServerException, match="no model"):
+            await http.get_inference_statistics("another")
+        with pytest.raises(InferenceServerException, match="no model"):
+            await grpc.get_model_config("another")
 
 
-def test_grpc_health(server: Server) -> None:
+def test_grpc_health__real_server__is_serving(server: Server) -> None:
     with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         found = stub(channel).Check(HealthCheckRequest(), timeout=20)
         assert found.status == HealthCheckResponse.SERVING
 
 
-def test_the_typed_service(server: Server, built: BuiltBento) -> None:
+def test_typed_service__real_server__is_reflected_and_answers(
+    server: Server, built: BuiltBento
+) -> None:
     with insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         service = "mlctl.models.tiny.v1.Predictor"

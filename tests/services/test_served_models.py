@@ -14,10 +14,10 @@ import pytest
 from bento.packaging import BuiltBento, build_bento
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
-from cli.provenance import ProvenanceSources, chain
 from loadtest.parity.online_paths import open_online
 from loadtest.parity.paths import Arrays
 from loadtest.target import Address
+from rollout.client.provenance import ProvenanceSources, chain
 from rollout.client.revisions import find_revision
 from services.runtime.bento_layout import combine_bundles, read_contents
 from services.runtime.bento_store import find_bento
@@ -73,7 +73,7 @@ def test_server__of_a_bento__imports_the_code_in_the_bento(
     assert {path for path in imported if not path.startswith(source)} == set()
 
 
-def test_each_model_answers_in_its_own_form(served: Server, shop: BuiltBento) -> None:
+def test_predict__each_model__answers_in_its_own_form(served: Server, shop: BuiltBento) -> None:
     with httpx.Client(base_url=served.url) as client:
         for path in ("/predict", "/predict/triple"):
             answer = client.post(path, json={"x": X.tolist()})
@@ -99,7 +99,7 @@ def test_each_model_answers_in_its_own_form(served: Server, shop: BuiltBento) ->
         assert f'mlctl_workers{{model="{model}"}} 1.0' in metrics
 
 
-def test_every_way_leads_to_the_model_that_is_meant(served: Server, shop: BuiltBento) -> None:
+def test_paths__each_model__are_answered_by_it(served: Server, shop: BuiltBento) -> None:
     asked: dict[str, tuple[Arrays, str, list[Any]]] = {
         "triple": ({"x": X}, "y", expected(X, scale=3.0).tolist()),
         "texts": ({"text": np.array([b"one", b"two three"], object)}, "total", [0.5, 2.5]),
@@ -115,7 +115,7 @@ def test_every_way_leads_to_the_model_that_is_meant(served: Server, shop: BuiltB
     assert not asked
 
 
-def test_a_deployment_knows_it_by_all_its_digests(shop: BuiltBento) -> None:
+def test_find_revision__several_models__has_all_digests(shop: BuiltBento) -> None:
     revision = find_revision(shop.tag)
     models = read_contents(shop.path / "src").bundles
     assert models[1].path(TRANSFORM_NAME).is_file()
@@ -124,7 +124,7 @@ def test_a_deployment_knows_it_by_all_its_digests(shop: BuiltBento) -> None:
     assert shop.tag == f"shop:{shop.digest[:12]}"
 
 
-def test_the_digest_of_one_leads_to_the_bento(shop: BuiltBento) -> None:
+def test_chain__digest_of_one_model__names_the_bento(shop: BuiltBento) -> None:
     bento = find_bento(shop.tag)
     models = read_contents(bento.source).bundles
     assert bento.digests == {each.manifest.name: each.digest for each in models}
@@ -135,7 +135,7 @@ def test_the_digest_of_one_leads_to_the_bento(shop: BuiltBento) -> None:
     assert found["source"]["uri"] == models[1].manifest.source.uri
 
 
-def test_a_batch_takes_one_of_them(shop: BuiltBento) -> None:
+def test_find_model__model_of_a_bento__is_found_by_name(shop: BuiltBento) -> None:
     for reference, name in {
         shop.tag: "triple", f"{shop.tag}/texts": "texts", "shop/texts": "texts",
         str(shop.path): "triple",

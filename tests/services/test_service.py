@@ -17,8 +17,8 @@ import uvicorn.config
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from bundle.verify import VerifiedBundle
-from rollout.drivers.local.ports import free_ports
 from services.online.grpc.http2.frames import ACK, HEADERS, PING, frame
 from services.online.grpc.http2.head import OK_TRAILERS
 from services.online.grpc.http2.hpack import encode
@@ -48,14 +48,16 @@ def seam(store_home: Path) -> Any:
         return importlib.import_module("services.online.server.seam")
 
 
-def test_the_variable_wins_over_the_folder_beside(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_find_bundles__variable_and_folder__variable_wins(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
     assert find_bundles(ServerSettings(bundle=bundle.root), tmp_path).digest == bundle.digest
     bundle.root.rename(tmp_path / "model")
     assert find_bundles(ServerSettings(bundle=None), tmp_path).digest == bundle.digest
 
 
 @pytest.mark.parametrize("written", [b"0" * 64, b"", b"\xff\xfe"])
-def test_the_bundle_beside_must_be_the_one_of_its_digest_file(
+def test_find_bundles__another_digest_beside__is_rejected(
     bundle: VerifiedBundle, tmp_path: Path, written: bytes
 ) -> None:
     model = bundle.root.rename(tmp_path / "model")
@@ -68,7 +70,7 @@ def test_the_bundle_beside_must_be_the_one_of_its_digest_file(
     assert find_bundles(ServerSettings(bundle=model), tmp_path).digest == bundle.digest
 
 
-def test_no_bundle_says_how_to_get_one(tmp_path: Path) -> None:
+def test_find_bundles__none__says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
         find_bundles(ServerSettings(bundle=None), tmp_path)
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
@@ -76,7 +78,9 @@ def test_no_bundle_says_how_to_get_one(tmp_path: Path) -> None:
     assert "MLCTL_BUNDLE" in caught.value.hint
 
 
-def test_predict_has_one_typed_argument_for_each_input(seam: Any, bundle: VerifiedBundle) -> None:
+def test_build_service__predict__has_a_typed_argument_per_input(
+    seam: Any, bundle: VerifiedBundle
+) -> None:
     service = seam.build_service(bundle, ServerSettings())
     assert service.name == "tiny"
     (route,) = service.schema()["routes"]
@@ -85,7 +89,7 @@ def test_predict_has_one_typed_argument_for_each_input(seam: Any, bundle: Verifi
     assert route["input"]["properties"]["x"]["dtype"] == "float32"
 
 
-def test_our_application_and_protocol_are_in_front(
+def test_build_service__asgi_application__has_ours_in_front(
     seam: Any, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = uvicorn.config.HTTP_PROTOCOLS["auto"]
@@ -102,7 +106,7 @@ def test_our_application_and_protocol_are_in_front(
     assert f"/v2/models/tiny/versions/{bundle.digest}/infer".encode() in protocol.handlers
 
 
-def test_a_stop_lets_grpc_calls_have_their_answers(
+def test_stop__grpc_call_in_flight__is_answered(
     seam: Any, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
@@ -142,7 +146,9 @@ def test_a_stop_lets_grpc_calls_have_their_answers(
     asyncio.run(main())
 
 
-def test_a_stop_answers_grpc_clients_that_go_on_asking(seam: Any, bundle: VerifiedBundle) -> None:
+def test_stop__grpc_client_continues__is_answered_until_the_goaway(
+    seam: Any, bundle: VerifiedBundle
+) -> None:
     """Until they know of it, whatever they ask is answered."""
     request = methods()["ModelInfer"].request(model_name="tiny")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
@@ -178,7 +184,7 @@ def test_a_stop_answers_grpc_clients_that_go_on_asking(seam: Any, bundle: Verifi
 
 
 @pytest.mark.slow
-def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> None:
+def test_import__no_bundle__exits_with_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import services.service"],
         cwd=ROOT,
@@ -193,7 +199,9 @@ def test_importing_without_a_bundle_exits_with_the_reason(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_importing_loads_neither_torch_nor_mlflow(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_import__service__loads_neither_torch_nor_mlflow(
+    bundle: VerifiedBundle, tmp_path: Path
+) -> None:
     code = "import sys, services.service; assert not {'torch', 'mlflow'} & set(sys.modules)"
     subprocess.run(
         [sys.executable, "-c", code],
@@ -203,7 +211,7 @@ def test_importing_loads_neither_torch_nor_mlflow(bundle: VerifiedBundle, tmp_pa
     )
 
 
-def test_the_reason_names_code_and_hint(seam: Any) -> None:
+def test_explain__each_error__has_code_and_hint(seam: Any) -> None:
     error = MlctlError(ErrorCode.FILE_ALTERED, "file 'a' is not the one")
     assert "file_altered" in seam.explain(error)
     assert error.hint in seam.explain(error)

@@ -49,7 +49,9 @@ def tensors(module: Any, dtype: Datatype, rows: int, **options: Any) -> list[Any
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("dtype", Datatype)
-def test_http(dtype: Datatype, binary: bool, rows: int) -> None:
+def test_tritonclient__http_each_datatype__is_read_and_answered(
+    dtype: Datatype, binary: bool, rows: int
+) -> None:
     binary = binary or dtype in BINARY_ONLY
     inputs = tensors(HTTP, dtype, rows, binary_data=binary)
     wanted = [
@@ -78,13 +80,13 @@ def test_http(dtype: Datatype, binary: bool, rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", Datatype)
-def test_http_by_default_asks_for_binary_answers(dtype: Datatype) -> None:
+def test_tritonclient__http_by_default__asks_for_binary_answers(dtype: Datatype) -> None:
     body, json_size = HTTP.InferenceServerClient.generate_request_body(tensors(HTTP, dtype, 1))
     codec = V2Codec("m", "v", signature(dtype))
     assert codec.decode(bytes(body), json_size).outputs == {"t": True, "u": True}
 
 
-def test_a_packed_request_is_what_it_was() -> None:
+def test_tritonclient__compressed_request__is_read_the_same() -> None:
     inputs = tensors(HTTP, Datatype.FP32, 3)
     body, json_size = HTTP.InferenceServerClient.generate_request_body(inputs)
     for coding in CODINGS:
@@ -95,7 +97,7 @@ def test_a_packed_request_is_what_it_was() -> None:
 
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("dtype", Datatype)
-def test_grpc(dtype: Datatype, rows: int) -> None:
+def test_tritonclient__grpc_each_datatype__is_read_and_answered(dtype: Datatype, rows: int) -> None:
     theirs: Any = triton_grpc_utils._get_inference_request(
         "m", tensors(GRPC, dtype, rows), "", "r", [GRPC.InferRequestedOutput("u")],
         0, False, False, 1, 5_000_000, None,

@@ -74,8 +74,13 @@ def send_grpc(channel: Any, text: str) -> Any:
 
 
 class Load:
-    """Closed-loop clients, four over HTTP and two over gRPC, for the time of a `with` block."""
+    """Clients, four over HTTP and two over gRPC, for the time of a `with` block.
 
+    Each sends its next request when the last was answered, and at most `RATE` a second: without a
+    limit they take both cores from the workers that start meanwhile.
+    """
+
+    RATE = 100.0
     clients = 6
 
     def __init__(self, server: Server) -> None:
@@ -102,7 +107,7 @@ class Load:
 
     def _http_client(self) -> None:
         with httpx.Client() as client:
-            while not self._stop.is_set():
+            while not self._stop.wait(1 / self.RATE):
                 try:
                     response = send_http(client, self._server, TEXT)
                 except httpx.TransportError as error:
@@ -115,7 +120,7 @@ class Load:
 
     def _grpc_client(self) -> None:
         with open_channel(self._server) as channel:
-            while not self._stop.is_set():
+            while not self._stop.wait(1 / self.RATE):
                 try:
                     send_grpc(channel, TEXT)
                     self.answers += 1

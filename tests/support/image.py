@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bento.containers.container import CONTAINERFILE
 from bento.containers.containerfile import USER
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _ENV = re.compile(r'^ENV ([A-Z_]+)="?(.*?)"?$', re.MULTILINE)

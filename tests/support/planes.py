@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,16 +20,14 @@ from typing import Self
 import grpc
 import httpx
 
+from bundle.ports import free_ports
 from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, Proxy, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
-from rollout.drivers.local.ports import free_ports
 from rollout.drivers.proxies import proxy_of
 from tests.support.wait import wait_until
 
 _FAKE_BENTO = Path(__file__).with_name("fake_bento.py")
-# Shared, because each client would read the system's certificates for itself.
-NO_TLS = ssl.create_default_context()
 _INFER = "/v2/models/tiny/infer"
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 TAGS = {Slot.BLUE: "tiny:aa", Slot.GREEN: "tiny:bb"}
@@ -137,22 +135,24 @@ def stage(directory: Path, tls: tuple[str, ...] = ()) -> Iterator[Stage]:
             made.end()
 
 
-class Traffickers:
-    """Clients that ask one after the other: over HTTP each its own kept connection, over gRPC one.
+class TrafficClients:
+    """Clients that send one request after the other: each its own HTTP connection, and one of gRPC.
 
-    `answers` counts who answered (the start of the digest), or what went wrong.
+    `answers` counts which revision answered (the start of its digest), or what went wrong.
     """
 
     def __init__(self, port: int, clients: int = 4, *, tester: bool = False) -> None:
         self._port = port
-        self._clients = clients
         self._headers = {TESTER_HEADER: TESTER_VALUE} if tester else {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._lock = threading.Lock()
+        loops = [self._send_http] * clients + [self._send_grpc]
+        self._threads = [threading.Thread(target=each) for each in loops]
         self.answers: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
@@ -162,7 +162,8 @@ class Traffickers:
         trace: TracebackType | None,
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def sent(self) -> int:
@@ -177,32 +178,33 @@ class Traffickers:
         wanted = self.sent + n
         wait_until(lambda: self.sent >= wanted, what=f"{n} more answers")
 
-    async def _run(self) -> None:
-        address = f"127.0.0.1:{self._port}"
-        async with grpc.aio.insecure_channel(address) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
-            http = (self._ask_http(f"http://{address}{_INFER}") for _ in range(self._clients))
-            await asyncio.gather(*http, self._ask_grpc(call))
+    def _count(self, answer: str) -> None:
+        with self._lock:
+            self.answers[answer] += 1
 
-    async def _ask_http(self, url: str) -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=30.0, verify=NO_TLS) as client:
+    def _send_http(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=30.0)
+        with contextlib.closing(connection):
             while not self._stop.is_set():
                 try:
-                    answer = await client.post(url, content=b"{}", headers=self._headers)
-                    good = answer.status_code == httpx.codes.OK
-                    told = answer.json()["model_version"][:2] if good else str(answer.status_code)
-                except httpx.HTTPError as error:
-                    told = repr(error)
-                self.answers[told] += 1
+                    connection.request("POST", _INFER, b"{}", self._headers)
+                    response = connection.getresponse()
+                    content = response.read()
+                except (OSError, HTTPException) as error:
+                    connection.close()  # the next request opens it again
+                    self._count(repr(error))
+                    continue
+                good = response.status == httpx.codes.OK
+                version = json.loads(content)["model_version"][:2] if good else ""
+                self._count(version or str(response.status))
 
-    async def _ask_grpc(self, call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]) -> None:
+    def _send_grpc(self) -> None:
         metadata = tuple(self._headers.items())
-        while not self._stop.is_set():
-            one = call(b"", timeout=30.0, metadata=metadata)
-            try:
-                await one
-                trailers = dict(await one.trailing_metadata())
-                told = str(trailers["digest"])[:2]
-            except grpc.aio.AioRpcError as error:
-                told = f"gRPC {error.code()} {error.details()}"
-            self.answers[told] += 1
+        with grpc.insecure_channel(f"127.0.0.1:{self._port}") as channel:  # type: ignore[no-untyped-call]
+            method = channel.unary_unary(_METHOD)
+            while not self._stop.is_set():
+                try:
+                    _, call = method.with_call(b"", timeout=30.0, metadata=metadata)
+                    self._count(str(dict(call.trailing_metadata())["digest"])[:2])
+                except grpc.RpcError as error:
+                    self._count(f"gRPC {error}")

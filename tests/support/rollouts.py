@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-import httpx
 
 from rollout.client import deployments
 from rollout.domain.process_ref import DAEMON, ProcessRef
@@ -109,14 +109,23 @@ def kill_daemon(name: str) -> ProcessRef:
 
 
 class Load:
-    """Clients that send requests one after the other until told to stop."""
+    """Clients that send requests one after the other until told to stop.
+
+    Each sends at most `RATE` a second: without a limit they take both cores from the processes
+    that they test, and from those of other tests.
+    """
+
+    RATE = 100.0
 
     def __init__(self, port: int, clients: int = 4, timeout: float = 30.0) -> None:
-        self._url = f"http://127.0.0.1:{port}/v2/models/tiny/infer"
-        self._timeout = timeout
+        self._connections = [
+            HTTPConnection("127.0.0.1", port, timeout=timeout) for _ in range(clients)
+        ]
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,)) for each in self._connections
+        ]
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run) for _ in range(clients)]
         self.answers: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -131,22 +140,28 @@ class Load:
         trace: TracebackType | None,
     ) -> None:
         self._stop.set()
-        for thread in self._threads:
+        for thread, connection in zip(self._threads, self._connections, strict=True):
             thread.join()
+            connection.close()
 
     @property
     def failed(self) -> int:
         return sum(n for answer, n in self.answers.items() if answer != "200")
 
-    def _run(self) -> None:
-        with httpx.Client(trust_env=False, timeout=self._timeout) as client:
-            while not self._stop.is_set():
-                answer = self._send(client)
-                with self._lock:
-                    self.answers[answer] += 1
+    def _run(self, connection: HTTPConnection) -> None:
+        due = time.monotonic()
+        while not self._stop.wait(max(0.0, due - time.monotonic())):
+            due = time.monotonic() + 1 / self.RATE
+            answer = self._send(connection)
+            with self._lock:
+                self.answers[answer] += 1
 
-    def _send(self, client: httpx.Client) -> str:
+    def _send(self, connection: HTTPConnection) -> str:
         try:
-            return str(client.post(self._url, content=b"{}").status_code)
-        except httpx.HTTPError as error:
+            connection.request("POST", "/v2/models/tiny/infer", b"{}")
+            response = connection.getresponse()
+            response.read()
+        except (OSError, HTTPException) as error:
+            connection.close()  # the next request opens it again
             return type(error).__name__
+        return str(response.status)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 

@@ -14,9 +14,13 @@ PATIENCE_SECONDS = 120.0
 def wait_until(
     predicate: Callable[[], object], timeout: float = PATIENCE_SECONDS, what: str = ""
 ) -> None:
-    """Poll `predicate` until it is true; AssertionError with `what` after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+    """Poll `predicate` until it is true; AssertionError with `what` after `timeout` seconds.
+
+    It polls less often the longer it waits: what it waits for needs the CPU time.
+    """
+    start = time.monotonic()
     while not predicate():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - start
+        if waited > timeout:
             raise AssertionError(f"not within {timeout:g} s: {what or predicate}")
-        time.sleep(0.02)
+        time.sleep(min(max(0.01, waited / 20), 0.1))

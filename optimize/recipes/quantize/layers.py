@@ -106,7 +106,7 @@ def _listed(operators: Collection[str]) -> str:
 
 
 def _copy_shared_weights(graph: Any) -> None:
-    """Give each Gemm its own weight: the library transposes it whoever else reads it."""
+    """Give each Gemm its own weight: the library transposes it although others read it."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     readers = Counter(name for node in graph.node for name in node.input)
     for number, node in enumerate(graph.node):

@@ -131,22 +131,22 @@ def keep_worst(
         missed = quality.words
         return quality.good
 
-    most = min(max(len(ranked) // 2, 1), len(ranked) - 1)
-    kept = smallest_good(most, good)
+    max_kept = min(max(len(ranked) // 2, 1), len(ranked) - 1)
+    kept = smallest_good(max_kept, good)
     if kept is None:
-        reason = f"; with {most} of {len(ranked)} layers in float: {missed}" if missed else ""
+        reason = f"; with {max_kept} of {len(ranked)} layers in float: {missed}" if missed else ""
         return (), f"no mostly quantized graph meets the goals{reason}"
     return tuple(ranked[:kept]), ""
 
 
-def smallest_good(most: int, good: Callable[[int], bool]) -> int | None:
-    """Return the smallest k from 1 to `most` that was found good; None if `most` is not.
+def smallest_good(max_kept: int, good: Callable[[int], bool]) -> int | None:
+    """Return the smallest k from 1 to `max_kept` that was found good; None if `max_kept` is not.
 
     The order need not be monotonic: the result itself was tried.
     """
-    if most < 1 or not good(most):
+    if max_kept < 1 or not good(max_kept):
         return None
-    low, high = 0, most
+    low, high = 0, max_kept
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if good(middle) else (middle, high)

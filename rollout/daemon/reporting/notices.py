@@ -65,7 +65,7 @@ def _summary(event: JournalEvent) -> tuple[str, str] | None:
     return None if summarize is None else summarize(event.body)
 
 
-def _what(body: Mapping[str, Any]) -> str:
+def _transition(body: Mapping[str, Any]) -> str:
     what = "rollback" if "reverts" in body else "rollout"
     return f"a {what} from {body['live']} to {body['candidate']}"
 
@@ -85,8 +85,8 @@ def _ended(body: Mapping[str, Any]) -> tuple[str, str]:
     return f"rollout.{kind}", words + _because(body)
 
 
-def _process(what: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
-    return lambda body: (f"process.{what}", f"{body['role']} {_PROCESS[what]}")
+def _process(event: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
+    return lambda body: (f"process.{event}", f"{body['role']} {_PROCESS[event]}")
 
 
 _PROCESS = {
@@ -95,7 +95,7 @@ _PROCESS = {
     "crash_loop": "fails again and again",
 }
 _WORDS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str] | None]] = {
-    "requested": lambda body: ("rollout.begun", f"{_what(body)} begins"),
+    "requested": lambda body: ("rollout.begun", f"{_transition(body)} begins"),
     "phase": _phase,
     "traffic_restored": lambda body: (
         "rollout.traffic_restored",

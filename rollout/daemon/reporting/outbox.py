@@ -38,7 +38,7 @@ class OutboxStopped(Exception):  # noqa: N818 - not a fault
     """The daemon stops; the next daemon repeats the delivery."""
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """A destination of a deployment's events. A delivery may happen twice."""
 
     @property
@@ -66,7 +66,7 @@ class Sink(Protocol):
 class Delivering:
     """Delivers to one sink of the deployment `name`."""
 
-    def __init__(self, name: str, sink: Sink, journal: Journal, clock: Clock) -> None:
+    def __init__(self, name: str, sink: EventSink, journal: Journal, clock: Clock) -> None:
         self._name = name
         self._sink = sink
         self._journal = journal
@@ -111,7 +111,7 @@ class Outbox:
     def __init__(
         self,
         name: str,
-        sinks: Sequence[Callable[[Journal, threading.Event], Sink]],
+        sinks: Sequence[Callable[[Journal, threading.Event], EventSink]],
         open_journal: Callable[[], Journal],
         clock: Clock,
     ) -> None:
@@ -140,7 +140,7 @@ class Outbox:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(self, open_sink: Callable[[Journal, threading.Event], Sink]) -> None:
+    def _run(self, open_sink: Callable[[Journal, threading.Event], EventSink]) -> None:
         while not self._stop.is_set():
             try:
                 self._deliver(open_sink)
@@ -150,7 +150,7 @@ class Outbox:
                 traceback.print_exc()
                 self._stop.wait(MAX_PAUSE)
 
-    def _deliver(self, open_sink: Callable[[Journal, threading.Event], Sink]) -> None:
+    def _deliver(self, open_sink: Callable[[Journal, threading.Event], EventSink]) -> None:
         with self._open_journal() as journal:
             sink = open_sink(journal, self._stop)
             delivering = Delivering(self._name, sink, journal, self._clock)

@@ -88,7 +88,7 @@ class _Run:
         self._journal = journal
         self._runs = runs
         self._sink = run_sink(rollout.id)
-        self._place = journal.delivery(rollout.deployment, self._sink)
+        self._cursor = journal.delivery(rollout.deployment, self._sink)
         self._series = Series(rollout)
         self._ref: RunRef | None = None
         self._waiting: list[SeriesPoint] = []
@@ -109,13 +109,13 @@ class _Run:
             self._runs.log(self._ref, samples)
             self._put(self._waiting[-1].seq)
             self._waiting = []
-        elif not self._place.body.get("run") or self._place.error:
-            self._put(self._place.seq)
+        elif not self._cursor.body.get("run") or self._cursor.error:
+            self._put(self._cursor.seq)
         if self._ended is not None:
             self._close(self._ref, self._ended)
 
     def note(self, error: str) -> None:
-        failed = replace(self._place, error=error)
+        failed = replace(self._cursor, error=error)
         self._journal.put_delivery(self._rollout.deployment, self._sink, failed)
 
     def _take(self, event: JournalEvent) -> None:
@@ -128,7 +128,7 @@ class _Run:
         self._keep(point)
 
     def _keep(self, point: SeriesPoint | None) -> None:
-        if point is not None and point.seq > self._place.seq:
+        if point is not None and point.seq > self._cursor.seq:
             self._waiting.append(point)
 
     def _begin(self) -> tuple[str, str, float, dict[str, str]]:
@@ -159,8 +159,8 @@ class _Run:
     def _put(self, seq: int, *, closed: bool = False) -> None:
         assert self._ref is not None
         body = {"experiment": self._ref.experiment, "run": self._ref.run, "closed": closed}
-        self._place = Delivery(seq, body=body)
-        self._journal.put_delivery(self._rollout.deployment, self._sink, self._place)
+        self._cursor = Delivery(seq, body=body)
+        self._journal.put_delivery(self._rollout.deployment, self._sink, self._cursor)
 
 
 def link(delivery: Delivery, tracking_uri: str | None) -> RunLink | None:

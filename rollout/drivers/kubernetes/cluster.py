@@ -86,13 +86,13 @@ class Cluster:
 
     def route(self, name: str) -> Json:
         """The HTTPRoute; DataPlaneRejected if there is none."""
-        with self._asking(f"HTTPRoute {self._where(name)}"):
+        with self._requesting(f"HTTPRoute {self._where(name)}"):
             found = self._client.get(_HttpRoute, name, namespace=self._reach.namespace)
         return _json(found)
 
     def patch_route(self, name: str, patch: Json) -> Json:
         """Merge `patch` into the HTTPRoute; ConflictError, DataPlaneRejected."""
-        with self._asking(f"HTTPRoute {self._where(name)}"):
+        with self._requesting(f"HTTPRoute {self._where(name)}"):
             found = self._client.patch(
                 _HttpRoute,
                 name,
@@ -105,7 +105,7 @@ class Cluster:
     def pods(self, service: str) -> tuple[Pod, ...]:
         """The endpoints of a Service, ready or not."""
         label: dict[str, Any] = {"kubernetes.io/service-name": service}
-        with self._asking(f"the EndpointSlices of Service {self._where(service)}"):
+        with self._requesting(f"the EndpointSlices of Service {self._where(service)}"):
             slices = list(
                 self._client.list(_EndpointSlice, namespace=self._reach.namespace, labels=label)
             )
@@ -136,9 +136,9 @@ class Cluster:
         return answer if len(answer.content) <= _LONGEST_ANSWER else None
 
     @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _requesting(self, target: str) -> Iterator[None]:
         try:
-            with _translate_errors(what):
+            with _translate_errors(target):
                 yield
         finally:
             self._progress()
@@ -176,18 +176,22 @@ def _pods_of(document: Json) -> Iterator[Pod]:
 
 
 @contextmanager
-def _translate_errors(what: str) -> Iterator[None]:
+def _translate_errors(target: str) -> Iterator[None]:
     """Translate the API server's rejections and failures to the errors of a data plane."""
     try:
         yield
     except ApiError as error:
         code = error.response.status_code
         if code == 409:
-            raise ConflictError(what) from error
+            raise ConflictError(target) from error
         if code == 404:
-            raise DataPlaneRejected(f"{what} does not exist") from error
+            raise DataPlaneRejected(f"{target} does not exist") from error
         if code in (400, 422):
-            raise DataPlaneRejected(f"the API server rejects {what}: {error}") from error
-        raise DataPlaneUnavailable(f"the API server answers {code} for {what}: {error}") from error
+            raise DataPlaneRejected(f"the API server rejects {target}: {error}") from error
+        raise DataPlaneUnavailable(
+            f"the API server answers {code} for {target}: {error}"
+        ) from error
     except (httpx2.HTTPError, ValueError) as error:
-        raise DataPlaneUnavailable(f"the API server does not answer for {what}: {error}") from error
+        raise DataPlaneUnavailable(
+            f"the API server does not answer for {target}: {error}"
+        ) from error

@@ -25,9 +25,9 @@ from rollout.drivers.local.fleet import replicas_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 
-MAX_HELD = 1024
+MAX_CONNECTIONS = 1024
 _POLL_SECONDS = 0.05
-_ASK_SECONDS = 1.0
+_READY_TIMEOUT = 1.0
 _FIRST_SECONDS = 10.0
 _CHUNK = 1 << 16
 _HEALTH = re.compile(rb"(GET|HEAD) /v2/health/ready[ ?]")
@@ -49,7 +49,7 @@ def activator_command(name: str, endpoint: Endpoint) -> list[str]:
 class HoldLimits:
     """The most connections held at once, and the seconds that each may wait."""
 
-    held: int = MAX_HELD
+    connections: int = MAX_CONNECTIONS
     seconds: float = 120.0
 
 
@@ -65,7 +65,7 @@ class Activator:
         self._wake = wake
         self._find = find
         self._limits = limits
-        self._held = 0
+        self._waiting = 0
         self._search: asyncio.Task[Endpoint] | None = None
 
     async def serve(self, endpoint: Endpoint, stop: asyncio.Event) -> None:
@@ -103,17 +103,17 @@ class Activator:
         port: Callable[[Endpoint], int],
     ) -> bool:
         """Hold, then connect both ends until one closes; False if no replica came in time."""
-        if self._held >= self._limits.held:
+        if self._waiting >= self._limits.connections:
             return False
-        self._held += 1
+        self._waiting += 1
         try:
             async with asyncio.timeout(self._limits.seconds):
                 upstream, downstream = await self._reach(port)
         except TimeoutError:
             return False
         finally:
-            self._held -= 1
-            if self._held == 0 and self._search is not None:
+            self._waiting -= 1
+            if self._waiting == 0 and self._search is not None:
                 self._search.cancel()  # no connection waits any more
         with _closing(downstream):
             downstream.write(begun)
@@ -158,7 +158,7 @@ async def find_ready(journal: Journal, name: str, client: httpx.AsyncClient) -> 
 
 
 def wake(journal: Journal, name: str) -> None:
-    """Request one replica if none is wanted."""
+    """Request one replica if the deployment is scaled to zero."""
     if journal.deployment(name).settings.replicas == 0:
         journal.resize(name, awake, "a request came")
 
@@ -193,7 +193,7 @@ async def run(name: str, endpoint: Endpoint) -> None:
     """Stand in for `name` until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    client = httpx.AsyncClient(timeout=_ASK_SECONDS, trust_env=False)
+    client = httpx.AsyncClient(timeout=_READY_TIMEOUT, trust_env=False)
     with Journal(paths.journal()) as journal:
         limits = HoldLimits(seconds=journal.deployment(name).settings.ready_seconds)
         async with client:

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 
 from bundle.home import bento_environment
+from bundle.ports import free_ports
 from bundle.tokens import authorization
 from rollout.domain.ports import ProcessState, RunningRevision
 from rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
 from rollout.drivers.local import logs, processes
-from rollout.drivers.local.ports import free_ports
 from rollout.drivers.local.samples import sample_folder
 
 GRPC_PORT = "MLCTL_GRPC_PORT"

@@ -70,19 +70,21 @@ def _numbered(log: Path, number: int) -> Path:
     return log.with_name(f"{log.name}.{number}")
 
 
-def roles(directory: Path, wanted: str | None = None) -> tuple[str, ...]:
-    """The roles that have a log, or those that `wanted` names: "blue" is all of blue's replicas.
+def roles(directory: Path, selected: str | None = None) -> tuple[str, ...]:
+    """The roles that have a log, or those that `selected` names: "blue" is all of blue's replicas.
 
     NOT_FOUND, with those that exist, if none does.
     """
     found = sorted(_role(log) for log in directory.glob(f"*{_SUFFIX}"))
-    named = [role for role in found if wanted is None or role.split("/")[0] == wanted.split("/")[0]]
-    if wanted is not None and "/" in wanted:
-        named = [role for role in named if role == wanted]
-    if wanted is not None and not named:
+    named = [
+        role for role in found if selected is None or role.split("/")[0] == selected.split("/")[0]
+    ]
+    if selected is not None and "/" in selected:
+        named = [role for role in named if role == selected]
+    if selected is not None and not named:
         names = ", ".join(found) or "none"
         raise MlctlError(
-            ErrorCode.NOT_FOUND, f"there is no log of {wanted!r}", f"There are: {names}."
+            ErrorCode.NOT_FOUND, f"there is no log of {selected!r}", f"There are: {names}."
         )
     return tuple(named)
 
@@ -106,15 +108,15 @@ def tail(directory: Path, role: str, count: int) -> list[LogLine]:
 class Follower:
     """What is appended to some logs from now on, or from the start of those that appear later."""
 
-    def __init__(self, directory: Path, wanted: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, directory: Path, roles: Callable[[], tuple[str, ...]]) -> None:
         self._directory = directory
-        self._wanted = wanted
-        self._read = {role: path(directory, role).stat().st_size for role in wanted()}
+        self._roles = roles
+        self._read = {role: path(directory, role).stat().st_size for role in roles()}
         self._partial: dict[str, str] = {}
 
     def read(self) -> Iterator[LogLine]:
         """The whole lines that came since the last call; one that is being written waits."""
-        for role in self._wanted():
+        for role in self._roles():
             log = path(self._directory, role)
             size, start = log.stat().st_size, self._read.get(role, 0)
             with log.open("rb") as file:

@@ -144,13 +144,13 @@ def _leader(ref: ProcessRef) -> psutil.Process | None:
         return None
 
 
-def _matching(wanted: Callable[[str], bool]) -> Iterator[psutil.Process]:
+def _matching(matches: Callable[[str], bool]) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
             token = process.environ().get(TOKEN_VARIABLE, "")
         except (psutil.NoSuchProcess, psutil.AccessDenied):  # another user's, or just gone
             continue
-        if token and wanted(token):
+        if token and matches(token):
             yield process
 
 

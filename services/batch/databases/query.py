@@ -24,7 +24,7 @@ from services.batch.databases.postgres import read_postgres
 from services.batch.databases.sqlite import read_sqlite
 from services.batch.filters import Filter
 from services.batch.locations import scheme_of, without_password
-from services.batch.units import Piece, Plan, Unit
+from services.batch.units import JobPlan, Piece, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,8 +92,8 @@ class QuerySource:
             "ranges": hashlib.sha256(ranges.encode()).hexdigest()[:16],
         }
 
-    def plan(self, columns: Sequence[str], condition: Filter | None) -> Plan:  # noqa: ARG002
-        return Plan(self._units)
+    def plan(self, columns: Sequence[str], condition: Filter | None) -> JobPlan:  # noqa: ARG002
+        return JobPlan(self._units)
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
         import pyarrow as pa

@@ -103,7 +103,7 @@ class Forecast:
         self._ended = 0.0
         # The time of the numbers below: requests of one loop tick arrive at the same time.
         self._computed = -inf
-        self._left = 0.0
+        self._running_seconds = 0.0
         self._longest = inf
         self._full = 0.0
 
@@ -150,12 +150,12 @@ class Forecast:
         The limit is `longest_wait`.
         """
         if now != self._computed:
-            self._computed, self._left = now, self._seconds_left(now)
+            self._computed, self._running_seconds = now, self._seconds_left(now)
             self._longest, self._full = self.longest_wait(), self._full_seconds
         rows, requests = self._queue.ahead_of(priority)
         if self._limits.joinable:
-            return self._left + rows // self._limits.max_rows * self._full, self._longest
-        return self._left + self._seconds_of(rows, requests, 0), self._longest
+            return self._running_seconds + rows // self._limits.max_rows * self._full, self._longest
+        return self._running_seconds + self._seconds_of(rows, requests, 0), self._longest
 
     def retry_after(self, now: float) -> float:
         """Return the predicted seconds until the current queue is drained."""
@@ -179,10 +179,10 @@ class Forecast:
             return inf
         if self._limits.joinable:
             fills = _ADMIT_SLACK * self._full_seconds / self._load.utilization
-            least = max(fills, _ADMIT_JOINED * self._costs.seconds(1))
+            longest = max(fills, _ADMIT_JOINED * self._costs.seconds(1))
         else:
-            least = _ADMIT_ALONE * self._full_seconds
-        return least * doubt
+            longest = _ADMIT_ALONE * self._full_seconds
+        return longest * doubt
 
     @property
     def _full_seconds(self) -> float:

@@ -21,12 +21,12 @@ from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import (
     ContinuousBatch,
     GenerationRequest,
-    Piece,
     Sequence,
     StepResult,
+    TokenPiece,
 )
 from services.generate.options import PROMPT, TEXT
-from services.generate.sampling import Sampling
+from services.generate.sampling import TokenSampling
 from services.online.batching.admission import Limits, QueueFullError, deadline_exceeded
 from services.online.batching.model_executor import (
     BatchMeter,
@@ -72,7 +72,7 @@ class TokenStream:
         self.last = now
         self.ended = False
         self._executor = executor
-        self._pieces: list[Piece] = []
+        self._pieces: list[TokenPiece] = []
         self._failure: MlctlError | None = None
         self._ready = asyncio.Event()
 
@@ -83,7 +83,7 @@ class TokenStream:
         assert self.first is not None
         return Timing(self.started - self.arrived, self.first - self.arrived)
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: TokenPiece) -> None:
         """Add a piece, the last one if it has a reason to finish."""
         self._pieces.append(piece)
         self.ended = piece.finish is not None
@@ -105,7 +105,7 @@ class TokenStream:
     def __aiter__(self) -> TokenStream:
         return self
 
-    async def __anext__(self) -> list[Piece]:
+    async def __anext__(self) -> list[TokenPiece]:
         while not self._pieces:
             if self._failure is not None:
                 raise self._failure
@@ -261,7 +261,7 @@ class GenerationExecutor(ModelExecutor):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"send one input {PROMPT!r}: BYTES of the shape [prompts]"
             )
-        greedy = Sampling(temperature=0)
+        greedy = TokenSampling(temperature=0)
         return [
             GenerationRequest(each, max(1, min(INFER_TOKENS, self.max_tokens - len(each))), greedy)
             for each in self.codec.encode_all(prompts)
@@ -356,7 +356,7 @@ class GenerationExecutor(ModelExecutor):
                     del self._streams[sequence]
         self._pump()
 
-    def _deliver(self, stream: TokenStream, piece: Piece, now: float) -> None:
+    def _deliver(self, stream: TokenStream, piece: TokenPiece, now: float) -> None:
         if stream.first is None:
             stream.first = now
             self._metrics.first_token(now - stream.arrived, len(stream.sequence.request.prompt))

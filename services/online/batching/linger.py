@@ -18,7 +18,7 @@ _TRIED = 16
 # Waiting pays if it gains this share of the maximum wait on average; less may be chance.
 _WORTH = 0.05
 # Below this the clock of an event loop is too coarse.
-_LEAST_SECONDS = 0.0005
+_MIN_SECONDS = 0.0005
 # The wait ends early after this share of the maximum wait without an arrival.
 _QUIET = 1 / 4
 
@@ -82,7 +82,7 @@ class LingerHeuristic:
         self._answered = 0
         more = expected - self._back
         patience = self._saved(rows, more) if more > 0 else 0.0
-        if patience < _LEAST_SECONDS:
+        if patience < _MIN_SECONDS:
             return
         if self._worth <= _WORTH and self._passed < _TRIED:
             self._passed += 1

@@ -41,7 +41,7 @@ class ModelThread:
         self._work.put(None)
 
     def _run(self) -> None:
-        _give_way()
+        _lower_priority()
         while (item := self._work.get()) is not None:
             work, done = item
             result: Any
@@ -54,7 +54,7 @@ class ModelThread:
                 self._loop.call_soon_threadsafe(done, result)
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Lower this thread's priority, on systems with priorities per thread."""
     if sys.platform != "linux":
         return

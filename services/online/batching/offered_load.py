@@ -14,11 +14,11 @@ from math import inf
 _WEIGHT = 1 / 4
 _LASTING_WEIGHT = 1 / 16
 # The count of one batch is clipped here: one batch after a pause never looks like overload.
-_MOST = 3.0
+_MAX_UTILIZATION = 3.0
 # Above this utilization overload is certain; below, with this lasting excess.
 _PLAIN = 1.5
 _EXCESS = 1 / 4
-_MOST_DOUBT = 16.0
+_MAX_DOUBT = 16.0
 
 
 class OfferedLoad:
@@ -41,8 +41,8 @@ class OfferedLoad:
             return 1.0
         excess = self._lasting - 1.0
         if excess <= 0:
-            return _MOST_DOUBT
-        return max(1.0, min(_MOST_DOUBT, (_EXCESS / excess) ** 3))
+            return _MAX_DOUBT
+        return max(1.0, min(_MAX_DOUBT, (_EXCESS / excess) ** 3))
 
     def offered(self, units: int) -> None:
         """Record rows (requests, if they are not joined) that arrived while a batch ran."""
@@ -58,7 +58,7 @@ class OfferedLoad:
         It lasted as long as `batches` full batches and is weighted by that: arrivals during a short
         batch say little about the average.
         """
-        self._count(min(_MOST, self._units / possible) if possible > 0 else 0.0, batches)
+        self._count(min(_MAX_UTILIZATION, self._units / possible) if possible > 0 else 0.0, batches)
         self._units = 0
 
     def _count(self, share: float, batches: float) -> None:

@@ -16,7 +16,7 @@ from services.online.batching.budget import Hold
 from services.online.batching.executor import Answer, Cancellable
 from services.online.grpc.http2.head import HEADERS, CallHead, Fields, make_trailers
 from services.online.grpc.http2.messages import PREFIX_BYTES
-from services.online.grpc.http2.outbox import Outbox
+from services.online.grpc.http2.outbox import SendQueue
 from services.online.grpc.infer_message import InferMessages
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.online.grpc.status import status_of, trailers
@@ -33,7 +33,7 @@ logger = logging.getLogger("mlctl.grpc")
 class InferConnection(Protocol):
     """The connection of an infer call."""
 
-    outbox: Outbox
+    outbox: SendQueue
 
     def over(self, call: InferCall) -> None:
         """Forget the call, which was answered."""

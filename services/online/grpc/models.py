@@ -67,22 +67,22 @@ class RequestContext:
     Both are the default model's until the message has been read.
     """
 
-    __slots__ = ("_begin", "model", "seen")
+    __slots__ = ("_begin", "model", "record")
 
     def __init__(self, models: GrpcModels, head: CallHead, size: int) -> None:
         self._begin = head, size
         self.model = models.default
-        self.seen: RequestRecord | None = self.model.calls.begin(head, size)
+        self.record: RequestRecord | None = self.model.calls.begin(head, size)
 
     def of(self, model: GrpcModel) -> GrpcModel:
         """Count the request for `model`, and return that."""
         if model is not self.model:
-            self.model, self.seen = model, model.calls.begin(*self._begin)
+            self.model, self.record = model, model.calls.begin(*self._begin)
         return model
 
     def ended(self, failure: BaseException | None) -> None:
         """Report the end of a request that has no answer of its own."""
-        self.model.calls.ended(self.seen, failure)
+        self.model.calls.ended(self.record, failure)
 
     def count(self, failure: BaseException | None) -> None:
         """Count the request by its outcome."""

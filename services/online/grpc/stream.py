@@ -61,7 +61,7 @@ class StreamInfer:
             raise
         except Exception as error:  # noqa: BLE001 - it is logged and sent
             failure = self._public(error)
-            await call.write(self._refusal(failure, context.model, request.id))
+            await call.write(self._rejection(failure, context.model, request.id))
         finally:
             context.count(failure)
             context.ended(failure)
@@ -79,7 +79,7 @@ class StreamInfer:
             final = model.codec.encode_final(self._response, decoded.id)
             await call.write(self._method.response(infer_response=final))
 
-    def _refusal(self, failure: MlctlError, model: GrpcModel, request_id: str) -> Any:
+    def _rejection(self, failure: MlctlError, model: GrpcModel, request_id: str) -> Any:
         """Return the error where Triton's clients read it, with its code and the request's id."""
         response = model.codec.encode_final(self._response, request_id)
         response.parameters[CODE].string_param = failure.code.value

@@ -28,6 +28,6 @@ def is_probe(method: str) -> bool:
     return method in _PROBES
 
 
-def message_limit(method: str, most: int) -> int:
-    """Return the limit of a message of `method` in bytes; `most` is that of other methods."""
-    return min(_PROBE_BYTES, most) if is_probe(method) else most
+def message_limit(method: str, max_bytes: int) -> int:
+    """Return the limit of a message of `method` in bytes; `max_bytes` is that of other methods."""
+    return min(_PROBE_BYTES, max_bytes) if is_probe(method) else max_bytes

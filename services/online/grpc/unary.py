@@ -42,7 +42,7 @@ async def ask(
     encode: Callable[[Answer], Any],
 ) -> Any:
     """Return the response to `request`, which took `parse` seconds to parse."""
-    host, seen = model.host, context.seen
+    host, seen = model.host, context.record
     limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
     priority = lane_of(call) or request.priority
     answer = await host.ask(request, min(limits, default=None), priority)

@@ -143,14 +143,14 @@ class V2App:
         """Reject what the HTTP protocol leaves: another method, or a model that is not here."""
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.observe(headers, request_id)
+        record = inference.observe(headers, request_id)
         error = _no_such_path()
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
         except MlctlError as found:
             error = found
-        response = inference.reject(error, request_id, seen)
+        response = inference.reject(error, request_id, record)
         close_if_expecting(headers, response)
         await send_response(send, response)
 
@@ -159,19 +159,19 @@ class V2App:
     ) -> None:
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
-        seen = inference.observe(headers, request_id)
+        record = inference.observe(headers, request_id)
         events = EventWriter(send, request_id)
         try:
             _require_method(scope, "POST")
             self._require_path(parts)
-            await _stream(inference, headers, events, receive, seen)
-            inference.report(seen)
+            await _stream(inference, headers, events, receive, record)
+            inference.report(record)
         except (GoneError, asyncio.CancelledError) as error:
-            inference.disconnected(seen)
+            inference.disconnected(record)
             if not isinstance(error, GoneError):
                 raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = inference.reject(error, request_id, seen)
+            response = inference.reject(error, request_id, record)
             if events.started:
                 await events.end(b"error", response.body)
             else:
@@ -197,11 +197,11 @@ async def _stream(
     headers: Mapping[bytes, bytes],
     events: EventWriter,
     receive: Receive,
-    seen: RequestRecord | None,
+    record: RequestRecord | None,
 ) -> None:
     deadline = asyncio.get_running_loop().time() + inference.seconds
     with PendingRequest(inference.inflight) as pending:
-        pending.record = seen
+        pending.record = record
         inference.read_headers(pending, headers)
         body = await read_in_time(receive, inference, pending, deadline)
         streamed = await inference.submit_stream(pending, body)

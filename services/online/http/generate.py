@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.generate.engine import GenerationRequest, Piece
+from services.generate.engine import GenerationRequest, TokenPiece
 from services.generate.requests import (
     ChatRequest,
     CompletionRequest,
@@ -75,11 +75,11 @@ class CompletionAnswer:
         self._counts_tokens = counts_tokens
         self._head = self._make_head()
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[TokenPiece]) -> dict[str, Any]:
         """Return the document of a whole answer."""
         return {**self._head, "choices": [self._choice(pieces)], "usage": self._usage()}
 
-    def events(self, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+    def events(self, pieces: Sequence[TokenPiece]) -> Iterator[dict[str, Any]]:
         """Yield the documents of events for the next `pieces`."""
         for piece in pieces:
             if piece.text or piece.finish or piece.logprobs:
@@ -98,7 +98,7 @@ class CompletionAnswer:
             "model": self.model.name,
         }
 
-    def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _choice(self, pieces: Sequence[TokenPiece]) -> dict[str, Any]:
         tokens = None if self.request.logprobs is None else self._logprobs(pieces)
         return {
             "index": 0,
@@ -121,7 +121,7 @@ class CompletionAnswer:
             "text_offset": [],
         }
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    def _logprobs(self, pieces: Sequence[TokenPiece]) -> list[dict[str, Any]]:
         """Return OpenAI's description of the tokens' probabilities."""
 
         def describe(token: int, logprob: float) -> dict[str, Any]:
@@ -168,10 +168,10 @@ class ChatAnswer(CompletionAnswer):
 class V2Answer(CompletionAnswer):
     """An answer of the V2 `generate` calls."""
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[TokenPiece]) -> dict[str, Any]:
         return {**self._head, "text_output": _text(pieces)}
 
-    def events(self, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+    def events(self, pieces: Sequence[TokenPiece]) -> Iterator[dict[str, Any]]:
         return ({**self._head, "text_output": piece.text} for piece in pieces if piece.text)
 
     def _make_head(self) -> dict[str, Any]:
@@ -316,7 +316,7 @@ async def _send(
         stream.close()
 
 
-def _text(pieces: Sequence[Piece]) -> str:
+def _text(pieces: Sequence[TokenPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 

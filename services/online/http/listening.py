@@ -16,13 +16,13 @@ from itertools import islice
 from typing import Any, Protocol
 
 # Connections with TLS that are accepted per tick.
-_TURN = 16
+_MAX_CLIENTS = 16
 # The pause before the next try at the limit of open files.
 _BREATH_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 10.0
 # The time that unfinished handshakes get at the end.
 _GRACE_SECONDS = 1.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 logger = logging.getLogger("mlctl.listening")
 
 
@@ -107,7 +107,7 @@ class Listening(asyncio.AbstractServer):
             for task in self._coming:
                 task.cancel()
         while any(guest in guest.connections for guest in self._late):  # noqa: ASYNC110 - no event
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _watch(self) -> None:
         if not self._closed:
@@ -115,7 +115,7 @@ class Listening(asyncio.AbstractServer):
 
     def _on_readable(self) -> None:
         try:
-            for client in islice(self._waiting(), _TURN):
+            for client in islice(self._waiting(), _MAX_CLIENTS):
                 self._let_in(client)
         except OSError:
             logger.exception("no connection can be accepted")

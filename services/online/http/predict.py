@@ -279,7 +279,7 @@ def make_predict(model: ServedModel, route: str = ROUTE) -> Any:
     signature = inspect.Signature(parameters, return_annotation=output)
     predict.__signature__ = signature  # type: ignore[attr-defined]
     predict.__annotations__ = {**types, "return": output}
-    predict.__doc__ = f"Ask model {model.name} (digest {model.digest})."
+    predict.__doc__ = f"Score with model {model.name} (digest {model.digest})."
     return bentoml.api(route=route)(predict)
 
 

@@ -9,7 +9,7 @@ from bundle.manifest import GOLDEN_NAME
 from services.generate.engine import ContinuousBatch, GenerationRequest, complete
 from services.generate.loading import open_engine
 from services.generate.options import PROMPT, TEXT
-from services.generate.sampling import Sampling
+from services.generate.sampling import TokenSampling
 from services.generate.text import TextCodec
 from services.online.batching.admission import Limits
 from services.online.batching.generation import GenerationExecutor, TokenStream
@@ -101,7 +101,7 @@ class ServedGenerator(ServedModel):
             tokens = batch.codec.encode(prompt.decode())
             answer = batch.codec.encode(text.decode(), special=False)
             if len(tokens) + len(answer) < batch.max_tokens:
-                greedy = Sampling(temperature=0)
+                greedy = TokenSampling(temperature=0)
                 requests.append(GenerationRequest(tuple(tokens), max(1, len(answer)), greedy))
                 expected.append(text.decode())
         answers = [answer.text for answer in complete(batch, requests)]

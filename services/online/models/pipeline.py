@@ -135,8 +135,8 @@ class ServedPipeline(ServedModel):
             try:
                 if left <= 0:
                     raise deadline_exceeded()
-                given = self._pipeline.gather(stage.name, stage.signature, inputs, made)
-                answer = await stage.infer(given, left, priority)
+                stage_inputs = self._pipeline.gather(stage.name, stage.signature, inputs, made)
+                answer = await stage.infer(stage_inputs, left, priority)
             except MlctlError as error:
                 raise with_stage(error, stage.name) from error
             made[stage.name] = answer.outputs
@@ -146,10 +146,10 @@ class ServedPipeline(ServedModel):
 
     def _check(self, inputs: Arrays) -> None:
         """Raise INVALID_INPUT for what a later stage would reject after others have run."""
-        wanted = {spec.name: spec for spec in self.signature.inputs}
-        if inputs.keys() != wanted.keys():
-            names, given = ", ".join(map(repr, wanted)), ", ".join(map(repr, sorted(inputs)))
-            raise invalid(f"the inputs are {given or 'missing'}, expected {names}")
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        if inputs.keys() != specs.keys():
+            names, stage_inputs = ", ".join(map(repr, specs)), ", ".join(map(repr, sorted(inputs)))
+            raise invalid(f"the inputs are {stage_inputs or 'missing'}, expected {names}")
         if not self.signature.batched:
             return
         rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}

@@ -87,7 +87,7 @@ class PrecomputedLookup:
         _check_rows(request)
         loop = asyncio.get_running_loop()
         if not self._finder.quick:
-            return self._open(self._look(request, timeout, priority))
+            return self._open(self._look_up(request, timeout, priority))
         start = perf_counter()
         found = self._fresh(self._finder.find(request.keys))
         seconds = perf_counter() - start
@@ -110,7 +110,7 @@ class PrecomputedLookup:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _look(self, request: InferRequest, limit: float, priority: Priority) -> Answer:
+    async def _look_up(self, request: InferRequest, limit: float, priority: Priority) -> Answer:
         start = perf_counter()
         found = self._fresh(await self._finder.find_on_thread(request.keys))
         seconds = perf_counter() - start

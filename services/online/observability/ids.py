@@ -16,10 +16,10 @@ class RequestIds:
         self._process = b"%x-" % int.from_bytes(os.urandom(6))
         self._numbers = count()
 
-    def of(self, given: bytes | None) -> bytes:
-        """Return `given` if it has 1 to 128 printable characters without spaces, else a new id."""
-        if given is not None and _FIT.fullmatch(given):
-            return given
+    def of(self, client_id: bytes | None) -> bytes:
+        """Return `client_id` if it has 1 to 128 visible characters, else a new id."""
+        if client_id is not None and _FIT.fullmatch(client_id):
+            return client_id
         return self.make()
 
     def make(self) -> bytes:

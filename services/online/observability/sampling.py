@@ -1,8 +1,8 @@
 """Which requests are recorded, and when what was recorded goes to disk.
 
-Settings say it, or a control file while it exists: a running server, with all its workers,
-can so be told to record, how much, and until when. The selection is `bundle.sampling.chosen`,
-so two servers that get the same requests record the same ones.
+Settings say it, or a control file while it exists, which changes the share and its end for all
+workers of a running server. The selection is `bundle.sampling.is_sampled`, so two servers that
+get the same requests record the same ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SamplingControl:
 
     def poll(self, now: float) -> Sampling:
         """What to record at Unix time `now`; nothing, while the file cannot be understood."""
-        mark = self._look()
+        mark = self._read_mark()
         if mark != self._mark:
             self._mark = mark
             self._current = self._settings if mark is None else self._read()
@@ -55,7 +55,7 @@ class SamplingControl:
             return replace(current, share=0.0)
         return current
 
-    def _look(self) -> tuple[int, ...] | None:
+    def _read_mark(self) -> tuple[int, ...] | None:
         """What changes whenever the file does; None if there is none."""
         if self._path is None:
             return None

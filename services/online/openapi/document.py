@@ -145,27 +145,34 @@ def _infer(model: ApiModel, named: str, kind: str) -> Schema:
         },
         "content": _json(f"{kind}Response") | {"application/octet-stream": {}},
     }
-    made = _operation(f"{named}Infer", f"Ask model {model.name}", "Error", *_ASKING)
+    made = _operation(f"{named}Infer", f"Score with model {model.name}", "Error", *_INFER_ERRORS)
     made["responses"]["200"] = answer
     return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
 
 
 def _predict(model: ApiModel, label: str, kind: str) -> Schema:
     made = _operation(
-        f"{label}Predict", f"Score rows of a table with model {model.name}", "Error", *_ASKING
+        f"{label}Predict", f"Score rows of a table with model {model.name}", "Error", *_INFER_ERRORS
     )
-    what = "A list with a value for each row; an object of such lists if there are several outputs."
-    made["responses"]["200"] = {"description": what, "content": {"application/json": {}}}
+    description = (
+        "A list with a value for each row; an object of such lists if there are several outputs."
+    )
+    made["responses"]["200"] = {"description": description, "content": {"application/json": {}}}
     return {**made, "requestBody": {"required": True, "content": _json(f"{kind}Rows")}}
 
 
 def _stream(model: ApiModel, named: str, kind: str) -> Schema:
     made = _operation(
-        f"{named}InferStream", f"Ask model {model.name} for its answer in pieces", "Error", *_ASKING
+        f"{named}InferStream",
+        f"Stream the answer of model {model.name}",
+        "Error",
+        *_INFER_ERRORS,
     )
     events = {"text/event-stream": {"schema": _event(kind)}}
-    what = "Events, each with one piece as the JSON of a response; the last is `end` or `error`."
-    made["responses"]["200"] = {"description": what, "content": events}
+    description = (
+        "Events, each with one piece as the JSON of a response; the last is `end` or `error`."
+    )
+    made["responses"]["200"] = {"description": description, "content": events}
     return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
 
 
@@ -182,7 +189,7 @@ def _event(kind: str) -> Schema:
     }
 
 
-_ASKING = (400, 404, 413, 415, 503, 504)
+_INFER_ERRORS = (400, 404, 413, 415, 503, 504)
 
 
 def _body(model: ApiModel, kind: str) -> Schema:
@@ -194,8 +201,8 @@ def _body(model: ApiModel, kind: str) -> Schema:
 
 
 def _headers() -> list[Schema]:
-    def header(name: str, schema: Schema, what: str) -> Schema:
-        return {"name": name, "in": "header", "schema": schema, "description": what}
+    def header(name: str, schema: Schema, description: str) -> Schema:
+        return {"name": name, "in": "header", "schema": schema, "description": description}
 
     return [
         header(
@@ -214,13 +221,13 @@ def _headers() -> list[Schema]:
 
 def _version(model: ApiModel) -> Schema:
     schema: Schema = {"type": "string", "minLength": 1, "examples": [model.digest]}
-    what = "The digest of the model; another one is not found."
+    description = "The digest of the model; another one is not found."
     return {
         "name": "version",
         "in": "path",
         "required": True,
         "schema": schema,
-        "description": what,
+        "description": description,
     }
 
 

@@ -35,7 +35,7 @@ def exposure(
         return f"Warning: {host} is reachable from other machines, without authentication."
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
-        f"{host} is reachable from other machines, and callers are not asked who they are",
-        "Ask for a token (MLCTL_TOKEN_FILE) or for certificates (--tls-client-ca), or say that it "
-        "is meant with --insecure.",
+        f"{host} is reachable from other machines, and callers need no token",
+        "Require a token (MLCTL_TOKEN_FILE) or certificates (--tls-client-ca), or allow it with "
+        "--insecure.",
     )

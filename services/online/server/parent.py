@@ -39,15 +39,15 @@ class ParentWatch:
         self._end = end
         self._interval = interval
         self._born_to = born_to
-        self._timer = self._loop.call_later(interval, self._look)
+        self._timer = self._loop.call_later(interval, self._check)
 
     def stop(self) -> None:
         """Look no more."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._parent() == self._born_to:
-            self._timer = self._loop.call_later(self._interval, self._look)
+            self._timer = self._loop.call_later(self._interval, self._check)
             return
         logger.critical("the supervisor is gone; this worker answers what is open and ends")
         self._end()

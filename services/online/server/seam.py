@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import bentoml
 
-from bundle.error_table import ERROR_TABLE
-from bundle.errors import ErrorCode, MlctlError
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import App, Message, V2App

@@ -54,7 +54,7 @@ def parse_map(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def find_feeds(
     schema: pa.Schema,
     signature: Signature,
-    wanted: Mapping[str, tuple[str, ...]],
+    mapped: Mapping[str, tuple[str, ...]],
     optional: Container[str] = (),
 ) -> tuple[InputColumns, ...]:
     """Return the columns of each input; INVALID_INPUT lists the columns, and how to map them.
@@ -62,13 +62,13 @@ def find_feeds(
     Without `--map` an input is the column of its name, or else columns NAME_0, NAME_1...; the
     only input may be called `x` or `inputs` as well. Inputs in `optional` may lack values.
     """
-    known = {spec.name for spec in signature.inputs}
-    if unknown := sorted(wanted.keys() - known):
+    names = {spec.name for spec in signature.inputs}
+    if unknown := sorted(mapped.keys() - names):
         raise _mapping_error(f"the model has no input {unknown[0]!r}", schema, signature)
     feeds = []
     for spec in signature.inputs:
-        if spec.name in wanted:
-            columns = _expanded(wanted[spec.name], schema, signature)
+        if spec.name in mapped:
+            columns = _expanded(mapped[spec.name], schema, signature)
         else:
             columns = _by_name(spec, schema, signature)
         feed = InputColumns(spec, columns, spec.name in optional)

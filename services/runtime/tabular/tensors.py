@@ -237,8 +237,8 @@ def _values(
     if feed.spec.dtype is Datatype.BYTES:
         return _texts(column)
     values, wrong = _numbers(column, _dtype(feed.spec))
-    for index, told in wrong.items():
-        reasons.setdefault(int(rows[index // width]), f"column {name!r}: {told}")
+    for index, reason in wrong.items():
+        reasons.setdefault(int(rows[index // width]), f"column {name!r}: {reason}")
     return values
 
 
@@ -264,22 +264,22 @@ def _texts(column: Any) -> np.ndarray:
     return found
 
 
-def _numbers(column: Any, wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
-    """The column's values as numbers of `wanted`, and by index why some are none."""
+def _numbers(column: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
+    """The column's values as numbers of `dtype`, and by index why some are none."""
     import pyarrow as pa
     from pyarrow import types
 
     plain = (types.is_integer, types.is_floating, types.is_boolean)
     if types.is_null(column.type):
-        return np.zeros(len(column), wanted), {}
+        return np.zeros(len(column), dtype), {}
     if not any(test(column.type) for test in plain):
-        column = _cast_whole(column, wanted)
+        column = _cast_whole(column, dtype)
         if not any(test(column.type) for test in plain):
-            return _parsed(column.to_pylist(), wanted)
+            return _parsed(column.to_pylist(), dtype)
     if column.null_count:
         column = column.fill_null(pa.scalar(0).cast(column.type))
     values = _memory(column)
-    return (values, {}) if values.dtype == wanted else _converted(values, wanted)
+    return (values, {}) if values.dtype == dtype else _converted(values, dtype)
 
 
 def _memory(column: Any) -> np.ndarray:
@@ -300,7 +300,7 @@ def _memory(column: Any) -> np.ndarray:
     return values
 
 
-def _cast_whole(column: Any, wanted: np.dtype[Any]) -> Any:
+def _cast_whole(column: Any, dtype: np.dtype[Any]) -> Any:
     """Convert text to numbers if all of it is numeric: ten times faster than one by one."""
     import pyarrow as pa
 
@@ -308,44 +308,44 @@ def _cast_whole(column: Any, wanted: np.dtype[Any]) -> Any:
         return column
     try:
         # Via float64, so that a value that is too large for its datatype is detected.
-        return column.cast(pa.float64() if wanted.kind == "f" else pa.from_numpy_dtype(wanted))
+        return column.cast(pa.float64() if dtype.kind == "f" else pa.from_numpy_dtype(dtype))
     except pa.ArrowInvalid:
         return column
 
 
-def _converted(values: np.ndarray, wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
+def _converted(values: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
     with np.errstate(all="ignore"):
-        made = values.astype(wanted)
-        if wanted.kind == "f":
+        made = values.astype(dtype)
+        if dtype.kind == "f":
             bad = np.isinf(made) & np.isfinite(values)
         else:
             # Convert there and back: a value that changed does not fit.
             bad = (made.astype(values.dtype) != values) | ((made < 0) != (values < 0))
-    problem = f"is not a value of {wanted.name}"
+    problem = f"is not a value of {dtype.name}"
     return made, {i: f"{values[i]!s} {problem}" for i in np.flatnonzero(bad).tolist()}
 
 
-def _parsed(values: Sequence[object], wanted: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
+def _parsed(values: Sequence[object], dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
     """Parse strings, booleans and decimals one by one."""
-    made = np.zeros(len(values), wanted)
+    made = np.zeros(len(values), dtype)
     wrong: Reasons = {}
     for index, value in enumerate(values):
         if value is None:
             continue
         try:
-            number = _number(value, wanted)
+            number = _number(value, dtype)
             made[index] = number
         except (ValueError, OverflowError):
-            wrong[index] = f"{str(value)[:60]!r} is not a value of {wanted.name}"
+            wrong[index] = f"{str(value)[:60]!r} is not a value of {dtype.name}"
             continue
-        if wanted.kind == "f" and math.isinf(made[index]) and math.isfinite(number):
-            wrong[index] = f"{str(value)[:60]!r} is not a value of {wanted.name}"
+        if dtype.kind == "f" and math.isinf(made[index]) and math.isfinite(number):
+            wrong[index] = f"{str(value)[:60]!r} is not a value of {dtype.name}"
     return made, wrong
 
 
-def _number(value: object, wanted: np.dtype[Any]) -> float:
+def _number(value: object, dtype: np.dtype[Any]) -> float:
     text = str(value).strip()
-    if wanted.kind == "b":
+    if dtype.kind == "b":
         known = {"true": True, "1": True, "false": False, "0": False}
         if text.lower() not in known:
             raise ValueError(text)
@@ -355,7 +355,7 @@ def _number(value: object, wanted: np.dtype[Any]) -> float:
     # int() keeps digits that float() would round; both accept "1_0", which is not a number here.
     if "_" in text:
         raise ValueError(text)
-    if wanted.kind == "f":
+    if dtype.kind == "f":
         return float(text)
     try:
         return int(text)

@@ -98,8 +98,8 @@ def _request(send: Callable[[], _T]) -> _T | None:
         raise _unavailable("sent a reply that is not a schema") from error
 
 
-def _unavailable(what: str) -> MlctlError:
-    return MlctlError(ErrorCode.BROKER_UNAVAILABLE, f"the schema registry {what}")
+def _unavailable(problem: str) -> MlctlError:
+    return MlctlError(ErrorCode.BROKER_UNAVAILABLE, f"the schema registry {problem}")
 
 
 def _rejected(status: int) -> MlctlError:

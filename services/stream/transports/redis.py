@@ -318,7 +318,7 @@ class RedisConnection(StreamConnection):
         self._trims = source.options.get("trim") == "acknowledged"
         self._writer = FieldWriter()
         # Entries that poll() returned and no commit acknowledged.
-        self._held: set[int | str] = set()
+        self._in_progress: set[int | str] = set()
         # Where to continue reading this consumer's pending entries; None if all were read.
         self._cursor: bytes | None = None
         self._next_claim = self._next_trim = 0.0
@@ -360,7 +360,7 @@ class RedisConnection(StreamConnection):
             # The reply may have been lost: then the entries are pending under this name.
             self._cursor = b"0"
             raise
-        self._held.update([message.offset for message in found])
+        self._in_progress.update([message.offset for message in found])
         return found
 
     def commit(self, batch: Commit) -> None:
@@ -387,11 +387,11 @@ class RedisConnection(StreamConnection):
             self._unconfirmed = offsets
             raise
         unconfirmed, self._unconfirmed = self._unconfirmed, ()
-        self._held.difference_update(offsets)
+        self._in_progress.difference_update(offsets)
         repeated = unconfirmed == offsets and reply[1:] == [0, 0]
         if reply[0] == 0 and not repeated:
             # Later batches are discarded as well; entries that are still owned are read again.
-            self._held.clear()
+            self._in_progress.clear()
             self._cursor = b"0"
             raise LostPartitionsError
 
@@ -423,7 +423,7 @@ class RedisConnection(StreamConnection):
             if deleted := [entry_id for entry_id, fields in entries if fields is None]:
                 self._db.xack(self._topic, self._request.group, *deleted)
             found = self._messages(entries)
-            if fresh := [message for message in found if message.offset not in self._held]:
+            if fresh := [message for message in found if message.offset not in self._in_progress]:
                 return fresh
         return []
 

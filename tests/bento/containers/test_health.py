@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bento.containers import health
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 
 
 @pytest.mark.parametrize(("mode", "code"), [("batch", 0), ("stream", 0), ("serve", 1)])

@@ -1,4 +1,4 @@
-"""Bentos pushed to a folder or an OCI image layout, and pulled unaltered or not at all."""
+"""Bentos pushed to an OCI image layout, and pulled unaltered or not at all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bento.transfer import push
-from bento.transfer.archive import LISTING_NAME, list_files, parse_listing
+from bento.transfer.archive import list_files, parse_listing
 from bento.transfer.push import Destination, TransferTarget, parse_source, parse_target
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
@@ -49,119 +48,105 @@ def read(layout: Path, digest: str) -> Any:
 def test_parse_target_and_source__every_form__is_parsed() -> None:
     assert parse_target("mlflow") == TransferTarget(Destination.MLFLOW)
     assert parse_target("oci:a:b") == TransferTarget(Destination.OCI, "a:b")
-    assert (
-        parse_target("here")
-        == parse_target("folder:here")
-        == TransferTarget(Destination.FOLDER, "here")
-    )
+    assert parse_target("here") == TransferTarget(Destination.OCI, "here")
     assert parse_source("oci:a#tiny:1") == TransferTarget(Destination.OCI, "a", "tiny:1")
     assert parse_source("mlflow:m/2") == TransferTarget(Destination.MLFLOW, "m/2")
     assert parse_source("digits") is parse_source("models:/digits/1") is None
     assert code_of(lambda: parse_target("oci:")) is ErrorCode.INVALID_INPUT
-    assert code_of(lambda: parse_source("folder:")) is ErrorCode.INVALID_INPUT
+    assert code_of(lambda: parse_source("mlflow:#1")) is ErrorCode.INVALID_INPUT
 
 
-def test_push_folder__pulled_elsewhere__is_the_same_bento(
+def test_pull__the_same_files_in_the_store__leaves_them(
     elsewhere: BentoInfo, tmp_path: Path
 ) -> None:
-    sent = list_files(elsewhere)
-    folder = push.push_folder(tmp_path / "out", elsewhere)
-    assert push.push_folder(tmp_path / "out", elsewhere) == folder  # again changes nothing
-    back = push.pull_folder(folder)
+    layout = tmp_path / "layout"
+    push.push_oci(layout, elsewhere)
+    back = push.pull_oci(layout, None)
     assert back.path.is_relative_to(tmp_path / "store")
     assert find_bento(back.tag.partition(":")[0]) == back
-    assert list_files(back) == sent
     made = back.path.stat().st_ino
-    assert push.pull_folder(folder) == back
-    assert back.path.stat().st_ino == made  # the same files: it was left alone
+    assert push.pull_oci(layout, None) == back
+    assert back.path.stat().st_ino == made
 
 
 def test_pull__other_files_of_the_same_tag__needs_force(
     elsewhere: BentoInfo, tmp_path: Path
 ) -> None:
-    folder = push.push_folder(tmp_path / "out", elsewhere)
     layout = tmp_path / "layout"
     push.push_oci(layout, elsewhere)
-    path = push.pull_folder(folder).path / "src" / "services" / "scorer.py"
+    path = push.pull_oci(layout, None).path / "src" / "services" / "scorer.py"
     whole = path.read_bytes()
-    for pull in (
-        partial(push.pull_folder, folder),
-        partial(push.pull_oci, layout, None),
-        partial(push.pull_with, lambda _: folder),
-    ):
-        path.write_bytes(whole + b"#")
-        with pytest.raises(MlctlError, match=r"with other files: .*scorer\.py") as caught:
-            pull()
-        assert "--force" in caught.value.hint
-        assert path.read_bytes() == whole + b"#"
-        pull(force=True)
-        assert path.read_bytes() == whole
+    path.write_bytes(whole + b"#")
+    with pytest.raises(MlctlError, match=r"with other files: .*scorer\.py") as caught:
+        push.pull_oci(layout, None)
+    assert "--force" in caught.value.hint
+    assert path.read_bytes() == whole + b"#"
+    push.pull_oci(layout, None, force=True)
+    assert path.read_bytes() == whole
 
 
 def test_pull__larger_than_the_disk__writes_nothing(elsewhere: BentoInfo, tmp_path: Path) -> None:
-    folder = push.push_folder(tmp_path / "out", elsewhere)
-    listing = parse_listing((folder / LISTING_NAME).read_bytes())
+    listing = list_files(elsewhere)
     first, *others = listing.files
     large = listing.model_copy(
         update={"files": (first.model_copy(update={"size": 1 << 60}), *others)}
     )
-    (folder / LISTING_NAME).write_bytes(large.canonical())
-    assert code_of(lambda: push.pull_folder(folder)) is ErrorCode.DISK_FULL
     layout = tmp_path / "layout"
-    digest, _ = push.push_oci(layout, elsewhere)
-    _swap_config(layout, digest, large.canonical())
+    _swap_config(layout, push.push_oci(layout, elsewhere).manifest_digest, large.canonical())
     assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.DISK_FULL
     assert not (tmp_path / "store" / "bentos").exists()
 
 
-def alter(folder: Path) -> None:
-    path = folder / "bento" / "src" / "services" / "scorer.py"
-    path.write_bytes(path.read_bytes() + b"#")
-
-
-def relist(folder: Path) -> None:
-    """Alter the model and the list; the label still names the original bundle."""
-    path = folder / "bento" / "src" / "model" / "model.onnx"
-    path.write_bytes(path.read_bytes() + b"#")
-    listing = folder / LISTING_NAME
-    document = json.loads(listing.read_bytes())
-    for entry in document["files"]:
-        if entry["path"] == "src/model/model.onnx":
-            entry["size"] = path.stat().st_size
-            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    listing.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")))
-
-
-def point_outside(folder: Path) -> None:
-    listing = folder / LISTING_NAME
-    listing.write_bytes(listing.read_bytes().replace(b'"README.md"', b'"../README.md"'))
-
-
-@pytest.mark.parametrize(
-    ("harm", "code"),
-    [
-        (alter, ErrorCode.FILE_ALTERED),
-        (relist, ErrorCode.FILE_ALTERED),
-        (point_outside, ErrorCode.MANIFEST_INVALID),
-        (lambda folder: (folder / "bento" / "bento.yaml").unlink(), ErrorCode.FILE_MISSING),
-        (lambda folder: (folder / LISTING_NAME).unlink(), ErrorCode.BENTO_NOT_FOUND),
-    ],
-)
-def test_pull_folder__changed_folder__is_rejected(
-    elsewhere: BentoInfo, tmp_path: Path, harm: Callable[[Path], object], code: ErrorCode
-) -> None:
-    folder = push.push_folder(tmp_path / "out", elsewhere)
-    harm(folder)
-    assert code_of(lambda: push.pull_folder(folder)) is code
+def test_pull__files_of_another_bundle__are_rejected(elsewhere: BentoInfo, tmp_path: Path) -> None:
+    """The list and the files agree, and the label names the original bundle."""
+    layout = tmp_path / "layout"
+    digest, listing = push.push_oci(layout, elsewhere).manifest_digest, list_files(elsewhere)
+    model = elsewhere.path / "src" / "model" / "model.onnx"
+    model.write_bytes(model.read_bytes() + b"#")
+    size, sha256 = model.stat().st_size, hashlib.sha256(model.read_bytes()).hexdigest()
+    files = tuple(
+        entry.model_copy(update={"size": size, "sha256": sha256})
+        if entry.path == "src/model/model.onnx"
+        else entry
+        for entry in listing.files
+    )
+    _swap_config(layout, digest, listing.model_copy(update={"files": files}).canonical())
+    digest = json.loads((layout / "index.json").read_text())["manifests"][0]["digest"]
+    layer = blob(layout, read(layout, digest)["layers"][0]["digest"])
+    content = _replaced(gzip.decompress(layer.read_bytes()), model, "src/model/model.onnx")
+    _swap_layer(layout, digest, gzip.compress(content, mtime=0))
+    assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.FILE_ALTERED
     assert not (tmp_path / "store" / "bentos").exists()
+
+
+def _replaced(content: bytes, file: Path, name: str) -> bytes:
+    """Return the archive with the member `name` from `file`."""
+    made = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(content)) as source,
+        tarfile.open(fileobj=made, mode="w") as target,
+    ):
+        for member in source:
+            if member.name == name:
+                member.size = file.stat().st_size
+                target.addfile(member, io.BytesIO(file.read_bytes()))
+            else:
+                target.addfile(member, source.extractfile(member))
+    return made.getvalue()
+
+
+def test_parse_listing__path_outside__is_rejected(elsewhere: BentoInfo) -> None:
+    content = list_files(elsewhere).canonical().replace(b'"README.md"', b'"../README.md"')
+    assert code_of(lambda: parse_listing(content)) is ErrorCode.MANIFEST_INVALID
 
 
 def test_push_oci__twice__gives_one_valid_layout_with_the_same_digest(
     elsewhere: BentoInfo, tmp_path: Path
 ) -> None:
     layout = tmp_path / "layout"
-    digest, sent = push.push_oci(layout, elsewhere)
-    assert push.push_oci(layout, elsewhere)[0] == digest  # the same bytes, the same digest
+    pushed, sent = push.push_oci(layout, elsewhere), list_files(elsewhere)
+    digest = pushed.manifest_digest
+    assert push.push_oci(layout, elsewhere) == pushed  # the same bytes, the same digest
     # The OCI image specification 1.1 requires these of a layout with an artifact.
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     index = json.loads((layout / "index.json").read_text())
@@ -193,7 +178,7 @@ def test_push_oci__twice__gives_one_valid_layout_with_the_same_digest(
 
 def test_pull_oci__changed_layout__is_rejected(elsewhere: BentoInfo, tmp_path: Path) -> None:
     layout = tmp_path / "layout"
-    digest, _ = push.push_oci(layout, elsewhere)
+    digest = push.push_oci(layout, elsewhere).manifest_digest
     assert code_of(lambda: push.pull_oci(layout, "tiny:other")) is ErrorCode.BENTO_NOT_FOUND
     assert code_of(lambda: push.pull_oci(tmp_path, None)) is ErrorCode.BENTO_NOT_FOUND
     (tmp_path / "busy").mkdir()
@@ -215,7 +200,7 @@ def test_pull_oci__hostile_layer__is_rejected(
     elsewhere: BentoInfo, tmp_path: Path, kind: str
 ) -> None:
     layout = tmp_path / "layout"
-    digest, listing = push.push_oci(layout, elsewhere)
+    digest, listing = push.push_oci(layout, elsewhere).manifest_digest, list_files(elsewhere)
     layer = blob(layout, read(layout, digest)["layers"][0]["digest"])
     _swap_layer(layout, digest, _harmed(gzip.decompress(layer.read_bytes()), kind))
     with pytest.raises(MlctlError) as caught:
@@ -299,7 +284,7 @@ def test_parse_listing__version_latest__is_rejected(elsewhere: BentoInfo) -> Non
 
 def test_pull_oci__sparse_file__is_rejected(elsewhere: BentoInfo, tmp_path: Path) -> None:
     layout = tmp_path / "layout"
-    digest, _ = push.push_oci(layout, elsewhere)
+    digest = push.push_oci(layout, elsewhere).manifest_digest
     layer = blob(layout, read(layout, digest)["layers"][0]["digest"])
     _swap_layer(layout, digest, _harmed(gzip.decompress(layer.read_bytes()), "sparse"))
     assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.FILE_UNLISTED
@@ -309,6 +294,6 @@ def test_pull_oci__manifest_without_layers__is_rejected(
     elsewhere: BentoInfo, tmp_path: Path
 ) -> None:
     layout = tmp_path / "layout"
-    digest, _ = push.push_oci(layout, elsewhere)
+    digest = push.push_oci(layout, elsewhere).manifest_digest
     _swap_manifest(layout, {**read(layout, digest), "layers": 1})
     assert code_of(lambda: push.pull_oci(layout, None)) is ErrorCode.MANIFEST_INVALID

@@ -81,13 +81,13 @@ def test_measure__equal_variants__end_before_the_time_limit() -> None:
     assert clock.monotonic() < 2 * len(BATCHES)
 
 
-def test_percentiles__are_those_of_the_samples() -> None:
+def test_percentiles__of_five_samples__are_interpolated() -> None:
     found = BatchLatency(1, (1.0, 2.0, 3.0, 4.0, 5.0))
     assert (found.median_ms, found.q1_ms, found.q3_ms) == (3.0, 2.0, 4.0)
     assert found.p95_ms == pytest.approx(4.8)
 
 
-def test_time_ratio__is_per_row_and_paired() -> None:
+def test_time_ratio__of_two_batch_sizes__is_per_row_and_paired() -> None:
     # Both slow down together: unpaired, their ranges overlap.
     slow = BatchLatency(8, tuple(8 * 1.5 * factor for factor in (1, 2, 4, 8)))
     fast = BatchLatency(1, (1.0, 2.0, 4.0, 8.0))

@@ -27,7 +27,7 @@ ONE, TWO = torch.zeros(1), torch.ones(1)
         {"a": ONE, "b": TWO}.values(),
     ],
 )
-def test_order_outputs__by_key_or_by_position(outputs: Any) -> None:
+def test_order_outputs__tuple_list_or_dict__follows_the_names(outputs: Any) -> None:
     if not isinstance(outputs, (tuple, list, dict)):
         outputs = tuple(outputs)
     assert order_outputs(outputs, ["a", "b"]) == (ONE, TWO)

@@ -51,7 +51,9 @@ def test_pt2_in_training_mode__is_rejected__names_the_mode_and_the_operator(
         nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)).train(),
     ],
 )
-def test_pt2_that_answers_as_in_evaluation__is_loaded(tmp_path: Path, module: nn.Module) -> None:
+def test_pt2__same_outputs_as_in_evaluation_mode__is_loaded(
+    tmp_path: Path, module: nn.Module
+) -> None:
     source = save_torch(tmp_path / "model", module, {"x": X}, ("y",))
     found = load_reference(source).run({"x": X})["y"]
     np.testing.assert_allclose(found, module(torch.tensor(X)).detach().numpy(), atol=1e-6)

@@ -16,7 +16,7 @@ from torch import nn
 from bundle.errors import ErrorCode, MlctlError
 from optimize.goals import Goals, Prefer
 from optimize.pipeline import OptimizeResult, optimize
-from optimize.prepare import Options
+from optimize.prepare import OptimizeOptions
 from optimize.proofs.reference import load_reference
 from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
@@ -44,7 +44,7 @@ def run(tmp_path: Path, source: SourceModel, inputs: Arrays) -> OptimizeResult:
         data,
         catalog=MemoryCatalog([source]),
         goals=Goals(prefer=Prefer.SIZE),
-        options=Options(allow_pickle=source.pickle_allowed),
+        options=OptimizeOptions(allow_pickle=source.pickle_allowed),
         recipes=select(["fp32"], Target.CPU),
     )
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.client import split as splits
 from rollout.domain.spec import Outcome, Slot
-from rollout.drivers.local.ports import free_ports
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from tests.support.mlctl import Mlctl

@@ -12,7 +12,7 @@ from rollout.journal.journal import Journal
 from tests.support.rollouts import quick_settings, revision
 
 
-def test_a_second_daemon_leaves_at_once(home: Path) -> None:
+def test_daemon__second_of_a_deployment__exits_at_once(home: Path) -> None:
     assert not home.exists()
     with paths.lock("shop").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -21,7 +21,7 @@ def test_a_second_daemon_leaves_at_once(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_the_daemon_of_a_deployment_that_is_down_leaves() -> None:
+def test_daemon__deployment_is_down__exits() -> None:
     with Journal(paths.journal()) as journal:
         journal.create("shop", Ports(1, 2), quick_settings(), revision("tiny:aa"))
         journal.retire("shop")

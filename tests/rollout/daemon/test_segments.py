@@ -10,7 +10,7 @@ from rollout.daemon.segments import Segments
 from tests.rollout.daemon.shadow.recorded import write_segment
 
 
-def test_each_segment_is_read_once(tmp_path: Path) -> None:
+def test_segments__read_twice__yield_each_row_once(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
     assert not list(segments.new())
     write_segment(tmp_path, "1", ["a", "b"], {"y": [1.0, 2.0]})
@@ -39,7 +39,9 @@ def test_each_segment_is_read_once(tmp_path: Path) -> None:
         (pa.array([np.float16(1), np.float16(2)]), ()),
     ],
 )
-def test_columns_become_arrays(tmp_path: Path, column: pa.Array, shape: tuple[int, ...]) -> None:
+def test_segments__column_of_each_type__is_an_array(
+    tmp_path: Path, column: pa.Array, shape: tuple[int, ...]
+) -> None:
     write_segment(tmp_path, "1", ["a", "b"], {"y": column})
     first, second = Segments(tmp_path).new()
     assert first.answer["y"].shape == second.answer["y"].shape == shape
@@ -47,12 +49,12 @@ def test_columns_become_arrays(tmp_path: Path, column: pa.Array, shape: tuple[in
     assert second.answer["y"].ravel().tolist() == flat.tolist()
 
 
-def test_rows_of_unlike_length(tmp_path: Path) -> None:
+def test_segments__rows_of_different_lengths__are_read(tmp_path: Path) -> None:
     write_segment(tmp_path, "1", ["a", "b", "c"], {"y": [[1.0], [], [2.0, 3.0]]})
     assert [row.answer["y"].tolist() for row in Segments(tmp_path).new()] == [[1.0], [], [2.0, 3.0]]
 
 
-def test_what_is_no_parquet_is_told_and_left_out(
+def test_segments__invalid_parquet__is_logged_and_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "0.parquet").write_bytes(b"torn")

@@ -64,38 +64,38 @@ def test_read_counters__generated_answers__are_counted_at_the_edges_of_their_gat
     assert (found.answers.each.timed, found.answers.each.within[1]) == (2, 2)
 
 
-def test_silence_is_a_hang_only_if_it_lasts() -> None:
+def test_hung__lasting_silence__is_found() -> None:
     silent = ((0.0, None), (5.0, None), (10.0, None))
     assert not beats(*silent).hung(14.0, 15.0)
     assert beats(*silent).hung(15.0, 15.0)
     assert not beats(*silent, (12.0, 200)).hung(20.0, 15.0)
 
 
-def test_few_questions_are_no_proof_of_silence() -> None:
+def test_hung__few_probes_in_a_long_time__is_not_found() -> None:
     """As after a machine that slept: much time has passed, but hardly anything was asked."""
     assert not beats((0.0, None), (100.0, None)).hung(100.0, 15.0)
 
 
-def test_what_says_that_it_hangs_does() -> None:
+def test_hung__server_reports_it_repeatedly__is_found() -> None:
     assert not beats((0.0, 503), (1.0, 503)).hung(1.0, 15.0)
     assert beats((0.0, 503), (1.0, 503), (2.0, 503)).hung(2.0, 15.0)
 
 
-def test_one_hung_worker_of_several_is_found() -> None:
+def test_hung__one_worker_of_several__is_found() -> None:
     assert beats((0.0, 503), (1.0, 200), (2.0, 503), (3.0, 200), (4.0, 503)).hung(4.0, 15.0)
     assert not beats((0.0, 503), (61.0, 503), (122.0, 503)).hung(122.0, 15.0)
 
 
-def test_another_error_is_a_sign_of_life() -> None:
+def test_hung__another_error_status__is_not_found() -> None:
     assert not beats(*((float(at), 404) for at in range(100))).hung(100.0, 15.0)
 
 
-def test_counters_are_summed_over_models() -> None:
+def test_read_counters__several_models__are_summed() -> None:
     assert read_counters(METRICS, 5.0) == Counters(5.0, 7.0, 1.5, 90.0)
     assert read_counters("# nothing\n", 5.0) is None
 
 
-def test_a_load_is_per_worker_and_of_the_time_between() -> None:
+def test_load__two_readings__is_per_worker_and_second() -> None:
     before, now = Counters(10.0, 0.0, 3.0), Counters(12.0, 8.0, 5.0)
     assert now.load(before, workers=2) == ReplicaLoad(queue_rows=4.0, busy=0.5)
     assert before.load(now, workers=1).busy <= 1.0  # a counter that began again
@@ -147,7 +147,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
     server.server_close()
 
 
-def test_what_is_watched_is_asked_and_what_is_not_is_forgotten(
+def test_vitals__no_longer_watched__are_forgotten(
     server: http.server.ThreadingHTTPServer,
 ) -> None:
     endpoint = Endpoint(server.server_address[1], 1)

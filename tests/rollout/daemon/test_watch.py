@@ -59,7 +59,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage.thread.join()
 
 
-def test_what_dies_is_started_again_and_what_leaves_is_not(stage: Stage) -> None:
+def test_watcher__child_killed_then_exits__is_started_again_once(stage: Stage) -> None:
     stage.thread.start()
     wait_until(lambda: stage.starts == 1)
     stage.tell("0")
@@ -69,7 +69,7 @@ def test_what_dies_is_started_again_and_what_leaves_is_not(stage: Stage) -> None
     assert stage.starts == 2
 
 
-def test_an_error_is_tried_again(stage: Stage) -> None:
+def test_watcher__child_fails__is_started_again(stage: Stage) -> None:
     stage.tell("1")
     stage.thread.start()
     wait_until(lambda: stage.starts == 2)
@@ -78,7 +78,7 @@ def test_an_error_is_tried_again(stage: Stage) -> None:
     assert stage.starts == 3
 
 
-def test_stopping_ends_the_child(stage: Stage) -> None:
+def test_watcher__stopped__ends_the_child(stage: Stage) -> None:
     stage.thread.start()
     wait_until(lambda: stage.starts == 1)
     stage.watcher.stop(signal.SIGTERM, None)
@@ -87,7 +87,9 @@ def test_stopping_ends_the_child(stage: Stage) -> None:
     assert stage.starts == 1
 
 
-def test_one_that_no_longer_looks_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher__child_without_heartbeat__is_killed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rollout.daemon.watch.STUCK_SECONDS", 0.5)
     stage.thread.start()
     wait_until(lambda: stage.starts == 1)
@@ -96,7 +98,7 @@ def test_one_that_no_longer_looks_is_killed(stage: Stage, monkeypatch: pytest.Mo
     assert stage.starts == 2
 
 
-def test_the_age_of_a_heartbeat(tmp_path: Path) -> None:
+def test_seconds_unseen__heartbeat_of_any_age__is_its_age(tmp_path: Path) -> None:
     heartbeat = tmp_path / "heartbeat"
     assert seconds_unseen(heartbeat) == pytest.approx(0.0, abs=1.0)
     heartbeat.touch()
@@ -106,7 +108,7 @@ def test_the_age_of_a_heartbeat(tmp_path: Path) -> None:
     assert seconds_unseen(heartbeat, since=time.time()) == pytest.approx(0.0, abs=1.0)
 
 
-def test_the_watcher_is_small() -> None:
+def test_watcher__imported__loads_no_libraries() -> None:
     """It lives as long as the deployment, so it loads nothing that is not needed."""
     script = "import rollout.daemon.watch, sys; print(*sys.modules)"
     command = [sys.executable, "-c", script]

@@ -27,18 +27,18 @@ def folded(ticks: int, window: ShadowWindow) -> ShadowEvidence:
     return evidence
 
 
-def test_looks_are_summed_and_the_last_drift_counts() -> None:
+def test_fold__two_ticks__sums_and_keeps_the_last_drift() -> None:
     first = ShadowWindow(10, 1.0, 20, 2, 0, 0.5, 1, None, 20)
     second = ShadowWindow(5, 0.0, 5, 0, 1, 0.1, 0, 0.3, 25)
     total = fold(fold(ShadowEvidence(), first, SPEC), second, SPEC).total
     assert total == ShadowWindow(15, 1.0, 25, 2, 1, 0.5, 1, 0.3, 25, seconds=0.0)
 
 
-def test_a_look_without_pairs_is_no_evidence() -> None:
+def test_fold__tick_without_pairs__adds_nothing() -> None:
     assert folded(5, ShadowWindow()) == ShadowEvidence()
 
 
-def test_disagreement_must_be_seen_in_several_ticks() -> None:
+def test_disagrees__fewer_bad_blocks_than_needed__is_not_found() -> None:
     everything = ShadowWindow(100, 100.0, 100, 100, seconds=5.0)
     assert agreement.disagrees(folded(MIN_BAD_BLOCKS - 1, everything), SPEC) is None
     verdict = agreement.disagrees(folded(MIN_BAD_BLOCKS, everything), SPEC)
@@ -46,13 +46,13 @@ def test_disagreement_must_be_seen_in_several_ticks() -> None:
     assert (verdict.action, verdict.gate, verdict.n) == (Action.ROLLBACK, Gate.DISAGREEMENT, 300)
 
 
-def test_one_request_counts_once_however_many_rows_it_has() -> None:
+def test_doubtful__one_request_of_many_rows__counts_once() -> None:
     """1000 rows of one request that are all wrong weigh as one wrong answer in a hundred."""
     evidence = folded(1, ShadowWindow(100, 1.0, 1099, 1000))
     assert agreement.doubtful(evidence, SPEC) is None
 
 
-def test_too_much_disagreement_holds_before_it_is_proved() -> None:
+def test_doubtful__too_much_disagreement__holds() -> None:
     held = agreement.doubtful(folded(1, ShadowWindow(100, 2.0, 100, 2)), SPEC)
     assert held is not None
     assert (held.action, held.gate, held.value) == (Action.HOLD, Gate.DISAGREEMENT, 0.02)
@@ -72,7 +72,7 @@ def variant(source: str, agreement: float | None) -> Revision:
         (variant("a", 1.0), variant("b", 1.0), None),
     ],
 )
-def test_variants_of_one_model_have_to_agree_as_far_as_was_proved(
+def test_by_default__variants_of_one_model__limit_follows_the_evidence(
     live: Revision, candidate: Revision, limit: float | None
 ) -> None:
     assert by_default(RolloutSpec(), live, candidate).max_disagreement == limit
@@ -81,7 +81,9 @@ def test_variants_of_one_model_have_to_agree_as_far_as_was_proved(
 
 
 @pytest.mark.parametrize(("percent", "can_copy"), [(20, False), (0, True)])
-def test_agreement_that_nothing_could_show_is_refused(percent: int, can_copy: bool) -> None:
+def test_require_copies__agreement_without_copies__is_rejected(
+    percent: int, can_copy: bool
+) -> None:
     spec = RolloutSpec(shadow_percent=percent, max_disagreement=0.01)
     with pytest.raises(MlctlError, match="cannot be proved") as refused:
         require_copies(spec, can_copy=can_copy)

@@ -10,7 +10,7 @@ def answer(**outputs: object) -> Answer:
     return {name: np.asarray(value) for name, value in outputs.items()}
 
 
-def test_scores_agree_when_their_top_class_does() -> None:
+def test_compare__scores__agree_by_their_top_class() -> None:
     live = answer(y=[0.1, 0.7, 0.2])
     assert compare(live, answer(y=[0.3, 0.5, 0.2]), 0.01, LiveOutputs()).agrees
     other = compare(live, answer(y=[0.5, 0.3, 0.2]), 0.01, LiveOutputs())
@@ -45,73 +45,73 @@ def test_compare__logits_of_another_scale__agree() -> None:
 
 
 @pytest.mark.parametrize("value", [3, True, "cat", [1, 2, 3]])
-def test_labels_agree_when_they_are_equal(value: object) -> None:
+def test_compare__equal_labels__agree(value: object) -> None:
     assert compare(answer(y=value), answer(y=value), 0.01, LiveOutputs()).agrees
 
 
 @pytest.mark.parametrize(
     ("live", "ours"), [(3, 4), (True, False), ("cat", "dog"), ([1, 2], [1, 3])]
 )
-def test_other_labels_disagree(live: object, ours: object) -> None:
+def test_compare__other_labels__disagree(live: object, ours: object) -> None:
     found = compare(answer(y=live), answer(y=ours), 1.0, LiveOutputs())
     assert (found.agrees, found.non_finite, found.distance) == (False, False, 1.0)
 
 
 @pytest.mark.parametrize(("ours", "agrees"), [(100.9, True), (101.1, False)])
-def test_numbers_agree_within_a_share_of_their_size(ours: float, agrees: bool) -> None:
+def test_compare__numbers__agree_within_a_share_of_their_size(ours: float, agrees: bool) -> None:
     assert compare(answer(y=100.0), answer(y=ours), 0.01, LiveOutputs()).agrees is agrees
 
 
-def test_close_to_zero_the_usual_size_counts() -> None:
+def test_compare__numbers_near_zero__are_relative_to_the_usual_size() -> None:
     live, ours, usual = answer(y=0.0), answer(y=0.05), LiveOutputs()
     usual.add(answer(y=10.0))
     assert not compare(live, ours, 0.01, LiveOutputs()).agrees
     assert compare(live, ours, 0.01, usual).agrees
 
 
-def test_a_nested_output_is_no_vector_of_scores() -> None:
+def test_compare__nested_output__is_compared_as_numbers() -> None:
     live, ours = answer(y=[[1.0, 2.0]]), answer(y=[[1.0, 2.001]])
     assert compare(live, ours, 0.01, LiveOutputs()).agrees
     assert not compare(live, answer(y=[[1.5, 2.0]]), 0.01, LiveOutputs()).agrees
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_no_number_where_live_has_one(bad: float) -> None:
+def test_compare__nan_where_live_is_finite__is_non_finite(bad: float) -> None:
     found = compare(answer(y=[0.1, 0.9]), answer(y=[bad, 0.9]), 0.01, LiveOutputs())
     assert (found.agrees, found.non_finite) == (False, True)
 
 
-def test_no_number_on_both_sides_is_the_model_s_way() -> None:
+def test_compare__nan_on_both_sides__agrees() -> None:
     both = answer(y=[np.nan, 0.9])
     found = compare(both, both, 0.01, LiveOutputs())
     assert (found.agrees, found.non_finite) == (True, False)
 
 
-def test_a_number_where_live_has_none_disagrees_without_harm() -> None:
+def test_compare__finite_where_live_is_nan__disagrees_without_non_finite() -> None:
     found = compare(answer(y=np.nan), answer(y=1.0), 0.01, LiveOutputs())
     assert (found.agrees, found.non_finite) == (False, False)
 
 
-def test_other_shapes_and_other_outputs_disagree() -> None:
+def test_compare__other_shapes_or_outputs__disagree() -> None:
     assert not compare(answer(y=[1.0, 2.0]), answer(y=[1.0, 2.0, 3.0]), 0.01, LiveOutputs()).agrees
     assert not compare(answer(y=1.0), answer(z=1.0), 0.01, LiveOutputs()).agrees
 
 
-def test_an_output_more_is_nothing_that_callers_read() -> None:
+def test_compare__additional_output__is_ignored() -> None:
     assert compare(answer(y=1.0), answer(y=1.0, more=np.nan), 0.01, LiveOutputs()).agrees
     assert not compare(answer(y=1.0, more=2.0), answer(y=1.0), 0.01, LiveOutputs()).agrees
 
 
-def test_the_distance_is_always_a_number() -> None:
+def test_compare__live_is_zero__distance_is_finite() -> None:
     assert compare(answer(y=0.0), answer(y=1.0), 0.01, LiveOutputs()).distance == 1e9
 
 
-def test_every_output_must_agree() -> None:
+def test_compare__one_output_of_two_differs__disagrees() -> None:
     live, ours = answer(label=1, score=0.5), answer(label=1, score=0.9)
     assert not compare(live, ours, 0.01, LiveOutputs()).agrees
 
 
-def test_what_the_distribution_is_judged_by() -> None:
+def test_statistics__each_kind_of_output__has_its_value() -> None:
     found = dict(
         statistics(answer(y=[0.1, 0.7, 0.2], label="cat", value=2.0, empty=[]), LiveOutputs())
     )
@@ -119,7 +119,7 @@ def test_what_the_distribution_is_judged_by() -> None:
     assert dict(statistics(answer(y=[np.nan, 0.1]), LiveOutputs())) == {"y": "not finite"}
 
 
-def test_only_numbers_have_a_norm() -> None:
+def test_norm__integers_or_nan__is_none() -> None:
     assert norm(np.asarray([3.0, 4.0])) == 5.0
     assert norm(np.asarray([3, 4])) is None
     assert norm(np.asarray([np.nan])) is None

@@ -17,7 +17,7 @@ def index(live: list[Value], candidate: list[Value], max_psi: float = 0.2) -> fl
     return drift.index
 
 
-def test_the_formula() -> None:
+def test_psi__two_bins__follows_the_formula() -> None:
     n, m = 101.0, 101.0
     shares = [(50.5 / n, 20.5 / m), (50.5 / n, 80.5 / m)]
     wanted = sum((c - l) * math.log(c / l) for l, c in shares)  # noqa: E741 - as in the formula
@@ -25,11 +25,11 @@ def test_the_formula() -> None:
     assert psi([50, 50], [50, 50]) == 0.0
 
 
-def test_an_empty_bin_is_finite_and_large() -> None:
+def test_psi__empty_bin__is_finite_and_large() -> None:
     assert 1.0 < psi([100, 0], [0, 100]) < math.inf
 
 
-def test_nothing_is_told_before_there_are_enough() -> None:
+def test_drift_index__too_few_values__is_none() -> None:
     needed = rows_needed(0.2)
     assert needed == 360
     values: list[Value] = list(np.random.default_rng(1).normal(size=needed))
@@ -37,7 +37,7 @@ def test_nothing_is_told_before_there_are_enough() -> None:
     assert index(values, values) == 0.0
 
 
-def test_noise_alone_stays_far_below_the_limit() -> None:
+def test_drift_index__equal_distributions__stays_below_the_limit() -> None:
     """Two independent samples of one distribution, 200 runs: the mean is that of the theory."""
     needed, generator = rows_needed(0.2), np.random.default_rng(7)
     found = []
@@ -50,14 +50,14 @@ def test_noise_alone_stays_far_below_the_limit() -> None:
     assert float(np.quantile(found, 0.95)) < 0.2
 
 
-def test_a_shift_by_one_deviation_is_drift() -> None:
+def test_drift_index__shift_by_one_deviation__is_drift() -> None:
     live = np.random.default_rng(3).normal(size=1000)
     told = index(list(live), list(live + 1.0))
     assert told is not None
     assert told > 0.5
 
 
-def test_labels_are_binned_by_the_frequent_ones() -> None:
+def test_drift_index__many_labels__bins_the_frequent_ones() -> None:
     live: list[Value] = [str(n % 50) for n in range(2000)]
     assert index(live, live) == 0.0
     told = index(live, ["new"] * 2000)
@@ -65,7 +65,7 @@ def test_labels_are_binned_by_the_frequent_ones() -> None:
     assert told > 0.5
 
 
-def test_a_value_that_most_rows_share_is_a_bin() -> None:
+def test_drift_index__value_that_most_rows_share__is_a_bin() -> None:
     places = np.random.default_rng(1).permutation(1000)
     shuffled: list[Value] = [float(place >= 900) for place in places]
     below: list[Value] = [-1.0 if value == 0.0 else value for value in shuffled]
@@ -75,7 +75,7 @@ def test_a_value_that_most_rows_share_is_a_bin() -> None:
     assert index(shuffled, shuffled) == 0.0
 
 
-def test_numbers_that_become_no_numbers_are_drift() -> None:
+def test_drift_index__non_finite_values__are_drift() -> None:
     live: list[Value] = list(np.random.default_rng(3).normal(size=1000))
     told = index(live, ["not finite"] * 1000)
     assert told is not None

@@ -155,7 +155,7 @@ def test_sticky__clients_error_moves_with_its_client__is_no_harm() -> None:
     assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
 
 
-def test_excluded_period__is_a_third_of_the_representative_time() -> None:
+def test_excluded_period__good_ticks__is_a_third_of_their_time() -> None:
     assert gates.excluded_period(folded(60, same(), same())) == 100.0
 
 

@@ -13,7 +13,7 @@ def joiner(grace: float = 10.0, capacity: int = 100) -> Joiner:
     return Joiner(grace, capacity)
 
 
-def test_the_partner_may_come_in_either_order() -> None:
+def test_join__partner_in_either_order__makes_a_pair() -> None:
     joining = joiner()
     assert not list(joining.join(AnswerSide.LIVE, [row("a")], 0))
     assert not list(joining.join(AnswerSide.CANDIDATE, [row("b")], 0))
@@ -23,21 +23,21 @@ def test_the_partner_may_come_in_either_order() -> None:
     assert second.live.key == ("b", 0)
 
 
-def test_rows_of_one_request_are_joined_by_their_number() -> None:
+def test_join__rows_of_one_request__are_paired_by_number() -> None:
     joining = joiner()
     assert not list(joining.join(AnswerSide.LIVE, [row("a", 0), row("a", 1)], 0))
     (pair,) = joining.join(AnswerSide.CANDIDATE, [row("a", 1)], 0)
     assert pair.live.key == ("a", 1)
 
 
-def test_what_came_twice_is_ambiguous() -> None:
+def test_join__row_twice_on_one_side__makes_no_pair() -> None:
     joining = joiner()
     assert not list(joining.join(AnswerSide.LIVE, [row("a"), row("a")], 0))
     assert not list(joining.join(AnswerSide.CANDIDATE, [row("a")], 0))
     assert not list(joining.join(AnswerSide.LIVE, [row("a")], 0))
 
 
-def test_what_comes_again_after_its_pair_makes_no_second_one() -> None:
+def test_join__row_again_after_its_pair__makes_no_second_pair() -> None:
     joining = joiner()
     assert not list(joining.join(AnswerSide.LIVE, [row("a")], 0))
     assert len(list(joining.join(AnswerSide.CANDIDATE, [row("a")], 0))) == 1
@@ -45,7 +45,7 @@ def test_what_comes_again_after_its_pair_makes_no_second_one() -> None:
     assert not list(joining.join(AnswerSide.LIVE, [row("a")], 0))
 
 
-def test_a_row_of_the_candidate_without_partner_is_lost_after_the_grace_time() -> None:
+def test_expire__candidate_row_after_the_grace_time__is_lost() -> None:
     joining = joiner(grace=10)
     assert not list(joining.join(AnswerSide.CANDIDATE, [row("a")], 0))
     assert not list(joining.join(AnswerSide.LIVE, [row("b")], 0))
@@ -54,7 +54,7 @@ def test_a_row_of_the_candidate_without_partner_is_lost_after_the_grace_time() -
     assert not list(joining.join(AnswerSide.LIVE, [row("a")], 11))
 
 
-def test_memory_is_bounded() -> None:
+def test_join__more_rows_than_capacity__loses_the_oldest() -> None:
     joining = joiner(capacity=3)
     assert not list(joining.join(AnswerSide.CANDIDATE, [row(str(n)) for n in range(10)], 0))
     assert joining.expire(0) == 7

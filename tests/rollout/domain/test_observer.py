@@ -14,7 +14,7 @@ def observer(data_plane: MemoryDataPlane) -> TrafficObserver:
     return TrafficObserver(data_plane, EDGES, Slot.GREEN, RolloutSpec(max_p99_ms=200.0))
 
 
-def test_without_a_start_the_first_look_has_no_window() -> None:
+def test_observe__not_started__first_tick_has_no_window() -> None:
     data_plane = MemoryDataPlane(EDGES)
     data_plane.serve(Slot.GREEN, 10)
     watching = observer(data_plane)
@@ -25,7 +25,7 @@ def test_without_a_start_the_first_look_has_no_window() -> None:
     assert (window.candidate.requests, window.candidate.errors, window.candidate.slow) == (5, 1, 2)
 
 
-def test_counting_begins_at_the_start_and_only_once() -> None:
+def test_observe__started_twice__counts_from_the_first_start() -> None:
     data_plane = MemoryDataPlane(EDGES)
     data_plane.serve(Slot.GREEN, 10)
     watching = observer(data_plane)
@@ -37,7 +37,7 @@ def test_counting_begins_at_the_start_and_only_once() -> None:
     assert window.candidate.requests == 5
 
 
-def test_the_reference_is_the_live_p99_before_this_look() -> None:
+def test_observe__second_tick__reference_is_the_earlier_live_p99() -> None:
     data_plane = MemoryDataPlane(EDGES)
     watching = observer(data_plane)
     watching.start()
@@ -50,7 +50,7 @@ def test_the_reference_is_the_live_p99_before_this_look() -> None:
     assert observation.window.candidate.tail == 4
 
 
-def test_a_restarted_proxy_gives_no_window() -> None:
+def test_observe__restarted_proxy__has_no_window() -> None:
     data_plane = MemoryDataPlane(EDGES)
     data_plane.serve(Slot.BLUE, 10)
     watching = observer(data_plane)
@@ -60,7 +60,7 @@ def test_a_restarted_proxy_gives_no_window() -> None:
     assert watching.observe(alive=True)[0].window is None
 
 
-def test_health_and_life_are_passed_on() -> None:
+def test_observe__unhealthy_or_dead__is_in_the_observation() -> None:
     data_plane = MemoryDataPlane(EDGES)
     data_plane.healthy[Slot.GREEN] = False
     observation, _ = observer(data_plane).observe(alive=False)
@@ -78,7 +78,7 @@ class Pairs:
         return ShadowWindow(requests=live_requests)
 
 
-def test_a_candidate_with_copies_only_is_judged_by_them() -> None:
+def test_observe__candidate_with_copies_only__counts_the_copies() -> None:
     data_plane = MemoryDataPlane(EDGES)
     data_plane.shadow[Slot.GREEN] = Totals(10, 0, 10, (10, 10))
     watching = observer(data_plane)
@@ -96,7 +96,7 @@ def test_a_candidate_with_copies_only_is_judged_by_them() -> None:
     assert window.candidate.requests == 4
 
 
-def test_a_plane_that_never_mirrored_has_no_copies() -> None:
+def test_observe__proxy_never_mirrored__has_no_copies() -> None:
     data_plane = MemoryDataPlane(EDGES)
     watching = observer(data_plane)
     watching.start()
@@ -105,7 +105,7 @@ def test_a_plane_that_never_mirrored_has_no_copies() -> None:
     assert window.candidate.requests == 0
 
 
-def test_answers_are_compared_while_copies_are_sent() -> None:
+def test_observe__copies_are_sent__compares_answers() -> None:
     data_plane, pairs = MemoryDataPlane(EDGES), Pairs()
     watching = TrafficObserver(data_plane, EDGES, Slot.GREEN, RolloutSpec(), pairs)
     watching.start()
@@ -116,7 +116,7 @@ def test_answers_are_compared_while_copies_are_sent() -> None:
     assert pairs.asked == [5]
 
 
-def test_the_median_is_counted_at_its_own_limit() -> None:
+def test_observe__median_limit__is_counted_apart() -> None:
     data_plane = MemoryDataPlane(EDGES)
     spec = RolloutSpec(max_p50_ms=100.0, max_p99_ms=200.0)
     watching = TrafficObserver(data_plane, EDGES, Slot.GREEN, spec)

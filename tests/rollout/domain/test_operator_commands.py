@@ -7,13 +7,13 @@ def requests(*commands: OperatorCommand) -> tuple[Request, ...]:
     return tuple(Request(seq, command, "by hand") for seq, command in enumerate(commands, start=1))
 
 
-def test_what_was_obeyed_is_not_obeyed_again() -> None:
+def test_next_request__applied_command__is_not_repeated() -> None:
     asked = requests(OperatorCommand.PAUSE, OperatorCommand.RESUME)
     assert next_request(asked, 0) == asked[0]
     assert next_request(asked, 1) == asked[1]
     assert next_request(asked, 2) is None
 
 
-def test_what_takes_the_traffic_back_comes_first() -> None:
+def test_next_request__rollback_among_others__comes_first() -> None:
     asked = requests(OperatorCommand.PAUSE, OperatorCommand.FULL, OperatorCommand.ROLLBACK)
     assert next_request(asked, 0) == asked[2]

@@ -20,7 +20,7 @@ EDGES = (50.0, 100.0)
 @pytest.mark.parametrize(
     ("share", "limit"), [(0.0, 0.01), (0.001, 0.01), (0.005, 0.01), (0.3, 0.5)]
 )
-def test_the_expected_number_is_about_what_simulated_proofs_need(
+def test_requests_to_prove__simulated_proofs__is_within_a_factor_of_two(
     share: float, limit: float
 ) -> None:
     """200 seeded proofs, a request at a time in steps of 10; the median within a factor of 2."""
@@ -36,12 +36,12 @@ def test_the_expected_number_is_about_what_simulated_proofs_need(
     assert expected / 2 - 10 <= float(np.median(needed)) <= 2 * expected + 10
 
 
-def test_what_is_at_the_limit_is_never_proved() -> None:
+def test_requests_to_prove__share_at_the_limit__is_infinite() -> None:
     assert requests_to_prove(0.01, 0.01, alpha=0.05) == math.inf
     assert requests_to_prove(0.02, 0.01, alpha=0.05) == math.inf
 
 
-def test_every_step_is_told_with_what_it_waits_for() -> None:
+def test_plan__each_step__has_its_reason_and_time() -> None:
     planned = plan(SPEC, Today(10.0), tick_seconds=0.5)
     phases = [(step.phase, step.weight) for step in planned.steps]
     assert phases == [(RolloutPhase.SHIFT, 10), (RolloutPhase.SHIFT, 50), (RolloutPhase.BAKE, 100)]
@@ -53,7 +53,7 @@ def test_every_step_is_told_with_what_it_waits_for() -> None:
     assert planned.ends
 
 
-def test_latency_is_proved_only_at_an_equal_share() -> None:
+def test_plan__latency_limit_at_a_small_share__does_not_end() -> None:
     limited = replace(SPEC, steps=(10, 50, 100), max_p99_ms=100.0)
     enough = 1e6  # so much traffic that only the minimum times count
     assert plan(limited, Today(enough), 0.5).ends
@@ -62,7 +62,7 @@ def test_latency_is_proved_only_at_an_equal_share() -> None:
     assert plan(replace(small, allow_low_weight_proof=True), Today(enough), 0.5).ends
 
 
-def test_the_shadow_needs_its_copies() -> None:
+def test_plan__shadow__waits_for_its_copies() -> None:
     spec = replace(SPEC, shadow_percent=10, shadow_requests=100_000)
     shadow = plan(spec, Today(100.0), 0.5).steps[0]
     assert (shadow.phase, shadow.requests, shadow.seconds) == (
@@ -76,7 +76,7 @@ def test_the_shadow_needs_its_copies() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01])
-def test_a_rollout_that_cannot_end_is_refused_with_its_longest_step(rate: float) -> None:
+def test_require_end__too_little_traffic__names_the_longest_step(rate: float) -> None:
     planned = plan(SPEC, Today(rate), 0.5)
     assert not planned.ends
     with pytest.raises(MlctlError) as refused:
@@ -85,11 +85,11 @@ def test_a_rollout_that_cannot_end_is_refused_with_its_longest_step(rate: float)
     assert "the deadline is 3600 s" in refused.value.message
 
 
-def test_a_live_revision_beyond_the_limit_makes_it_impossible() -> None:
+def test_plan__live_is_beyond_the_limit__does_not_end() -> None:
     assert not plan(SPEC, Today(1000.0, errors=0.02), 0.5).ends
 
 
-def test_today_is_what_was_counted_less_its_noise() -> None:
+def test_today__counted_traffic__is_below_the_counts_by_the_noise() -> None:
     limited = replace(SPEC, max_p50_ms=50.0, max_p99_ms=100.0)
     counted = Totals(20_000, 400, 20_000, within=(15_000, 19_000))
     measured = today(counted, 4.0, limited, EDGES)
@@ -100,6 +100,6 @@ def test_today_is_what_was_counted_less_its_noise() -> None:
     assert today(Totals(within=(0, 0)), 4.0, limited, EDGES) == Today(0.0)
 
 
-def test_one_bad_request_does_not_make_it_impossible() -> None:
+def test_plan__one_bad_request_of_few__ends() -> None:
     few = Totals(50, 1, 50, within=(50, 50))
     assert plan(SPEC, today(few, 1.0, SPEC, EDGES), 0.5).ends

@@ -25,7 +25,7 @@ RMSE = ProvedScore("price", "rmse", 12.0, higher_is_better=False, rows=1000, dat
         (RMSE, 3.0, False),
     ],
 )
-def test_clearly_worse__by_direction_and_noise(
+def test_clearly_worse__value_of_each_metric__follows_direction_and_noise(
     live: ProvedScore, value: float, worse: bool
 ) -> None:
     found = clearly_worse([live], [replace(live, value=value)])

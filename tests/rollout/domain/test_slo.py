@@ -9,7 +9,7 @@ from rollout.domain.slo import SLOS, Slo, counted, limits
 from rollout.domain.spec import RolloutSpec
 
 
-def test_the_table() -> None:
+def test_slos__each_name__has_its_limits() -> None:
     assert {
         "ad-click": Slo(10, 20),
         "search-ranking": Slo(50, 100),
@@ -23,7 +23,7 @@ def test_the_table() -> None:
 
 @pytest.mark.parametrize("edges", [LATENCY_EDGES_MS, SERVED_EDGES_MS], ids=["proxy", "servers"])
 @pytest.mark.parametrize("slo", SLOS.values(), ids=str)
-def test_every_limit_can_be_counted_exactly(slo: Slo, edges: tuple[float, ...]) -> None:
+def test_slos__each_limit__is_an_edge_of_the_histograms(slo: Slo, edges: tuple[float, ...]) -> None:
     spec = RolloutSpec(max_p50_ms=slo.p50_ms, max_p99_ms=slo.p99_ms)
     assert counted(spec, edges) == spec
 
@@ -42,21 +42,21 @@ def test_counted__limit_beyond_the_last_edge__refused() -> None:
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_limit_of_its_own_goes_before_the_name() -> None:
+def test_limits__explicit_value__overrides_the_name() -> None:
     assert limits("search-ranking") == (50, 100)
     assert limits("search-ranking", max_p99_ms=80) == (50, 80)
     assert limits("search-ranking", 20, 80) == (20, 80)
     assert limits(None, None, 80) == (None, 80)
 
 
-def test_an_unknown_name() -> None:
+def test_limits__unknown_name__lists_the_names() -> None:
     with pytest.raises(MlctlError) as raised:
         limits("search")
     assert raised.value.code is ErrorCode.INVALID_INPUT
     assert "search-ranking" in raised.value.message
 
 
-def test_limits_between_two_edges_are_rounded_up() -> None:
+def test_counted__limit_between_two_edges__is_rounded_up() -> None:
     spec = counted(RolloutSpec(max_p50_ms=10.4, max_p99_ms=101.0))
     assert (spec.max_p50_ms, spec.max_p99_ms) == (11.0, 110.0)
     answers = counted(RolloutSpec(max_ttft_ms=310.0, max_tpot_ms=1.2))

@@ -21,7 +21,7 @@ def answers(count: int, other: float = 0.0, share: float = 0.0) -> dict[str, Ans
     return {str(i): {"y": np.asarray(values[i] + other * wrong[i])} for i in range(count)}
 
 
-def test_answers_that_agree_are_proved_to() -> None:
+def test_judge_streams__equal_answers__advances() -> None:
     found = judge_streams(answers(2000), answers(2000, 1.0, share=0.005), SPEC)
     assert found.verdict.action is Action.ADVANCE
     assert found.window.requests == 2000
@@ -29,12 +29,12 @@ def test_answers_that_agree_are_proved_to() -> None:
     assert len(found.differing) == min(10, found.window.differed)
 
 
-def test_a_worse_candidate_is_told() -> None:
+def test_judge_streams__worse_candidate__rolls_back() -> None:
     found = judge_streams(answers(2000), answers(2000, 5.0, share=0.2), SPEC)
     assert (found.verdict.action, found.verdict.gate) == (Action.ROLLBACK, Gate.DISAGREEMENT)
 
 
-def test_a_dead_letter_of_the_candidate_alone_is_a_disagreement() -> None:
+def test_judge_streams__dead_letter_of_the_candidate_only__disagrees() -> None:
     live, candidate = answers(1000), answers(1000)
     for source in [*live][::5]:
         candidate[source] = None
@@ -45,11 +45,11 @@ def test_a_dead_letter_of_the_candidate_alone_is_a_disagreement() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 30])
-def test_few_messages_prove_nothing(count: int) -> None:
+def test_judge_streams__few_messages__holds(count: int) -> None:
     assert judge_streams(answers(count), answers(count), SPEC).verdict.action is Action.HOLD
 
 
-def test_fields_that_only_one_side_keeps_are_left_out() -> None:
+def test_judge_streams__field_of_one_side_only__is_left_out() -> None:
     live = {source: {**each, "id": np.asarray(7)} for source, each in answers(500).items() if each}
     found = judge_streams(live, answers(500), SPEC)
     assert (found.verdict.action, found.left_out) == (Action.ADVANCE, ["id"])
@@ -57,7 +57,7 @@ def test_fields_that_only_one_side_keeps_are_left_out() -> None:
     assert judge_streams(live, other, SPEC).verdict.action is Action.ROLLBACK
 
 
-def test_a_candidate_that_answers_no_number_is_broken() -> None:
+def test_judge_streams__candidate_answers_nan__rolls_back() -> None:
     live, candidate = answers(100), answers(100)
     candidate["7"] = {"y": np.asarray(np.nan)}
     found = judge_streams(live, candidate, SPEC)

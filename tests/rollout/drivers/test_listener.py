@@ -48,7 +48,9 @@ def url(stage: Stage) -> str:
 
 
 @pytest.mark.slow
-def test_a_caller_with_a_certificate_is_answered(edge: Stage, certificates: Certificates) -> None:
+def test_tls__client_with_a_certificate__is_answered(
+    edge: Stage, certificates: Certificates
+) -> None:
     context = certificates.context(certificates.caller)
     with httpx.Client(base_url=url(edge), verify=context, trust_env=False) as client:
         answer = client.post(INFER, content=b"{}", headers=TOKEN)
@@ -58,7 +60,7 @@ def test_a_caller_with_a_certificate_is_answered(edge: Stage, certificates: Cert
 
 
 @pytest.mark.slow
-def test_grpc_over_the_same_port(edge: Stage, certificates: Certificates) -> None:
+def test_tls__grpc_on_the_same_port__is_answered(edge: Stage, certificates: Certificates) -> None:
     chain, key = (path.read_bytes() for path in certificates.caller)
     credentials = channel_credentials(certificates.ca.read_bytes(), key, chain)
     with secure_channel(f"localhost:{edge.ports.listen}", credentials) as channel:
@@ -69,7 +71,7 @@ def test_grpc_over_the_same_port(edge: Stage, certificates: Certificates) -> Non
 
 
 @pytest.mark.slow
-def test_a_token_reaches_the_replica(edge: Stage, certificates: Certificates) -> None:
+def test_tls__token__reaches_the_replica(edge: Stage, certificates: Certificates) -> None:
     log, context = edge.replicas[Slot.BLUE][0].log, certificates.context(certificates.caller)
     told = f"authorization {SECOND['authorization']}"
     assert told not in log.read_text()
@@ -80,7 +82,9 @@ def test_a_token_reaches_the_replica(edge: Stage, certificates: Certificates) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shown", ["nothing", "a stranger's", "plain text"])
-def test_nobody_else_is_heard(edge: Stage, certificates: Certificates, shown: str) -> None:
+def test_tls__no_or_unknown_certificate__is_rejected(
+    edge: Stage, certificates: Certificates, shown: str
+) -> None:
     pair = certificates.stranger if shown == "a stranger's" else None
     base = url(edge).replace("https", "http") if shown == "plain text" else url(edge)
     with httpx.Client(verify=certificates.context(pair), trust_env=False) as client:
@@ -92,7 +96,9 @@ def test_nobody_else_is_heard(edge: Stage, certificates: Certificates, shown: st
 
 
 @pytest.mark.slow
-def test_old_versions_and_weak_ciphers_are_refused(edge: Stage, certificates: Certificates) -> None:
+def test_tls__old_version_or_weak_cipher__is_rejected(
+    edge: Stage, certificates: Certificates
+) -> None:
     require_tls_1_2(edge.ports.listen, certificates)
     context = certificates.context(certificates.caller)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -102,7 +108,7 @@ def test_old_versions_and_weak_ciphers_are_refused(edge: Stage, certificates: Ce
 
 
 @pytest.mark.slow
-def test_a_renewed_certificate_is_taken(edge: Stage, certificates: Certificates) -> None:
+def test_tls__renewed_certificate__is_used(edge: Stage, certificates: Certificates) -> None:
     before = serial(edge, certificates)
     for new, old in zip(certificates.renewed[::-1], certificates.server[::-1], strict=True):
         fresh = edge.directory / f"{old.name}.new"
@@ -111,7 +117,7 @@ def test_a_renewed_certificate_is_taken(edge: Stage, certificates: Certificates)
     wait_until(lambda: serial(edge, certificates) != before, what="the new certificate is shown")
 
 
-def test_the_address_says_whether_it_is_encrypted() -> None:
+def test_url_of__each_setting__names_the_scheme() -> None:
     plain, tls = DeploymentSettings(), DeploymentSettings(tls=("c.pem", "k.pem"))
     assert (tls_of(plain), url_of(Ports(1, 2), plain)) == (None, "http://127.0.0.1:1")
     assert url_of(Ports(1, 2, "::1"), tls) == "https://[::1]:1"

@@ -101,7 +101,7 @@ def result(client: TestClient, name: str = "uid-1", **params: str) -> dict[str, 
     return document
 
 
-def test_a_good_canary_succeeds_once_it_is_proved(world: World) -> None:
+def test_gate__good_canary__succeeds_once_proved(world: World) -> None:
     client = world.client()
     found = looks(world, lambda: result(client, weight="50"), 25)
     assert found[0]["result"] == "inconclusive"
@@ -110,7 +110,7 @@ def test_a_good_canary_succeeds_once_it_is_proved(world: World) -> None:
     assert "failure" not in {each["result"] for each in found}
 
 
-def test_a_bad_canary_fails_and_stays_failed_over_a_restart(world: World) -> None:
+def test_gate__bad_canary__stays_failed_after_a_restart(world: World) -> None:
     client = world.client()
     found = looks(world, lambda: result(client), 9, errors=40)
     assert found[-1]["result"] == "failure"
@@ -119,7 +119,7 @@ def test_a_bad_canary_fails_and_stays_failed_over_a_restart(world: World) -> Non
     assert result(restarted) == found[-1]
 
 
-def test_evidence_survives_a_restart(world: World) -> None:
+def test_gate__restarted_service__keeps_its_evidence(world: World) -> None:
     client = world.client()
     looks(world, lambda: result(client, final="false"), 5)
     before = world.client()
@@ -129,12 +129,12 @@ def test_evidence_survives_a_restart(world: World) -> None:
     assert result(before, final="false")["n"] == 500
 
 
-def test_no_traffic_is_inconclusive(world: World) -> None:
+def test_gate__no_traffic__is_inconclusive(world: World) -> None:
     client = world.client()
     assert {result(client)["result"] for _ in range(10)} == {"inconclusive"}
 
 
-def test_a_dead_canary_fails_and_two_dead_servers_say_nothing(world: World) -> None:
+def test_gate__dead_servers__fail_or_are_inconclusive(world: World) -> None:
     client = world.client()
     world.pods["canary"].answers = False
     assert [result(client)["result"] for _ in range(3)][-1] == "failure"
@@ -159,14 +159,14 @@ def test_a_dead_canary_fails_and_two_dead_servers_say_nothing(world: World) -> N
         ({"slo": "no-such"}, 400, "invalid_input"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_gate__invalid_parameter__is_rejected_with_its_code(
     world: World, params: dict[str, str], status: int, code: str
 ) -> None:
     answer = world.client().get("/gates/uid-1", params={**PAIR, **params})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_a_session_keeps_its_limits(world: World) -> None:
+def test_gate__other_limits_in_a_session__are_rejected(world: World) -> None:
     client = world.client()
     result(client)
     answer = client.get("/gates/uid-1", params={**PAIR, "max_p99_ms": "500"})
@@ -177,7 +177,7 @@ def test_a_session_keeps_its_limits(world: World) -> None:
     assert client.get("/gates/uid-1", params={**PAIR, "max_p99_ms": "500"}).status_code == 200
 
 
-def test_sessions_are_bounded_and_expire(world: World) -> None:
+def test_sessions__more_than_the_limit__are_rejected_until_one_expires(world: World) -> None:
     client = world.client()
     for number in range(3):
         result(client, f"uid-{number}")
@@ -187,7 +187,7 @@ def test_sessions_are_bounded_and_expire(world: World) -> None:
     assert client.get("/gates/..%2fetc", params=PAIR).status_code in (400, 404)
 
 
-def test_a_session_that_expired_begins_anew(world: World) -> None:
+def test_sessions__expired__begin_again(world: World) -> None:
     client = world.client()
     looks(world, lambda: result(client, weight="50"), 4)
     world.clock.advance(3601.0)
@@ -199,7 +199,7 @@ def test_a_session_that_expired_begins_anew(world: World) -> None:
     assert client.get("/gates/uid-1", params=swapped).json()["n"] == 70
 
 
-def test_what_is_forgotten_during_a_look_stays_forgotten(world: World) -> None:
+def test_sessions__deleted_during_an_evaluation__stay_deleted(world: World) -> None:
     store = SessionStore(world.path, world.clock, limit=3, expire_seconds=3600.0)
     service = GateService(world.sources, store)
     terms = Terms("stable", "canary", RolloutSpec())
@@ -228,7 +228,7 @@ def hook(client: TestClient, name: str, checksum: str = "7d9") -> int:
     return client.post(f"/flagger/{name}", json=body).status_code
 
 
-def test_flagger_is_told_by_status(world: World) -> None:
+def test_flagger__each_hook__answers_by_status(world: World) -> None:
     client = world.client()
     assert hook(client, "rollout") == 200
     assert hook(client, "confirm-traffic-increase") == 409
@@ -240,7 +240,7 @@ def test_flagger_is_told_by_status(world: World) -> None:
     assert looks(world, lambda: hook(client, "confirm-promotion"), 25)[-1] == 200
 
 
-def test_flagger_is_told_to_roll_back_and_a_new_revision_begins_anew(world: World) -> None:
+def test_flagger__bad_canary__rolls_back_and_a_new_revision_begins_again(world: World) -> None:
     client = world.client()
     assert looks(world, lambda: hook(client, "rollout"), 9, errors=40)[-1] == 409
     assert hook(client, "rollback") == 200
@@ -248,18 +248,18 @@ def test_flagger_is_told_to_roll_back_and_a_new_revision_begins_anew(world: Worl
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"name": "x"}', b"[" * 50_000, b" " * 70_000])
-def test_a_body_that_is_none_of_flagger_s(world: World, body: bytes) -> None:
+def test_flagger__invalid_body__is_rejected(world: World, body: bytes) -> None:
     answer = world.client().post("/flagger/rollout", content=body)
     assert answer.status_code == (413 if len(body) > 65536 else 400)
 
 
-def test_what_there_is_not(world: World) -> None:
+def test_app__unknown_hook__is_not_found(world: World) -> None:
     client = world.client()
     assert client.get("/healthz").json() == {"status": "ok"}
     assert hook(client, "no-such") == 404
 
 
-def test_sources_are_parsed() -> None:
+def test_parse_sources__urls_and_services__are_grouped_by_name() -> None:
     entries = ("a=http://h:1/metrics", "a=http://h:2/metrics", "b=service:prod/shop-canary")
     assert parse_sources(entries) == {
         "a": ("http://h:1/metrics", "http://h:2/metrics"),
@@ -267,7 +267,9 @@ def test_sources_are_parsed() -> None:
     }
 
 
-def test_every_address_of_a_name_is_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_source__name_with_several_addresses__reads_each(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of a headless Service: two addresses, and the same server's IPv6 one beside."""
     (url,) = world.sources["canary"]._urls
     port = int(url.split(":")[2].partition("/")[0])
@@ -303,6 +305,6 @@ def test_every_address_of_a_name_is_asked(world: World, monkeypatch: pytest.Monk
         ("a=service:n/s", "a=http://h/m", "b=http://h/m"),
     ],
 )
-def test_sources_that_are_none(entries: tuple[str, ...]) -> None:
+def test_parse_sources__invalid_entry__is_rejected(entries: tuple[str, ...]) -> None:
     with pytest.raises(MlctlError):
         parse_sources(entries)

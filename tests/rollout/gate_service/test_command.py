@@ -12,8 +12,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from bundle.ports import free_ports
 from cli.main import cli
-from rollout.drivers.local.ports import free_ports
 from tests.support.wait import wait_until
 
 UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--services")
@@ -36,18 +36,18 @@ UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--ser
         ),
         (
             [*UP, "blue=a,green=b", "--replicas", "2"],
-            "Deployments say how many",
+            "have replicas and timeouts",
         ),
     ],
 )
-def test_what_is_refused(words: list[str], told: str) -> None:
+def test_gate_command__invalid_options__are_rejected(words: list[str], told: str) -> None:
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
     assert told in result.output
 
 
 @pytest.mark.slow
-def test_the_service_as_a_process(tmp_path: Path) -> None:
+def test_gate_command__as_a_process__serves_until_sigterm(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     # It may ask itself: what it says of its health is no metrics.

@@ -32,13 +32,13 @@ def result(session: GateSession, *, final: bool = False) -> Result:
     return result_of(judge(session, SPEC, final=final))
 
 
-def test_no_data_is_inconclusive_and_never_a_success() -> None:
+def test_session__no_data__is_inconclusive() -> None:
     assert result(GateSession()) is Result.INCONCLUSIVE
     empty = Window(Counts(), Counts(requests=100, timed=100))
     assert result(after(*[empty] * 50)) is Result.INCONCLUSIVE
 
 
-def test_a_step_passes_before_the_proof_is_there() -> None:
+def test_session__step_without_proof__succeeds_unless_final() -> None:
     session = after(*[GOOD] * 3)
     assert result(session) is Result.SUCCESS
     verdict = judge(session, SPEC, final=True)
@@ -46,14 +46,14 @@ def test_a_step_passes_before_the_proof_is_there() -> None:
     assert result(after(*[GOOD] * 30), final=True) is Result.SUCCESS
 
 
-def test_latency_at_a_small_share_proves_nothing() -> None:
+def test_session__small_share__proves_no_latency() -> None:
     assert result(after(*[GOOD] * 60, weight=5), final=True) is Result.INCONCLUSIVE
     small = Window(Counts(requests=10, timed=10), Counts(requests=190, timed=190))
     assert result(after(*[small] * 200, weight=None), final=True) is Result.INCONCLUSIVE
     assert result(after(*[GOOD] * 60, weight=None), final=True) is Result.SUCCESS
 
 
-def test_harm_is_a_failure_and_final() -> None:
+def test_session__harm__fails_for_good() -> None:
     session = after(*[BAD] * 8)
     verdict = judge(session, SPEC, final=False)
     assert (result_of(verdict), verdict.gate) == (Result.FAILURE, Gate.ERRORS_VS_LIMIT)
@@ -63,7 +63,7 @@ def test_harm_is_a_failure_and_final() -> None:
     assert judge(failed, SPEC, final=True) == verdict
 
 
-def test_a_new_weight_needs_data_of_its_own() -> None:
+def test_session__new_weight__needs_its_own_data() -> None:
     session = absorb(after(*[GOOD] * 5, weight=5), TickObservation(GOOD), SPEC, 25)
     assert (session.step_requests, session.step_ticks) == (100, 1)
     assert result(session) is Result.INCONCLUSIVE
@@ -80,7 +80,7 @@ def test_session__candidate_fails_only_at_a_higher_weight__its_past_does_not_exc
     assert result_of(verdict) is Result.INCONCLUSIVE
 
 
-def test_silence_of_the_candidate_is_a_failure_at_the_third_look() -> None:
+def test_session__candidate_silent_for_three_ticks__fails() -> None:
     session = GateSession()
     for expected in (Result.INCONCLUSIVE, Result.INCONCLUSIVE, Result.FAILURE):
         session = absorb(session, TickObservation(None, healthy=False), SPEC, 50)
@@ -88,7 +88,7 @@ def test_silence_of_the_candidate_is_a_failure_at_the_third_look() -> None:
     assert result(absorb(session, TickObservation(GOOD), SPEC, 50)) is Result.INCONCLUSIVE
 
 
-def test_json_keeps_all_of_it() -> None:
+def test_session__written_as_json__is_read_back() -> None:
     session = after(*[GOOD, BAD] * 7)
     failed = replace(session, failed=judge(session, SPEC, final=False))
     assert from_json(to_json(failed)) == failed

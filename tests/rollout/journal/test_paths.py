@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.spec import Ports, RolloutSpec
-from rollout.drivers.local.ports import free_ports
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.schema import VERSION, connect, transaction

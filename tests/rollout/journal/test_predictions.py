@@ -38,7 +38,7 @@ def label_all(store: PredictionStore, ids: list[str], deviation: Deviation) -> N
     store.label([(each, deviation) for rows in store.find(ids).values() for each in rows])
 
 
-def test_store__is_private_to_its_owner(store: PredictionStore, tmp_path: Path) -> None:
+def test_store__its_files__are_private_to_the_owner(store: PredictionStore, tmp_path: Path) -> None:
     store.add([row("r")], 100.0)
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
@@ -124,7 +124,7 @@ def test_accuracies__both_revisions__have_their_own(store: PredictionStore) -> N
     assert (found[CANDIDATE].wrong, found[CANDIDATE].mean_error) == (1.0, 4.0)
 
 
-def test_kind__is_that_of_the_first_output(store: PredictionStore) -> None:
+def test_kind__several_outputs__is_that_of_the_first(store: PredictionStore) -> None:
     assert store.kind(LIVE) is None
     store.add([row("r"), row("t", digest=CANDIDATE, answer=np.asarray(b"x", dtype=object))], 100.0)
     assert store.kind(LIVE) is OutputKind.CLASS_SCORES

@@ -11,12 +11,12 @@ from bundle.errors import ErrorCode
 from rollout.client import deployments
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.state_machine import RolloutPhase
-from rollout.ui.access import CSRF_HEADER, Access
+from rollout.ui.access import CSRF_HEADER, PageAccess
 from rollout.ui.app import ui_app
 from tests.support.clock import ManualClock
 from tests.support.played import Played
 
-ACCESS = Access(8600)
+ACCESS = PageAccess(8600)
 PAGE = "/deployments/shop"
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
-from rollout.ui.access import Access
+from rollout.ui.access import PageAccess
 from rollout.ui.app import ui_app
 from tests.support.browser import CHROMIUM, Browser, open_browser
 from tests.support.clock import ManualClock
@@ -30,10 +30,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def access(shop: Played, clock: ManualClock) -> Iterator[Access]:
+def access(shop: Played, clock: ManualClock) -> Iterator[PageAccess]:
     """The page of `shop`, served."""
     assert shop
-    access = Access(free_ports(1)[0])
+    access = PageAccess(free_ports(1)[0])
     server: uvicorn.Server
     app = ui_app(access, lambda: server.should_exit, clock)
     server = uvicorn.Server(
@@ -50,7 +50,7 @@ def access(shop: Played, clock: ManualClock) -> Iterator[Access]:
 
 
 @pytest.fixture
-def browser(access: Access, tmp_path: Path) -> Iterator[Browser]:
+def browser(access: PageAccess, tmp_path: Path) -> Iterator[Browser]:
     """A browser with a session on the page of `shop`."""
     with open_browser(tmp_path / "profile") as browser:
         browser.look(1100)

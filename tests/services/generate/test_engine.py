@@ -17,16 +17,16 @@ from services.generate.engine import (
     ContinuousBatch,
     FinishReason,
     GenerationRequest,
-    Piece,
     Sequence,
+    TokenPiece,
     complete,
 )
-from services.generate.sampling import Sampler, Sampling, token_logprobs
+from services.generate.sampling import Sampler, TokenSampling, token_logprobs
 from services.generate.text import StopStrings, TextCodec
 from tests.support.tiny_llm import ANSWERS
 
 pytestmark = pytest.mark.slow
-GREEDY = Sampling(temperature=0)
+GREEDY = TokenSampling(temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_engine__sampling_with_a_seed__repeats_and_differs_from_another_seed(
     folder: Path, codec: TextCodec
 ) -> None:
     def draw(seed: int) -> str:
-        sampling = Sampling(temperature=5.0, top_k=50, top_p=0.95, seed=seed)
+        sampling = TokenSampling(temperature=5.0, top_k=50, top_p=0.95, seed=seed)
         return complete(engine(folder, codec), [ask(codec, "Count:", sampling=sampling)])[0].text
 
     assert draw(1) == draw(1) != draw(2)
@@ -151,16 +151,16 @@ def test_engine__sampling_with_a_seed__repeats_and_differs_from_another_seed(
 @pytest.mark.parametrize(
     ("sampling", "tokens"),
     [
-        (Sampling(temperature=0), {2}),
-        (Sampling(top_k=1), {2}),
-        (Sampling(top_k=2), {1, 2}),
-        (Sampling(top_p=0.5), {2}),
-        (Sampling(top_p=0.7), {1, 2}),
-        (Sampling(temperature=100.0), {0, 1, 2, 3}),
+        (TokenSampling(temperature=0), {2}),
+        (TokenSampling(top_k=1), {2}),
+        (TokenSampling(top_k=2), {1, 2}),
+        (TokenSampling(top_p=0.5), {2}),
+        (TokenSampling(top_p=0.7), {1, 2}),
+        (TokenSampling(temperature=100.0), {0, 1, 2, 3}),
     ],
 )
 def test_sampler__limits__draw_only_the_tokens_within_them(
-    sampling: Sampling, tokens: set[int]
+    sampling: TokenSampling, tokens: set[int]
 ) -> None:
     logits = np.log(np.array([0.05, 0.25, 0.6, 0.1], np.float32))
     sampler = Sampler(sampling)
@@ -170,7 +170,7 @@ def test_sampler__limits__draw_only_the_tokens_within_them(
 
 def test_sampler__probabilities__tokens_are_drawn_in_their_proportion() -> None:
     weights = np.array([0.05, 0.25, 0.6, 0.1])
-    sampler = Sampler(Sampling(seed=0))
+    sampler = Sampler(TokenSampling(seed=0))
     logits = np.log(weights).astype(np.float32)
 
     drawn = np.bincount([sampler.pick(logits) for _ in range(20_000)]) / 20_000
@@ -251,7 +251,7 @@ def test_pieces__characters_of_several_tokens__come_whole(codec: TextCodec) -> N
     tokens = codec.encode("héllo → €", special=False)
 
     assert "".join(map(pieces.step, tokens)) == "héllo → €"
-    assert Piece("", None, None, None).text == ""
+    assert TokenPiece("", None, None, None).text == ""
 
 
 def test_chat_template__reaches_beyond_the_messages__is_rejected(

@@ -25,9 +25,7 @@ BY_MODEL = [12.0, 14.0, 16.0, 18.0]
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_what_is_stored_needs_no_model_and_only_the_rest_goes_to_it(
-    bench: Bench, door: str
-) -> None:
+def test_lookup__some_keys_are_stored__only_the_rest_is_computed(bench: Bench, door: str) -> None:
     bench.fill({"a": 7, "b": 8, "5": 9}, time.time() - 60)
 
     async def use(ask: Ask, host: ServedModel) -> None:
@@ -54,7 +52,7 @@ def test_what_is_stored_needs_no_model_and_only_the_rest_goes_to_it(
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_keys_that_do_not_fit_are_refused(bench: Bench, door: str) -> None:
+def test_lookup__invalid_keys__are_rejected(bench: Bench, door: str) -> None:
     bench.fill({"a": 7}, time.time())
 
     async def use(ask: Ask, _host: ServedModel) -> None:
@@ -68,7 +66,7 @@ def test_keys_that_do_not_fit_are_refused(bench: Bench, door: str) -> None:
     bench.run(use, door)
 
 
-def test_a_server_without_answers_takes_keys_as_it_takes_any_parameter(bench: Bench) -> None:
+def test_lookup__not_enabled__keys_are_ignored(bench: Bench) -> None:
     async def use(ask: Ask, _host: ServedModel) -> None:
         answer = await ask("a", [X])
         assert (answer.y, answer.parameters) == ([BY_MODEL], {})
@@ -77,7 +75,7 @@ def test_a_server_without_answers_takes_keys_as_it_takes_any_parameter(bench: Be
     bench.run(use, precomputed=None)
 
 
-def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
+def test_lookup__answer_is_too_old__model_answers(bench: Bench) -> None:
     bench.fill({"old": 7}, time.time() - 100)
 
     async def use(ask: Ask, _host: ServedModel) -> None:
@@ -89,9 +87,7 @@ def test_an_old_answer_gives_way_to_the_model(bench: Bench) -> None:
     assert (bench.counted("stale"), bench.counted("hit")) == (2, 0)
 
 
-def test_each_slot_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
-    bench: Bench, tmp_path: Any
-) -> None:
+def test_lookup__generation_is_flipped__is_used_at_once(bench: Bench, tmp_path: Any) -> None:
     green = make_bundle(tmp_path / "green", scale=3.0)
     bench.fill({"a": 1}, time.time())
 
@@ -119,7 +115,7 @@ def test_each_slot_answers_with_its_own_digest_and_a_flip_is_seen_at_once(
     bench.run(other_uses, bundle=make_bundle(tmp_path / "other", scale=4.0))
 
 
-def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
+def test_lookup__broken_store__model_answers_and_it_is_logged_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.folder.mkdir()
@@ -143,7 +139,9 @@ def test_a_broken_store_costs_answers_but_no_request_and_is_told_once(
     assert bench.counted("down") >= 4
 
 
-def test_an_answer_of_another_shape_is_not_served(bench: Bench, tiny: VerifiedBundle) -> None:
+def test_lookup__stored_answer_of_another_shape__is_not_served(
+    bench: Bench, tiny: VerifiedBundle
+) -> None:
     store = bench.store()
     store.upsert(tiny.digest, [PrecomputedRow("a", time.time(), bytes(20))])
     store.close()
@@ -156,7 +154,7 @@ def test_an_answer_of_another_shape_is_not_served(bench: Bench, tiny: VerifiedBu
     assert bench.counted("foreign") == 2
 
 
-def test_binary_tensors_go_both_ways_with_keys(bench: Bench) -> None:
+async def test_lookup__binary_tensors__are_read_and_returned(bench: Bench) -> None:
     bench.fill({"a": 7}, time.time())
     head: dict[str, Any] = {"parameters": {"entity_key": ["a", "b"], "binary_data_output": True}}
     tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4]}
@@ -165,25 +163,20 @@ def test_binary_tensors_go_both_ways_with_keys(bench: Bench) -> None:
     body = text + np.array([X, X], "<f4").tobytes()
     headers = {"Inference-Header-Content-Length": str(len(text))}
 
-    async def main() -> None:
-        settings = ServerSettings(precomputed=NAME, precomputed_store=str(bench.folder))
-        host = ServedModel(bench.bundle, settings, registry=CollectorRegistry())
-        await host.start()
-        async with served(host) as client:
-            for _ in range(3):  # what comes again is known, and still asked for by its keys
-                reply = await client.post(INFER, content=body, headers=headers)
-                size = int(reply.headers["inference-header-content-length"])
-                assert orjson.loads(reply.content[:size])["parameters"]["source"] == "mixed"
-                y = np.frombuffer(reply.content[size:], "<f4").reshape(2, 4)
-                assert y.tolist() == [[7] * 4, BY_MODEL]
-        await host.stop()
-
-    asyncio.run(main())
+    settings = ServerSettings(precomputed=NAME, precomputed_store=str(bench.folder))
+    host = ServedModel(bench.bundle, settings, registry=CollectorRegistry())
+    await host.start()
+    async with served(host) as client:
+        for _ in range(3):  # what comes again is known, and still asked for by its keys
+            reply = await client.post(INFER, content=body, headers=headers)
+            size = int(reply.headers["inference-header-content-length"])
+            assert orjson.loads(reply.content[:size])["parameters"]["source"] == "mixed"
+            y = np.frombuffer(reply.content[size:], "<f4").reshape(2, 4)
+            assert y.tolist() == [[7] * 4, BY_MODEL]
+    await host.stop()
 
 
-def test_a_model_whose_rows_depend_on_each_other_is_not_served_so(
-    bench: Bench, tmp_path: Any
-) -> None:
+def test_lookup__dependent_rows__is_rejected(bench: Bench, tmp_path: Any) -> None:
     async def never(_ask: Ask, _host: ServedModel) -> None:
         raise AssertionError
 

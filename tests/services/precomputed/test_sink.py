@@ -33,9 +33,7 @@ def score(bench: Bench, rows: Path, *, name: str = NAME, **options: str) -> int:
     return tables.score(bench.bundle, rows, sink, config=BY_ID).rows
 
 
-def test_a_batch_is_served_as_the_model_would_answer_and_a_rerun_does_nothing(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_sink__batch_run__is_served_and_a_rerun_does_nothing(bench: Bench, tmp_path: Path) -> None:
     x = tables.write_rows(tmp_path / "in.parquet", 450)
     assert score(bench, tmp_path / "in.parquet") == 450
     assert score(bench, tmp_path / "in.parquet") == 0
@@ -50,7 +48,7 @@ def test_a_batch_is_served_as_the_model_would_answer_and_a_rerun_does_nothing(
     bench.run(use)
 
 
-def test_generations_follow_each_other_and_only_one_stays_behind(
+def test_sink__several_runs__keep_the_live_and_the_previous_generation(
     bench: Bench, tmp_path: Path
 ) -> None:
     for night in range(3):
@@ -66,7 +64,7 @@ def test_generations_follow_each_other_and_only_one_stays_behind(
     assert [g.rows for g in bench.store().generations()] == [100, 130]
 
 
-def test_generations_of_three_digests_stay(bench: Bench, tmp_path: Path) -> None:
+def test_sink__four_digests__keeps_three(bench: Bench, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 10)
     digests = []
     for scale in (2.0, 3.0, 4.0, 5.0):
@@ -77,7 +75,7 @@ def test_generations_of_three_digests_stay(bench: Bench, tmp_path: Path) -> None
     assert [g.digest for g in bench.store().generations() if g.live] == digests[1:]
 
 
-def test_bad_rows_are_left_to_the_model(bench: Bench, tmp_path: Path) -> None:
+def test_sink__bad_rows__are_left_to_the_model(bench: Bench, tmp_path: Path) -> None:
     bundle = make_text_bundle(tmp_path / "bundle")
     texts = ["one two", "", "one two"]
     parquet.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "in.parquet")
@@ -86,7 +84,7 @@ def test_bad_rows_are_left_to_the_model(bench: Bench, tmp_path: Path) -> None:
     assert [g.rows for g in bench.store().generations()] == [2]
 
 
-def test_a_job_that_cannot_be_stored_is_refused_before_it_scores(
+def test_sink__unusable_key_or_option__is_rejected_before_scoring(
     bench: Bench, tmp_path: Path
 ) -> None:
     tables.write_rows(tmp_path / "in.parquet", 10)
@@ -103,7 +101,7 @@ def test_a_job_that_cannot_be_stored_is_refused_before_it_scores(
             open_sink(location, options=option)
 
 
-def test_a_lost_store_makes_the_job_begin_anew(bench: Bench, tmp_path: Path) -> None:
+def test_sink__store_is_lost__job_starts_again(bench: Bench, tmp_path: Path) -> None:
     tables.write_rows(tmp_path / "in.parquet", 100)
     score(bench, tmp_path / "in.parquet")
     for path in bench.folder.glob(f"{NAME}.db*"):

@@ -56,7 +56,7 @@ def store(place: str, name: str) -> Iterator[PrecomputedStore]:
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
+def test_flip__sealed_generation__is_visible_only_then(
     store: PrecomputedStore, name: str, place: str
 ) -> None:
     reader = store.reader("blue", 5.0)
@@ -89,7 +89,7 @@ def test_a_generation_is_seen_when_it_is_flipped_and_not_before(
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_the_one_before_stays_and_older_ones_go(store: PrecomputedStore) -> None:
+def test_flip__several_generations__keeps_the_previous_one(store: PrecomputedStore) -> None:
     numbers = [store.create("blue", float(each)) for each in range(4)]
     for number in numbers:
         store.commit(number, [PrecomputedRow("a", float(number), b"")])
@@ -135,7 +135,7 @@ def test_commit__units__are_recorded_with_the_job(store: PrecomputedStore) -> No
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_upsert__adds_to_the_live_generation_or_creates_one(store: PrecomputedStore) -> None:
+def test_upsert__with_or_without_a_live_generation__is_visible(store: PrecomputedStore) -> None:
     reader = store.reader("blue", 5.0)
     store.upsert("blue", [PrecomputedRow("a", 1.0, b"1")])
     store.upsert("blue", [PrecomputedRow("a", 2.0, b"2"), PrecomputedRow("b", 2.0, b"2")])
@@ -174,7 +174,7 @@ def test_upsert__another_writer_is_faster__keeps_the_rows(
 
 
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
-def test_a_batch_into_a_shared_store_is_served_and_missed_without_it(
+def test_shared_store__batch_run__is_served_to_others(
     bench: Bench, place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_PRECOMPUTED_STORE", place)
@@ -214,7 +214,7 @@ async def until_found(ask: Ask) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
+def test_redis__dies_and_returns__only_stored_answers_are_missing(
     bench: Bench, tmp_path: Path
 ) -> None:
     async def use(ask: Ask, _host: ServedModel) -> None:
@@ -232,7 +232,7 @@ def test_a_redis_that_dies_and_comes_back_costs_only_its_answers(
         bench.run(use, precomputed_store=database.url, precomputed_timeout_ms=20_000)
 
 
-def test_the_rows_of_one_request_are_of_one_generation_while_others_flip(tmp_path: Path) -> None:
+def test_get__concurrent_flips__rows_are_of_one_generation(tmp_path: Path) -> None:
     keys, place = [str(key) for key in range(20)], str(tmp_path)
     writer, reader = open_store(NAME, place), open_store(NAME, place).reader("blue", 5.0)
     writer.upsert("blue", [PrecomputedRow(key, -1.0, b"") for key in keys])

@@ -36,7 +36,7 @@ def binary_x(size: Any = 8) -> dict[str, Any]:
     return {**{k: v for k, v in X.items() if k != "data"}, "parameters": {"binary_data_size": size}}
 
 
-def test_json_in_and_out() -> None:
+def test_codec__json_tensors__are_read_and_written() -> None:
     request = CODEC.decode(body(id="7"), None)
     assert request.inputs["x"].tolist() == [[1, 2]]
     assert request.inputs["w"].tolist() == [b"a"]
@@ -53,7 +53,7 @@ def test_json_in_and_out() -> None:
     }
 
 
-def test_binary_in_and_out_beside_json() -> None:
+def test_codec__binary_beside_json__is_read_and_written() -> None:
     head = body(
         inputs=[binary_x(), W],
         outputs=[{"name": "n"}, {"name": "y", "parameters": {"binary_data": True}}],
@@ -68,7 +68,7 @@ def test_binary_in_and_out_beside_json() -> None:
     assert found[header_length:] == np.array([1, 2], "<f4").tobytes()
 
 
-def test_binary_data_output_is_the_default_of_every_output() -> None:
+def test_decode__binary_data_output__is_the_default_of_each_output() -> None:
     request = CODEC.decode(body(parameters={"binary_data_output": True}), None)
     assert request.outputs == {"y": True, "n": True}
     mixed = CODEC.decode(
@@ -81,7 +81,7 @@ def test_binary_data_output_is_the_default_of_every_output() -> None:
     assert mixed.outputs == {"y": True, "n": False}
 
 
-def test_a_header_that_comes_again_means_the_same() -> None:
+def test_decode__same_header_again__is_read_the_same() -> None:
     codec = V2Codec("m", "v", SIGNATURE)
     texts = {"name": "w", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}
     head = body(inputs=[binary_x(), texts], parameters={"binary_data_output": True, "timeout": 9})
@@ -181,7 +181,7 @@ def test_decode__one_binary_tensor_with_keys__has_both_and_the_exact_size() -> N
             codec.decode(head + bytes(size), len(head))
 
 
-def test_half_floats_are_numbers_in_json() -> None:
+def test_codec__half_floats_in_json__are_numbers() -> None:
     spec = TensorSpec(name="h", dtype=Datatype.FP16, shape=(-1,))
     codec = V2Codec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
     tensor = {"name": "h", "datatype": "FP16", "shape": [3], "data": [0.1, -2, 65504]}
@@ -193,7 +193,7 @@ def test_half_floats_are_numbers_in_json() -> None:
     ]  # fmt: skip
 
 
-def test_bfloat16_travels_as_its_two_bytes() -> None:
+def test_codec__bfloat16__is_two_bytes() -> None:
     spec = TensorSpec(name="b", dtype=Datatype.BF16, shape=(-1,))
     codec = V2Codec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
     tensor = {"name": "b", "datatype": "BF16", "shape": [2], "parameters": {"binary_data_size": 4}}
@@ -206,7 +206,7 @@ def test_bfloat16_travels_as_its_two_bytes() -> None:
         codec.encode(InferRequest("", {}, {"b": False}), request.inputs)
 
 
-def test_a_length_of_zero_means_one_tensor_without_a_header() -> None:
+def test_decode__header_length_zero__is_one_raw_tensor() -> None:
     spec = TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2))
     codec = V2Codec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
     request = codec.decode(np.arange(6, dtype="<f4").tobytes(), 0)
@@ -218,7 +218,7 @@ def test_a_length_of_zero_means_one_tensor_without_a_header() -> None:
         CODEC.decode(bytes(8), 0)
 
 
-def test_a_timeout_is_in_microseconds() -> None:
+def test_decode__timeout__is_in_microseconds() -> None:
     assert CODEC.decode(body(parameters={"timeout": 250_000}), None).timeout == 0.25
     assert CODEC.decode(body(), None).timeout is None
 
@@ -256,13 +256,13 @@ def test_a_timeout_is_in_microseconds() -> None:
         (body(parameters={"timeout": 0}), "'timeout'"),
     ],
 )
-def test_what_is_wrong_is_named(content: bytes, message: str) -> None:
+def test_decode__invalid_body__is_rejected_with_the_reason(content: bytes, message: str) -> None:
     with pytest.raises(MlctlError, match=message) as caught:
         CODEC.decode(content, None)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_the_header_length_must_fit_the_body() -> None:
+def test_decode__header_length_does_not_fit__is_rejected() -> None:
     content = body()
     with pytest.raises(MlctlError, match="the body has"):
         CODEC.decode(content, len(content) + 1)

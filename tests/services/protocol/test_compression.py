@@ -31,7 +31,9 @@ TEXT = b"the same words again and again, " * 40
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("step", [1, 7, STEP_BYTES])
-def test_round_trip_in_steps(coding: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inflate__deflated_in_steps__is_the_original(
+    coding: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(encoding, "STEP_BYTES", step)
     packed = deflate(TEXT, coding)
     assert len(packed) < len(TEXT) / 4
@@ -69,7 +71,7 @@ def test_inflate_apart__charge_raises__ends_the_work() -> None:
     assert sizes[-1] <= 2 * STEP_BYTES
 
 
-def test_what_other_tools_write_is_read() -> None:
+def test_inflate__written_by_other_tools__is_read() -> None:
     assert inflate(gzip.compress(TEXT, mtime=0), "gzip", 10_000) == TEXT
     assert inflate(zlib.compress(TEXT), "deflate", 10_000) == TEXT
     assert gzip.decompress(deflate(TEXT, "gzip")) == TEXT
@@ -77,14 +79,14 @@ def test_what_other_tools_write_is_read() -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_the_limit_is_for_the_inflated_body(coding: str) -> None:
+def test_inflate__above_the_limit__is_rejected(coding: str) -> None:
     assert len(inflate(deflate(bytes(1000), coding), coding, 1000)) == 1000
     with pytest.raises(MlctlError, match="inflates to more than the limit of 1000") as caught:
         inflate(deflate(bytes(1001), coding), coding, 1000)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-def test_a_large_body_may_not_be_many_times_its_size() -> None:
+def test_inflate__large_and_100_times_its_size__is_rejected() -> None:
     bomb = deflate(bytes(8 << 20), "gzip")
     with pytest.raises(MlctlError, match=r"100 times its size, to \d{7} bytes") as caught:
         inflate(bomb, "gzip", 64 << 20)
@@ -92,7 +94,7 @@ def test_a_large_body_may_not_be_many_times_its_size() -> None:
     assert len(inflate(deflate(bytes(1 << 20), "gzip"), "gzip", 64 << 20)) == 1 << 20
 
 
-def test_a_bomb_costs_no_more_than_the_limit() -> None:
+def test_inflate__compression_bomb__takes_little_memory() -> None:
     bomb = deflate(bytes(64 << 20), "gzip")
     tracemalloc.start()
     try:
@@ -116,7 +118,7 @@ def test_a_bomb_costs_no_more_than_the_limit() -> None:
     ],
 )
 @pytest.mark.parametrize("step", [1, 60, STEP_BYTES])
-def test_damaged_bodies_are_refused(
+def test_inflate__damaged_body__is_rejected(
     body: bytes, message: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding, "STEP_BYTES", step)
@@ -126,7 +128,7 @@ def test_damaged_bodies_are_refused(
 
 
 @given(st.binary(max_size=200), st.sampled_from(CODINGS), st.integers(0, 100))
-def test_any_bytes_are_inflated_or_refused(body: bytes, coding: str, limit: int) -> None:
+def test_inflate__any_bytes__are_inflated_or_rejected(body: bytes, coding: str, limit: int) -> None:
     try:
         assert len(inflate(body, coding, limit)) <= limit
     except MlctlError as error:
@@ -138,12 +140,12 @@ def test_any_bytes_are_inflated_or_refused(body: bytes, coding: str, limit: int)
     [("gzip", "gzip"), (" X-GZip ", "gzip"), ("deflate", "deflate"), ("", "identity"),
      ("Identity", "identity")],
 )  # fmt: skip
-def test_content_codings(value: str, coding: str) -> None:
+def test_content_coding__each_spelling__is_read(value: str, coding: str) -> None:
     assert content_coding(value) == coding
 
 
 @pytest.mark.parametrize("value", ["br", "gzip, gzip", "gzip;q=1"])
-def test_other_codings_are_not_served(value: str) -> None:
+def test_content_coding__unsupported__is_rejected(value: str) -> None:
     with pytest.raises(MlctlError, match="is not served") as caught:
         content_coding(value)
     assert caught.value.code is ErrorCode.UNSUPPORTED_MEDIA_TYPE
@@ -170,11 +172,11 @@ def test_other_codings_are_not_served(value: str) -> None:
         (",,;", None),
     ],
 )
-def test_the_coding_of_an_answer_is_the_clients_choice(value: str, coding: str | None) -> None:
+def test_accepted_coding__accept_encoding__decides(value: str, coding: str | None) -> None:
     assert accepted_coding(value) == coding
 
 
-def test_answers_are_packed_if_that_gains_something() -> None:
+def test_compress_response__size_and_coding__decide() -> None:
     packed, headers = compress_response(bytes(COMPRESS_FROM_BYTES), b"deflate, gzip;q=0.9")
     assert headers == [(b"content-encoding", b"deflate"), (b"vary", b"accept-encoding")]
     assert zlib.decompress(packed) == bytes(COMPRESS_FROM_BYTES)
@@ -188,7 +190,7 @@ def test_answers_are_packed_if_that_gains_something() -> None:
         assert compress_response(bytes(size), accept) == (bytes(size), [])
 
 
-def test_answers_that_hardly_shrink_stay_as_they_are() -> None:
+def test_compress_response__incompressible__stays_as_it_is() -> None:
     noise = np.random.default_rng(0).normal(size=4096).astype(np.float32).tobytes()
     assert compress_response(noise, b"gzip") == (noise, [])
     text = b",".join(b"%.6f" % value for value in np.frombuffer(noise, np.float32))

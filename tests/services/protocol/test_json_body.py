@@ -6,7 +6,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.protocol.json_body import MAX_OBJECTS, MAX_VALUES, parse_object
 
 
-def test_an_object_is_read() -> None:
+def test_parse_object__valid_object__is_read() -> None:
     text = '{"id": "a:b", "inputs": [{"name": "x", "parameters": {"k": [1, 2.5, null, true]}}]}'
     assert parse_object(text.encode())["inputs"][0]["parameters"]["k"] == [1, 2.5, None, True]
     assert parse_object(' {"ü": "\\u00fc"} '.encode()) == {"ü": "ü"}
@@ -21,14 +21,14 @@ def test_an_object_is_read() -> None:
         b'{"a": ' + b"9" * 5000 + b"}",
     ],
 )  # fmt: skip
-def test_what_is_no_json_is_refused(content: bytes) -> None:
+def test_parse_object__invalid_json__is_rejected(content: bytes) -> None:
     with pytest.raises(MlctlError, match=r"not valid JSON \(at character \d+\)") as caught:
         parse_object(content)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
 @pytest.mark.parametrize("content", [b"[]", b"1", b'"a"', b"null"])
-def test_only_objects_are_bodies(content: bytes) -> None:
+def test_parse_object__no_object__is_rejected(content: bytes) -> None:
     with pytest.raises(MlctlError, match="not a JSON object"):
         parse_object(content)
 
@@ -44,12 +44,12 @@ def test_only_objects_are_bodies(content: bytes) -> None:
         b'{"a":1,"b:":{"c":0,"c":1}}',
     ],
 )
-def test_a_key_given_twice_is_refused(content: bytes) -> None:
+def test_parse_object__duplicate_key__is_rejected(content: bytes) -> None:
     with pytest.raises(MlctlError, match="is given twice in one object"):
         parse_object(content)
 
 
-def test_colons_in_texts_and_nested_objects_are_no_keys() -> None:
+def test_parse_object__colons_in_strings__are_no_keys() -> None:
     for text in (
         '{"a": ":::"}',
         '{"a:b": {"c": {"d": {"e": 1}}}}',
@@ -61,7 +61,7 @@ def test_colons_in_texts_and_nested_objects_are_no_keys() -> None:
         parse_object(deep)
 
 
-def test_many_small_values_are_counted_before_they_are_made() -> None:
+def test_parse_object__too_many_values__are_rejected_before_parsing() -> None:
     content = b'{"a": [' + b"[]," * (MAX_VALUES // 2 + 1) + b"0]}"
     tracemalloc.start()
     try:
@@ -83,14 +83,14 @@ def test_many_small_values_are_counted_before_they_are_made() -> None:
     ],
     ids=["pairs", "empty", "keys", "escapes"],
 )
-def test_a_great_many_objects_or_keys_are_not_even_parsed(content: bytes) -> None:
+def test_parse_object__too_many_objects_or_keys__are_rejected(content: bytes) -> None:
     with pytest.raises(MlctlError, match=f"limit {MAX_OBJECTS}") as caught:
         parse_object(content)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
 @pytest.mark.parametrize("text", ["{:", '\\"{:', "\\\\", '{\\"a\\": {\\\\}}'])
-def test_what_stands_in_texts_is_neither_object_nor_key(text: str) -> None:
+def test_parse_object__braces_in_strings__are_no_objects(text: str) -> None:
     texts = ",".join([f'"{text}"'] * MAX_OBJECTS)
     document = parse_object(f'{{"inputs": [{{"data": [{texts}]}}]}}'.encode())
     assert len(document["inputs"][0]["data"]) == MAX_OBJECTS

@@ -34,7 +34,7 @@ def decode(dtype: str, data: list[object]) -> np.ndarray:
         ("BYTES", []),
     ],
 )
-def test_round_trip(dtype: str, data: list[object]) -> None:
+def test_json_data__each_datatype__is_read_back(dtype: str, data: list[object]) -> None:
     array = decode(dtype, data)
     assert array.dtype == np.dtype(Datatype(dtype).numpy_name)
     assert list(encode_data(spec_of(dtype), array)) == data
@@ -70,12 +70,14 @@ def test_round_trip(dtype: str, data: list[object]) -> None:
         ("FP32", ["x" * 500], r"'x{76}\.\.\. is not of"),
     ],
 )
-def test_silent_conversions_are_refused(dtype: str, data: list[object], message: str) -> None:
+def test_decode_data__lossy_conversion__is_rejected(
+    dtype: str, data: list[object], message: str
+) -> None:
     with pytest.raises(MlctlError, match=message):
         decode(dtype, data)
 
 
-def test_data_may_be_flat_or_nested_in_its_shape() -> None:
+def test_decode_data__flat_or_nested__is_read() -> None:
     specs = {"m": TensorSpec(name="m", dtype=Datatype.FP32, shape=(-1, 2))}
     declared = declare(specs, "m", "FP32", [2, 2])
     flat = decode_data(declared, [1, 2, 3, 4])
@@ -85,7 +87,7 @@ def test_data_may_be_flat_or_nested_in_its_shape() -> None:
             decode_data(declared, wrong)
 
 
-def test_a_huge_shape_allocates_nothing() -> None:
+def test_decode_data__huge_shape__allocates_nothing() -> None:
     for dtype in ("BYTES", "FP32"):
         declared = declare({"t": spec_of(dtype)}, "t", dtype, [1 << 31])
         with pytest.raises(MlctlError, match="expected 2147483648"):
@@ -93,7 +95,7 @@ def test_a_huge_shape_allocates_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["FP32", "INT64", "BOOL"])
-def test_texts_for_numbers_take_no_memory(dtype: str) -> None:
+def test_decode_data__strings_for_numbers__take_no_memory(dtype: str) -> None:
     texts: list[object] = ["x" * 5000, *["a"] * 20_000]  # 400 MB as an array of texts
     tracemalloc.start()
     try:
@@ -104,7 +106,7 @@ def test_texts_for_numbers_take_no_memory(dtype: str) -> None:
         tracemalloc.stop()
 
 
-def test_uneven_rows_are_refused_even_if_their_number_is_right() -> None:
+def test_decode_data__ragged_rows__are_rejected() -> None:
     specs = {"m": TensorSpec(name="m", dtype=Datatype.FP32, shape=(-1, 2))}
     declared = declare(specs, "m", "FP32", [2, 2])
     for uneven in ([[1, 2, 3], [4]], [[1, 2], 3, 4], [[[1]], [[2]], [[3]], [[4]]]):
@@ -112,7 +114,7 @@ def test_uneven_rows_are_refused_even_if_their_number_is_right() -> None:
             decode_data(declared, uneven)
 
 
-def test_texts_are_nested_in_their_shape_too() -> None:
+def test_decode_data__nested_strings__are_read() -> None:
     specs = {"m": TensorSpec(name="m", dtype=Datatype.BYTES, shape=(-1, 2))}
     declared = declare(specs, "m", "BYTES", [2, 2])
     nested = decode_data(declared, [["a", "b"], ["c", "d"]])
@@ -125,7 +127,7 @@ def test_texts_are_nested_in_their_shape_too() -> None:
     assert decode_data(empty, []).shape == (0, 2)
 
 
-def test_what_json_cannot_carry_says_so() -> None:
+def test_encode_data__not_representable_in_json__is_rejected() -> None:
     with pytest.raises(MlctlError, match="not finite"):
         encode_data(spec_of("FP32"), np.array([np.nan], np.float32))
     with pytest.raises(MlctlError, match="UTF-8"):

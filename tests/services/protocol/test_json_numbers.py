@@ -39,7 +39,7 @@ def body(data: str = TEXT, *, dtype: Datatype = Datatype.INT64, rows: int = COUN
 
 
 @pytest.mark.parametrize("dtype", [Datatype.INT64, Datatype.UINT16, Datatype.FP32, Datatype.FP16])
-def test_numbers_in_pieces_are_the_same_numbers(dtype: Datatype) -> None:
+def test_numbers__parsed_in_chunks__are_the_same(dtype: Datatype) -> None:
     assert isinstance(parse_request(body())["inputs"][0]["data"], Numbers)
     request = codec(dtype).decode(body(dtype=dtype), None)
     assert request.id == '"data":[1'
@@ -66,13 +66,13 @@ def test_numbers_in_pieces_are_the_same_numbers(dtype: Datatype) -> None:
         TEXT.rpartition(",")[0],
     ],
 )
-def test_what_is_wrong_is_found_in_any_piece(data: str) -> None:
+def test_numbers__invalid_in_any_chunk__are_rejected(data: str) -> None:
     with pytest.raises(MlctlError) as caught:
         codec(Datatype.INT64).decode(body(data), None)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_declared_size_is_not_believed() -> None:
+def test_numbers__declared_shape_is_larger__is_rejected() -> None:
     with pytest.raises(MlctlError, match=r"data has shape \[60000\], expected"):
         codec(Datatype.INT64).decode(body(rows=1 << 28), None)
 
@@ -88,19 +88,19 @@ def test_a_declared_size_is_not_believed() -> None:
         '{"id": "x"data": [%s]}',
     ],
 )
-def test_numbers_elsewhere_and_broken_documents_are_refused(content: str) -> None:
+def test_parse_request__numbers_elsewhere_or_broken__is_rejected(content: str) -> None:
     with pytest.raises(MlctlError) as caught:
         parse_request(content.replace("%s", TEXT).encode())
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_text_that_looks_like_data_stays_a_text() -> None:
+def test_parse_request__string_that_looks_like_data__stays_a_string() -> None:
     document: Any = {"id": '"data":[' + TEXT + "]", 'x"data': FLAT, "data\\": FLAT}
     content = json.dumps(document).encode()
     assert parse_request(content) == parse_object(content) == document
 
 
-def test_a_heavy_body_is_decoded_apart_and_others_go_on(
+async def test_infer__large_body__is_decoded_in_a_thread(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, threads = threading.Event(), []
@@ -115,25 +115,20 @@ def test_a_heavy_body_is_decoded_apart_and_others_go_on(
     monkeypatch.setattr(V2Codec, "decode", slow)
     heavy = body(dtype=Datatype.FP32, rows=4000, data=",".join(["1.0000"] * 16000))
 
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        async with open_client(host) as client, asyncio.timeout(30):
-            large = asyncio.ensure_future(client.post(INFER, content=heavy))
-            small = {
-                "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]
-            }
-            await until(lambda: threads)
-            assert (await client.post(INFER, json=small)).status_code == 200
-            assert not large.done()
-            gate.set()
-            assert (await large).json()["outputs"][0]["shape"] == [4000, 4]
-            packed = deflate(heavy, "gzip")
-            headers = {"content-encoding": "gzip"}
-            answer = await client.post(INFER, content=packed, headers=headers)
-            assert answer.status_code == 200
-            assert (await client.post(INFER, content=heavy[:-9])).status_code == 400
-        await host.stop()
-
-    asyncio.run(main())
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    async with open_client(host) as client, asyncio.timeout(30):
+        large = asyncio.ensure_future(client.post(INFER, content=heavy))
+        small = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]}
+        await until(lambda: threads)
+        assert (await client.post(INFER, json=small)).status_code == 200
+        assert not large.done()
+        gate.set()
+        assert (await large).json()["outputs"][0]["shape"] == [4000, 4]
+        packed = deflate(heavy, "gzip")
+        headers = {"content-encoding": "gzip"}
+        answer = await client.post(INFER, content=packed, headers=headers)
+        assert answer.status_code == 200
+        assert (await client.post(INFER, content=heavy[:-9])).status_code == 400
+    await host.stop()
     assert [name.startswith("mlctl-decode") for name in threads] == [True, False, True, True]

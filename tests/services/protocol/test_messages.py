@@ -23,7 +23,7 @@ def fields(descriptor: Any) -> dict[str, tuple[int, int, bool]]:
     return found
 
 
-def test_the_compiled_descriptors_are_current(tmp_path: Path) -> None:
+def test_descriptors__compiled_again__are_the_same(tmp_path: Path) -> None:
     folder = DESCRIPTORS.parent
     compiled = tmp_path / "v2.binpb"
     arguments = ["protoc", f"-I{folder}", f"--descriptor_set_out={compiled}", "v2.proto"]
@@ -32,7 +32,7 @@ def test_the_compiled_descriptors_are_current(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", methods())
-def test_every_message_is_on_the_wire_what_tritonclient_has(name: str) -> None:
+def test_messages__each_method__have_tritonclients_fields(name: str) -> None:
     theirs = TRITON.DESCRIPTOR.services_by_name[SERVICE.split(".")[1]].methods_by_name[name]
     for our_type, their_type in (
         (methods()[name].request, theirs.input_type),
@@ -43,7 +43,7 @@ def test_every_message_is_on_the_wire_what_tritonclient_has(name: str) -> None:
         assert our_type.DESCRIPTOR.full_name == their_type.full_name
 
 
-def test_both_copies_live_in_one_process() -> None:
+def test_messages__beside_tritonclients__are_compatible() -> None:
     ours = methods()["ModelInfer"].request(model_name="m", raw_input_contents=[b"ab"])
     theirs = TRITON.ModelInferRequest.FromString(ours.SerializeToString())
     assert theirs.model_name == "m"

@@ -13,13 +13,13 @@ SPECS = {
 }
 
 
-def test_raw_data_is_little_endian() -> None:
+def test_raw__numbers__are_little_endian() -> None:
     array = decode_raw(declare(SPECS, "x", "FP32", [1, 2]), b"\0\0\x80?\0\0\0@")
     assert array.tolist() == [[1.0, 2.0]]
     assert encode_raw(Datatype.FP32, array.astype(">f4")) == b"\0\0\x80?\0\0\0@"
 
 
-def test_bytes_have_their_lengths() -> None:
+def test_raw__bytes_elements__have_their_lengths() -> None:
     data = b"\2\0\0\0ab\0\0\0\0"
     array = decode_raw(declare(SPECS, "w", "BYTES", [2]), data)
     assert array.tolist() == [b"ab", b""]
@@ -43,7 +43,7 @@ def test_bytes_have_their_lengths() -> None:
         ("any", "UINT8", [1 << 30, 1 << 30], "elements are more"),
     ],
 )
-def test_declarations_are_checked_first(
+def test_declare__invalid_declaration__is_rejected(
     name: object, datatype: object, shape: list[object], message: str
 ) -> None:
     with pytest.raises(MlctlError, match=message):
@@ -61,7 +61,7 @@ def test_declarations_are_checked_first(
         ("b", [1], b"\2", "neither 0 nor 1"),
     ],
 )
-def test_data_that_does_not_fit_is_refused(
+def test_decode_raw__data_does_not_fit__is_rejected(
     name: str, shape: list[object], data: bytes, message: str
 ) -> None:
     declared = declare(SPECS, name, SPECS[name].dtype.value, shape)
@@ -69,7 +69,7 @@ def test_data_that_does_not_fit_is_refused(
         decode_raw(declared, data)
 
 
-def test_requested_outputs_must_exist_once() -> None:
+def test_check_outputs__unknown_or_duplicate__are_rejected() -> None:
     check_outputs(SPECS, ["x", "w"])
     with pytest.raises(MlctlError, match="'q' is unknown"):
         check_outputs(SPECS, ["q"])
@@ -77,12 +77,12 @@ def test_requested_outputs_must_exist_once() -> None:
         check_outputs(SPECS, ["x", "x"])
 
 
-def test_a_callers_value_is_not_repeated_at_length() -> None:
+def test_declare__very_long_name__is_shortened_in_the_message() -> None:
     with pytest.raises(MlctlError) as caught:
         declare(SPECS, "n" * 10_000, "FP32", [1, 2])
     assert len(caught.value.message) < 200
 
 
-def test_no_elements_are_an_empty_array() -> None:
+def test_decode_raw__no_elements__is_an_empty_array() -> None:
     assert decode_raw(declare(SPECS, "x", "FP32", [0, 2]), b"").shape == (0, 2)
     assert decode_raw(declare(SPECS, "b", "BOOL", [0]), b"").dtype == np.bool_

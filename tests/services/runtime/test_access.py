@@ -28,14 +28,14 @@ class Hand:
         return self.now
 
 
-def test_without_a_token_everyone_may_ask() -> None:
+def test_access__no_token_set__allows_all() -> None:
     access = Access()
     assert not access.required
     assert access.allows(None)
     assert access.allows(b"anything")
 
 
-def test_only_the_token_opens() -> None:
+def test_access__valid_or_invalid_token__decides() -> None:
     access = Access(ONE)
     for scheme in ("Bearer", "bearer", "BEARER"):
         assert access.allows(shown(ONE, scheme))
@@ -46,11 +46,11 @@ def test_only_the_token_opens() -> None:
 
 
 @given(st.binary(max_size=80))
-def test_nothing_else_opens(header: bytes) -> None:
+def test_access__any_other_header__is_rejected(header: bytes) -> None:
     assert not Access(ONE).allows(header)
 
 
-def test_require_says_what_to_do_and_never_what_was_shown() -> None:
+def test_require__wrong_token__message_has_no_token() -> None:
     with pytest.raises(MlctlError) as caught:
         Access(ONE).require(shown(TWO))
     assert caught.value.code is ErrorCode.UNAUTHENTICATED
@@ -58,7 +58,7 @@ def test_require_says_what_to_do_and_never_what_was_shown() -> None:
     assert TWO not in str(caught.value.as_dict())
 
 
-def test_every_token_is_compared_every_time(
+def test_access__several_tokens__compares_each_every_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "tokens"
@@ -79,7 +79,7 @@ def test_every_token_is_compared_every_time(
         assert len(set(compared)) == len(compared) == 3
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_token_file__changes__is_read_again(tmp_path: Path) -> None:
     path, clock = tmp_path / "tokens", Hand()
     path.write_text(ONE)
     access = Access(file=path, clock=clock)
@@ -97,7 +97,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slip", [None, "", "no token!"])
-def test_a_slip_in_a_rotation_locks_nobody_out(
+def test_token_file__removed_or_invalid__keeps_the_earlier_tokens(
     tmp_path: Path, slip: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, clock = tmp_path / "tokens", Hand()
@@ -118,7 +118,7 @@ def test_a_slip_in_a_rotation_locks_nobody_out(
     assert not any(token in caplog.text for token in (ONE, TWO, "no token!"))
 
 
-def test_one_source_of_tokens_only(tmp_path: Path) -> None:
+def test_access__two_sources_or_short_token__is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(ONE)
     with pytest.raises(MlctlError, match="MLCTL_TOKEN and MLCTL_TOKEN_FILE are both set"):

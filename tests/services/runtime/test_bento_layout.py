@@ -44,7 +44,9 @@ def lay_out(packed: BentoContents, source: Path) -> Path:
     return source
 
 
-def test_one_model_keeps_its_digest_and_name(pair: list[VerifiedBundle], tmp_path: Path) -> None:
+def test_combine_bundles__one_model__keeps_its_digest_and_name(
+    pair: list[VerifiedBundle], tmp_path: Path
+) -> None:
     packed = combine_bundles(pair[:1])
     assert (packed.name, packed.digest) == ("two", pair[0].digest)
     source = lay_out(packed, tmp_path)
@@ -53,7 +55,9 @@ def test_one_model_keeps_its_digest_and_name(pair: list[VerifiedBundle], tmp_pat
     assert expected_digest(source, packed.digest) == packed.digest
 
 
-def test_several_have_a_digest_of_their_own(pair: list[VerifiedBundle], source: Path) -> None:
+def test_combine_bundles__several_models__have_a_common_digest(
+    pair: list[VerifiedBundle], source: Path
+) -> None:
     packed = read_contents(source)
     assert [bundle.manifest.name for bundle in packed.bundles] == ["two", "one"]
     assert (
@@ -67,7 +71,7 @@ def test_several_have_a_digest_of_their_own(pair: list[VerifiedBundle], source: 
     assert expected_digest(source, packed.digest, "one") == pair[1].digest
 
 
-def test_names_must_differ_and_several_need_one(pair: list[VerifiedBundle]) -> None:
+def test_combine_bundles__invalid_names__are_rejected(pair: list[VerifiedBundle]) -> None:
     wrong: list[tuple[list[VerifiedBundle], str | None]] = [
         (pair, None), (pair, "one"), ([pair[0], pair[0]], "shop"), (pair, "No"), (pair[:1], "shop"),
     ]  # fmt: skip
@@ -113,7 +117,7 @@ def rename_default(source: Path) -> None:
         ),
     ],
 )
-def test_what_was_changed_is_refused(
+def test_find_bundles__changed_bento__is_rejected(
     source: Path, harm: Callable[[Path], object], code: ErrorCode
 ) -> None:
     harm(source)
@@ -122,7 +126,7 @@ def test_what_was_changed_is_refused(
     assert caught.value.code is code
 
 
-def test_a_label_of_another_set_is_refused(source: Path) -> None:
+def test_expected_digest__label_of_another_bento__is_rejected(source: Path) -> None:
     with pytest.raises(MlctlError) as caught:
         expected_digest(source, "0" * 64)
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH

@@ -21,7 +21,7 @@ def put(home: Path, name: str, version: str, yaml: str = "labels: {a: b}") -> No
     (folder.parent / "latest").write_text(version)
 
 
-def test_home_is_the_variable_or_under_the_state(
+def test_bento_home__variable_or_state_folder__decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path))
@@ -31,7 +31,7 @@ def test_home_is_the_variable_or_under_the_state(
     assert bento_home() == tmp_path / "own"
 
 
-def test_a_name_means_the_newest(home: Path) -> None:
+def test_find_bento__name_only__is_the_newest(home: Path) -> None:
     put(home, "digits", "aaa")
     put(home, "digits", "bbb")
     for tag in ("digits", "digits:latest", "digits:bbb"):
@@ -42,7 +42,7 @@ def test_a_name_means_the_newest(home: Path) -> None:
     assert list_bentos() == ["digits:aaa", "digits:bbb"]
 
 
-def test_the_start_of_a_version_is_enough_where_one_begins_so(home: Path) -> None:
+def test_find_bento__start_of_a_version__is_enough_if_unique(home: Path) -> None:
     for name, version in [
         ("digits", "3f2a61c0b7de"),
         ("digits", "3f2a61c0b7de-gpu"),
@@ -60,7 +60,7 @@ def test_the_start_of_a_version_is_enough_where_one_begins_so(home: Path) -> Non
         assert caught.value.code is ErrorCode.BENTO_NOT_FOUND
 
 
-def test_a_start_that_several_versions_have_names_them(home: Path) -> None:
+def test_find_bento__ambiguous_start__lists_the_versions(home: Path) -> None:
     put(home, "digits", "3f2a61c0b7de")
     put(home, "digits", "3f2a61c0ffff")
     with pytest.raises(MlctlError, match=r"3f2a61c0b7de, 3f2a61c0ffff") as caught:
@@ -77,7 +77,7 @@ def test_a_start_that_several_versions_have_names_them(home: Path) -> None:
         ("q", "no tag in the store is similar"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is_near(home: Path, tag: str, near: str) -> None:
+def test_find_bento__missing__suggests_similar_ones(home: Path, tag: str, near: str) -> None:
     put(home, "digits", "aaa")
     with pytest.raises(MlctlError, match=near) as caught:
         find_bento(tag)
@@ -86,20 +86,20 @@ def test_what_is_not_there_is_told_with_what_is_near(home: Path, tag: str, near:
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("tag", ["../etc", "a:../b", "a:b:c", "", "A", "a:"])
-def test_what_is_no_tag_is_refused(tag: str) -> None:
+def test_find_bento__invalid_tag__is_rejected(tag: str) -> None:
     with pytest.raises(MlctlError) as caught:
         find_bento(tag)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_damaged_bento_says_so(home: Path) -> None:
+def test_find_bento__damaged_bento__is_reported(home: Path) -> None:
     put(home, "digits", "aaa", yaml="[")
     with pytest.raises(MlctlError, match="damaged"):
         find_bento("digits")
 
 
 @pytest.mark.slow
-def test_bentoml_lays_its_store_out_as_we_read_it(
+def test_find_bento__built_by_bentoml__is_found(
     built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(store_home))

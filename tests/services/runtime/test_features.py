@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -119,15 +118,15 @@ def test_features__integer_keys__are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_features__every_path__answers_with_the_stored_values(
+async def test_features__every_path__answers_with_the_stored_values(
     store_url: str, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLCTL_FEATURE_STORE", store_url)
     wanted = [44.0, 31.0, 21.0]
     request = users("ann", "eve", "bob")
     for path in (BatchPath(bundle), StreamPath(bundle, "arrow")):
-        (answer,) = path.infer([request], 3)
-        assert answer["sum"].tolist() == wanted
+        (outputs,) = path.infer([request], 3)
+        assert outputs["sum"].tolist() == wanted
     registry = CollectorRegistry()
 
     def seconds() -> float:
@@ -138,18 +137,15 @@ def test_features__every_path__answers_with_the_stored_values(
         labels = {"model": "texts", "result": result}
         return registry.get_sample_value("mlctl_feature_lookups_total", labels)
 
-    async def main() -> None:
-        model = ServedModel(bundle, load_settings(), registry=registry)
-        await model.start()
-        assert seconds() == 0.0  # golden rows and warm-up look nothing up
-        answer = await model.infer(request)
-        assert answer.outputs["sum"].tolist() == wanted
-        assert 0 < answer.lookup_seconds <= answer.infer_seconds
-        assert seconds() == pytest.approx(answer.lookup_seconds)
-        assert (rows("hit"), rows("miss")) == (2, 1)  # eve is unknown
-        await model.stop()
-
-    asyncio.run(main())
+    model = ServedModel(bundle, load_settings(), registry=registry)
+    await model.start()
+    assert seconds() == 0.0  # golden rows and warm-up look nothing up
+    answer = await model.infer(request)
+    assert answer.outputs["sum"].tolist() == wanted
+    assert 0 < answer.lookup_seconds <= answer.infer_seconds
+    assert seconds() == pytest.approx(answer.lookup_seconds)
+    assert (rows("hit"), rows("miss")) == (2, 1)  # eve is unknown
+    await model.stop()
 
 
 def test_features__server_timing__names_them_only_where_they_were_looked_up() -> None:

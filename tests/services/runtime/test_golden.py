@@ -8,7 +8,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.runtime.golden import load_golden, save_golden
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_golden__saved__is_read_back(tmp_path: Path) -> None:
     x = np.arange(6, dtype=np.float16).reshape(2, 3)
     words = np.array([b"a", b"longer"], dtype=object)
     save_golden(tmp_path / "g.npz", {"x": x, "w": words}, {"y": x * 2})
@@ -19,12 +19,12 @@ def test_round_trip(tmp_path: Path) -> None:
     assert outputs["y"].tolist() == (x * 2).tolist()
 
 
-def test_bytes_that_numpy_would_cut_are_refused(tmp_path: Path) -> None:
+def test_save_golden__trailing_nul__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match="NUL"):
         save_golden(tmp_path / "g.npz", {"w": np.array([b"a\0"], dtype=object)}, {})
 
 
-def test_what_is_not_golden_is_refused(tmp_path: Path) -> None:
+def test_load_golden__other_content__is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(MlctlError) as caught:
@@ -35,7 +35,7 @@ def test_what_is_not_golden_is_refused(tmp_path: Path) -> None:
         load_golden(path)
 
 
-def test_a_pickle_inside_is_never_loaded(tmp_path: Path) -> None:
+def test_load_golden__pickle_inside__is_never_loaded(tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     with zipfile.ZipFile(path, "w") as archive, archive.open("in.x.npy", "w") as file:
         np.lib.format.write_array(file, np.array([{"an": "object"}], dtype=object))

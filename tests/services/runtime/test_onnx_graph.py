@@ -21,14 +21,14 @@ def external_model(path: Path, location: str) -> None:
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd"])
-def test_external_data_outside_is_refused(tmp_path: Path, location: str) -> None:
+def test_read_graph__external_data_outside__is_rejected(tmp_path: Path, location: str) -> None:
     external_model(tmp_path / MODEL_NAME, location)
     with pytest.raises(MlctlError) as caught:
         read_graph(tmp_path / MODEL_NAME)
     assert caught.value.code is ErrorCode.PATH_UNSAFE
 
 
-def test_external_data_must_be_there_and_is_listed(tmp_path: Path) -> None:
+def test_read_graph__external_data__must_exist_and_is_listed(tmp_path: Path) -> None:
     external_model(tmp_path / MODEL_NAME, "weights.bin")
     with pytest.raises(MlctlError, match=r"weights\.bin") as caught:
         read_graph(tmp_path / MODEL_NAME)
@@ -38,7 +38,7 @@ def test_external_data_must_be_there_and_is_listed(tmp_path: Path) -> None:
     assert [path.name for path in files] == [MODEL_NAME, "weights.bin"]
 
 
-def test_inputs_are_told_apart_from_constants(tmp_path: Path) -> None:
+def test_read_graph__initializers__are_no_inputs(tmp_path: Path) -> None:
     values = [
         helper.make_tensor_value_info("ids", TensorProto.INT64, ["rows", "length"]),
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3]),
@@ -52,7 +52,7 @@ def test_inputs_are_told_apart_from_constants(tmp_path: Path) -> None:
     assert read_graph(tmp_path / MODEL_NAME).inputs == {"ids": (-1, -1), "x": (-1, 3)}
 
 
-def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
+def test_read_graph__no_model__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
         read_graph(tmp_path / MODEL_NAME)
     assert caught.value.code is ErrorCode.FILE_MISSING

@@ -32,7 +32,7 @@ def tag(inputs: Mapping[str, np.ndarray]) -> Arrays:
     return {"tags": ids * 2, "sum": total, "pair": np.stack([total] * 4, axis=1)}
 
 
-def test_requests_share_a_bucket_of_lengths_and_what_else_is_equal() -> None:
+def test_key__lengths_of_one_bucket__are_equal() -> None:
     assert LENGTHS.key(text(1)) == LENGTHS.key(text(*range(16)))
     assert LENGTHS.key(text(*range(17))) == LENGTHS.key(text(*range(32)))
     assert LENGTHS.key(text(*range(16))) != LENGTHS.key(text(*range(17)))
@@ -41,7 +41,7 @@ def test_requests_share_a_bucket_of_lengths_and_what_else_is_equal() -> None:
     assert LENGTHS.key(text(1)) != LENGTHS.key(odd)
 
 
-def test_a_request_whose_sequences_differ_in_length_is_joined_only_with_its_like() -> None:
+def test_key__sequences_of_unequal_length__join_only_equal_ones() -> None:
     odd = {**text(1, 2, 3), "mask": np.ones((1, 2), np.int64)}
     assert LENGTHS.length(odd) is None
     assert LENGTHS.key(odd) == shape_key(odd)
@@ -50,7 +50,7 @@ def test_a_request_whose_sequences_differ_in_length_is_joined_only_with_its_like
     assert [share["n"].shape for share in answers if isinstance(share, dict)] == [(1, 3)] * 2
 
 
-def test_each_request_gets_what_it_would_have_got_alone() -> None:
+def test_run_joined__padded_requests__get_their_own_answers() -> None:
     # Four ids are as many as `pair` has columns: only what has a dynamic length is cut.
     requests = [text(1, 2), text(1, 2, 3, 4, rows=2), text(5)]
     seen: list[np.ndarray] = []
@@ -67,7 +67,7 @@ def test_each_request_gets_what_it_would_have_got_alone() -> None:
             np.testing.assert_array_equal(outcome[name], want)
 
 
-def test_padding_keeps_the_datatype() -> None:
+def test_pad_to__longer__keeps_the_datatype() -> None:
     padded = LENGTHS.pad_to(text(1, 2), 3)
     assert padded["ids"].dtype == np.int64
     assert padded["ids"].tolist() == [[1, 2, 7]]
@@ -75,7 +75,7 @@ def test_padding_keeps_the_datatype() -> None:
 
 
 @pytest.mark.parametrize(("rows", "seen"), [(1, 1), (2, 4), (4, 4), (5, 8), (9, 9)])
-def test_a_session_may_see_only_the_sizes_of_its_buckets(rows: int, seen: int) -> None:
+def test_row_padded_session__any_rows__runs_bucket_sizes_only(rows: int, seen: int) -> None:
     sizes: list[int] = []
 
     def run(inputs: Mapping[str, np.ndarray]) -> Arrays:

@@ -21,7 +21,7 @@ def model(inputs: str, outputs: str) -> Signature:
     return Signature(inputs=sides[0], outputs=sides[1])
 
 
-def test_outputs_feed_inputs_of_their_name() -> None:
+def test_make_pipeline__equal_names__are_connected() -> None:
     signatures = {"a": model("x", "y z"), "b": model("y x", "w"), "c": model("w k", "end")}
     made = make_pipeline(signatures)
     assert made.stages == ("a", "b", "c")
@@ -31,7 +31,7 @@ def test_outputs_feed_inputs_of_their_name() -> None:
     assert [spec.name for spec in whole.outputs] == ["end"]
 
 
-def test_a_map_says_it_otherwise() -> None:
+def test_make_pipeline__with_a_map__follows_it() -> None:
     signatures = {"a.1": model("x", "y.0"), "b": model("x", "y"), "c": model("p:FP32:-1,-1 y", "z")}
     made = make_pipeline(signatures, ["b.x=a.1.y.0", "c.p=a.1.y.0"])
     assert made.feeds == {
@@ -57,7 +57,9 @@ def test_a_map_says_it_otherwise() -> None:
         ("y x:FP32:-1,9", [], "input 'x' is FP32 [-1, 4] for stage 'a', FP32 [-1, 9] for stage"),
     ],
 )
-def test_what_does_not_fit_is_named(inputs: str, maps: list[str], told: str) -> None:
+def test_make_pipeline__stages_do_not_fit__is_rejected_with_the_reason(
+    inputs: str, maps: list[str], told: str
+) -> None:
     with pytest.raises(MlctlError) as caught:
         make_pipeline({"a": model("x", "y"), "b": model(inputs, "z")}, maps)
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -64,7 +64,7 @@ def opened(whole: VerifiedPipeline, batch_rows: int | None = None) -> PipelineSc
     return scorer
 
 
-def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: VerifiedPipeline) -> None:
+def test_find_scorable__pipeline__is_found_as_a_whole(bento: Path, whole: VerifiedPipeline) -> None:
     assert (whole.name, [each.name for each in whole.stages]) == ("both", ["double", "triple"])
     assert [spec.name for spec in (*whole.signature.inputs, *whole.signature.outputs)] == ["x", "y"]
     assert unit_rows(whole) == 20_000
@@ -76,7 +76,7 @@ def test_it_is_found_as_a_whole_and_proved(bento: Path, whole: VerifiedPipeline)
         find_model(str(bento))
 
 
-def test_each_stage_must_be_signed_where_that_is_asked_for(
+def test_find_scorable__signature_required__checks_each_stage(
     bento: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = tmp_path / "key.pub"
@@ -87,7 +87,7 @@ def test_each_stage_must_be_signed_where_that_is_asked_for(
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
 
 
-def test_a_tag_means_the_whole_and_the_label_is_believed(
+def test_find_scorable__tag__is_the_whole_with_its_label(
     bento: Path, whole: VerifiedPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
@@ -109,7 +109,7 @@ def test_a_tag_means_the_whole_and_the_label_is_believed(
         find_scorable(str(tmp_path))
 
 
-def test_rows_are_scored_in_parts_as_small_as_the_most_careful_stage_wants(
+def test_pipeline_scorer__many_rows__runs_parts_of_the_smallest_stage(
     whole: VerifiedPipeline,
 ) -> None:
     x = tables.inputs(300)
@@ -130,7 +130,7 @@ def test_rows_are_scored_in_parts_as_small_as_the_most_careful_stage_wants(
         scorer.check({})
 
 
-def test_rows_that_answer_for_each_other_stay_together(tmp_path: Path) -> None:
+def test_pipeline_scorer__dependent_rows__run_together(tmp_path: Path) -> None:
     whole = VerifiedPipeline.of(pipeline(tmp_path, row_independent=False))
     assert whole is not None
     scorer = opened(whole, 2)
@@ -141,7 +141,7 @@ def test_rows_that_answer_for_each_other_stay_together(tmp_path: Path) -> None:
     np.testing.assert_allclose(answer, expected(first, scale=3.0), rtol=1e-4, atol=1e-5)
 
 
-def test_an_error_names_the_stage_and_keeps_its_kind(
+def test_pipeline_scorer__stage_fails__error_names_it(
     whole: VerifiedPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = opened(whole)
@@ -162,7 +162,9 @@ def _score(whole: VerifiedPipeline, source: Path, sink: Sink, executor: Executor
     return run_job(whole, rows, sink, asked, executor, control)
 
 
-def test_a_batch_scores_each_row_once(whole: VerifiedPipeline, tmp_path: Path) -> None:
+def test_pipeline_scorer__batch_run__scores_each_row_once(
+    whole: VerifiedPipeline, tmp_path: Path
+) -> None:
     x = tables.inputs(1200)
     x[7, 1] = np.nan
     parquet.write_table(tables.table(x), tmp_path / "in.parquet")
@@ -180,7 +182,9 @@ def test_a_batch_scores_each_row_once(whole: VerifiedPipeline, tmp_path: Path) -
     assert [row["id"] for row in tables.quarantine(out)] == [7]
 
 
-def test_a_stream_answers_each_message(whole: VerifiedPipeline, tmp_path: Path) -> None:
+def test_pipeline_scorer__stream_run__answers_each_message(
+    whole: VerifiedPipeline, tmp_path: Path
+) -> None:
     rows = tables.inputs(20)
     lines = (json.dumps({"x": row.tolist()}) for row in rows)
     (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))

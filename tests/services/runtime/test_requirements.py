@@ -28,7 +28,7 @@ def with_needs(root: Path, text: str, name: str = "texts") -> VerifiedBundle:
     return make_text_bundle(root, TOKENIZER, name=name)
 
 
-def test_every_requirement_is_pinned_and_must_be_here() -> None:
+def test_pin_requirements__each__is_pinned_and_installed() -> None:
     assert all("==" in pin for pin in pin_requirements())
     assert not {"torch", "mlflow"} & {pin.partition("==")[0] for pin in pin_requirements()}
     with pytest.raises(MlctlError, match="'googleapis-common-protos'") as caught:
@@ -37,7 +37,7 @@ def test_every_requirement_is_pinned_and_must_be_here() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "onnxruntime-gpu"])
-def test_a_flavour_can_be_built_where_its_runtime_is_not(runtime: str) -> None:
+def test_pin_requirements__flavor_of_another_runtime__is_pinned(runtime: str) -> None:
     here = {**HERE, runtime: "1.31.1"}.get
 
     def runtimes(flavour: RuntimeFlavor | None) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_flavour_can_be_built_where_its_runtime_is_not(runtime: str) -> None:
         pin_requirements((), RuntimeFlavor.GPU, HERE.get)
 
 
-def test_a_file_of_names_with_versions() -> None:
+def test_parse_requirements__names_with_versions__are_read() -> None:
     text = b"# what it needs\nRapid_Fuzz == 3.14.1  # fuzzy\n\nhttpx[http2]==0.28.1\n"
     assert parse_requirements(text) == ("rapid-fuzz==3.14.1", "httpx[http2]==0.28.1")
 
@@ -70,19 +70,19 @@ def test_a_file_of_names_with_versions() -> None:
         "six==1.17\\\nother==1", "\xff==1",
     ],
 )  # fmt: skip
-def test_everything_else_is_refused(line: str) -> None:
+def test_parse_requirements__any_other_line__is_rejected(line: str) -> None:
     with pytest.raises(MlctlError, match=r"transform/requirements\.txt") as caught:
         parse_requirements(line.encode("latin-1"))
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_too_much_is_refused() -> None:
+def test_parse_requirements__too_long__is_rejected() -> None:
     for text in (b"#" * 20_000, b"\n".join(b"p%d==1" % number for number in range(65))):
         with pytest.raises(MlctlError):
             parse_requirements(text)
 
 
-def test_a_transform_adds_to_the_requirements(tmp_path: Path) -> None:
+def test_pin_requirements__transforms__add_theirs(tmp_path: Path) -> None:
     here = {**HERE, "onnxruntime": "1.31.1"}.get
     first = with_needs(tmp_path / "a", "six==1.17.0\nnumpy==1.2.3\n")
     same = with_needs(tmp_path / "b", "six[extra]==1.17.0", "others")
@@ -98,7 +98,7 @@ def test_a_transform_adds_to_the_requirements(tmp_path: Path) -> None:
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_what_is_missing_where_it_is_served_is_named(tmp_path: Path) -> None:
+def test_load_transform__missing_package__is_named(tmp_path: Path) -> None:
     bundle = with_needs(tmp_path / "a", "no-such-package==1.0\n")
     with pytest.raises(MlctlError, match="no-such-package is not installed") as caught:
         load_transform(bundle)

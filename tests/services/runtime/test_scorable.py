@@ -18,7 +18,7 @@ from services.runtime.scorable import (
 )
 
 
-def test_a_folder_is_verified(bundle: VerifiedBundle) -> None:
+def test_find_model__folder__is_verified(bundle: VerifiedBundle) -> None:
     assert find_model(str(bundle.root)).digest == bundle.digest
     (bundle.root / "model.onnx").write_bytes(b"other")
     with pytest.raises(MlctlError) as caught:
@@ -27,7 +27,7 @@ def test_a_folder_is_verified(bundle: VerifiedBundle) -> None:
 
 
 @pytest.mark.slow
-def test_a_tag_and_a_bentos_folder_are_the_same_model(
+def test_find_model__tag_or_folder__is_the_same(
     built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(store_home))
@@ -44,20 +44,20 @@ def _shaped(bundle: VerifiedBundle, *shape: int) -> VerifiedBundle:
 @pytest.mark.parametrize(
     ("shape", "rows"), [((-1, 4), 20_000), ((-1, 3, 224, 224), 55), ((-1, -1), 20_000)]
 )
-def test_large_rows_come_in_small_units(
+def test_unit_rows__larger_rows__are_fewer(
     bundle: VerifiedBundle, shape: tuple[int, ...], rows: int
 ) -> None:
     assert unit_rows(_shaped(bundle, *shape)) == rows
 
 
-def test_a_model_without_rows_is_refused(bundle: VerifiedBundle) -> None:
+def test_check_batched__no_batch_dimension__is_rejected(bundle: VerifiedBundle) -> None:
     check_batched(bundle)
     with pytest.raises(MlctlError, match="no batch dimension") as caught:
         check_batched(_shaped(bundle, 4))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
-def test_a_light_model_gets_more_rows_in_a_call(bundle: VerifiedBundle) -> None:
+def test_open_scorer__light_model__takes_more_rows(bundle: VerifiedBundle) -> None:
     assert bundle.manifest.batching.max_rows == 32
     scorer = open_scorer(bundle)
     assert (scorer.max_rows, scorer.thread_safe) == (4096, True)

@@ -42,14 +42,14 @@ def good(count: int) -> dict[str, np.ndarray]:
     return {"a": np.zeros((count, 2), np.float32), "b": np.zeros(count, np.int64)}
 
 
-def test_opens_and_runs_a_bundle(bundle: VerifiedBundle) -> None:
+def test_scorer__bundle__is_opened_and_run(bundle: VerifiedBundle) -> None:
     scorer = Scorer.open(bundle, ServerSettings())
     assert scorer.digest == bundle.digest
     assert scorer.check({"x": rows(3)}) == 3
     np.testing.assert_allclose(scorer.run({"x": rows(3)})["y"], expected(rows(3)))
 
 
-def test_more_rows_than_a_batch_give_the_same_answers(bundle: VerifiedBundle) -> None:
+def test_scorer__more_rows_than_a_batch__gives_the_same_answers(bundle: VerifiedBundle) -> None:
     scorer = Scorer.open(bundle, ServerSettings())
     x = rows(2 * scorer.max_rows + 1)
     np.testing.assert_allclose(scorer.run({"x": x})["y"], expected(x), rtol=1e-6)
@@ -66,7 +66,7 @@ def test_more_rows_than_a_batch_give_the_same_answers(bundle: VerifiedBundle) ->
         (good(0), "no rows"),
     ],
 )
-def test_wrong_inputs_are_told_what_is_expected(
+def test_check__wrong_input__names_what_is_expected(
     change: dict[str, np.ndarray], message: str
 ) -> None:
     scorer = two_inputs({})
@@ -75,7 +75,7 @@ def test_wrong_inputs_are_told_what_is_expected(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_a_missing_input_is_named() -> None:
+def test_check__missing_input__is_named() -> None:
     with pytest.raises(MlctlError, match="'b' is missing"):
         two_inputs({}).check({"a": np.zeros((1, 2), np.float32)})
 
@@ -85,13 +85,13 @@ def test_a_missing_input_is_named() -> None:
     [{}, {"y": np.zeros((1, 2), np.float32)}, {"y": np.zeros((2, 5), np.float32)}],
     ids=["none", "too few rows", "too wide"],
 )
-def test_outputs_that_break_the_signature_are_errors(answer: dict[str, np.ndarray]) -> None:
+def test_run__outputs_break_the_signature__fails(answer: dict[str, np.ndarray]) -> None:
     with pytest.raises(MlctlError, match="output 'y'") as caught:
         two_inputs(answer).run(good(2))
     assert caught.value.code is ErrorCode.INTERNAL
 
 
-def test_the_runtimes_words_stay_inside() -> None:
+def test_run__runtime_fails__hides_its_message() -> None:
     secret = RuntimeError("/srv/model.onnx: node 7 failed")
     with pytest.raises(MlctlError) as caught:
         two_inputs(secret).run(good(1))
@@ -101,7 +101,7 @@ def test_the_runtimes_words_stay_inside() -> None:
     assert caught.value.__cause__.__cause__ is secret
 
 
-def test_a_defect_of_ours_is_not_the_models() -> None:
+def test_run__internal_defect__is_no_model_error() -> None:
     class Broken:
         provider = "memory"
 
@@ -116,7 +116,7 @@ def test_a_defect_of_ours_is_not_the_models() -> None:
     assert not isinstance(caught.value, ModelRunError)
 
 
-def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:
+def test_scorer__bf16__is_rejected_at_load(bundle: VerifiedBundle) -> None:
     document = bundle.manifest.model_dump()
     document["signature"]["inputs"][0]["dtype"] = "BF16"
     odd = VerifiedBundle(bundle.root, Manifest.model_validate(document), bundle.digest)
@@ -125,7 +125,7 @@ def test_bf16_is_refused_at_load(bundle: VerifiedBundle) -> None:
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
-def test_batches_are_of_the_bundles_sizes_where_that_is_asked_for(bundle: VerifiedBundle) -> None:
+def test_scorer__pad_rows__runs_the_bundles_batch_sizes(bundle: VerifiedBundle) -> None:
     rows = np.arange(20, dtype=np.float32).reshape(5, 4)
     for pad_rows in (None, True, False):
         scorer = Scorer.open(bundle, ServerSettings(), pad_rows=pad_rows)

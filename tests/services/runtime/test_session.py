@@ -28,14 +28,14 @@ def text_model(path: Path) -> None:
     onnx.save(model, str(path))
 
 
-def test_runs_the_model(bundle: VerifiedBundle) -> None:
+def test_session__model__is_run(bundle: VerifiedBundle) -> None:
     session = open_session(bundle.path(MODEL_NAME))
     x = np.array([[1, 2, 3, 4]], dtype=np.float32)
     assert session.provider == "cpu"
     np.testing.assert_allclose(session.run({"x": x})["y"], expected(x))
 
 
-def test_unknown_and_absent_providers_are_refused(bundle: VerifiedBundle) -> None:
+def test_open_session__unknown_or_missing_provider__is_rejected(bundle: VerifiedBundle) -> None:
     with pytest.raises(MlctlError, match="unknown") as caught:
         open_session(bundle.path(MODEL_NAME), "tpu")
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
@@ -43,20 +43,20 @@ def test_unknown_and_absent_providers_are_refused(bundle: VerifiedBundle) -> Non
         open_session(bundle.path(MODEL_NAME), "cuda")
 
 
-def test_an_absent_tensorrt_is_rejected_with_the_extra_to_install(bundle: VerifiedBundle) -> None:
+def test_open_session__tensorrt_not_installed__names_the_extra(bundle: VerifiedBundle) -> None:
     with pytest.raises(MlctlError, match="'tensorrt' is not available") as caught:
         open_session(bundle.path(MODEL_NAME), "tensorrt")
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
     assert "'.[trt]'" in caught.value.hint
 
 
-def test_a_graph_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_open_session__missing_model__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(MlctlError) as caught:
         open_session(tmp_path / MODEL_NAME)
     assert caught.value.code is ErrorCode.FILE_MISSING
 
 
-def test_text_is_bytes_on_our_side(tmp_path: Path) -> None:
+def test_session__text__is_bytes(tmp_path: Path) -> None:
     text_model(tmp_path / MODEL_NAME)
     session = open_session(tmp_path / MODEL_NAME)
     words = np.array(["grün".encode(), b""], dtype=object)
@@ -65,7 +65,7 @@ def test_text_is_bytes_on_our_side(tmp_path: Path) -> None:
         session.run({"t": np.array([b"\xff"], dtype=object)})
 
 
-def test_the_address_of_an_input_does_not_change_the_answer(bundle: VerifiedBundle) -> None:
+def test_session__unaligned_input__gives_the_same_answer(bundle: VerifiedBundle) -> None:
     session = open_session(bundle.path(MODEL_NAME))
     for rows in (8, 2000):
         x = np.random.default_rng(3).normal(size=(rows, 4)).astype(np.float32)
@@ -77,7 +77,7 @@ def test_the_address_of_an_input_does_not_change_the_answer(bundle: VerifiedBund
 
 
 @pytest.mark.slow
-def test_the_runtime_reports_nothing_of_its_use(bundle: VerifiedBundle, tmp_path: Path) -> None:
+def test_session__opened__sends_no_telemetry(bundle: VerifiedBundle, tmp_path: Path) -> None:
     """Its wheels keep an identifier of the device in the home of whoever they report on."""
     script = (
         "import sys; from pathlib import Path; from services.runtime.session import open_session; "
@@ -99,7 +99,7 @@ def test_the_runtime_reports_nothing_of_its_use(bundle: VerifiedBundle, tmp_path
         (("rows", "length"), False, {"cudnn_conv_algo_search": "HEURISTIC"}),
     ],
 )
-def test_cuda_is_told_what_changes_from_run_to_run(
+def test_open_session__cuda_graphs__sets_the_providers_option(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     shape: tuple[int | str, ...],
@@ -119,7 +119,7 @@ def test_cuda_is_told_what_changes_from_run_to_run(
 
 
 @pytest.mark.parametrize("provider", ["cpu", "tensorrt"])
-def test_runs_say_nothing_of_graphs_where_the_runtime_captures_none(
+def test_session__provider_without_graphs__sets_no_run_options(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, provider: str
 ) -> None:
     chain: Providers = [("CPUExecutionProvider", {})]

@@ -34,7 +34,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
     return make_stream_bundle(tmp_path_factory.mktemp("stream") / "bundle")
 
 
-@pytest.fixture(params=["asgi", "lean"])
+@pytest.fixture(params=["asgi", "http"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -84,7 +84,7 @@ def step_data(document: dict[str, Any]) -> Any:
     return step["shape"], step["data"]
 
 
-def test_each_piece_is_an_event_and_the_last_one_says_so(ask: Ask) -> None:
+def test_stream__parts__are_events_with_an_end(ask: Ask) -> None:
     async def use(client: Client, host: ServedModel, code: ModuleType) -> None:
         for path in (STREAM, f"/v2/models/tiny/versions/{host.digest}/generate_stream"):
             answer = await client.post(path, json=body(3, 3, id="mine"))
@@ -106,7 +106,9 @@ def test_each_piece_is_an_event_and_the_last_one_says_so(ask: Ask) -> None:
     assert registry.get_sample_value("mlctl_first_piece_seconds_count", {"model": "tiny"}) == 2
 
 
-def test_the_header_or_the_body_names_its_lane(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream__priority__comes_from_header_or_body(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lanes: list[Priority] = []
 
     async def use(client: Client, host: ServedModel, _code: ModuleType) -> None:
@@ -125,8 +127,8 @@ def test_the_header_or_the_body_names_its_lane(ask: Ask, monkeypatch: pytest.Mon
     assert lanes == [Priority.NORMAL, Priority.HIGH, Priority.NORMAL]
 
 
-@pytest.mark.parametrize("way", ["lean"])  # the application alone answers no infer requests
-def test_a_whole_answer_has_the_pieces_side_by_side(ask: Ask) -> None:
+@pytest.mark.parametrize("way", ["http"])  # the application alone answers no infer requests
+def test_infer__model_that_yields__joins_the_parts(ask: Ask) -> None:
     async def use(client: Client, _host: ServedModel, _code: ModuleType) -> None:
         answer = (await client.post("/v2/models/tiny/infer", json=body(3, 3))).json()
         assert step_data(answer) == ([2, 3], [0, 1, 2, 0, 1, 2])
@@ -135,17 +137,14 @@ def test_a_whole_answer_has_the_pieces_side_by_side(ask: Ask) -> None:
     ask(use)
 
 
-def test_a_model_that_does_not_yield_has_one_piece(bundle: VerifiedBundle, way: str) -> None:
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        async with open_client(host, way) as client:
-            answer = await client.post(STREAM, json=REQUEST)
-            (_, piece), (end, _) = events(answer.text)
-            assert (piece["outputs"][0]["data"], end) == ([12, 14, 16, 18], "end")
-        await host.stop()
-
-    asyncio.run(main())
+async def test_stream__model_does_not_yield__has_one_part(bundle: VerifiedBundle, way: str) -> None:
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    async with open_client(host, way) as client:
+        answer = await client.post(STREAM, json=REQUEST)
+        (_, piece), (end, _) = events(answer.text)
+        assert (piece["outputs"][0]["data"], end) == ([12, 14, 16, 18], "end")
+    await host.stop()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_a_model_that_does_not_yield_has_one_piece(bundle: VerifiedBundle, way: 
         (body(0), 500, "internal"),  # nothing is yielded
     ],
 )
-def test_what_fails_before_the_first_piece_has_its_status(
+def test_stream__fails_before_the_first_part__has_its_status(
     ask: Ask, document: Any, status: int, code: str
 ) -> None:
     async def use(client: Client, _host: ServedModel, _code: ModuleType) -> None:
@@ -168,7 +167,7 @@ def test_what_fails_before_the_first_piece_has_its_status(
     ask(use)
 
 
-def test_who_waits_to_send_a_body_is_refused_for_good(ask: Ask) -> None:
+def test_stream__expect_continue_is_rejected__closes_the_connection(ask: Ask) -> None:
     """It may not send the body any more, for which its next request would be taken."""
 
     async def use(client: Client, _host: ServedModel, _code: ModuleType) -> None:
@@ -179,7 +178,7 @@ def test_who_waits_to_send_a_body_is_refused_for_good(ask: Ask) -> None:
     ask(use)
 
 
-def test_what_fails_later_is_an_event_and_tells_nothing_of_the_inside(ask: Ask) -> None:
+def test_stream__fails_later__is_an_event_without_internals(ask: Ask) -> None:
     async def use(client: Client, _host: ServedModel, code: ModuleType) -> None:
         *pieces, (name, error) = events((await client.post(STREAM, json=body(100))).text)
         assert (len(pieces), name, error["code"]) == (70, "error", "internal")
@@ -189,8 +188,8 @@ def test_what_fails_later_is_an_event_and_tells_nothing_of_the_inside(ask: Ask) 
     assert counted(ask(use), "internal") == 1
 
 
-@pytest.mark.parametrize("way", ["lean"])  # the other client reads all of it before it tells
-def test_a_client_that_leaves_ends_the_work(ask: Ask) -> None:
+@pytest.mark.parametrize("way", ["http"])  # the other client reads all of it before it tells
+def test_stream__client_disconnects__work_ends(ask: Ask) -> None:
     async def use(client: Client, host: ServedModel, code: ModuleType) -> None:
         gate = threading.Semaphore(5)
         code.gates.append(_Taking(gate))
@@ -221,7 +220,7 @@ class _Taking:
 
 
 @pytest.mark.parametrize("way", ["asgi"])
-def test_pieces_that_nobody_reads_are_not_made(ask: Ask) -> None:
+def test_stream__parts_are_not_read__production_stops(ask: Ask) -> None:
     async def use(_client: Client, host: ServedModel, code: ModuleType) -> None:
         with_reader, without = host.stream(rows(60)), host.stream(rows(61))
         found = [piece.outputs["step"].item() async for piece in with_reader]
@@ -236,7 +235,7 @@ def test_pieces_that_nobody_reads_are_not_made(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("way", ["asgi"])
-def test_each_piece_has_the_deadline_and_a_stop_ends_the_rest(ask: Ask) -> None:
+def test_stream__deadline_or_stop__ends_it(ask: Ask) -> None:
     async def use(_client: Client, host: ServedModel, code: ModuleType) -> None:
         unread = host.stream(rows(60), 0.05)
         await until(lambda: code.closed == [60])
@@ -255,23 +254,22 @@ def test_each_piece_has_the_deadline_and_a_stop_ends_the_rest(ask: Ask) -> None:
     ask(use)
 
 
-def test_streams_are_limited_in_number(counting: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = ServedModel(counting, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        opened = [host.stream(rows(60)) for _ in range(64)]
-        with pytest.raises(MlctlError, match="64 streams are open") as caught:
-            host.stream(rows(60))
-        assert caught.value.code is ErrorCode.QUEUE_FULL
-        for stream in opened:
-            stream.close()
-        assert (await host.infer(rows(2))).outputs["step"].shape == (1, 2)
-        await host.stop()
-
-    asyncio.run(main())
+async def test_stream__above_the_limit__is_rejected(counting: VerifiedBundle) -> None:
+    host = ServedModel(counting, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    opened = [host.stream(rows(60)) for _ in range(64)]
+    with pytest.raises(MlctlError, match="64 streams are open") as caught:
+        host.stream(rows(60))
+    assert caught.value.code is ErrorCode.QUEUE_FULL
+    for stream in opened:
+        stream.close()
+    assert (await host.infer(rows(2))).outputs["step"].shape == (1, 2)
+    await host.stop()
 
 
-def test_a_proxy_sees_a_sign_of_life(ask: Ask, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream__no_part_for_a_while__sends_a_heartbeat(
+    ask: Ask, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.online.http.sse.HEARTBEAT_SECONDS", 0.02)
 
     async def use(client: Client, _host: ServedModel, code: ModuleType) -> None:

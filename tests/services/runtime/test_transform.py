@@ -52,7 +52,7 @@ def vector_transform(folder: Path, body: str) -> Transform:
     return Transform(load_module(path, f"test_{folder.name}"), VECTOR, VECTOR)
 
 
-def test_text_goes_in_and_names_come_out(scorer: Scorer) -> None:
+def test_transform__text__is_converted_both_ways(scorer: Scorer) -> None:
     request = texts("one two", "three one", "two elsewhere")
     assert scorer.check(request) == 3
     answer = scorer.run(request)
@@ -60,20 +60,20 @@ def test_text_goes_in_and_names_come_out(scorer: Scorer) -> None:
     assert answer["total"].tolist() == [1.5, 2.0, 3.0]
 
 
-def test_golden_rows_are_in_the_form_that_clients_see(
+def test_check_golden__with_a_transform__uses_the_clients_form(
     scorer: Scorer, text_bundle: VerifiedBundle
 ) -> None:
     assert check_golden(scorer, text_bundle)["text"].tolist() == [b"one", b"two three"]
 
 
-def test_more_rows_than_a_batch_are_answered_in_order(scorer: Scorer) -> None:
+def test_transform__more_rows_than_a_batch__keeps_their_order(scorer: Scorer) -> None:
     words = ["one", "two", "three"] * 7
     assert len(words) > 2 * scorer.max_rows
     totals = scorer.run(texts(*words))["total"]
     assert totals.tolist() == [0.5, 1.0, 1.5] * 7
 
 
-def test_a_refused_row_is_told_in_the_transforms_own_sentence(scorer: Scorer) -> None:
+def test_transform__rejects_a_row__message_has_its_number(scorer: Scorer) -> None:
     words = ["one"] * 20
     words[17] = "  "
     with pytest.raises(MlctlError) as caught:
@@ -82,7 +82,7 @@ def test_a_refused_row_is_told_in_the_transforms_own_sentence(scorer: Scorer) ->
     assert caught.value.message == "row 17: the text has no words"
 
 
-def test_text_that_cannot_be_decoded_is_the_callers_fault(scorer: Scorer) -> None:
+def test_transform__undecodable_text__is_invalid_input(scorer: Scorer) -> None:
     with pytest.raises(MlctlError, match="can't decode") as caught:
         scorer.run({"text": np.array([b"\xff"], dtype=object)})
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -117,11 +117,11 @@ async def _batch_of_three(scorer: Scorer) -> None:
     assert good.batch_rows == 3
 
 
-def test_in_a_joined_batch_only_the_refused_request_fails(scorer: Scorer) -> None:
+def test_transform__one_bad_request_in_a_batch__fails_alone(scorer: Scorer) -> None:
     asyncio.run(_batch_of_three(scorer))
 
 
-def test_a_defect_is_blamed_in_the_log_and_hidden_from_the_client(
+def test_transform__defect__is_logged_and_hidden_from_the_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = TOKENIZER.replace("NUMBERS.get(word, len(WORDS) + 1)", "NUMBERS[word]")
@@ -135,7 +135,7 @@ def test_a_defect_is_blamed_in_the_log_and_hidden_from_the_client(
     assert f"preprocess failed in line {line}: KeyError: 'secret'" in caplog.text
 
 
-def test_loading_leaves_the_bundle_as_it_was_verified(tmp_path: Path) -> None:
+def test_transform__loaded__leaves_the_bundle_unchanged(tmp_path: Path) -> None:
     bundle = make_text_bundle(tmp_path / "bundle")
     before = list(sys.path)
     Scorer.open(bundle, ServerSettings()).run(texts("one"))
@@ -144,7 +144,7 @@ def test_loading_leaves_the_bundle_as_it_was_verified(tmp_path: Path) -> None:
     assert "transform" not in sys.modules
 
 
-def test_a_planted_bytecode_cache_is_not_run(tmp_path: Path) -> None:
+def test_load_module__planted_bytecode__is_not_run(tmp_path: Path) -> None:
     path = write_transform(tmp_path, "VALUE = 'cached'\n") / "transform.py"
     py_compile.compile(str(path))
     status = path.stat()
@@ -154,7 +154,7 @@ def test_a_planted_bytecode_cache_is_not_run(tmp_path: Path) -> None:
     assert load_module(path, "planted").VALUE == "source"
 
 
-def test_two_bundles_in_one_process_keep_apart(tmp_path: Path) -> None:
+def test_transform__two_bundles__are_independent(tmp_path: Path) -> None:
     halves = make_text_bundle(tmp_path / "a")
     doubles = make_text_bundle(tmp_path / "b", TOKENIZER.replace("0.5", "2"))
     first, second = (Scorer.open(bundle, ServerSettings()) for bundle in (halves, doubles))
@@ -163,7 +163,7 @@ def test_two_bundles_in_one_process_keep_apart(tmp_path: Path) -> None:
     assert first.run(texts("two"))["total"].tolist() == [1.0]
 
 
-def test_a_bundle_without_a_transform_has_none(bundle: VerifiedBundle) -> None:
+def test_load_transform__none_in_the_bundle__is_none(bundle: VerifiedBundle) -> None:
     assert load_transform(bundle) is None
 
 
@@ -179,7 +179,7 @@ def test_a_bundle_without_a_transform_has_none(bundle: VerifiedBundle) -> None:
         ("def preprocess(inputs): ...\n", "OUTPUTS differ.*postprocess is not defined"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_at_start(
+def test_transform__cannot_be_loaded__is_rejected_at_start(
     tmp_path: Path, source: str, reason: str
 ) -> None:
     bundle = make_text_bundle(tmp_path / "bundle", source)
@@ -202,7 +202,7 @@ def test_what_cannot_be_loaded_is_refused_at_start(
         ("raise SystemExit", "preprocess failed in line 3: SystemExit"),
     ],
 )
-def test_a_wrong_result_is_told_by_function_and_tensor(
+def test_transform__wrong_result__names_function_and_tensor(
     tmp_path: Path, body: str, reason: str
 ) -> None:
     transform = vector_transform(tmp_path, f"def preprocess(inputs):\n    {body}\n")
@@ -210,7 +210,7 @@ def test_a_wrong_result_is_told_by_function_and_tensor(
         transform.preprocess(ROWS)
 
 
-def test_text_results_must_be_bytes(tmp_path: Path) -> None:
+def test_postprocess__text_that_is_no_bytes__is_rejected(tmp_path: Path) -> None:
     source = "import numpy as np\ndef preprocess(inputs): ...\ndef postprocess(outputs):\n"
     source += "    words = np.array(['a'] * 2, dtype=object)\n"
     source += "    return {'kind': words, 'total': outputs['sum']}\n"
@@ -220,19 +220,19 @@ def test_text_results_must_be_bytes(tmp_path: Path) -> None:
         transform.postprocess({"sum": np.ones(2, np.float32)})
 
 
-def test_a_value_error_of_postprocess_is_not_the_callers_fault(tmp_path: Path) -> None:
+def test_postprocess__value_error__is_a_defect(tmp_path: Path) -> None:
     transform = vector_transform(tmp_path, "def postprocess(o):\n    raise ValueError('no')\n")
     with pytest.raises(TransformError, match="postprocess failed in line 3: ValueError: no"):
         transform.postprocess({"y": ROWS["x"]})
 
 
-def test_what_it_does_not_define_changes_nothing(tmp_path: Path) -> None:
+def test_transform__function_is_not_defined__changes_nothing(tmp_path: Path) -> None:
     transform = vector_transform(tmp_path, "def preprocess(inputs):\n    return inputs\n")
     outputs = {"y": ROWS["x"]}
     assert transform.postprocess(outputs) == outputs
 
 
-def test_arrays_are_handed_over_read_only(tmp_path: Path) -> None:
+def test_preprocess__arrays__are_read_only(tmp_path: Path) -> None:
     body = "def preprocess(inputs):\n    inputs['x'][:] = 0\n    return inputs\n"
     transform = vector_transform(tmp_path, body)
     given = {"x": np.ones((2, 2), np.float32)}
@@ -242,7 +242,7 @@ def test_arrays_are_handed_over_read_only(tmp_path: Path) -> None:
     given["x"][:] = 2  # the caller's own array stays writeable
 
 
-def test_dataclasses_work_in_a_transform(tmp_path: Path) -> None:
+def test_transform__dataclass_in_it__works(tmp_path: Path) -> None:
     body = (
         "from dataclasses import dataclass\n"
         "@dataclass\nclass Scale:\n    by: 'float' = 2.0\n"
@@ -252,7 +252,7 @@ def test_dataclasses_work_in_a_transform(tmp_path: Path) -> None:
     assert result["x"].tolist() == [[2.0, 2.0]] * 3
 
 
-def test_a_transposed_result_reaches_the_runtime_in_the_right_order(tmp_path: Path) -> None:
+def test_preprocess__transposed_result__is_in_the_right_order(tmp_path: Path) -> None:
     # A view whose memory is in another order than its elements.
     turned = TOKENIZER.replace('{"ids": ids,', '{"ids": np.asfortranarray(ids),')
     scorer = Scorer.open(make_text_bundle(tmp_path / "bundle", turned), ServerSettings())
@@ -281,7 +281,7 @@ def yielding_transform(folder: Path, body: str) -> Transform:
     return Transform(load_module(path, f"test_{folder.name}"), TOKENS, VECTOR)
 
 
-def test_an_answer_in_pieces_is_the_same_as_a_whole_one(tmp_path: Path) -> None:
+def test_postprocess__yields_parts__equal_the_whole_answer(tmp_path: Path) -> None:
     transform = yielding_transform(tmp_path, YIELDING)
     outputs = {"y": np.array([[1, 2], [3, 4]], np.float32)}
     pieces = list(transform.pieces(outputs))  # the same array is filled again for each
@@ -300,12 +300,14 @@ def test_an_answer_in_pieces_is_the_same_as_a_whole_one(tmp_path: Path) -> None:
         ("raise KeyError('a')\n    yield", "postprocess failed in line 3: KeyError: 'a'"),
     ],
 )
-def test_what_is_wrong_with_a_piece_is_told(tmp_path: Path, body: str, reason: str) -> None:
+def test_postprocess__invalid_part__is_rejected_with_the_reason(
+    tmp_path: Path, body: str, reason: str
+) -> None:
     transform = yielding_transform(tmp_path, f"def postprocess(outputs):\n    {body}\n")
     with pytest.raises(TransformError, match=reason):
         transform.postprocess({"y": np.ones((3, 2), np.float32)})
 
 
-def test_preprocess_cannot_yield(tmp_path: Path) -> None:
+def test_preprocess__yields__is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TransformError, match="only postprocess may yield"):
         vector_transform(tmp_path, "def preprocess(inputs):\n    yield inputs\n")

@@ -24,25 +24,25 @@ def scorer_of(bundle: VerifiedBundle, run: Run) -> Scorer:
     return Scorer(bundle.manifest, bundle.digest, FunctionSession(run))
 
 
-def test_the_real_model_reproduces_its_golden_rows(bundle: VerifiedBundle) -> None:
+def test_check_golden__real_model__passes(bundle: VerifiedBundle) -> None:
     scorer = Scorer.open(bundle, ServerSettings())
     assert check_golden(scorer, bundle)["x"].shape == (8, 4)
 
 
-def test_a_model_whose_rows_depend_on_each_other_too(tmp_path: Path) -> None:
+def test_check_golden__dependent_rows__passes(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "b", row_independent=False)
     check_golden(Scorer.open(bundle, ServerSettings()), bundle)
 
 
 @pytest.mark.parametrize("error", [0.1, -0.1, np.nan])
-def test_other_answers_are_refused(bundle: VerifiedBundle, error: float) -> None:
+def test_check_golden__other_answers__fails(bundle: VerifiedBundle, error: float) -> None:
     scorer = scorer_of(bundle, lambda inputs: {"y": expected(inputs["x"]) + np.float32(error)})
     with pytest.raises(MlctlError, match="'y'") as caught:
         check_golden(scorer, bundle)
     assert caught.value.code is ErrorCode.PARITY_FAILED
 
 
-def test_the_noise_of_another_processor_is_not(bundle: VerifiedBundle) -> None:
+def test_check_golden__rounding_noise__passes(bundle: VerifiedBundle) -> None:
     scorer = scorer_of(bundle, lambda inputs: {"y": expected(inputs["x"]) * np.float32(1.00001)})
     check_golden(scorer, bundle)
 
@@ -189,7 +189,7 @@ def sequence_scorer(run: Run) -> Scorer:
     return Scorer(manifest, manifest.digest, FunctionSession(run))
 
 
-def test_a_model_that_padding_disturbs_is_refused() -> None:
+def test_check_padding__padding_changes_the_answer__fails() -> None:
     rows = {"x": np.arange(1, 13, dtype=np.float32).reshape(2, 6)}
 
     def check(run: Run) -> None:
@@ -202,7 +202,7 @@ def test_a_model_that_padding_disturbs_is_refused() -> None:
     assert caught.value.code is ErrorCode.PARITY_FAILED
 
 
-def test_a_model_that_fails_on_a_half_of_its_inputs_cannot_be_padded() -> None:
+def test_check_padding__fails_on_shorter_inputs__fails() -> None:
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if inputs["x"].shape[1] != 6:
             raise RunError("x and mask are of unlike length")
@@ -216,7 +216,7 @@ def test_a_model_that_fails_on_a_half_of_its_inputs_cannot_be_padded() -> None:
     assert "unlike" not in caught.value.message
 
 
-def test_a_single_column_proves_nothing_about_padding() -> None:
+def test_check_padding__single_column__is_skipped() -> None:
     def never(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         raise AssertionError(inputs)
 

@@ -19,7 +19,7 @@ from services.online.batching.budget import Hold, Inflight
 from services.online.grpc.http2.frames import Reason
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, CallHead, make_trailers
 from services.online.grpc.http2.messages import Assembler, frame, unpack, unpack_apart
-from services.online.grpc.http2.outbox import Outbox
+from services.online.grpc.http2.outbox import SendQueue
 from services.online.grpc.status import Trailer, status_of, trailers
 from services.online.security.public import failed, is_public
 from services.protocol.wire import invalid
@@ -34,7 +34,7 @@ logger = logging.getLogger("mlctl.grpc")
 class CallConnection(Protocol):
     """What a call needs of its connection."""
 
-    outbox: Outbox
+    outbox: SendQueue
     peer: str
 
     def consumed(self, stream: int, size: int) -> None:

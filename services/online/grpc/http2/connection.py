@@ -28,7 +28,7 @@ from services.online.grpc.http2.events import (
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.leaky_bucket import Bucket
-from services.online.grpc.http2.outbox import Outbox, Parking
+from services.online.grpc.http2.outbox import Parking, SendQueue
 
 _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         self,
         open_call: OpenCall,
         connections: set[Connection],
-        most: int,
+        max_connections: int,
         times: Times,
         parking: Parking,
         open_whole: OpenWhole,
@@ -105,12 +105,12 @@ class Connection(asyncio.Protocol):
         self._open_call = open_call
         self._open_whole = open_whole
         self.connections = connections
-        self._most = most
+        self._max_connections = max_connections
         self._times = times
         self._core = Core()
         self.gone = asyncio.get_running_loop().create_future()
         self._parking = parking
-        self.outbox = Outbox(self._core, self._wake, parking)
+        self.outbox = SendQueue(self._core, self._wake, parking)
         self.peer = ""
         self._calls: dict[int, ConnectionCall] = {}
         self._waking = False
@@ -133,7 +133,11 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.connections.add(self)
         name = transport.get_extra_info("peername")  # None after the client's reset
-        if name is None or len(self.connections) > self._most or not _speaks_http2(transport):
+        if (
+            name is None
+            or len(self.connections) > self._max_connections
+            or not _speaks_http2(transport)
+        ):
             self._abort()
             return
         self.peer = _peer(name)
@@ -251,7 +255,7 @@ class Connection(asyncio.Protocol):
         """Whether a call is accepted; clients retry a refused stream elsewhere or later."""
         full = self.outbox.size > _PARKED_BYTES or self._parking.size > _ALL_PARKED_BYTES
         if self._announced_last or full:
-            self._core.refuse(stream)
+            self._core.reject(stream)
             self._on_control_frame(ControlFrame(_REJECTED_COST))
             return False
         return True

@@ -19,13 +19,13 @@ from services.online.grpc.http2.events import (
     StreamReset,
     WindowOpened,
 )
-from services.online.grpc.http2.frames import BrokenError, Reason, Setting
+from services.online.grpc.http2.frames import BrokenError, Reason, SettingId
 from services.online.grpc.http2.head import MalformedError
 from services.online.grpc.http2.sending import (
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
     MAX_STREAMS,
-    Stream,
+    StreamState,
 )
 from services.online.grpc.http2.whole_calls import Block, Receiving
 
@@ -126,7 +126,7 @@ class Core(Receiving):
         if found is None:
             yield ControlFrame(_LATE_COST)
             return
-        reason = self._refusal(found, size)
+        reason = self._rejection(found, size)
         if reason is not None:
             self.send_reset(stream, reason)
             yield StreamReset(stream, by_client=False)
@@ -138,7 +138,7 @@ class Core(Receiving):
             yield ControlFrame(1.0)
         yield DataReceived(stream, data, size, ended)
 
-    def _refusal(self, found: Stream, size: int) -> Reason | None:
+    def _rejection(self, found: StreamState, size: int) -> Reason | None:
         if found.ended:
             return Reason.STREAM_CLOSED
         return Reason.FLOW_CONTROL_ERROR if size > found.room else None
@@ -186,7 +186,7 @@ class Core(Receiving):
             yield ControlFrame(1.0)
             return
         if len(self.streams) > MAX_STREAMS:
-            self.refuse(stream)
+            self.reject(stream)
             yield ControlFrame(_LATE_COST)
             return
         yield HeadersReceived(stream, head, ended)
@@ -225,12 +225,12 @@ class Core(Receiving):
             return
         # The last of equal ones holds; to change windows over and over would take long.
         values = dict(frames.read_settings(payload))
-        if values.get(Setting.ENABLE_PUSH, 0) > 1:
+        if values.get(SettingId.ENABLE_PUSH, 0) > 1:
             raise BrokenError(Reason.PROTOCOL_ERROR, "push is neither on nor off")
-        self.max_frame = values.get(Setting.MAX_FRAME_SIZE, self.max_frame)
+        self.max_frame = values.get(SettingId.MAX_FRAME_SIZE, self.max_frame)
         if not frames.DEFAULT_FRAME_BYTES <= self.max_frame < 1 << 24:
             raise BrokenError(Reason.PROTOCOL_ERROR, "this is not a frame's size")
-        window = values.get(Setting.INITIAL_WINDOW_SIZE, self._first_window)
+        window = values.get(SettingId.INITIAL_WINDOW_SIZE, self._first_window)
         more = window - self._first_window
         self._first_window = window
         for found in self.streams.values():
@@ -269,11 +269,11 @@ class Core(Receiving):
         more = frames.NUMBER.unpack(payload)[0] & frames.MAX_WINDOW
         yield ControlFrame(_LATE_COST)
         if stream == 0:
-            was_shut = self.window <= 0
+            was_closed = self.window <= 0
             self.window += more
             if not more or self.window > frames.MAX_WINDOW:
                 raise BrokenError(Reason.FLOW_CONTROL_ERROR, "a window opens too far, or not")
-            if was_shut:  # else it was not for this one that anything waits
+            if was_closed:  # else it was not for this one that anything waits
                 yield WindowOpened(0)
         else:
             self._check_met(stream)
@@ -290,9 +290,9 @@ class Core(Receiving):
 
     def _open(self, stream: int, *, ended: bool) -> None:
         self.last_stream = stream
-        self.streams[stream] = Stream(self._first_window, ended=ended)
+        self.streams[stream] = StreamState(self._first_window, ended=ended)
 
-    def _end(self, stream: int, found: Stream) -> None:
+    def _end(self, stream: int, found: StreamState) -> None:
         found.ended = True
         if found.answered:
             del self.streams[stream]

@@ -39,7 +39,7 @@ DEFAULT_WINDOW: Final = 65535
 DEFAULT_FRAME_BYTES: Final = 16384
 
 
-class Setting(IntEnum):
+class SettingId(IntEnum):
     """What a side tells the other of itself, RFC 9113 (6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
@@ -78,7 +78,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return FRAME_HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
-def settings(values: Mapping[Setting, int]) -> bytes:
+def settings(values: Mapping[SettingId, int]) -> bytes:
     """What we tell of ourselves."""
     pairs = [_SETTING.pack(name, value) for name, value in values.items()]
     return frame(SETTINGS, 0, 0, b"".join(pairs))

@@ -34,18 +34,25 @@ class Assembler:
     """Assembles a stream's messages, each of at most `limit` bytes; charges them to `hold`."""
 
     __slots__ = (
-        "_begun", "_begun_message", "_compressed", "_held", "_hold", "_left", "_length", "_limit",
+        "_begun",
+        "_begun_message",
+        "_charged",
+        "_compressed",
+        "_hold",
+        "_length",
+        "_limit",
+        "_missing",
         "messages",
     )  # fmt: skip
 
     def __init__(self, limit: int, hold: Hold) -> None:
         self._limit = limit
         self._hold = hold
-        self._held = 0
+        self._charged = 0
         self._begun = b""  # of a prefix
         # Not a list of pieces: a piece of one byte would take fifty bytes.
         self._begun_message = bytearray()
-        self._left: int | None = None  # of a message whose prefix is known
+        self._missing: int | None = None  # of a message whose prefix is known
         self._length = 0
         self._compressed = False
         self.messages: deque[RawMessage] = deque()
@@ -53,37 +60,37 @@ class Assembler:
     @property
     def is_whole(self) -> bool:
         """Whether no message is incomplete."""
-        return self._left is None and not self._begun
+        return self._missing is None and not self._begun
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes. Raises PAYLOAD_TOO_LARGE, BusyError, INVALID_INPUT."""
         self._split(data)
-        self._hold.grow(self._held)
+        self._hold.grow(self._charged)
 
     def _split(self, data: bytes) -> None:
         if self._begun:
             data, self._begun = self._begun + data, b""
         at = 0
         while at < len(data):
-            if self._left is None:
+            if self._missing is None:
                 if len(data) - at < _PREFIX.size:
                     self._begun = data[at:]
                     return
-                left = self._begin(*_PREFIX.unpack_from(data, at))
+                missing = self._begin(*_PREFIX.unpack_from(data, at))
                 at += _PREFIX.size
             else:
-                left = self._left
-            if left == 0:
+                missing = self._missing
+            if missing == 0:
                 continue
-            piece = data[at : at + left]
+            piece = data[at : at + missing]
             at += len(piece)
-            self._left = left - len(piece)
-            self._held += len(piece)
+            self._missing = missing - len(piece)
+            self._charged += len(piece)
             if len(piece) == self._length:  # whole, as nearly all are
                 self._complete(piece)
                 continue
             self._begun_message += piece
-            if self._left == 0:
+            if self._missing == 0:
                 self._complete(bytes(self._begun_message))
 
     def take(self) -> RawMessage:
@@ -91,8 +98,8 @@ class Assembler:
         message = self.messages.popleft()
         if not self.messages:
             self._hold.release()
-            self._held = 0 if self._left is None else len(self._begun_message) + _OVERHEAD
-            self._hold.grow(self._held)
+            self._charged = 0 if self._missing is None else len(self._begun_message) + _OVERHEAD
+            self._hold.grow(self._charged)
         return message
 
     def drop(self) -> None:
@@ -106,18 +113,18 @@ class Assembler:
             raise invalid("a message begins with neither 0 nor 1")
         if length > self._limit:
             raise too_large(self._limit)
-        self._held += _OVERHEAD
+        self._charged += _OVERHEAD
         self._compressed = flag == 1
         if length == 0:
             self._complete(b"")
         else:
-            self._left = self._length = length
+            self._missing = self._length = length
         return length
 
     def _complete(self, data: bytes) -> None:
         self.messages.append(RawMessage(data, self._compressed))
         self._begun_message.clear()
-        self._left = None
+        self._missing = None
 
 
 def unpack(message: RawMessage, coding: bytes, limit: int) -> bytes:

@@ -35,7 +35,7 @@ class GrpcCalls:
         self._host.count(GRPC, error)
         self.ended(self.begin(head, None), error)
 
-    def ended(self, seen: RequestRecord | None, error: BaseException | None) -> None:
+    def ended(self, record: RequestRecord | None, error: BaseException | None) -> None:
         """Report that the request failed, or that its stream ended."""
-        if seen is not None and self._host.observer is not None:
-            self._host.observer.ended(seen, error)
+        if record is not None and self._host.observer is not None:
+            self._host.observer.ended(record, error)

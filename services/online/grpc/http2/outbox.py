@@ -42,7 +42,7 @@ class Parking:
         self.size = 0
 
 
-class Outbox:
+class SendQueue:
     """The sending half of one connection; `wake` is called when there is something to write.
 
     Parked bytes are counted in `parking` as well.

@@ -6,7 +6,7 @@ from struct import Struct
 from typing import Final
 
 from services.online.grpc.http2 import frames
-from services.online.grpc.http2.frames import Reason, Setting
+from services.online.grpc.http2.frames import Reason, SettingId
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
 from services.online.grpc.http2.hpack import NO_TABLE, encode
 from services.online.grpc.http2.messages import PREFIX_BYTES
@@ -19,10 +19,10 @@ MAX_FRAME_BYTES: Final = 64 << 10
 _HELLO = (
     frames.settings(
         {
-            Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-            Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
-            Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
-            Setting.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+            SettingId.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingId.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+            SettingId.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+            SettingId.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
         }
     ),
     frames.window_update(0, CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW),
@@ -36,7 +36,7 @@ _ANSWER = Struct(f">5sL{len(_HEADERS)}sLBLBL").pack
 _ENDING = Struct(f">5sL{len(_OK_TRAILERS)}s").pack
 
 
-class Stream:
+class StreamState:
     """One stream: the bytes that may be sent (`window`) and received (`room`)."""
 
     __slots__ = ("answered", "ended", "room", "window")
@@ -53,7 +53,7 @@ class Sending:
 
     def __init__(self) -> None:
         self.out: list[bytes] = list(_HELLO)
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, StreamState] = {}
         self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME_BYTES
         self.ready = False  # to send answers whose bytes are known
@@ -101,7 +101,7 @@ class Sending:
         if self.streams.pop(stream, None) is not None:
             self.out.append(frames.reset(stream, reason))
 
-    def refuse(self, stream: int) -> None:
+    def reject(self, stream: int) -> None:
         """Reset a stream whose call was not processed: the client may retry it."""
         self.send_reset(stream, Reason.REFUSED_STREAM)
 

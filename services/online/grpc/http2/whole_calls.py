@@ -15,7 +15,7 @@ from services.online.grpc.http2.sending import (
     MAX_HEADER_BYTES,
     MAX_STREAMS,
     Sending,
-    Stream,
+    StreamState,
 )
 
 _SMALL_UPDATE: Final = 4 << 8 | frames.WINDOW_UPDATE
@@ -63,7 +63,7 @@ class Receiving(Sending):
             self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
             return ControlFrame(1.0), end  # its block is read, and its data comes late
         self.last_stream = stream
-        self.streams[stream] = Stream(self._first_window + window, ended=True)
+        self.streams[stream] = StreamState(self._first_window + window, ended=True)
         self._take(stop - at)
         return WholeCallReceived(stream, head, data[at:stop]), stop
 

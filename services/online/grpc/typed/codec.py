@@ -23,7 +23,7 @@ class TypedCodec:
         self._layout = layout
         self._digest = digest
         self._inputs = {spec.name: spec for spec in signature.inputs}
-        self._wanted = dict.fromkeys((spec.name for spec in signature.outputs), True)
+        self._outputs = dict.fromkeys((spec.name for spec in signature.outputs), True)
         self._messages = make_messages(layout)
 
     @property
@@ -42,7 +42,7 @@ class TypedCodec:
             array = self._array(field, message)
             if array is not None:
                 inputs[field.tensor.name] = array
-        return InferRequest("", inputs, self._wanted)
+        return InferRequest("", inputs, self._outputs)
 
     def encode(self, outputs: Mapping[str, np.ndarray]) -> Any:
         """The message of an answer."""
@@ -73,10 +73,10 @@ class TypedCodec:
     def _array(self, field: Field, message: Any) -> np.ndarray | None:
         tensor, values = field.tensor, getattr(message, field.name)
         count = len(values) // (tensor.dtype.itemsize or 1) if field.is_raw else len(values)
-        given = getattr(message, field.shape) if field.shape else ()
-        if not values and not given and tensor.elements != 0:
+        sent_shape = getattr(message, field.shape) if field.shape else ()
+        if not values and not sent_shape and tensor.elements != 0:
             return None
-        shape = given or _shape(field, count)
+        shape = sent_shape or _shape(field, count)
         declared = declare(self._inputs, tensor.name, tensor.dtype.value, shape)
         if field.is_raw:
             return decode_raw(declared, values)

@@ -24,7 +24,7 @@ class AcceptingLoop(uvloop.Loop):
     async def create_server(
         self,
         protocol_factory: Callable[[], Any],
-        *places: Any,
+        *addresses: Any,
         sock: Any = None,
         ssl: Any = None,
         backlog: int = _BACKLOG,
@@ -35,7 +35,7 @@ class AcceptingLoop(uvloop.Loop):
         make = super().create_server
         if sock is None:
             options.update(ssl=ssl, ssl_handshake_timeout=ssl_handshake_timeout)
-            return await make(protocol_factory, *places, backlog=backlog, **options)
+            return await make(protocol_factory, *addresses, backlog=backlog, **options)
         sock.setblocking(False)
         if ssl is not None:
             sock.listen(backlog)

@@ -28,7 +28,7 @@ def ended(gate: str, why: str) -> JournalEvent:
     return JournalEvent(7, "shop", 1, 1000.0, "ended", body)
 
 
-def test_a_promotion_from_begin_to_end(played: Played) -> None:
+def test_notices__whole_promotion__have_types_and_stable_ids(played: Played) -> None:
     played.until(RolloutPhase.DONE)
     told = notices(played)
     assert [each["type"] for each in told] == [
@@ -45,7 +45,7 @@ def test_a_promotion_from_begin_to_end(played: Played) -> None:
     assert notices(played) == told  # the same ids each time
 
 
-def test_a_rollback_says_why(played: Played) -> None:
+def test_notices__rollback__has_the_gate_and_the_reason(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.until(RolloutPhase.DONE, errors=10)
     told = {each["type"]: each for each in notices(played)}
@@ -54,26 +54,26 @@ def test_a_rollback_says_why(played: Played) -> None:
     assert "requests failed" in told["rollout.rolled_back"]["text"]
 
 
-def test_no_data_is_told_as_inconclusive(played: Played) -> None:
+def test_notices__rollout_without_data__is_inconclusive(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.until(RolloutPhase.DONE, requests=0)
     assert notices(played)[-1]["type"] == "rollout.inconclusive"
 
 
-def test_what_operators_ask_is_told(played: Played) -> None:
+def test_notices__operator_command__is_reported(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     assert notices(played)[-1]["type"] == "rollout.pause_requested"
     assert "pause" in notices(played)[-1]["text"]
 
 
-def test_one_that_nobody_watched_has_a_type_of_its_own() -> None:
+def test_notice__unwatched_rollout__has_its_own_type() -> None:
     told = notice(ended("unwatched", "nobody watched the rollout for 60 s"))
     assert told is not None
     assert told["type"] == "rollout.unwatched"
 
 
-def test_no_line_of_a_log_leaves_the_machine() -> None:
+def test_notice__events_with_log_text__contain_none_of_it() -> None:
     for event in (
         ended("ready", "it ended before it was ready; its log ends:\n/home/me/secret.py: oops"),
         ended("config", "Envoy said: /home/me/secret.py: oops"),
@@ -89,7 +89,7 @@ def test_no_line_of_a_log_leaves_the_machine() -> None:
         assert event.kind in KINDS
 
 
-def test_looks_are_not_told(played: Played) -> None:
+def test_notice__ticks__are_not_reported(played: Played) -> None:
     played.until(RolloutPhase.BAKE)
     ticks = [event for event in played.journal.events("shop") if event.kind == "tick"]
     assert ticks

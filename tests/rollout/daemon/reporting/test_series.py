@@ -17,7 +17,7 @@ def points(played: Played, start: int = 0) -> list[SeriesPoint]:
     return [point for point in found if point is not None and point.seq > start]
 
 
-def test_a_good_rollout_as_series(played: Played) -> None:
+def test_series__good_rollout__has_weights_rates_and_proof(played: Played) -> None:
     played.until(RolloutPhase.DONE)
     found = points(played)
     assert [point.values["weight"] for point in found][-1] == 100.0
@@ -33,14 +33,14 @@ def test_a_good_rollout_as_series(played: Played) -> None:
     assert "agreement" not in middle
 
 
-def test_what_fails_is_seen(played: Played) -> None:
+def test_series__failing_candidate__shows_errors_and_evidence(played: Played) -> None:
     played.until(RolloutPhase.DONE, errors=10)
     worst = max(points(played), key=lambda each: each.values.get("log10_e/errors_vs_limit", -9))
     assert worst.values["candidate/error_share"] > 0.2
     assert worst.values["log10_e/errors_vs_limit"] > worst.values["log10_threshold"]
 
 
-def test_whoever_goes_on_later_finds_the_same_points(played: Played) -> None:
+def test_series__resumed_later__has_the_same_points(played: Played) -> None:
     played.until(RolloutPhase.BAKE)
     early = points(played)[:-1]  # the last one is not complete yet
     assert early
@@ -50,7 +50,7 @@ def test_whoever_goes_on_later_finds_the_same_points(played: Played) -> None:
     assert points(played, start=early[-1].seq) == late[len(early) :]
 
 
-def test_agreement_is_over_the_whole_rollout(played: Played) -> None:
+def test_series__agreement__is_over_the_whole_rollout(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.tick(2)
     tick = played.journal.events("shop", rollout=played.controller.rollout.id)[-1]

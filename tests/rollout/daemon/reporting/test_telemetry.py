@@ -10,13 +10,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bundle.ports import free_ports
 from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
 from rollout.daemon.reporting.webhooks import sink_of
 from rollout.domain.counts import Totals
 from rollout.domain.spec import DeploymentSettings, Ports, Slot
 from rollout.domain.split import SplitRecord
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from rollout.journal.journal import Journal
 from rollout.journal.records import Delivery
 from tests.support.clock import ManualClock

@@ -16,7 +16,7 @@ import pytest
 
 from bundle.clock import SystemClock
 from rollout.daemon.reporting import outbox
-from rollout.daemon.reporting.outbox import Delivering, Outbox, Sink
+from rollout.daemon.reporting.outbox import Delivering, EventSink, Outbox
 from rollout.daemon.reporting.webhooks import (
     MAX_AGE_SECONDS,
     WebhookSink,
@@ -82,7 +82,7 @@ def step(process: Process) -> float:
 def outbox_of(path: Path, *urls: str) -> Outbox:
     """The outbox of webhooks with the machine's own clock."""
 
-    def sink(url: str, journal: Journal, _stop: threading.Event) -> Sink:
+    def sink(url: str, journal: Journal, _stop: threading.Event) -> EventSink:
         return WebhookSink("shop", url, None, journal, SystemClock())
 
     return Outbox(

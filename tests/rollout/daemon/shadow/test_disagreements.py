@@ -25,7 +25,7 @@ def pairs(folder: Path, ids: list[str]) -> list[Pair]:
     return found
 
 
-def test_inputs_and_both_answers_are_kept(tmp_path: Path) -> None:
+def test_disagreements__pairs__keep_inputs_and_both_answers(tmp_path: Path) -> None:
     sample = Disagreements(tmp_path / "kept" / "1.parquet")
     sample.add(pairs(tmp_path, ["a", "b", "c"])[1:])
     table = pq.read_table(sample.path)
@@ -41,14 +41,16 @@ def test_inputs_and_both_answers_are_kept(tmp_path: Path) -> None:
     assert len(table) == 2
 
 
-def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_disagreements__after_a_restart__continue_the_file(tmp_path: Path) -> None:
     found = pairs(tmp_path, ["a", "b"])
     Disagreements(tmp_path / "1.parquet").add(found[:1])
     Disagreements(tmp_path / "1.parquet").add(found[1:])
     assert pq.read_table(tmp_path / "1.parquet").column("request_id").to_pylist() == ["a", "b"]
 
 
-def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disagreements__more_than_the_limit__are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kept, "MAX_ROWS", 3)
     found = pairs(tmp_path, [str(n) for n in range(10)])
     sample = Disagreements(tmp_path / "1.parquet")
@@ -57,7 +59,7 @@ def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pq.read_table(sample.path)) == 3
 
 
-def test_segments_that_are_gone_are_left_out(tmp_path: Path) -> None:
+def test_disagreements__deleted_segments__are_left_out(tmp_path: Path) -> None:
     found = pairs(tmp_path, ["a"])
     found[0].live.segment.unlink()
     sample = Disagreements(tmp_path / "1.parquet")
@@ -65,7 +67,7 @@ def test_segments_that_are_gone_are_left_out(tmp_path: Path) -> None:
     assert not sample.path.exists()
 
 
-def test_what_cannot_be_written_ends_the_sample(
+def test_disagreements__write_fails__ends_the_sample_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()

@@ -144,7 +144,7 @@ def shop(tmp_path: Path, journal: Journal, clock: ManualClock) -> Shop:
 
 
 @pytest.mark.parametrize("pipeline", [False, True])
-def test_answers_of_several_models_are_compared(
+def test_shadow__bento_of_several_models__is_compared(
     tmp_path: Path, journal: Journal, clock: ManualClock, pipeline: bool
 ) -> None:
     models = ("1" * 64, "2" * 64)
@@ -153,7 +153,7 @@ def test_answers_of_several_models_are_compared(
     assert 50 not in shop.data_plane.history
 
 
-def test_a_candidate_that_answers_alike_is_promoted_and_nothing_is_left(shop: Shop) -> None:
+def test_shadow__equal_answers__promotes_and_leaves_nothing(shop: Shop) -> None:
     assert shop.until_done() is Outcome.PROMOTED
     assert shop.data_plane.history == [0, 50, 100]
     compared = [
@@ -166,7 +166,7 @@ def test_a_candidate_that_answers_alike_is_promoted_and_nothing_is_left(shop: Sh
     assert not list(shop.root.glob("samples/*/*.parquet"))
 
 
-def test_a_candidate_that_answers_otherwise_never_gets_a_user(shop: Shop) -> None:
+def test_shadow__different_answers__rolls_back_before_any_user(shop: Shop) -> None:
     shop.wrong = 0.1
     assert shop.until_done() is Outcome.ROLLED_BACK
     assert shop.ruling() is Gate.DISAGREEMENT
@@ -176,21 +176,21 @@ def test_a_candidate_that_answers_otherwise_never_gets_a_user(shop: Shop) -> Non
     assert not shop.folder.control.exists()
 
 
-def test_a_nan_takes_it_back_at_once(shop: Shop) -> None:
+def test_shadow__nan__rolls_back_at_once(shop: Shop) -> None:
     shop.broken = True
     assert shop.until_done() is Outcome.ROLLED_BACK
     assert shop.ruling() is Gate.NON_FINITE
     assert shop.data_plane.history == [0]
 
 
-def test_copies_that_fail_take_it_back(shop: Shop) -> None:
+def test_shadow__failing_copies__roll_back(shop: Shop) -> None:
     shop.failing = PER_TICK // 2
     assert shop.until_done() is Outcome.ROLLED_BACK
     assert shop.ruling() in (Gate.ERRORS_VS_LIMIT, Gate.ERRORS_VS_LIVE)
     assert shop.data_plane.history == [0]
 
 
-def test_servers_that_record_nothing_hold_nothing_up_and_it_is_said(
+def test_shadow__servers_record_nothing__continues_and_reports_it(
     tmp_path: Path, journal: Journal, clock: ManualClock
 ) -> None:
     """What users see is judged all the same."""
@@ -201,7 +201,7 @@ def test_servers_that_record_nothing_hold_nothing_up_and_it_is_said(
     assert any("the servers recorded none of" in line for line in told), told
 
 
-def test_who_asks_for_agreement_waits_for_it(
+def test_shadow__required_agreement_without_records__is_inconclusive(
     tmp_path: Path, journal: Journal, clock: ManualClock
 ) -> None:
     shop = Shop(tmp_path, journal, clock, deaf=True)
@@ -209,7 +209,7 @@ def test_who_asks_for_agreement_waits_for_it(
     assert shop.data_plane.history == [0]
 
 
-def test_where_nobody_can_be_told_to_record_the_shadow_is_left_out(
+def test_shadow__servers_cannot_record__is_skipped(
     tmp_path: Path, journal: Journal, clock: ManualClock
 ) -> None:
     spec = replace(SPEC, shadow_wait_seconds=120)
@@ -235,7 +235,7 @@ def refolded(rollout: Rollout, events: Iterable[JournalEvent]) -> GateEvidence:
     return evidence
 
 
-def test_the_journal_alone_gives_the_same_evidence(shop: Shop) -> None:
+def test_evidence__refolded_from_the_journal__is_the_same(shop: Shop) -> None:
     shop.wrong = 0.01
     for _ in range(25):
         shop.tick()

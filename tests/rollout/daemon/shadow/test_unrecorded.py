@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from bundle.ports import free_ports
 from rollout.client import deployments
 from rollout.client.rendering import event_line
 from rollout.domain.spec import Outcome
 from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.ports import free_ports
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_rollout_goes_on_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shadow__real_daemon_without_records__promotes_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path / "home"))
     port = free_ports(1)[0]
     deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())

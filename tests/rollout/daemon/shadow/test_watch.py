@@ -11,7 +11,7 @@ import pytest
 
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, wanted_share
+from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, needed_share
 from rollout.daemon.shadow.watch import Parties, ShadowComparison
 from rollout.domain.join import AnswerSide
 from rollout.domain.shadow_window import ShadowWindow
@@ -94,7 +94,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path, ManualClock())
 
 
-def test_the_servers_are_told_to_record_and_what_they_write_is_compared(shop: Shop) -> None:
+def test_watch__recorded_segments__are_compared(shop: Shop) -> None:
     shop.begin()
     assert shop.watch.kept() is None
     found = [shop.observe(20, wrong=4) for _ in range(3)]
@@ -110,7 +110,7 @@ def test_the_servers_are_told_to_record_and_what_they_write_is_compared(shop: Sh
     assert first["in.x"] == [1.0] * 4
 
 
-def test_drift_is_told_once_there_are_enough_rows(shop: Shop) -> None:
+def test_drift__few_rows__is_reported_only_with_enough(shop: Shop) -> None:
     shop.begin()
     windows = [shop.observe(20, wrong=20, rows=1) for _ in range(20)]
     assert windows[0].psi is None
@@ -120,14 +120,14 @@ def test_drift_is_told_once_there_are_enough_rows(shop: Shop) -> None:
     assert last.psi_rows == 400
 
 
-def test_no_number_is_counted(shop: Shop) -> None:
+def test_watch__nan_of_the_candidate__is_counted(shop: Shop) -> None:
     shop.begin()
     shop.serve(Slot.BLUE, "r", [[0.1, 0.8, 0.1]])
     shop.serve(Slot.GREEN, "r", [[0.1, float("nan"), 0.1]])
     assert shop.passed().non_finite == 1
 
 
-def test_answers_of_another_revision_are_no_pairs(shop: Shop) -> None:
+def test_watch__answers_of_another_revision__are_no_pairs(shop: Shop) -> None:
     stranger = SegmentWriter(shop.folder.segments(Slot.GREEN), SIGNATURE, "d" * 64)
     control = SamplingControl(Sampling(), shop.folder.control)
     shop.recorders[Slot.GREEN] = Recorder(stranger, control, shop.clock)
@@ -135,7 +135,7 @@ def test_answers_of_another_revision_are_no_pairs(shop: Shop) -> None:
     assert shop.observe(20).requests == 0
 
 
-def test_recording_ends_with_the_comparison_and_nothing_is_left(shop: Shop) -> None:
+def test_recording__stopped_twice__leaves_nothing(shop: Shop) -> None:
     shop.begin()
     shop.observe(5)
     shop.recording.stop()
@@ -145,20 +145,20 @@ def test_recording_ends_with_the_comparison_and_nothing_is_left(shop: Shop) -> N
     assert shop.observe(5).requests == 0
 
 
-def test_a_daemon_that_died_leaves_nothing_on(shop: Shop) -> None:
+def test_recording__daemon_is_dead__ends_by_itself(shop: Shop) -> None:
     shop.begin()
     shop.clock.advance(61)
     shop.recorders[Slot.BLUE].flush()
     assert shop.recorders[Slot.BLUE].choose(b"r") is None
 
 
-def test_looks_keep_the_recording_on(shop: Shop) -> None:
+def test_recording__daemon_ticks__stays_on(shop: Shop) -> None:
     for _ in range(200):
         shop.passed()
     assert shop.observe(5).requests == 5
 
 
-def test_a_look_that_counted_nothing_does_not_raise_the_share(shop: Shop) -> None:
+def test_recording__tick_without_counts__keeps_the_share(shop: Shop) -> None:
     """The proxy was restarted: how much traffic there is, is not known."""
     for _ in range(3):
         shop.passed(100_000)
@@ -167,29 +167,29 @@ def test_a_look_that_counted_nothing_does_not_raise_the_share(shop: Shop) -> Non
     assert told.share == pytest.approx(0.01)
 
 
-def test_what_an_earlier_rollout_left_is_removed(shop: Shop) -> None:
+def test_watch__segments_of_an_earlier_rollout__are_removed(shop: Shop) -> None:
     left = shop.folder.segments(Slot.BLUE) / "0.parquet"
     left.write_bytes(b"")
     shop.passed()
     assert not left.exists()
 
 
-def test_a_row_without_partner_is_lost(shop: Shop) -> None:
+def test_watch__row_without_partner__is_counted_as_lost(shop: Shop) -> None:
     shop.begin()
     shop.serve(Slot.GREEN, "alone", [[0.1, 0.8, 0.1]])
     assert sum(shop.passed().lost for _ in range(20)) == 1
 
 
-def test_the_share_keeps_the_recorder_s_work_small() -> None:
-    assert wanted_share(5, 0, 0, 0) == 1.0
-    assert wanted_share(1000, 0, 0, 0) == pytest.approx(0.02)
-    assert wanted_share(1000, 100, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 1000)
-    assert wanted_share(1000, 1000, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 10_000)
-    assert wanted_share(100, 100, 100 << 20, 100) == pytest.approx(0.08)
-    assert wanted_share(1e6, 100, 1000, 100) == 0.01
+def test_needed_share__more_traffic__bounds_rows_per_second() -> None:
+    assert needed_share(5, 0, 0, 0) == 1.0
+    assert needed_share(1000, 0, 0, 0) == pytest.approx(0.02)
+    assert needed_share(1000, 100, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 1000)
+    assert needed_share(1000, 1000, 1000, 100) == pytest.approx(MAX_ROWS_PER_SECOND / 10_000)
+    assert needed_share(100, 100, 100 << 20, 100) == pytest.approx(0.08)
+    assert needed_share(1e6, 100, 1000, 100) == 0.01
 
 
-def test_servers_that_record_for_somebody_else_are_left_alone(
+def test_sample_folder__servers_record_elsewhere__is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sample_folder(tmp_path) == SampleFolder(tmp_path)

@@ -14,7 +14,7 @@ from rollout.drivers.envoy.proxy import EnvoyFiles
 
 
 @pytest.mark.slow
-def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
+def test_envoy_files__checked_by_envoy__are_valid(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path, Ports(1, 2))
     files.prepare(Slot.BLUE)
     files.connect(Slot.BLUE, (Endpoint(3, 4),))
@@ -29,7 +29,7 @@ def test_envoy_itself_accepts_the_files(tmp_path: Path) -> None:
     assert "OK" in done.stdout
 
 
-def test_preparing_again_keeps_weights_and_endpoints(tmp_path: Path) -> None:
+def test_envoy_files__prepared_again__keep_weights_and_endpoints(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path, Ports(1, 2))
     files.prepare(Slot.BLUE)
     assert files.route(TrafficSplit({Slot.BLUE: 75, Slot.GREEN: 25}))
@@ -43,18 +43,18 @@ def test_preparing_again_keeps_weights_and_endpoints(tmp_path: Path) -> None:
     assert files.route(TrafficSplit({Slot.BLUE: 75, Slot.GREEN: 25}))
 
 
-def test_the_admin_port_is_on_loopback_whatever_the_host(tmp_path: Path) -> None:
+def test_bootstrap__public_host__admin_port_is_on_loopback(tmp_path: Path) -> None:
     document = config.bootstrap(Ports(1, 2, host="0.0.0.0"), tmp_path, tmp_path)
     assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
     json.dumps(document, allow_nan=False)
 
 
-def test_a_slot_without_a_process_has_no_endpoint() -> None:
+def test_endpoint_table__slot_without_a_process__is_empty() -> None:
     table = config.endpoint_table(Slot.GREEN, "grpc", ())
     assert table["resources"][0]["endpoints"] == []
 
 
-def test_both_protocols_ask_the_http_port_for_health() -> None:
+def test_endpoint_table__each_protocol__checks_health_on_the_http_port() -> None:
     for protocol, port in (("http", 3), ("grpc", 4)):
         table = config.endpoint_table(Slot.BLUE, protocol, (Endpoint(3, 4),))
         endpoint = table["resources"][0]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
@@ -66,11 +66,11 @@ def test_both_protocols_ask_the_http_port_for_health() -> None:
     ("limit", "edge"),
     [(50.0, 50.0), (50.5, 51.0), (101.0, 110.0), (0.2, 1.0), (59_999.0, 60_000.0)],
 )
-def test_a_limit_is_rounded_up_to_an_exact_edge(limit: float, edge: float) -> None:
+def test_latency_edge__limit_between_edges__is_rounded_up(limit: float, edge: float) -> None:
     assert latency_edge(limit) == edge
 
 
-def test_edges_rise_and_have_two_significant_digits() -> None:
+def test_latency_edges__all__rise_and_have_two_digits() -> None:
     edges = LATENCY_EDGES_MS
     assert list(edges) == sorted(set(edges))
     assert all(float(f"{edge:.1e}") == edge for edge in edges)

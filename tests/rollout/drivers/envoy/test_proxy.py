@@ -9,12 +9,12 @@ import grpc
 import httpx
 import pytest
 
+from bundle.ports import free_ports
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import Ports, Slot
 from rollout.drivers.envoy import proxy as envoy
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.envoy.routes import Timeouts, route_table
-from rollout.drivers.local.ports import free_ports
 from tests.support.planes import Stage, stage
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,9 @@ def running(tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
-def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply__envoy_rejects_the_routes__raises_and_keeps_the_split(
+    running: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.staff(BLUE)
     table = route_table(ALL_GREEN, Timeouts())
     hosts = table["resources"][0]["virtual_hosts"]
@@ -44,7 +46,9 @@ def test_a_refused_file_is_told(running: Stage, monkeypatch: pytest.MonkeyPatch)
     assert running.data_plane.weights() == ALL_GREEN.weights
 
 
-def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts__streamed_answers__have_no_time(
+    running: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.staff(BLUE, 1, "?delay=1.5")
     monkeypatch.setattr(
         envoy, "route_table", lambda traffic, _timeouts: route_table(traffic, Timeouts(0.5))
@@ -63,7 +67,7 @@ def test_only_whole_answers_have_a_time(running: Stage, monkeypatch: pytest.Monk
             channel.unary_unary(method.format(""))(b"", timeout=30)
 
 
-def test_without_envoy_nothing_is_known(tmp_path: Path) -> None:
+def test_data_plane__envoy_is_not_running__is_unavailable(tmp_path: Path) -> None:
     listen, admin = free_ports(2)
     files = EnvoyFiles(tmp_path, Ports(listen, admin))
     files.prepare(BLUE)

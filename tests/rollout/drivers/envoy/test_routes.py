@@ -29,7 +29,7 @@ def dumped(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {"configs": [{"route_config": {"virtual_hosts": [{"routes": found}]}}]}
 
 
-def test_each_protocol_is_routed_by_the_same_weights() -> None:
+def test_routes__each_protocol__has_the_same_weights() -> None:
     found = routes(TrafficSplit({BLUE: 95, GREEN: 5}))
     assert "grpc" in found[0]["match"]
     for route, protocol in zip(found, ("grpc", "http"), strict=True):
@@ -48,7 +48,7 @@ def test_timeouts__request_longer_than_the_idle_time__is_not_ended_by_it() -> No
         assert (route["route"]["timeout"], route["route"]["idle_timeout"]) == ("0s", "300s")
 
 
-def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
+def test_routes__testers__come_first_with_own_clusters() -> None:
     found = routes(TrafficSplit({BLUE: 100}, testers=GREEN))
     assert [route["route"].get("cluster") for route in found] == [
         *["green-tester-grpc"] * 2,
@@ -58,7 +58,7 @@ def test_testers_come_before_the_dice_and_are_counted_apart() -> None:
 
 
 @pytest.mark.parametrize("sticky", [False, True])
-def test_before_each_route_is_the_same_for_answers_in_pieces(sticky: bool) -> None:
+def test_routes__streamed_answers__differ_in_timeouts_only(sticky: bool) -> None:
     found = all_routes(TrafficSplit({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
     for pieces, whole in zip(found[::2], found[1::2], strict=True):
         assert whole["route"]["timeout"] == "600s"
@@ -89,12 +89,12 @@ def shares(route: dict[str, Any]) -> list[tuple[str, int]]:
     return [(cluster["name"], cluster["weight"]) for cluster in weighted["clusters"]]
 
 
-def test_answers_in_pieces_are_not_copied() -> None:
+def test_routes__streamed_answers__are_not_mirrored() -> None:
     for pieces in all_routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN))[::2]:
         assert "request_mirror_policies" not in pieces["route"]
 
 
-def test_copies_go_to_clusters_of_their_own() -> None:
+def test_routes__mirror__goes_to_shadow_clusters() -> None:
     for route, protocol in zip(
         routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN)), ("grpc", "http"), strict=True
     ):
@@ -112,24 +112,24 @@ def test_copies_go_to_clusters_of_their_own() -> None:
     ],
     ids=["weights", "mirror", "sticky"],
 )
-def test_what_was_written_is_read_back(traffic: TrafficSplit) -> None:
+def test_parse_traffic__written_routes__is_read_back(traffic: TrafficSplit) -> None:
     assert parse_traffic(dumped(all_routes(traffic))) == traffic
 
 
-def test_a_weight_of_zero_is_absent_from_the_dump() -> None:
+def test_parse_traffic__weight_of_zero_is_absent__is_read_as_zero() -> None:
     found = routes(TrafficSplit({BLUE: 100}))
     for route in found:
         del route["route"]["weighted_clusters"]["clusters"][1]["weight"]
     assert parse_traffic(dumped(found)) == TrafficSplit({BLUE: 100})
 
 
-def test_before_any_route_nothing_is_known() -> None:
+def test_parse_traffic__no_routes__is_none() -> None:
     assert parse_traffic({}) is None
     assert parse_traffic({"configs": []}) is None
     assert parse_traffic({"configs": [{"route_config": {"name": "deployment"}}]}) is None
 
 
-def test_traffic_that_cannot_be_is_refused() -> None:
+def test_traffic_split__invalid_weights_or_mirror__are_rejected() -> None:
     with pytest.raises(ValueError, match="sum to 100"):
         TrafficSplit({BLUE: 95, GREEN: 6})
     with pytest.raises(ValueError, match="less than or equal to 100"):

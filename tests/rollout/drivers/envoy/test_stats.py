@@ -23,7 +23,7 @@ def stats(*values: tuple[str, int], histograms: tuple[dict[str, Any], ...] = ())
     return {"stats": [*entries, {"histograms": list(histograms)}]}
 
 
-def test_http_and_grpc_are_counted_together() -> None:
+def test_parse_stats__http_and_grpc__are_summed() -> None:
     reading = parse_stats(
         stats(
             ("cluster.green-first-http.upstream_rq_completed", 10),
@@ -39,7 +39,7 @@ def test_http_and_grpc_are_counted_together() -> None:
     assert reading.totals[Slot.BLUE].requests == 0
 
 
-def test_answers_in_pieces_may_fail_but_are_not_timed() -> None:
+def test_parse_stats__streamed_answers__count_errors_but_no_times() -> None:
     reading = parse_stats(
         stats(
             ("cluster.green-stream-http.upstream_rq_completed", 3),
@@ -52,12 +52,12 @@ def test_answers_in_pieces_may_fail_but_are_not_timed() -> None:
     assert (green.requests, green.errors, green.timed, green.within[0]) == (5, 1, 0, 0)
 
 
-def test_a_protocol_that_was_never_used_adds_nothing() -> None:
+def test_parse_stats__unused_protocol__adds_nothing() -> None:
     histograms = (histogram("cluster.green-first-http.upstream_rq_time", 4, 10),)
     assert parse_stats(stats(histograms=histograms)).totals[Slot.GREEN].timed == 10
 
 
-def test_what_counts_as_an_error() -> None:
+def test_parse_stats__each_error_kind__is_counted() -> None:
     reading = parse_stats(
         stats(
             ("cluster.green-first-http.upstream_rq_5xx", 1),
@@ -72,7 +72,7 @@ def test_what_counts_as_an_error() -> None:
     assert reading.totals[Slot.GREEN].errors == 31
 
 
-def test_what_blames_the_caller_is_no_error_but_counted() -> None:
+def test_parse_stats__client_errors__are_counted_apart() -> None:
     reading = parse_stats(
         stats(
             ("cluster.green-first-http.upstream_rq_4xx", 1),
@@ -85,7 +85,7 @@ def test_what_blames_the_caller_is_no_error_but_counted() -> None:
     assert reading.totals[Slot.GREEN].client_errors == 15
 
 
-def test_what_envoy_let_go_without_an_answer_was_abandoned() -> None:
+def test_parse_stats__requests_without_an_answer__are_abandoned() -> None:
     values = [
         ("cluster.green-http.upstream_cx_destroy_local_with_active_rq", 5),
         ("cluster.green-grpc.upstream_rq_tx_reset", 2),
@@ -96,7 +96,7 @@ def test_what_envoy_let_go_without_an_answer_was_abandoned() -> None:
     assert parse_stats(stats(values[-1])).totals[Slot.GREEN].abandoned == 0
 
 
-def test_a_slot_is_healthy_when_both_protocols_are() -> None:
+def test_parse_stats__one_protocol_unhealthy__slot_is_unhealthy() -> None:
     values = [(f"cluster.blue-{p}.membership_healthy", 1) for p in ("http", "grpc")]
     values += [("cluster.green-http.membership_healthy", 1)]
     values += [("cluster.green-grpc.membership_healthy", 0)]
@@ -104,12 +104,12 @@ def test_a_slot_is_healthy_when_both_protocols_are() -> None:
     assert reading.healthy == {Slot.BLUE: True, Slot.GREEN: False}
 
 
-def test_requests_in_flight_are_the_processes_own() -> None:
+def test_parse_stats__requests_in_flight__are_per_slot() -> None:
     values = [(f"cluster.blue-{p}.upstream_rq_active", 2) for p in ("http", "grpc")]
     assert parse_stats(stats(*values)).active == {Slot.BLUE: 4, Slot.GREEN: 0}
 
 
-def test_copies_are_counted_apart() -> None:
+def test_parse_stats__copies__are_counted_apart() -> None:
     reading = parse_stats(
         stats(
             ("cluster.green-shadow-http.upstream_rq_completed", 7),

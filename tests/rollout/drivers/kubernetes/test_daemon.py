@@ -14,7 +14,6 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.client import scaling as resizing
-from rollout.client.live_state import open_live_view
 from rollout.client.process_table import listing
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.ports import TrafficSplit
@@ -69,7 +68,9 @@ def kill_daemon(name: str) -> None:
     os.kill(daemon.pid, signal.SIGKILL)
 
 
-def test_up_promote_down(state: FakeKube, target: KubernetesTarget) -> None:
+def test_kubernetes__up_promote_and_down__moves_the_weights(
+    state: FakeKube, target: KubernetesTarget
+) -> None:
     deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(target))
     try:
         with traffic(state):
@@ -96,15 +97,15 @@ def test_up_promote_down(state: FakeKube, target: KubernetesTarget) -> None:
         route = state.objects.pop(("httproutes", "web"))
         (status,) = deployments.status("shop")
         assert status.weights is None
-        with open_live_view("shop") as view:
-            assert not view.observe().answers
         state.objects["httproutes", "web"] = route
     finally:
         deployments.down("shop")
     assert state.weights() == {"shop-blue": 0, "shop-green": 100}
 
 
-def test_up_says_what_does_not_fit(state: FakeKube, target: KubernetesTarget) -> None:
+def test_up__route_does_not_fit__is_rejected_with_the_reason(
+    state: FakeKube, target: KubernetesTarget
+) -> None:
     wrong = replace(target, green="no-such")
     with pytest.raises(MlctlError, match="no rule has both Services") as caught:
         deployments.up("shop", revision(BLUE_DIGEST), 8000, settings=settings(wrong))
@@ -119,7 +120,9 @@ def test_up_says_what_does_not_fit(state: FakeKube, target: KubernetesTarget) ->
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-def test_up_says_that_blue_serves_something_else(state: FakeKube, target: KubernetesTarget) -> None:
+def test_up__blue_serves_another_digest__is_rejected(
+    state: FakeKube, target: KubernetesTarget
+) -> None:
     with pytest.raises(MlctlError, match="pod blue-0 serves aaaa") as caught:
         deployments.up("shop", revision(GREEN_DIGEST), 8000, settings=settings(target))
     assert caught.value.code is ErrorCode.NOT_READY

@@ -31,7 +31,9 @@ def data_plane(target: KubernetesTarget) -> Iterator[KubernetesDataPlane]:
         yield opened
 
 
-def test_only_our_two_weights_change(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+def test_apply__route_with_other_rules__changes_only_our_weights(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     before = state.route()
     data_plane.apply(share(25))
     after = state.route()
@@ -43,7 +45,7 @@ def test_only_our_two_weights_change(state: FakeKube, data_plane: KubernetesData
     assert after["metadata"]["annotations"] == marks
 
 
-def test_a_foreign_backend_keeps_its_weight(
+def test_apply__foreign_backend__keeps_its_weight(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     state.put("httproutes", route({"name": "old-stack", "port": 80, "weight": 40}))
@@ -51,7 +53,7 @@ def test_a_foreign_backend_keeps_its_weight(
     assert state.weights() == {"shop-blue": 90, "shop-green": 10, "old-stack": 40}
 
 
-def test_a_foreign_share_that_would_change_is_refused(
+def test_apply__foreign_share_would_change__is_rejected(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     other = {"name": "old-stack", "port": 80, "weight": 4}
@@ -61,13 +63,17 @@ def test_a_foreign_share_that_would_change_is_refused(
     assert state.weights() == {"shop-blue": 6, "shop-green": 0, "old-stack": 4}
 
 
-def test_what_holds_is_not_written_again(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+def test_apply__same_split_twice__writes_once(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     data_plane.apply(share(10))
     data_plane.apply(share(10))
     assert len(state.writes) == 1
 
 
-def test_a_write_in_between_is_kept(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+def test_apply__concurrent_writes__are_kept(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     """Somebody adds a rule between our read and our write, three times in a row."""
     left = 3
 
@@ -87,7 +93,7 @@ def test_a_write_in_between_is_kept(state: FakeKube, data_plane: KubernetesDataP
     assert state.weights() == {"shop-blue": 90, "shop-green": 10}
 
 
-def test_a_storm_of_conflicts_changes_nothing(
+def test_apply__endless_conflicts__is_unavailable_and_changes_nothing(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     state.before_write = lambda: state.put("httproutes", state.route())  # type: ignore[assignment]
@@ -96,7 +102,7 @@ def test_a_storm_of_conflicts_changes_nothing(
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_an_older_epoch_cannot_write(state: FakeKube, target: KubernetesTarget) -> None:
+def test_apply__older_epoch__is_stale(state: FakeKube, target: KubernetesTarget) -> None:
     with (
         KubernetesDataPlane(target, Claim("shop-1", 6)) as newer,
         KubernetesDataPlane(target, CLAIM) as older,
@@ -107,7 +113,7 @@ def test_an_older_epoch_cannot_write(state: FakeKube, target: KubernetesTarget) 
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_a_takeover_between_read_and_write_wins(
+def test_apply__takeover_between_read_and_write__is_stale(
     state: FakeKube, target: KubernetesTarget, data_plane: KubernetesDataPlane
 ) -> None:
     """The holder stands still with its patch in hand; the next one writes; the first goes on."""
@@ -124,7 +130,7 @@ def test_a_takeover_between_read_and_write_wins(
     assert state.route()["metadata"]["annotations"][EPOCH] == "6"
 
 
-def test_another_deployment_s_route_is_left_alone(
+def test_apply__route_of_another_deployment__is_rejected(
     state: FakeKube, target: KubernetesTarget
 ) -> None:
     with KubernetesDataPlane(target, Claim("other", 900)) as other:
@@ -137,7 +143,9 @@ def test_another_deployment_s_route_is_left_alone(
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_no_weight_without_a_ready_pod(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+def test_apply__no_ready_pod__is_unavailable(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     for pod in state.pods["shop-green"]:
         pod.ready = False
     with pytest.raises(DataPlaneUnavailable, match="no ready pod"):
@@ -146,7 +154,7 @@ def test_no_weight_without_a_ready_pod(state: FakeKube, data_plane: KubernetesDa
     assert not data_plane.read().healthy[Slot.GREEN]
 
 
-def test_every_rule_of_ours_is_moved_and_none_to_pods_that_are_not_ready(
+def test_apply__several_rules__move_together_or_not_at_all(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     ours = route(weights=(100, 0))
@@ -164,7 +172,7 @@ def test_every_rule_of_ours_is_moved_and_none_to_pods_that_are_not_ready(
     assert rules[0]["backendRefs"] == rules[-1]["backendRefs"]
 
 
-def test_back_to_blue_even_if_nothing_is_ready(
+def test_apply__back_to_live_without_ready_pods__is_written(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     data_plane.apply(share(50))
@@ -174,13 +182,15 @@ def test_back_to_blue_even_if_nothing_is_ready(
     assert state.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_a_refused_route_is_rejected(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+def test_apply__gateway_rejects_the_route__raises(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     state.accepts = False
     with pytest.raises(DataPlaneRejected, match="UnsupportedValue"):
         data_plane.apply(share(10))
 
 
-def test_a_gateway_that_is_behind_is_waited_for(
+def test_apply__gateway_status_is_old__is_unavailable_until_seen(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     state.accepts = None  # the status stays that of the version before
@@ -192,7 +202,7 @@ def test_a_gateway_that_is_behind_is_waited_for(
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 500, 502, 503])
-def test_an_api_server_that_fails_decides_nothing(
+def test_data_plane__api_server_fails__is_unavailable(
     state: FakeKube, data_plane: KubernetesDataPlane, code: int
 ) -> None:
     state.down = code
@@ -203,7 +213,7 @@ def test_an_api_server_that_fails_decides_nothing(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_daemon_that_waits_for_the_cluster_is_not_stuck(
+def test_data_plane__waits_for_the_cluster__keeps_the_heartbeat(
     state: FakeKube, target: KubernetesTarget
 ) -> None:
     state.down = 503
@@ -218,18 +228,20 @@ def test_a_daemon_that_waits_for_the_cluster_is_not_stuck(
     assert heartbeat.exists()
 
 
-def test_a_route_that_is_gone(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+def test_apply__route_was_deleted__is_rejected(
+    state: FakeKube, data_plane: KubernetesDataPlane
+) -> None:
     state.objects.clear()
     with pytest.raises(DataPlaneRejected, match="does not exist"):
         data_plane.apply(share(10))
 
 
-def test_copies_are_refused(data_plane: KubernetesDataPlane) -> None:
+def test_apply__mirror__is_rejected(data_plane: KubernetesDataPlane) -> None:
     with pytest.raises(DataPlaneRejected, match="copies"):
         data_plane.apply(TrafficSplit({Slot.BLUE: 100}, mirror=10, mirror_to=Slot.GREEN))
 
 
-def test_all_pods_of_a_slot_are_counted(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
+def test_read__several_pods__are_summed(state: FakeKube, data_plane: KubernetesDataPlane) -> None:
     first, second = state.pods["shop-green"]
     first.serve(50)  # before anybody looked: belongs to no rollout
     before = data_plane.read()
@@ -248,7 +260,7 @@ def test_all_pods_of_a_slot_are_counted(state: FakeKube, data_plane: KubernetesD
     assert green.slower_than(200.0, SERVED_EDGES_MS) == 0
 
 
-def test_a_restarted_pod_makes_no_negative_window(
+def test_read__restarted_pod__counts_no_negative_window(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     first, second = state.pods["shop-green"]
@@ -264,7 +276,7 @@ def test_a_restarted_pod_makes_no_negative_window(
     assert parts[Slot.GREEN].requests == 6
 
 
-def test_a_pod_that_left_takes_nothing_with_it(
+def test_read__removed_pod__subtracts_nothing(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     data_plane.read()
@@ -276,7 +288,7 @@ def test_a_pod_that_left_takes_nothing_with_it(
     assert parts[Slot.GREEN].requests == 0
 
 
-def test_a_silent_candidate_is_unhealthy_and_silent_pods_everywhere_are_no_news(
+def test_read__silent_pods__are_unhealthy_or_unavailable(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     for pod in state.pods["shop-green"]:

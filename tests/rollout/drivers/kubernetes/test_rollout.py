@@ -105,11 +105,11 @@ def stage(
         yield Stage(state, target, journal, clock, data_plane, epoch, tmp_path)
 
 
-def test_the_settings_of_a_cluster_survive_the_journal(stage: Stage) -> None:
+def test_settings__of_a_cluster__are_read_back_from_the_journal(stage: Stage) -> None:
     assert stage.journal.deployment("shop").settings.kubernetes == stage.target
 
 
-def test_a_good_candidate_is_promoted(stage: Stage) -> None:
+def test_rollout__good_candidate__is_promoted(stage: Stage) -> None:
     seen: list[int] = []
     while stage.controller.progress.phase is not RolloutPhase.DONE and len(seen) < 60:
         stage.tick()
@@ -128,7 +128,9 @@ def test_a_good_candidate_is_promoted(stage: Stage) -> None:
         ({"seconds": 0.45}, Gate.LATENCY_VS_LIMIT),
     ],
 )
-def test_a_bad_candidate_is_taken_back(stage: Stage, fault: dict[str, str], gate: Gate) -> None:
+def test_rollout__bad_candidate__is_rolled_back(
+    stage: Stage, fault: dict[str, str], gate: Gate
+) -> None:
     stage.until(RolloutPhase.SHIFT)
     for _ in range(30):
         if stage.outcome is None:
@@ -138,7 +140,7 @@ def test_a_bad_candidate_is_taken_back(stage: Stage, fault: dict[str, str], gate
     assert stage.why[0] == gate
 
 
-def test_pods_that_never_come_get_no_weight(stage: Stage) -> None:
+def test_rollout__pods_never_ready__is_rolled_back_without_weight(stage: Stage) -> None:
     stage.state.pods["shop-green"] = []
     stage.tick(40)
     assert stage.outcome is Outcome.ROLLED_BACK
@@ -147,7 +149,7 @@ def test_pods_that_never_come_get_no_weight(stage: Stage) -> None:
     assert all("100" in str(each["spec"]) for each in stage.state.writes if "spec" in each)
 
 
-def test_an_update_of_the_pods_is_waited_for(stage: Stage) -> None:
+def test_rollout__pods_are_being_updated__waits(stage: Stage) -> None:
     stage.state.pods["shop-green"][0].digest = "c" * 64
     stage.tick(5)
     assert stage.controller.progress.phase is RolloutPhase.WARM
@@ -155,7 +157,7 @@ def test_an_update_of_the_pods_is_waited_for(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
 
 
-def test_another_model_in_the_middle_takes_the_traffic_back(stage: Stage) -> None:
+def test_rollout__pod_serves_another_digest__is_rolled_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.state.pods["shop-green"][1].digest = "c" * 64
     stage.tick()
@@ -170,7 +172,7 @@ def test_another_model_in_the_middle_takes_the_traffic_back(stage: Stage) -> Non
     assert "does not serve the digest that its Bento names" in told["text"]
 
 
-def test_an_api_server_that_is_away_holds_everything(stage: Stage) -> None:
+def test_rollout__api_server_is_down__holds_and_resumes(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     before, weights = stage.controller.progress, stage.weights()
     stage.state.down = 503
@@ -184,7 +186,7 @@ def test_an_api_server_that_is_away_holds_everything(stage: Stage) -> None:
     assert stage.outcome is Outcome.PROMOTED
 
 
-def test_a_route_that_is_deleted_and_comes_back(stage: Stage) -> None:
+def test_rollout__route_deleted_and_restored__is_rolled_back(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.state.objects.clear()
     for _ in range(3):
@@ -197,14 +199,14 @@ def test_a_route_that_is_deleted_and_comes_back(stage: Stage) -> None:
     assert stage.weights() == {"shop-blue": 100, "shop-green": 0}
 
 
-def test_weights_that_somebody_moves_are_moved_back(stage: Stage) -> None:
+def test_rollout__weights_changed_by_others__are_restored(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     stage.state.put("httproutes", route(weights=(0, 100)))
     stage.controller.tick()
     assert stage.weights() == {"shop-blue": 90, "shop-green": 10}
 
 
-def test_a_daemon_that_was_replaced_stops(stage: Stage) -> None:
+def test_daemon__replaced_by_a_newer_epoch__stops(stage: Stage) -> None:
     stage.until(RolloutPhase.SHIFT)
     with KubernetesDataPlane(stage.target, Claim("shop-1", stage.epoch + 1)) as newer:
         newer.apply(TrafficSplit({Slot.BLUE: 100}))

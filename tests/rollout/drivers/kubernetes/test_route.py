@@ -22,7 +22,7 @@ def read(*others: dict[str, Any], weights: tuple[int, int] = (100, 0)) -> dict[s
 
 
 @given(st.integers(0, 1_000_000), st.integers(0, 1_000_000))
-def test_a_share_is_never_rounded_to_nothing_or_all(blue: int, green: int) -> None:
+def test_weights_of__any_weights__round_neither_to_0_nor_100(blue: int, green: int) -> None:
     found = routes.weights_of(read(weights=(blue, green)), TARGET)
     if blue + green == 0:
         assert found is None
@@ -34,7 +34,7 @@ def test_a_share_is_never_rounded_to_nothing_or_all(blue: int, green: int) -> No
 
 
 @given(st.integers(0, 100))
-def test_a_patch_holds_once_it_is_applied(green: int) -> None:
+def test_patched__applied_patch__needs_no_second_one(green: int) -> None:
     weights = {Slot.BLUE: 100 - green, Slot.GREEN: green}
     before = read()
     patch = routes.patched(before, TARGET, weights, Claim("a", 1))
@@ -53,7 +53,7 @@ def test_a_patch_holds_once_it_is_applied(green: int) -> None:
         {"name": "shop-green", "kind": "Service", "group": "", "weight": 0},
     ],
 )
-def test_a_service_that_is_named_twice_is_refused(other: dict[str, Any]) -> None:
+def test_weights_of__service_named_twice__is_rejected(other: dict[str, Any]) -> None:
     with pytest.raises(RouteUnfitError, match="twice"):
         routes.weights_of(read(other), TARGET)
 
@@ -65,11 +65,11 @@ def test_a_service_that_is_named_twice_is_refused(other: dict[str, Any]) -> None
         {"name": "shop-green", "kind": "ServiceImport", "group": "x", "weight": 0},
     ],
 )
-def test_the_same_name_elsewhere_is_not_ours(other: dict[str, Any]) -> None:
+def test_weights_of__same_name_of_another_kind__is_ignored(other: dict[str, Any]) -> None:
     assert routes.weights_of(read(other), TARGET) == {Slot.BLUE: 100, Slot.GREEN: 0}
 
 
-def test_a_claim_that_is_no_number_is_refused() -> None:
+def test_claim_of__epoch_is_no_number__is_rejected() -> None:
     made = read()
     made["metadata"]["annotations"] = {routes.EPOCH: "abc", routes.HOLDER: "x"}
     with pytest.raises(RouteUnfitError, match="no number"):
@@ -94,5 +94,5 @@ def ruled(kind: str, status: str, seen: int) -> dict[str, Any]:
         (ruled("Programmed", "False", 3), Word.ACCEPTED),
     ],
 )
-def test_the_gateways_word(made: dict[str, Any], word: Word) -> None:
+def test_word__status_of_each_gateway__is_read(made: dict[str, Any], word: Word) -> None:
     assert routes.word(made)[0] is word

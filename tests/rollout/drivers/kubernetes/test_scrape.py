@@ -14,7 +14,7 @@ def totals(n: int) -> Totals:
     return Totals(n, 0, n, (n,) * len(SERVED_EDGES_MS))
 
 
-def test_a_fresh_server_has_counted_nothing() -> None:
+def test_read_totals__fresh_server__is_zero() -> None:
     assert read_totals(FakePod("x", "a" * 64).get("/metrics")[1].decode()) == NOTHING
 
 
@@ -27,19 +27,19 @@ def test_a_fresh_server_has_counted_nothing() -> None:
         "what is this",
     ],
 )
-def test_what_does_not_count_as_we_do_is_refused(text: str) -> None:
+def test_read_totals__other_metrics__are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_totals(text)
 
 
-def test_a_code_that_is_not_known_here_blames_the_server() -> None:
+def test_read_totals__unknown_outcome__is_an_error() -> None:
     pod = FakePod("x", "a" * 64)
     pod.serve(2, outcome="a_code_of_tomorrow")
     assert read_totals(pod.get("/metrics")[1].decode()).errors == 2
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), max_size=8))
-def test_a_tally_counts_every_increment_once_over_all_restarts(
+def test_pod_tally__any_restarts__counts_each_increment_once(
     lives: list[list[int]],
 ) -> None:
     """Each life of the pod rises from zero; a tick follows each rise."""
@@ -56,7 +56,7 @@ def test_a_tally_counts_every_increment_once_over_all_restarts(
     assert tally.total.requests == expected
 
 
-def test_a_pod_that_is_silent_for_a_while_is_counted_when_it_is_back() -> None:
+def test_pod_tally__pod_silent_for_a_while__is_counted_afterwards() -> None:
     tally = PodTally()
     tally.add({"pod": totals(5)}, {"pod"})
     tally.add({}, {"pod"})

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bundle.ports import free_ports
 from rollout.domain.spec import Endpoint
 from rollout.drivers.local.activator import Activator, HoldLimits
-from rollout.drivers.local.ports import free_ports
 from tests.support.listening import until
 
 REQUEST = b"POST /v2/models/tiny/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
@@ -136,7 +136,7 @@ def test_activator__no_replica_in_time__answers_unavailable() -> None:
 
 def test_activator__limit_of_held_requests__rejects_the_next() -> None:
     async def scenario() -> None:
-        async with sleeping(HoldLimits(held=1)) as sleeper:
+        async with sleeping(HoldLimits(connections=1)) as sleeper:
             held = asyncio.create_task(ask(sleeper.endpoint.http, REQUEST, until_end=False))
             await until(lambda: sleeper.woken > 0)
             answer = await ask(sleeper.endpoint.http, REQUEST)

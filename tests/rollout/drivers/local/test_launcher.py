@@ -32,14 +32,14 @@ def started(launcher: LocalLauncher, tag: str) -> RunningRevision:
     return launcher.start(Slot.BLUE, revision(tag))
 
 
-def test_ready_once_the_digest_is_served(launcher: LocalLauncher) -> None:
+def test_probe__digest_is_served__is_ready(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa")
     wait_until(lambda: launcher.probe(served) is ProcessState.READY)
     launcher.stop(served)
     wait_until(lambda: launcher.probe(served) is ProcessState.DEAD)
 
 
-def test_another_digest_is_not_ready(launcher: LocalLauncher) -> None:
+def test_probe__another_digest_or_name__is_wrong_model(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa")
     wait_until(lambda: launcher.probe(served) is ProcessState.READY)
     other = replace(served, revision=revision("tiny:bb"), process=served.process)
@@ -50,13 +50,13 @@ def test_another_digest_is_not_ready(launcher: LocalLauncher) -> None:
     wrong.close()
 
 
-def test_a_server_that_never_gets_ready_stays_starting(launcher: LocalLauncher) -> None:
+def test_probe__server_never_ready__is_starting(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa?ready=never")
     wait_until(lambda: "start: tiny:aa" in Path(served.log).read_text())
     assert launcher.probe(served) is ProcessState.STARTING
 
 
-def test_a_server_that_takes_a_connection_and_does_not_answer_holds_no_look_up(
+def test_probe__server_does_not_answer__returns_at_once(
     launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollout.drivers.local.launcher._PROBE_TIMEOUT", PATIENCE_SECONDS)
@@ -71,7 +71,7 @@ def test_a_server_that_takes_a_connection_and_does_not_answer_holds_no_look_up(
     patient.close()
 
 
-def test_a_crash_is_dead_and_leaves_a_log(launcher: LocalLauncher) -> None:
+def test_probe__server_crashed__is_dead_with_a_log(launcher: LocalLauncher) -> None:
     served = started(launcher, "tiny:aa?ready=crash")
     wait_until(lambda: launcher.probe(served) is ProcessState.DEAD)
     assert "told to crash" in processes.log_tail(Path(served.log))
@@ -80,7 +80,7 @@ def test_a_crash_is_dead_and_leaves_a_log(launcher: LocalLauncher) -> None:
     assert "told to crash" not in processes.log_tail(Path(again.log))
 
 
-def test_starting_again_ends_what_was_left_over(launcher: LocalLauncher) -> None:
+def test_start__again__ends_the_earlier_process(launcher: LocalLauncher) -> None:
     first = started(launcher, "tiny:aa")
     second = started(launcher, "tiny:aa")
     wait_until(lambda: launcher.probe(first) is ProcessState.DEAD)

@@ -15,7 +15,7 @@ def write(directory: Path, role: str, text: str) -> None:
         file.write(text)
 
 
-def test_a_writer_goes_on_after_a_rotation(tmp_path: Path) -> None:
+def test_rotate__open_writer__continues_in_the_new_file(tmp_path: Path) -> None:
     """It holds the file open as a Bento does, and nobody tells it anything."""
     log = logs.path(tmp_path, "blue/0")
     writer = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -35,13 +35,13 @@ def test_a_writer_goes_on_after_a_rotation(tmp_path: Path) -> None:
     assert set((tmp_path / "blue-0.log.2").read_text().split()) == {"3"}
 
 
-def test_a_small_log_is_left_alone(tmp_path: Path) -> None:
+def test_rotate__small_log__is_kept(tmp_path: Path) -> None:
     write(tmp_path, "proxy", "hello\n")
     logs.rotate(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["proxy.log"]
 
 
-def test_roles(tmp_path: Path) -> None:
+def test_roles__logs_of_each_process__are_selected_by_prefix(tmp_path: Path) -> None:
     for role in ("blue/0", "blue/1", "green/0", "proxy"):
         write(tmp_path, role, "x\n")
     assert logs.roles(tmp_path) == ("blue/0", "blue/1", "green/0", "proxy")
@@ -55,7 +55,7 @@ def test_roles(tmp_path: Path) -> None:
         assert "blue/0, blue/1, green/0, proxy" in str(caught.value.hint)
 
 
-def test_the_tail_reaches_over_a_rotation(tmp_path: Path) -> None:
+def test_tail__after_a_rotation__includes_the_older_file(tmp_path: Path) -> None:
     write(tmp_path, "blue/0", "1\n2\n3\n")
     logs.rotate(tmp_path, max_bytes=1)
     write(tmp_path, "blue/0", "4\n5\n")
@@ -63,7 +63,7 @@ def test_the_tail_reaches_over_a_rotation(tmp_path: Path) -> None:
     assert logs.tail(tmp_path, "blue/0", 0) == []
 
 
-def test_following(tmp_path: Path) -> None:
+def test_follower__new_lines_and_rotation__yields_complete_lines(tmp_path: Path) -> None:
     write(tmp_path, "proxy", "before\n")
     follower = Follower(tmp_path, lambda: logs.roles(tmp_path))
     assert list(follower.read()) == []

@@ -42,7 +42,7 @@ def gone(ref: ProcessRef) -> bool:
     return not processes.alive(ref) and next(processes.members(ref.token), None) is None
 
 
-def test_a_process_leads_its_own_session_and_ends_on_request(log: Path) -> None:
+def test_terminate__running_process__ends_its_session(log: Path) -> None:
     ref = start(log, SLEEP)
     assert processes.alive(ref)
     assert os.getsid(ref.pid) == ref.pid
@@ -52,7 +52,7 @@ def test_a_process_leads_its_own_session_and_ends_on_request(log: Path) -> None:
     assert gone(ref)
 
 
-def test_a_recycled_pid_is_not_taken_for_the_process(log: Path) -> None:
+def test_alive__recycled_pid__is_false(log: Path) -> None:
     ref = start(log, SLEEP)
     other = replace(ref, started=ref.started - 100.0)
     assert not processes.alive(other)
@@ -60,7 +60,7 @@ def test_a_recycled_pid_is_not_taken_for_the_process(log: Path) -> None:
     assert processes.alive(ref)
 
 
-def test_killing_reaches_the_children_of_a_dead_parent(log: Path) -> None:
+def test_kill__parent_is_dead__reaches_its_children(log: Path) -> None:
     ref = start(log, PARENT)
     wait_until(lambda: len(list(processes.members(ref.token))) == 2)
     os.kill(ref.pid, 9)
@@ -81,7 +81,7 @@ def test_wait_for_end__one_process_of_several_killed__returns_at_once(log: Path)
     assert time.monotonic() - begun < 20.0
 
 
-def test_a_process_nobody_remembers_is_found_by_its_role(log: Path) -> None:
+def test_strays__unrecorded_process__is_found_by_its_role(log: Path) -> None:
     ref = start(log, SLEEP)
     assert [process.pid for process in processes.strays(str(log.parent))] == [ref.pid]
     assert list(processes.strays(str(log.parent)[:-1])) == []
@@ -89,12 +89,12 @@ def test_a_process_nobody_remembers_is_found_by_its_role(log: Path) -> None:
     wait_until(lambda: gone(ref))
 
 
-def test_what_cannot_be_started_raises(log: Path) -> None:
+def test_spawn__missing_program__raises(log: Path) -> None:
     with pytest.raises(FileNotFoundError):
         processes.spawn("role", ["/no/such/program"], log)
 
 
-def test_the_tail_of_a_log(log: Path) -> None:
+def test_log_tail__no_empty_or_long_log__is_its_end(log: Path) -> None:
     assert processes.log_tail(log) == "(no log was written)"
     log.touch()
     assert processes.log_tail(log) == "(the process wrote nothing)"

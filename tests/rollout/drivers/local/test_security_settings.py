@@ -20,7 +20,7 @@ def environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_file_stays_where_it_is_and_outlives_the_shell(
+def test_with_token__relative_file__is_kept_by_absolute_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "tokens").write_text(ONE)
@@ -34,7 +34,7 @@ def test_a_file_stays_where_it_is_and_outlives_the_shell(
     assert security_environment(kept) == told
 
 
-def test_a_token_in_the_environment_is_kept_for_its_user_alone(
+def test_with_token__token_in_the_environment__is_stored_privately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLCTL_TOKEN", ONE)
@@ -44,19 +44,19 @@ def test_a_token_in_the_environment_is_kept_for_its_user_alone(
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_token_nothing_changes() -> None:
+def test_with_token__no_token__changes_nothing() -> None:
     assert with_token("shop", DeploymentSettings()) == DeploymentSettings()
     assert security_environment(DeploymentSettings()) == {}
 
 
-def test_tokens_that_are_gone_are_told_before_the_api_is_open(tmp_path: Path) -> None:
+def test_with_token__file_was_deleted__is_rejected(tmp_path: Path) -> None:
     kept = replace(DeploymentSettings(), token_file=str(tmp_path / "gone"))
     with pytest.raises(MlctlError, match="cannot be read") as caught:
         with_token("shop", kept)
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_who_must_have_signed_outlives_the_shell(
+def test_with_signer__required_key__is_kept_in_the_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert with_signer(DeploymentSettings()) == DeploymentSettings()

@@ -45,7 +45,7 @@ def at_load(cost: Cost, rows: int, load: float, requests: int) -> list[Arrival]:
 
 
 @pytest.mark.parametrize(("cost", "rows", "joinable"), MODELS, ids=NAMES)
-def test_at_three_times_the_capacity_the_accepted_are_answered_soon(
+def test_overload__three_times_the_capacity__accepted_requests_are_fast(
     cost: Cost, rows: int, joinable: bool
 ) -> None:
     limits = Limits(rows, 4096, joinable=joinable)
@@ -65,7 +65,7 @@ def test_at_three_times_the_capacity_the_accepted_are_answered_soon(
 
 @pytest.mark.parametrize(("cost", "rows", "joinable"), MODELS, ids=NAMES)
 @pytest.mark.parametrize("load", [0.3, 0.6])
-def test_nobody_is_refused_below_saturation(
+def test_load__below_saturation__rejects_nothing(
     cost: Cost, rows: int, joinable: bool, load: float
 ) -> None:
     arrivals = at_load(cost, rows, load, 8000)
@@ -74,13 +74,13 @@ def test_nobody_is_refused_below_saturation(
     assert not story.expired
 
 
-def test_a_burst_is_taken_as_long_as_it_fits_the_queue() -> None:
+def test_burst__fits_the_queue__is_accepted() -> None:
     server = SimulatedServer(Limits(64, 4096), dense)
     story = server.play([Arrival(1.0 + number * 1e-6) for number in range(2000)])
     assert len(story.answered) == 2000
 
 
-def test_overload_outlasts_a_moment_in_which_nothing_had_been_read() -> None:
+def test_overload__event_loop_was_late__is_remembered() -> None:
     """An event loop that was late finds the model idle and many requests at once."""
 
     def clump(pause: float) -> tuple[int, int]:
@@ -96,7 +96,7 @@ def test_overload_outlasts_a_moment_in_which_nothing_had_been_read() -> None:
     assert clump(1.0) == (1000, 0)
 
 
-def test_clients_that_wait_for_their_answers_are_never_refused() -> None:
+def test_closed_loop__more_clients_than_a_batch__rejects_none() -> None:
     """Many more of them than a batch holds; each asks again once it was answered."""
     server, answered = SimulatedServer(Limits(8, 4096), dense), 0
     moment = 0.0
@@ -109,7 +109,7 @@ def test_clients_that_wait_for_their_answers_are_never_refused() -> None:
 
 @pytest.mark.parametrize(("clients", "sizes"), [(64, (1,)), (256, (1,)), (64, (1, 1, 1, 2, 5))])
 @pytest.mark.parametrize("cost", [dense, flat, steep])
-def test_nor_are_they_whenever_they_ask_and_however_much(
+def test_closed_loop__requests_of_many_sizes__rejects_none(
     cost: Cost, clients: int, sizes: tuple[int, ...]
 ) -> None:
     """What is asked for goes up and down about what can be done, which is no overload."""
@@ -121,7 +121,7 @@ def test_nor_are_they_whenever_they_ask_and_however_much(
 
 @pytest.mark.parametrize("max_wait", [0.0, 0.02])
 @pytest.mark.parametrize("cost", [dense, flat, steep])
-def test_after_a_burst_a_single_client_is_as_fast_as_before(cost: Cost, max_wait: float) -> None:
+def test_burst__has_ended__single_client_is_as_fast_as_before(cost: Cost, max_wait: float) -> None:
     server = SimulatedServer(Limits(32, 4096, max_wait), cost)
     before = [server.ask(0.1 * number) for number in range(20)]
     burst = poisson(3 * 32 / cost(32), 3.0, start=10.0)
@@ -133,7 +133,7 @@ def test_after_a_burst_a_single_client_is_as_fast_as_before(cost: Cost, max_wait
     assert sorted(after)[5] == pytest.approx(sorted(before)[10])
 
 
-def test_holding_back_pays_where_batches_are_cheap_and_only_there() -> None:
+def test_max_wait__each_cost__adds_no_latency() -> None:
     def mean(cost: Cost, max_wait: float, load: float) -> float:
         server = SimulatedServer(Limits(8, 4096, max_wait), cost)
         latencies = server.play(poisson(load * 8 / cost(8), 20.0)).latencies()
@@ -144,7 +144,7 @@ def test_holding_back_pays_where_batches_are_cheap_and_only_there() -> None:
             assert mean(cost, 0.02, load) <= 1.02 * mean(cost, 0.0, load)
 
 
-def test_the_high_lane_is_fast_while_the_normal_one_is_overloaded() -> None:
+def test_priority__normal_is_overloaded__high_is_fast() -> None:
     generator = random.Random(4)
     crowd = poisson(3 * 64 / dense(64), 3.0)
     arrivals = [
@@ -160,7 +160,7 @@ def test_the_high_lane_is_fast_while_the_normal_one_is_overloaded() -> None:
     assert high[-1] <= 3.1 * dense(64)
 
 
-def test_what_cannot_be_answered_in_time_costs_no_compute() -> None:
+def test_deadline__cannot_be_met__costs_no_compute() -> None:
     server = SimulatedServer(Limits(1, 4096, max_queue=60.0), lone)
     arrivals = [Arrival(0.001 * number, timeout=0.035) for number in range(300)]
     story = server.play(arrivals)

@@ -32,7 +32,7 @@ BODY = json.dumps({"inputs": [TENSOR]}).encode()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=40))
-def test_no_more_is_held_than_the_limit_and_nothing_at_the_end(
+def test_inflight__any_steps__stays_within_the_limit(
     steps: list[tuple[int, int]],
 ) -> None:
     inflight = Inflight(100)
@@ -53,18 +53,17 @@ def test_no_more_is_held_than_the_limit_and_nothing_at_the_end(
     assert inflight.used == 0
 
 
-def test_infer_requests_are_bounded_and_let_go(bundle: VerifiedBundle) -> None:
-    async def main() -> None:
-        settings = ServerSettings(max_inflight_bytes=2 * len(BODY) - 2)
-        host = ServedModel(bundle, settings, registry=CollectorRegistry())
-        await host.start()
-        inference = InferHandler(host)
-        async with listening(V2App(host, inference), infer_protocol(inference)) as server:
-            for expects in (False, True):
-                await ask(host, server.url, server.port, expects=expects)
-        await host.stop()
-
-    asyncio.run(main())
+async def test_http_infer__requests_in_flight__are_bounded_and_released(
+    bundle: VerifiedBundle,
+) -> None:
+    settings = ServerSettings(max_inflight_bytes=2 * len(BODY) - 2)
+    host = ServedModel(bundle, settings, registry=CollectorRegistry())
+    await host.start()
+    inference = InferHandler(host)
+    async with listening(V2App(host, inference), infer_protocol(inference)) as server:
+        for expects in (False, True):
+            await ask(host, server.url, server.port, expects=expects)
+    await host.stop()
 
 
 async def ask(host: ServedModel, url: str, port: int, *, expects: bool) -> None:
@@ -96,79 +95,72 @@ async def pieces() -> AsyncIterator[bytes]:
         yield BODY[start : start + 20]
 
 
-def test_a_client_that_leaves_lets_go(bundle: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        inference = InferHandler(host)
-        async with listening(V2App(host, inference), infer_protocol(inference)) as server:
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: t\r\n")
-            writer.write(b"Content-Length: 500\r\n\r\n{")
-            await until(lambda: host.inflight.used == 1)
-            writer.close()
-            await until(lambda: host.inflight.used == 0)
-        await host.stop()
-
-    asyncio.run(main())
+async def test_http_infer__client_disconnects__releases_its_bytes(bundle: VerifiedBundle) -> None:
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    inference = InferHandler(host)
+    async with listening(V2App(host, inference), infer_protocol(inference)) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: t\r\n")
+        writer.write(b"Content-Length: 500\r\n\r\n{")
+        await until(lambda: host.inflight.used == 1)
+        writer.close()
+        await until(lambda: host.inflight.used == 0)
+    await host.stop()
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_predict__memory_budget_is_used_up__is_rejected(
+async def test_predict__memory_budget_is_used_up__is_rejected(
     bundle: VerifiedBundle, streamed: bool
 ) -> None:
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        host.inflight.limit = 100
-        transport = httpx.ASGITransport(PredictApp(host))
-        content = b'{"x": [[1, 2, 3, 4]]}' + b" " * 50
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    host.inflight.limit = 100
+    transport = httpx.ASGITransport(PredictApp(host))
+    content = b'{"x": [[1, 2, 3, 4]]}' + b" " * 50
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
 
-            async def chunks() -> AsyncIterator[bytes]:
-                yield content
+        async def chunks() -> AsyncIterator[bytes]:
+            yield content
 
-            with Hold(host.inflight) as other:
-                other.grow(50)
-                rejected = await client.post("/predict", content=chunks() if streamed else content)
-                assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "1")
-            answered = await client.post("/predict", content=chunks() if streamed else content)
-            assert answered.json() == [[12, 14, 16, 18]]
-        assert host.inflight.used == 0
-        await host.stop()
-
-    asyncio.run(main())
+        with Hold(host.inflight) as other:
+            other.grow(50)
+            rejected = await client.post("/predict", content=chunks() if streamed else content)
+            assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "1")
+        answered = await client.post("/predict", content=chunks() if streamed else content)
+        assert answered.json() == [[12, 14, 16, 18]]
+    assert host.inflight.used == 0
+    await host.stop()
 
 
-def test_grpc_has_the_same_limits(bundle: VerifiedBundle) -> None:
+async def test_grpc_infer__requests_in_flight__are_bounded_and_released(
+    bundle: VerifiedBundle,
+) -> None:
     request = methods()["ModelInfer"].request(model_name="tiny")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     request.raw_input_contents.append(bytes(16))
 
-    async def main() -> None:
-        settings = ServerSettings(max_inflight_bytes=1000, max_connections=1)
-        host = ServedModel(bundle, settings, registry=CollectorRegistry())
-        await host.start()
-        server = GrpcServer(host, "127.0.0.1", 0)
-        await server.start()
-        target, options = f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(target, options) as channel:
-            call: Any = channel.unary_unary(f"/{SERVICE}/ModelInfer")
-            await call(request.SerializeToString())
-            with Hold(host.inflight) as other:
-                other.grow(990)
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call(request.SerializeToString())
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert dict(caught.value.trailing_metadata() or ())["retry-after"] == "1"
-            async with grpc.aio.insecure_channel(target, options) as second:
-                live: Any = second.unary_unary(f"/{SERVICE}/ServerLive")
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await live(b"", timeout=20)
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            await call(request.SerializeToString())
-            assert host.inflight.used == 0
-        await server.stop(1)
-        await host.stop()
-
-    asyncio.run(main())
+    settings = ServerSettings(max_inflight_bytes=1000, max_connections=1)
+    host = ServedModel(bundle, settings, registry=CollectorRegistry())
+    await host.start()
+    server = GrpcServer(host, "127.0.0.1", 0)
+    await server.start()
+    target, options = f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(target, options) as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        await call(request.SerializeToString())
+        with Hold(host.inflight) as other:
+            other.grow(990)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(request.SerializeToString())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(caught.value.trailing_metadata() or ())["retry-after"] == "1"
+        async with grpc.aio.insecure_channel(target, options) as second:
+            live: Any = second.unary_unary(f"/{SERVICE}/ServerLive")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await live(b"", timeout=20)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await call(request.SerializeToString())
+        assert host.inflight.used == 0
+    await server.stop(1)
+    await host.stop()

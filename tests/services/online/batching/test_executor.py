@@ -94,7 +94,7 @@ async def error_of(future: asyncio.Future[Answer]) -> ErrorCode:
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_requests_of_one_moment_share_a_batch_and_keep_their_answers(inline: bool) -> None:
+def test_submit__requests_of_one_tick__share_a_batch(inline: bool) -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, meter: Meter) -> None:
         answers = await asyncio.gather(*(batching.submit(x(i), 20) for i in range(6)))
         assert [y(answer) for answer in answers] == [[i + 1.0] for i in range(6)]
@@ -105,7 +105,7 @@ def test_requests_of_one_moment_share_a_batch_and_keep_their_answers(inline: boo
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_one_bad_row_fails_alone(inline: bool) -> None:
+def test_submit__one_bad_request__fails_alone(inline: bool) -> None:
     async def scenario(batching: BatchExecutor, _model: GatedModel, _meter: Meter) -> None:
         futures = [batching.submit(x(value), 20) for value in (1, -2, 3)]
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
@@ -115,7 +115,7 @@ def test_one_bad_row_fails_alone(inline: bool) -> None:
     play(scenario, inline=inline)
 
 
-def test_a_caller_who_left_costs_nothing() -> None:
+def test_submit__cancelled_request__is_not_run() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         first = batching.submit(x(1), 20)
@@ -130,7 +130,7 @@ def test_a_caller_who_left_costs_nothing() -> None:
     play(scenario)
 
 
-def test_what_waits_when_it_is_closed_is_told_and_never_run() -> None:
+def test_close__requests_wait__they_fail_and_are_not_run() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         escaped: list[object] = []
         loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ def test_what_waits_when_it_is_closed_is_told_and_never_run() -> None:
     play(scenario)
 
 
-def test_a_full_queue_is_refused_and_drains() -> None:
+def test_submit__full_queue__rejects_until_it_drains() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, meter: Meter) -> None:
         model.gate.clear()
         running = batching.submit(x(0), 20)
@@ -168,7 +168,7 @@ def test_a_full_queue_is_refused_and_drains() -> None:
     play(scenario)
 
 
-def test_deadlines_answer_while_the_slot_is_held() -> None:
+def test_deadline__model_is_still_running__request_is_answered() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         running = batching.submit(x(1), 0.05)
@@ -186,28 +186,25 @@ def test_deadlines_answer_while_the_slot_is_held() -> None:
     play(scenario)
 
 
-def test_the_clock_that_is_passed_in_decides() -> None:
+async def test_deadline__manual_clock__decides() -> None:
     clock, meter, model = ManualClock(), Meter(), GatedModel()
 
-    async def main() -> None:
-        batching = BatchExecutor(model, LIMITS, clock, meter)
-        model.gate.clear()
-        slow = batching.submit(x(1), 5)
-        await until(lambda: model.started)
-        late = batching.submit(x(2), 5)
-        clock.advance(5)
-        batching._pump()
-        assert await error_of(late) is ErrorCode.DEADLINE_EXCEEDED
-        assert await error_of(slow) is ErrorCode.DEADLINE_EXCEEDED
-        model.gate.set()
-        await batching.drain()
-        batching.close()
-
-    asyncio.run(main())
+    batching = BatchExecutor(model, LIMITS, clock, meter)
+    model.gate.clear()
+    slow = batching.submit(x(1), 5)
+    await until(lambda: model.started)
+    late = batching.submit(x(2), 5)
+    clock.advance(5)
+    batching._pump()
+    assert await error_of(late) is ErrorCode.DEADLINE_EXCEEDED
+    assert await error_of(slow) is ErrorCode.DEADLINE_EXCEEDED
+    model.gate.set()
+    await batching.drain()
+    batching.close()
     assert meter.batches == [BatchStats(rows=1, queue_seconds=0.0, infer_seconds=5.0)]
 
 
-def test_a_run_that_never_ends_is_seen_and_not_waited_for() -> None:
+def test_drain__run_never_ends__gives_up_after_the_grace_time() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         assert batching.running_seconds == 0
         model.gate.clear()
@@ -223,7 +220,7 @@ def test_a_run_that_never_ends_is_seen_and_not_waited_for() -> None:
     play(scenario)
 
 
-def test_the_high_lane_is_served_first() -> None:
+def test_priority__high_request__is_run_first() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         first = batching.submit(x(0), 20)
@@ -237,26 +234,23 @@ def test_the_high_lane_is_served_first() -> None:
     play(scenario)
 
 
-def test_sequences_of_unlike_length_share_a_batch_and_keep_their_own() -> None:
+async def test_lengths__sequences_of_different_lengths__share_a_batch() -> None:
     shape = (DYNAMIC, DYNAMIC)
     x_spec, y_spec = (TensorSpec(name=n, dtype=Datatype.FP32, shape=shape) for n in "xy")
     lengths = LengthPadding(Signature(inputs=(x_spec,), outputs=(y_spec,)), {"x": 0})
 
-    async def main() -> None:
-        meter, model = Meter(), GatedModel()
-        batching = BatchExecutor(model, LIMITS, SystemClock(), meter, lengths=lengths)
-        sizes = (3, 5, 1, 40)
-        answers = await asyncio.gather(
-            *(batching.submit({"x": np.full((1, n), n, np.float32)}, 20) for n in sizes)
-        )
-        assert [y(answer) for answer in answers] == [[n + 1] * n for n in sizes]
-        assert [stats.rows for stats in meter.batches] == [3, 1]  # 40 is of another bucket
-        batching.close()
-
-    asyncio.run(main())
+    meter, model = Meter(), GatedModel()
+    batching = BatchExecutor(model, LIMITS, SystemClock(), meter, lengths=lengths)
+    sizes = (3, 5, 1, 40)
+    answers = await asyncio.gather(
+        *(batching.submit({"x": np.full((1, n), n, np.float32)}, 20) for n in sizes)
+    )
+    assert [y(answer) for answer in answers] == [[n + 1] * n for n in sizes]
+    assert [stats.rows for stats in meter.batches] == [3, 1]  # 40 is of another bucket
+    batching.close()
 
 
-def test_closing_answers_whoever_is_left() -> None:
+def test_close__request_is_running__it_fails() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, _meter: Meter) -> None:
         model.gate.clear()
         future = batching.submit(x(1), 20)
@@ -276,7 +270,7 @@ class Exiting(GatedModel):
         return super().run(inputs)
 
 
-def test_whatever_ends_a_batch_the_slot_is_free_again() -> None:
+def test_submit__run_raises_system_exit__next_batch_runs() -> None:
     async def scenario(batching: BatchExecutor, _model: GatedModel, _meter: Meter) -> None:
         lost = [batching.submit(x(value), 20) for value in (1, -2)]
         assert [await error_of(future) for future in lost] == [ErrorCode.INTERNAL] * 2
@@ -285,7 +279,7 @@ def test_whatever_ends_a_batch_the_slot_is_free_again() -> None:
     play(scenario, model=Exiting())
 
 
-def test_the_order_of_a_requests_inputs_means_nothing() -> None:
+def test_submit__inputs_in_another_order__share_a_batch() -> None:
     def pair(**widths: int) -> Arrays:
         return {name: np.ones((1, width), np.float32) for name, width in widths.items()}
 

@@ -41,7 +41,7 @@ class Model:
         return {"y": inputs["x"] * 10}
 
 
-def test_each_request_gets_its_own_rows() -> None:
+def test_run_joined__several_requests__each_gets_its_rows() -> None:
     model = Model()
     outcomes = joined(model.run, [request(1, 2), request(3), request(4, 5)], [2, 1, 2])
     answers = [outcome["y"].tolist() for outcome in outcomes if isinstance(outcome, dict)]
@@ -49,7 +49,7 @@ def test_each_request_gets_its_own_rows() -> None:
     assert model.batches == [[1, 2, 3, 4, 5]]
 
 
-def test_a_bad_request_fails_alone() -> None:
+def test_run_joined__one_bad_request__fails_alone() -> None:
     requests = [request(1), request(2), request(-3), request(4), request(5)]
     outcomes = joined(Model().run, requests, [1] * 5)
     assert [isinstance(outcome, ValueError) for outcome in outcomes] == [
@@ -63,7 +63,7 @@ def test_a_bad_request_fails_alone() -> None:
     ]
 
 
-def test_who_left_is_not_run_again_to_find_the_bad_one() -> None:
+def test_run_joined__cancelled_requests__are_not_run_again() -> None:
     model = Model()
 
     def run(inputs: Arrays) -> Arrays:
@@ -82,19 +82,19 @@ def test_who_left_is_not_run_again_to_find_the_bad_one() -> None:
     ]
 
 
-def test_requests_that_cannot_be_joined_are_run_apart() -> None:
+def test_run_joined__other_shapes__are_run_apart() -> None:
     wide = {"x": np.array([[6.0, 7.0]])}
     outcomes = joined(Model().run, [request(1), wide], [1, 1])
     assert [o["y"].tolist() for o in outcomes if isinstance(o, dict)] == [[10], [[60, 70]]]
 
 
-def test_a_request_alone_is_run_as_it_is() -> None:
+def test_run_joined__single_request__is_run_unchanged() -> None:
     model = Model()
     joined(model.run, [request(7, 8)], [2])
     assert model.batches == [[7, 8]]
 
 
-def test_an_empty_sequence_gets_an_empty_answer_in_any_company() -> None:
+def test_run_joined__empty_sequence__has_an_empty_answer() -> None:
     x, y = (
         TensorSpec(name=name, dtype=Datatype.FP64, shape=(DYNAMIC, DYNAMIC)) for name in ("x", "y")
     )

@@ -34,7 +34,7 @@ def mean(story: Story) -> float:
         *[(flat, 64, 64, 1.8), (flat, 64, 2, 1.8), (steep, 32, 16, 1.0)],
     ],
 )
-def test_clients_in_a_loop_are_answered_in_one_batch(
+def test_linger__closed_loop_clients__share_one_batch(
     cost: Cost, rows: int, clients: int, times: float
 ) -> None:
     """Without, the two halves of them take turns for ever."""
@@ -51,7 +51,7 @@ def test_clients_in_a_loop_are_answered_in_one_batch(
 
 @pytest.mark.parametrize(("cost", "rows"), [(dense, 64), (flat, 64), (steep, 32)])
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
-def test_requests_by_chance_hardly_notice(cost: Cost, rows: int, load: float) -> None:
+def test_linger__random_arrivals__add_little_latency(cost: Cost, rows: int, load: float) -> None:
     rate = load * rows / cost(rows)
     arrivals = poisson(rate, max(4.0, 2000 / rate))
     apart, together = (server(cost, rows, linger=linger).play(arrivals) for linger in (False, True))
@@ -59,21 +59,21 @@ def test_requests_by_chance_hardly_notice(cost: Cost, rows: int, load: float) ->
 
 
 @pytest.mark.parametrize("clients", [1, 2, 16, 64])
-def test_clients_that_take_their_time_are_not_waited_for(clients: int) -> None:
+def test_linger__slow_clients__are_not_waited_for(clients: int) -> None:
     apart, together = (
         server(dense, 64, linger=linger).loop(clients, 0.05, SECONDS) for linger in (False, True)
     )
     assert mean(together) <= 1.03 * mean(apart)
 
 
-def test_one_client_alone_is_never_held_back() -> None:
+def test_linger__single_client__never_waits() -> None:
     crowd = server(dense, 64, linger=True)
     crowd.loop(16, SOON, 2.0)  # it has learned that waiting pays
     alone = [crowd.ask(3.0 + 0.1 * number) for number in range(20)]
     assert alone == pytest.approx([dense(1)] * 20)
 
 
-def test_clients_that_left_are_soon_not_waited_for() -> None:
+def test_linger__clients_left__soon_stops_waiting() -> None:
     crowd = server(dense, 64, linger=True)
     crowd.loop(64, SOON, 2.0)
     known = len(crowd.story.answered)
@@ -84,7 +84,7 @@ def test_clients_that_left_are_soon_not_waited_for() -> None:
     assert sum(latencies) / len(latencies) <= 1.03 * sum(usual) / len(usual)
 
 
-def test_a_wait_ends_when_all_are_back_or_nobody_comes() -> None:
+def test_linger_until__all_clients_back__ends_the_wait() -> None:
     gathering = gathering_of({1: 0.010, 8: 0.010}, 8)
     gathering.ended(2, 1.0)
     assert gathering.until(1, 1.0) == pytest.approx(1.0025)  # a quarter of a batch's time
@@ -94,13 +94,13 @@ def test_a_wait_ends_when_all_are_back_or_nobody_comes() -> None:
     assert gathering.until(3, 1.003) == -inf
 
 
-def test_nobody_is_waited_for_where_a_batch_has_no_room() -> None:
+def test_linger_until__batch_is_full__does_not_wait() -> None:
     gathering = gathering_of({1: 0.010, 8: 0.010}, 8)
     gathering.ended(8, 1.0)
     assert gathering.until(8, 1.0) == -inf
 
 
-def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
+def test_linger_until__useless_wait__is_rarely_repeated() -> None:
     gathering = gathering_of({1: 0.010, 8: 0.010}, 8)
     waits = []
     for number in range(40):
@@ -113,7 +113,7 @@ def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
 
 @pytest.mark.parametrize("linger", [False, True])
 @pytest.mark.parametrize(("cost", "rows", "clients"), [(steep, 32, 40), (dense, 64, 70)])
-def test_clients_in_a_loop_are_never_refused(
+def test_linger__more_clients_than_a_batch__rejects_none(
     cost: Cost, rows: int, clients: int, linger: bool
 ) -> None:
     """Somewhat more of them than a batch holds: long and short batches in turn."""

@@ -9,7 +9,7 @@ import pytest
 from services.online.batching.model_thread import ModelThread
 
 
-def test_work_is_done_in_order_elsewhere_and_told_here() -> None:
+def test_submit__several_calls__run_in_order_and_report_to_the_loop() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         thread = ModelThread(loop)
@@ -35,7 +35,7 @@ def test_work_is_done_in_order_elsewhere_and_told_here() -> None:
     asyncio.run(main())
 
 
-def test_a_loop_that_has_ended_is_no_trouble() -> None:
+def test_submit__event_loop_has_ended__thread_continues() -> None:
     gate, ended = threading.Event(), threading.Event()
 
     async def main() -> None:
@@ -50,7 +50,9 @@ def test_a_loop_that_has_ended_is_no_trouble() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there has a thread its own priority")
 @pytest.mark.parametrize("forbidden", [False, True])
-def test_the_loop_goes_first(forbidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_thread__on_linux__has_a_lower_priority_than_the_loop(
+    forbidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def forbid(*_: int) -> None:
         raise PermissionError
 

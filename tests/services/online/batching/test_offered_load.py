@@ -3,7 +3,7 @@ import pytest
 from services.online.batching.offered_load import OfferedLoad
 
 
-def test_one_burst_does_not_look_like_overload_and_a_lasting_one_does() -> None:
+def test_utilization__one_burst__is_below_one() -> None:
     load = OfferedLoad()
     load.offered(10_000)
     load.ended(64, 1.0)
@@ -13,7 +13,7 @@ def test_one_burst_does_not_look_like_overload_and_a_lasting_one_does() -> None:
     assert load.utilization > 1.0
 
 
-def test_it_is_over_when_the_server_was_idle_for_a_while() -> None:
+def test_utilization__idle_for_a_while__falls() -> None:
     load = OfferedLoad()
     for _ in range(20):
         load.offered(300)
@@ -25,7 +25,7 @@ def test_it_is_over_when_the_server_was_idle_for_a_while() -> None:
     assert load.utilization < 0.5
 
 
-def test_what_full_batches_can_do_is_a_utilization_of_one() -> None:
+def test_utilization__full_batches__is_one() -> None:
     load = OfferedLoad()
     for _ in range(60):
         load.offered(64)
@@ -35,7 +35,7 @@ def test_what_full_batches_can_do_is_a_utilization_of_one() -> None:
     assert load.utilization < 1.0
 
 
-def test_a_short_batch_counts_for_its_time() -> None:
+def test_utilization__short_batches__count_by_their_time() -> None:
     """Forty clients in a loop, batches of 32 and of 8: no more comes than is answered."""
     load, seen = OfferedLoad(), []
     for _ in range(60):

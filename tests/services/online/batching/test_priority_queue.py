@@ -8,7 +8,7 @@ def ticket(number: int, priority: Priority, rows: int = 1) -> Ticket:
     return made
 
 
-def test_each_lane_keeps_its_order_and_counts_its_rows() -> None:
+def test_priority_queue__each_priority__keeps_its_order_and_rows() -> None:
     lanes = PriorityQueue[Ticket]()
     priorities = [Priority.NORMAL, Priority.HIGH, Priority.NORMAL]
     tickets = [ticket(number, each, rows=number + 1) for number, each in enumerate(priorities)]

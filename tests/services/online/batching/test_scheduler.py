@@ -58,13 +58,13 @@ def numbers(batch: list[Ticket]) -> list[int]:
     return [ticket.number for ticket in batch]
 
 
-def test_an_idle_server_answers_at_once_whatever_the_wait() -> None:
+def test_release__idle_server__runs_at_once() -> None:
     policy = batcher(wait=0.5)
     offer(policy, 1, "k", 0.0, FAR)
     assert numbers(policy.release(0.0)) == [0]
 
 
-def test_one_batch_runs_at_a_time() -> None:
+def test_release__batch_is_running__waits_for_it() -> None:
     policy = batcher()
     offer(policy, 1, "k", 0.0, FAR)
     policy.release(0.0)
@@ -116,7 +116,7 @@ def test_release__larger_batch_saves_nothing__starts_at_once() -> None:
     assert numbers(policy.release(1.0)) == [1, 2]
 
 
-def test_a_full_batch_does_not_wait() -> None:
+def test_release__full_batch__does_not_linger() -> None:
     policy = batcher(rows=2, wait=0.5)
     offer(policy, 1, "k", 0.0, FAR)
     policy.release(0.0)
@@ -148,14 +148,14 @@ def test_release__parts_of_a_large_request_wait__whole_requests_lead_every_secon
     assert batches == [[0], [3, 4, 5, 6], [1], [7], [2]]
 
 
-def test_a_request_above_the_limit_runs_alone() -> None:
+def test_release__request_above_the_batch_size__runs_alone() -> None:
     policy = batcher(rows=4)
     offer(policy, 6, "k", 0.0, FAR)
     offer(policy, 1, "k", 0.0, FAR)
     assert numbers(policy.release(0.0)) == [0]
 
 
-def test_other_shapes_and_dependent_rows_are_not_joined() -> None:
+def test_release__other_shapes_or_dependent_rows__are_not_joined() -> None:
     policy = batcher()
     for key in ("a", "b", "a"):
         offer(policy, 1, key, 0.0, FAR)
@@ -166,7 +166,7 @@ def test_other_shapes_and_dependent_rows_are_not_joined() -> None:
     assert numbers(alone.release(0.0)) == [0]
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+def test_offer__full_queue__rejects_with_a_retry_time() -> None:
     policy = batcher(rows=4, queue=8)
     offer(policy, 4, "k", 0.0, FAR)
     policy.release(0.0)
@@ -180,7 +180,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert caught.value.code is ErrorCode.QUEUE_FULL
 
 
-def test_what_can_never_fit_is_too_large() -> None:
+def test_offer__more_rows_than_the_queue__is_too_large() -> None:
     with pytest.raises(MlctlError) as caught:
         offer(batcher(queue=8), 9, "k", 0.0, FAR)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
@@ -209,7 +209,7 @@ def test_state__idle_then_busy_then_idle__is_shown() -> None:
     assert policy.idle
 
 
-def test_deadlines_pass_while_waiting_and_while_running() -> None:
+def test_expire__deadline_passes__returns_the_request_once() -> None:
     policy = batcher(rows=1)
     running = offer(policy, 1, "k", 0.0, 1.0)
     policy.release(0.0)
@@ -226,7 +226,7 @@ def test_deadlines_pass_while_waiting_and_while_running() -> None:
     assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
 
 
-def test_who_left_is_not_run() -> None:
+def test_cancel__waiting_request__is_not_run() -> None:
     policy = batcher()
     left = offer(policy, 2, "k", 0.0, FAR)
     offer(policy, 1, "k", 0.0, FAR)
@@ -235,7 +235,7 @@ def test_who_left_is_not_run() -> None:
     assert not policy.cancel(left)
 
 
-def test_answered_requests_do_not_pile_up() -> None:
+def test_release__thousands_of_requests__frees_their_tickets() -> None:
     policy = batcher()
     for turn in range(2000):
         offer(policy, 1, "k", float(turn), turn + 1e6)
@@ -245,7 +245,7 @@ def test_answered_requests_do_not_pile_up() -> None:
     assert policy.next_event(2000.0) is None
 
 
-def test_a_predicted_wait_above_the_limit_is_refused_at_once() -> None:
+def test_offer__predicted_wait_above_the_limit__rejects() -> None:
     policy = busy(max_queue=1.5, costs=FLAT, queue=100)
     offer(policy, 4, "k", 0.0, FAR)  # waits for 1 s
     with pytest.raises(QueueFullError, match="about 2 s") as caught:
@@ -254,7 +254,7 @@ def test_a_predicted_wait_above_the_limit_is_refused_at_once() -> None:
     offer(policy, 1, "k", 0.6, FAR)  # by now it is but 1.4 s
 
 
-def test_who_would_be_too_late_is_refused_at_once() -> None:
+def test_offer__deadline_cannot_be_met__rejects() -> None:
     policy = busy(costs=FLAT, queue=100)
     offer(policy, 4, "k", 0.0, FAR)
     with pytest.raises(QueueFullError):
@@ -262,7 +262,7 @@ def test_who_would_be_too_late_is_refused_at_once() -> None:
     offer(policy, 1, "k", 0.0, 3.1)
 
 
-def test_who_cannot_be_answered_in_time_any_more_is_told_before_the_deadline() -> None:
+def test_expire__deadline_can_no_longer_be_met__returns_early() -> None:
     policy = busy(costs=FLAT)
     late = offer(policy, 1, "k", 0.0, 2.5)
     assert policy.next_event(0.0) == pytest.approx(1.5)
@@ -272,7 +272,7 @@ def test_who_cannot_be_answered_in_time_any_more_is_told_before_the_deadline() -
     assert policy.release(1.7) == []
 
 
-def test_an_idle_server_tries_whatever_the_estimate() -> None:
+def test_release__idle_server_with_a_late_estimate__runs() -> None:
     policy = batcher(costs=FLAT)
     offer(policy, 1, "k", 0.0, 0.5)
     assert policy.expire(0.1) == []
@@ -280,7 +280,7 @@ def test_an_idle_server_tries_whatever_the_estimate() -> None:
     assert [ticket.number for ticket in policy.expire(0.5)] == [0]
 
 
-def test_a_batch_does_not_grow_past_a_deadline_in_it() -> None:
+def test_release__deadline_in_the_batch__limits_its_size() -> None:
     policy = busy(costs=LINEAR)
     offer(policy, 1, "k", 0.0, 4.5)
     for _ in range(2):
@@ -289,7 +289,7 @@ def test_a_batch_does_not_grow_past_a_deadline_in_it() -> None:
     assert numbers(policy.release(2.0)) == [1, 2]  # three rows would end at 5.0
 
 
-def test_the_high_lane_goes_first_and_the_normal_one_does_not_starve() -> None:
+def test_release__both_priorities__high_first_without_starvation() -> None:
     policy = busy(rows=1, queue=100)
     for _ in range(12):
         offer(policy, 1, "k", 0.0, FAR)
@@ -303,7 +303,7 @@ def test_the_high_lane_goes_first_and_the_normal_one_does_not_starve() -> None:
     assert led[15:] == [False] * 9
 
 
-def test_both_lanes_share_a_batch_and_the_high_one_waits_for_its_own_only() -> None:
+def test_offer__high_priority__waits_for_high_requests_only() -> None:
     policy = busy(costs=FLAT, queue=100, max_queue=1.0)
     offer(policy, 3, "k", 0.0, FAR)
     offer(policy, 1, "k", 0.0, FAR, Priority.HIGH)
@@ -316,13 +316,13 @@ def test_both_lanes_share_a_batch_and_the_high_one_waits_for_its_own_only() -> N
     assert numbers(policy.release(2.0)) == [1]
 
 
-def test_a_batch_that_failed_teaches_nothing_about_its_cost() -> None:
+def test_finished__failed_batch__keeps_the_cost() -> None:
     policy = busy(costs={1: 1.0})
     policy.finished(50.0, clean=False)
     assert policy.costs.seconds(1) == 1.0
 
 
-def test_requests_that_are_not_joined_wait_for_each_other() -> None:
+def test_offer__requests_that_cannot_be_joined__wait_for_each_other() -> None:
     policy = busy(joinable=False, max_queue=2.5, costs={1: 1.0})
     offer(policy, 1, "k", 0.0, FAR)
     offer(policy, 1, "k", 0.0, FAR)
@@ -330,7 +330,7 @@ def test_requests_that_are_not_joined_wait_for_each_other() -> None:
         offer(policy, 1, "k", 0.0, FAR)
 
 
-def test_who_is_alike_is_refused_without_a_look_until_one_might_be_taken() -> None:
+def test_quick_reject__same_rows_and_priority__until_room_is_possible() -> None:
     policy = busy(costs=FLAT, max_queue=0.1)  # what runs takes 1 s
     assert policy.quick_reject(1, Priority.NORMAL, 0.0) is None
     with pytest.raises(QueueFullError) as refused:
@@ -359,7 +359,7 @@ def test_quick_reject__rows_unknown__only_where_any_number_would_be_rejected() -
     assert full.quick_reject(None, Priority.NORMAL, 0.0) is not None
 
 
-def test_who_was_refused_for_his_deadline_says_nothing_of_others() -> None:
+def test_quick_reject__rejected_for_its_deadline__is_not_cached() -> None:
     policy = busy(costs=FLAT)
     with pytest.raises(QueueFullError):
         offer(policy, 1, "k", 0.0, 1.5)
@@ -368,7 +368,7 @@ def test_who_was_refused_for_his_deadline_says_nothing_of_others() -> None:
 
 
 @pytest.mark.parametrize("how", ["leave", "expire", "finish"])
-def test_a_look_is_worth_it_when_the_queue_is_shorter(how: str) -> None:
+def test_quick_reject__queue_is_shorter__is_dropped(how: str) -> None:
     policy = busy(costs=LINEAR, max_queue=1.5)
     offer(policy, 1, "k", 0.0, FAR)
     waiting = [offer(policy, 1, "k", 0.0, 5.5) for _ in range(3)]

@@ -36,7 +36,7 @@ def with_parameter(name: str, *, on: str = "", **value: Any) -> Any:
     return message
 
 
-def test_typed_contents() -> None:
+def test_decode__typed_contents__are_arrays() -> None:
     decoded = CODEC.decode(
         request(
             ("INT8", [2], {"int_contents": [-1, 2]}),
@@ -52,7 +52,7 @@ def test_typed_contents() -> None:
 
 
 @pytest.mark.parametrize("dtype", [kind for kind in Datatype if kind not in TYPELESS])
-def test_every_typed_field(dtype: Datatype) -> None:
+def test_decode__typed_field_of_each_datatype__is_an_array(dtype: Datatype) -> None:
     spec = TensorSpec(name="t", dtype=dtype, shape=(-1,))
     codec = GrpcCodec("m", "v", Signature(inputs=(spec,), outputs=(spec,)))
     values: list[Any] = [0, 1, 1]
@@ -70,7 +70,7 @@ def test_every_typed_field(dtype: Datatype) -> None:
         assert found.tolist() == given
 
 
-def test_typed_contents_are_bounded_as_json_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode__too_many_typed_values__are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.online.grpc.codec.MAX_VALUES", 3)
     assert CODEC.decode(request(("FP32", [3], {"fp32_contents": [1, 2, 3]}))).inputs
     with pytest.raises(MlctlError, match="4 elements in fp32_contents") as caught:
@@ -79,7 +79,7 @@ def test_typed_contents_are_bounded_as_json_is(monkeypatch: pytest.MonkeyPatch) 
     assert CODEC.decode(request(("FP32", [4], {}), raw=[bytes(16)])).inputs
 
 
-def test_raw_contents_and_answer() -> None:
+def test_decode__raw_contents__are_arrays_and_answers_are_raw() -> None:
     message = request(("FP16", [1], {}), raw=[np.array([2], "<f2").tobytes()])
     decoded = CODEC.decode(message)
     assert decoded.inputs["FP16"].tolist() == [2]
@@ -108,6 +108,6 @@ def test_raw_contents_and_answer() -> None:
         (with_parameter("classification", on="FP32", int64_param=1), "'FP32'.*not served"),
     ],
 )
-def test_what_is_wrong_is_named(message: Any, complaint: str) -> None:
+def test_decode__invalid_message__is_rejected_with_the_reason(message: Any, complaint: str) -> None:
     with pytest.raises(MlctlError, match=complaint):
         CODEC.decode(message)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -20,67 +19,60 @@ from tests.support.listening import until
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
-def test_who_watches_is_told_of_each_drain_once(shared_bundle: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        server = GrpcServer(host, "127.0.0.1", 0)
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
-            watches = [health.Watch(HealthCheckRequest()) for _ in range(2)]
+async def test_watch__server_drains__is_notified_once(shared_bundle: VerifiedBundle) -> None:
+    host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    server = GrpcServer(host, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+        watches = [health.Watch(HealthCheckRequest()) for _ in range(2)]
 
-            async def told() -> set[int]:
-                return {(await watch.read()).status for watch in watches}
+        async def told() -> set[int]:
+            return {(await watch.read()).status for watch in watches}
 
-            assert await told() == {SERVING}
-            host.drain()
-            assert await told() == {NOT_SERVING}
-            host.drain()  # nothing new
-            await server.stop(20)
-            assert {await watch.read() for watch in watches} == {grpc.aio.EOF}
-        await host.stop()
-
-    asyncio.run(main())
+        assert await told() == {SERVING}
+        host.drain()
+        assert await told() == {NOT_SERVING}
+        host.drain()  # nothing new
+        await server.stop(20)
+        assert {await watch.read() for watch in watches} == {grpc.aio.EOF}
+    await host.stop()
 
 
-def test_watches_are_limited_in_number_and_those_that_ended_do_not_count(
+async def test_watch__above_the_limit__is_rejected_until_one_ends(
     shared_bundle: VerifiedBundle,
 ) -> None:
-    async def main() -> None:
-        settings = ServerSettings(max_connections=3)
-        host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
-        await host.start()
-        server = GrpcServer(host, "127.0.0.1", 0)
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
-            watches = [health.Watch(HealthCheckRequest()) for _ in range(3)]
-            for watch in watches:
-                assert (await watch.read()).status == SERVING
-            one_more = health.Watch(HealthCheckRequest())
-            assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert (await health.Check(HealthCheckRequest())).status == SERVING
-            watches[0].cancel()
-            await until(lambda: server._health._watches == 2)
-            assert (await health.Watch(HealthCheckRequest()).read()).status == SERVING
-            await server.stop(20)
-        await host.stop()
-
-    asyncio.run(main())
-
-
-def test_a_connection_may_have_so_many_calls(shared_bundle: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
-        await host.start()
-        server = GrpcServer(host, "127.0.0.1", 0)
-        await server.start()
-        raw = await Raw.open(server.port)
-        await raw.until(lambda: raw.of(RemoteSettingsChanged))
-        assert raw.core.remote_settings.max_concurrent_streams == MAX_STREAMS
-        raw.close()
+    settings = ServerSettings(max_connections=3)
+    host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
+    await host.start()
+    server = GrpcServer(host, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+        watches = [health.Watch(HealthCheckRequest()) for _ in range(3)]
+        for watch in watches:
+            assert (await watch.read()).status == SERVING
+        one_more = health.Watch(HealthCheckRequest())
+        assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await health.Check(HealthCheckRequest())).status == SERVING
+        watches[0].cancel()
+        await until(lambda: server._health._watches == 2)
+        assert (await health.Watch(HealthCheckRequest()).read()).status == SERVING
         await server.stop(20)
-        await host.stop()
+    await host.stop()
 
-    asyncio.run(main())
+
+async def test_settings__new_connection__announce_the_limit_of_streams(
+    shared_bundle: VerifiedBundle,
+) -> None:
+    host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+    await host.start()
+    server = GrpcServer(host, "127.0.0.1", 0)
+    await server.start()
+    raw = await Raw.open(server.port)
+    await raw.until(lambda: raw.of(RemoteSettingsChanged))
+    assert raw.core.remote_settings.max_concurrent_streams == MAX_STREAMS
+    raw.close()
+    await server.stop(20)
+    await host.stop()

@@ -101,7 +101,7 @@ def details_of(error: grpc.aio.AioRpcError) -> list[Any]:
     return found
 
 
-def test_every_method_answers(bundle: VerifiedBundle) -> None:
+def test_methods__each__answers(bundle: VerifiedBundle) -> None:
     def message(method: str, **values: Any) -> Any:
         return methods()[method].request(**values)
 
@@ -124,7 +124,7 @@ def test_every_method_answers(bundle: VerifiedBundle) -> None:
     assert registry.get_sample_value("mlctl_requests_total", labels) == 1
 
 
-def test_errors_have_the_tables_status(bundle: VerifiedBundle) -> None:
+def test_errors__each_kind__has_the_tables_status(bundle: VerifiedBundle) -> None:
     async def use(call: Call, _host: ServedModel) -> None:
         wrong = await refused(call("ModelInfer", infer(data=b"short")))
         assert wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -148,7 +148,9 @@ def test_errors_have_the_tables_status(bundle: VerifiedBundle) -> None:
     with_server(bundle, use)
 
 
-def test_overload_and_surprises(bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors__overload_or_unexpected__have_status_and_retry_time(
+    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def use(call: Call, host: ServedModel) -> None:
         def raising(error: Exception) -> Callable[..., Any]:
             def infer_instead(*_arguments: Any) -> None:
@@ -179,7 +181,7 @@ def test_overload_and_surprises(bundle: VerifiedBundle, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("letter", ["n", "\N{SNOWMAN}"])
-def test_a_long_quotation_leaves_the_status_readable(
+def test_errors__very_long_message__is_shortened(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
     async def use(call: Call, host: ServedModel) -> None:
@@ -201,7 +203,7 @@ def test_a_long_quotation_leaves_the_status_readable(
 
 
 @pytest.mark.parametrize("patience", [20, 0.2])
-def test_a_caller_that_leaves_withdraws_its_request(
+def test_cancel__client_leaves__request_is_withdrawn(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
     async def use(call: Call, host: ServedModel) -> None:
@@ -225,7 +227,7 @@ def test_a_caller_that_leaves_withdraws_its_request(
     with_server(bundle, use)
 
 
-def test_deadlines_and_priorities_reach_the_model(
+def test_infer__deadline_and_priority__reach_the_model(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[float, Priority]] = []
@@ -258,7 +260,7 @@ def test_deadlines_and_priorities_reach_the_model(
     assert (told, as_before) == (Priority.NORMAL, Priority.HIGH)
 
 
-def test_health_follows_the_servers_life(bundle: VerifiedBundle) -> None:
+def test_health__server_starts_and_stops__follows(bundle: VerifiedBundle) -> None:
     async def use(channel: grpc.aio.Channel, server: GrpcServer, _host: ServedModel) -> None:
         health = HealthStub(channel)  # type: ignore[no-untyped-call]
         for service in ("", SERVICE):
@@ -285,7 +287,7 @@ def test_health_follows_the_servers_life(bundle: VerifiedBundle) -> None:
     with_channel(bundle, use)
 
 
-def test_reflection_tells_the_services_and_their_messages(bundle: VerifiedBundle) -> None:
+def test_reflection__services_and_messages__are_listed(bundle: VerifiedBundle) -> None:
     def look(port: int) -> None:
         with insecure_channel(f"127.0.0.1:{port}") as channel:
             database = ProtoReflectionDescriptorDatabase(channel)
@@ -301,7 +303,7 @@ def test_reflection_tells_the_services_and_their_messages(bundle: VerifiedBundle
     with_channel(bundle, use)
 
 
-def test_two_servers_never_share_a_port(bundle: VerifiedBundle) -> None:
+def test_server__port_in_use__is_rejected(bundle: VerifiedBundle) -> None:
     async def bind_again(_: grpc.aio.Channel, server: GrpcServer, host: ServedModel) -> None:
         with pytest.raises(MlctlError) as caught:
             GrpcServer(host, "127.0.0.1", server.port)

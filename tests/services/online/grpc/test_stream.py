@@ -85,7 +85,7 @@ def opened(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> Any:
     )(metadata=metadata)
 
 
-def test_tritonclient_gets_the_pieces_in_turn(counting: VerifiedBundle) -> None:
+def test_stream_infer__tritonclient__gets_the_parts_in_order(counting: VerifiedBundle) -> None:
     found: queue.Queue[tuple[Any, Any]] = queue.Queue()
 
     def talk(port: int) -> None:
@@ -123,7 +123,9 @@ def test_tritonclient_gets_the_pieces_in_turn(counting: VerifiedBundle) -> None:
     assert (counted(registry, "ok"), counted(registry, "model_not_found")) == (2, 1)
 
 
-def test_the_asyncio_client_too(counting: VerifiedBundle) -> None:
+def test_stream_infer__asyncio_tritonclient__gets_the_parts_in_order(
+    counting: VerifiedBundle,
+) -> None:
     async def ask() -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": "tiny", "inputs": inputs(4), "request_id": "mine"}
 
@@ -136,7 +138,7 @@ def test_the_asyncio_client_too(counting: VerifiedBundle) -> None:
     serve(counting, use)
 
 
-def test_one_that_fails_says_whose_it_is_and_the_stream_goes_on(counting: VerifiedBundle) -> None:
+def test_stream_infer__one_request_fails__stream_continues(counting: VerifiedBundle) -> None:
     async def use(server: GrpcServer, _host: ServedModel, _code: ModuleType) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             stream = opened(channel)
@@ -161,7 +163,7 @@ def test_one_that_fails_says_whose_it_is_and_the_stream_goes_on(counting: Verifi
     serve(counting, use)
 
 
-def test_its_metadata_name_the_lane_of_its_requests_and_win(
+def test_stream_infer__priority_in_metadata__overrides_the_requests(
     counting: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lanes: list[Priority] = []
@@ -193,7 +195,7 @@ def test_its_metadata_name_the_lane_of_its_requests_and_win(
     assert lanes == [normal, high, high, high, normal, normal]
 
 
-def test_a_message_that_is_too_large_ends_its_stream_and_leaves_nothing(
+def test_stream_infer__too_large_message__ends_the_stream(
     counting: VerifiedBundle,
 ) -> None:
     async def use(server: GrpcServer, host: ServedModel, _code: ModuleType) -> None:
@@ -212,7 +214,7 @@ def test_a_message_that_is_too_large_ends_its_stream_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_caller_that_leaves_ends_the_work(counting: VerifiedBundle, hard: bool) -> None:
+def test_stream_infer__client_leaves__work_ends(counting: VerifiedBundle, hard: bool) -> None:
     async def use(server: GrpcServer, host: ServedModel, code: ModuleType) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             stream = opened(channel)

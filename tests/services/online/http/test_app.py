@@ -36,7 +36,7 @@ Ask = Callable[[Use], CollectorRegistry]
 
 
 @asynccontextmanager
-async def open_client(host: ServedModel, way: str = "lean") -> AsyncIterator[Client]:
+async def open_client(host: ServedModel, way: str = "http") -> AsyncIterator[Client]:
     """A client of a server of `host`, or with the way "asgi" of its application alone."""
     inference = InferHandler(host)
     app = V2App(host, inference)
@@ -77,7 +77,7 @@ def counted(registry: CollectorRegistry, outcome: str) -> float | None:
     return registry.get_sample_value("mlctl_requests_total", labels)
 
 
-def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
+def test_app__health_and_metadata__are_answered(ask: Ask, bundle: VerifiedBundle) -> None:
     async def use(client: Client, host: ServedModel) -> None:
         for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"):
             assert (await client.get(path)).status_code == 200
@@ -105,7 +105,7 @@ def test_health_and_metadata(ask: Ask, bundle: VerifiedBundle) -> None:
     ask(use)
 
 
-def test_a_draining_server_is_not_ready_and_answers(ask: Ask) -> None:
+def test_drain__server_is_draining__is_not_ready_but_answers(ask: Ask) -> None:
     async def use(client: Client, host: ServedModel) -> None:
         host.drain()
         assert (await client.get("/v2/health/ready")).status_code == 503
@@ -114,7 +114,7 @@ def test_a_draining_server_is_not_ready_and_answers(ask: Ask) -> None:
     ask(use)
 
 
-def test_infer_with_and_without_version(ask: Ask, bundle: VerifiedBundle) -> None:
+def test_infer__with_or_without_version__is_answered(ask: Ask, bundle: VerifiedBundle) -> None:
     async def use(client: Client, _host: ServedModel) -> None:
         for path in (INFER, f"/v2/models/tiny/versions/{bundle.digest}/infer"):
             answer = await client.post(path, json=REQUEST)
@@ -126,7 +126,7 @@ def test_infer_with_and_without_version(ask: Ask, bundle: VerifiedBundle) -> Non
     assert counted(ask(use), "ok") == 2
 
 
-def test_binary_both_ways(ask: Ask) -> None:
+def test_infer__binary_tensors__are_read_and_returned(ask: Ask) -> None:
     async def use(client: Client, _host: ServedModel) -> None:
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
         document = {
@@ -168,7 +168,7 @@ def test_binary_both_ways(ask: Ask) -> None:
         ("POST", INFER, 400, "invalid_input"),
     ],
 )
-def test_errors_have_their_status_and_code(
+def test_errors__unknown_path_or_method__have_status_and_code(
     ask: Ask, method: str, path: str, status: int, code: str
 ) -> None:
     async def use(client: Client, _host: ServedModel) -> None:
@@ -191,7 +191,9 @@ def test_errors_have_their_status_and_code(
         ({"content-type": "Application/JSON; charset=utf-8"}, 200),
     ],
 )
-def test_headers_are_checked(ask: Ask, headers: dict[str, str], status: int) -> None:
+def test_headers__unsupported_or_invalid__are_rejected(
+    ask: Ask, headers: dict[str, str], status: int
+) -> None:
     async def use(client: Client, _host: ServedModel) -> None:
         content = json.dumps(REQUEST).encode()
         assert (await client.post(INFER, content=content, headers=headers)).status_code == status
@@ -199,7 +201,7 @@ def test_headers_are_checked(ask: Ask, headers: dict[str, str], status: int) -> 
     ask(use)
 
 
-def test_bodies_are_limited_as_declared_and_as_streamed(ask: Ask) -> None:
+def test_body__declared_or_streamed_above_the_limit__is_rejected(ask: Ask) -> None:
     async def stream() -> AsyncIterator[bytes]:
         for _ in range(1000):
             yield b" " * 1000
@@ -214,7 +216,7 @@ def test_bodies_are_limited_as_declared_and_as_streamed(ask: Ask) -> None:
     assert counted(ask(use), "payload_too_large") == 2
 
 
-def test_a_full_queue_names_the_seconds_to_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue__full__has_retry_after(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(client: Client, host: ServedModel) -> None:
         def full(*_arguments: Any) -> None:
             raise QueueFullError(8, 8, 2.3)
@@ -227,9 +229,7 @@ def test_a_full_queue_names_the_seconds_to_wait(ask: Ask, monkeypatch: pytest.Mo
     ask(use)
 
 
-def test_an_unexpected_failure_shows_nothing_of_the_inside(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error__unexpected__shows_no_internals(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(client: Client, host: ServedModel) -> None:
         def broken(*_arguments: Any) -> None:
             raise RuntimeError("/srv/secret")
@@ -242,7 +242,9 @@ def test_an_unexpected_failure_shows_nothing_of_the_inside(
     assert counted(ask(use), "internal") == 1
 
 
-def test_the_repository_index(ask: Ask, bundle: VerifiedBundle) -> None:
+def test_repository_index__valid_and_invalid_bodies__are_answered(
+    ask: Ask, bundle: VerifiedBundle
+) -> None:
     async def use(client: Client, _host: ServedModel) -> None:
         entry = {"name": "tiny", "version": bundle.digest, "state": "READY", "reason": ""}
         for content in (b"", b"{}", b'{"ready": true}'):
@@ -258,7 +260,7 @@ def test_the_repository_index(ask: Ask, bundle: VerifiedBundle) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_packed_bodies_both_ways(ask: Ask, coding: str) -> None:
+def test_compression__request_and_answer__are_inflated_and_deflated(ask: Ask, coding: str) -> None:
     rows = 400
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 4], "data": [1, 2, 3, 4] * rows}
     content = deflate(json.dumps({"inputs": [tensor]}).encode(), coding)
@@ -281,7 +283,7 @@ def test_packed_bodies_both_ways(ask: Ask, coding: str) -> None:
     assert counted(ask(use), "ok") == 3
 
 
-def test_the_limit_is_for_what_a_body_inflates_to(ask: Ask) -> None:
+def test_compression__inflates_above_the_limit__is_rejected(ask: Ask) -> None:
     async def use(client: Client, _host: ServedModel) -> None:
         bomb = deflate(b" " * (LIMIT + 1), "gzip")
         answer = await client.post(INFER, content=bomb, headers={"content-encoding": "gzip"})
@@ -291,7 +293,9 @@ def test_the_limit_is_for_what_a_body_inflates_to(ask: Ask) -> None:
     assert counted(ask(use), "payload_too_large") == 1
 
 
-def test_parameters_reach_the_model(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infer__timeout_and_priority__reach_the_model(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[float, Priority]] = []
 
     async def use(client: Client, host: ServedModel) -> None:
@@ -309,7 +313,7 @@ def test_parameters_reach_the_model(ask: Ask, monkeypatch: pytest.MonkeyPatch) -
     assert asked == [(2.0, Priority.HIGH)]
 
 
-def test_input_limits__request_above_one__is_413_with_the_limit(tmp_path: Path) -> None:
+async def test_input_limits__request_above_one__is_413_with_the_limit(tmp_path: Path) -> None:
     bundle = make_lookup_bundle(tmp_path / "bundle")
     limits = ServerSettings(max_queue_rows=8, max_length=5, max_body_bytes=LIMIT)
 
@@ -318,21 +322,18 @@ def test_input_limits__request_above_one__is_413_with_the_limit(tmp_path: Path) 
         ids, weights = ({"name": name, **tensor} for name in ("ids", "weights"))
         return {"inputs": [{**ids, "datatype": "INT64"}, {**weights, "datatype": "FP32"}]}
 
-    async def main() -> None:
-        host = ServedModel(bundle, limits, registry=CollectorRegistry())
-        await host.start()
-        path = "/v2/models/lookup/infer"
-        async with open_client(host) as client:
-            assert (await client.post(path, json=body(8, 5))).status_code == 200
-            many = await client.post(path, json=body(9, 5))
-            long = await client.post(path, json=body(1, 6))
-            large = await client.post(path, content=b" " * (LIMIT + 1))
-        await host.stop()
-        assert [each.status_code for each in (many, long, large)] == [413] * 3
-        assert [each.json()["error"] for each in (many, long, large)] == [
-            "the request has 9 rows, the limit is 8",
-            "tensor 'ids' has size 6 in dimension 1, the limit is 5",
-            f"the body is larger than the limit of {LIMIT} bytes",
-        ]
-
-    asyncio.run(main())
+    host = ServedModel(bundle, limits, registry=CollectorRegistry())
+    await host.start()
+    path = "/v2/models/lookup/infer"
+    async with open_client(host) as client:
+        assert (await client.post(path, json=body(8, 5))).status_code == 200
+        many = await client.post(path, json=body(9, 5))
+        long = await client.post(path, json=body(1, 6))
+        large = await client.post(path, content=b" " * (LIMIT + 1))
+    await host.stop()
+    assert [each.status_code for each in (many, long, large)] == [413] * 3
+    assert [each.json()["error"] for each in (many, long, large)] == [
+        "the request has 9 rows, the limit is 8",
+        "tensor 'ids' has size 6 in dimension 1, the limit is 5",
+        f"the body is larger than the limit of {LIMIT} bytes",
+    ]

@@ -5,13 +5,13 @@ from services.online.http.fields import fields_of
 LINES = [(b"a", b"1"), (b"b", b"x"), (b"a", b"2"), (b"b", b"x"), (b"c", b""), (b"a", b"1")]
 
 
-def test_lines_of_one_name_are_a_list_and_equal_ones_are_one() -> None:
+def test_fields_of__fields_of_one_name__are_joined_without_duplicates() -> None:
     assert fields_of(LINES) == {b"a": b"1, 2", b"b": b"x", b"c": b""}
     assert fields_of(LINES[:2]) == {b"a": b"1", b"b": b"x"}
     assert fields_of([]) == {}
 
 
-def test_many_lines_are_read_in_the_time_of_their_number() -> None:
+def test_fields_of__many_fields__takes_linear_time() -> None:
     def compared(count: int) -> int:
         seen = 0
 

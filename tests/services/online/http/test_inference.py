@@ -1,4 +1,4 @@
-"""What both ways to an answer share. The answers themselves are in test_http, for both."""
+"""What all endpoints share on the way to an answer; the answers are in test_app."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def submit(inference: InferHandler, headers: dict[bytes, bytes], body: bytes, le
     inference.submit(opened(inference, headers), body, left)
 
 
-def test_targets_are_what_clients_send(tmp_path: Any) -> None:
+def test_targets__model_with_special_name__are_its_paths(tmp_path: Any) -> None:
     bundle = make_bundle(tmp_path / "b", name="a.b-c_d")
     targets = InferHandler(
         ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
@@ -66,14 +66,14 @@ def test_targets_are_what_clients_send(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"\xff", b"x" * 129, None])
-def test_an_unfit_request_id_is_replaced(inference: InferHandler, given: bytes | None) -> None:
+def test_request_id__invalid__is_replaced(inference: InferHandler, given: bytes | None) -> None:
     headers = {} if given is None else {b"x-request-id": given}
     first, second = inference.request_id(headers), inference.request_id(headers)
     assert len({first, second, given}) == 3
     assert inference.request_id({b"x-request-id": b"fit-1"}) == b"fit-1"
 
 
-def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> None:
+def test_priority__header_and_body__header_wins(inference: InferHandler, asked: list[Any]) -> None:
     high = BODY[:-1] + b',"parameters":{"priority":1}}'
     for headers, body in (
         ({}, BODY),
@@ -89,7 +89,9 @@ def test_the_priority_header_wins(inference: InferHandler, asked: list[Any]) -> 
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_the_shorter_time_counts(inference: InferHandler, asked: list[Any]) -> None:
+def test_timeout__several_limits__shortest_counts(
+    inference: InferHandler, asked: list[Any]
+) -> None:
     body = BODY[:-1] + b',"parameters":{"timeout":2000000}}'
     for left in (5.0, 1.0):
         submit(inference, {}, body, left)
@@ -97,54 +99,53 @@ def test_the_shorter_time_counts(inference: InferHandler, asked: list[Any]) -> N
     np.testing.assert_array_equal(asked[0][0].inputs["x"], [[1, 2, 3, 4]])
 
 
-def test_a_declared_length_is_refused_before_the_body(inference: InferHandler) -> None:
+def test_content_length__above_the_limit__is_rejected_before_the_body(
+    inference: InferHandler,
+) -> None:
     opened(inference, {b"content-length": b"100"})
     with pytest.raises(MlctlError) as caught:
         opened(inference, {b"content-length": b"101"})
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
+async def test_full_queue__short_request__is_rejected_before_its_body_is_parsed(
     shared_bundle: VerifiedBundle,
 ) -> None:
-    async def main() -> None:
-        model = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
-        await model.start()
-        inference = InferHandler(model)
-        full = QueueFullError(8, 8, 2.3)
-        executor: Any = model._batching
-        policy = executor._policy
-        policy.rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
-        inference.rejecting = True
+    model = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+    await model.start()
+    inference = InferHandler(model)
+    full = QueueFullError(8, 8, 2.3)
+    executor: Any = model._batching
+    policy = executor._policy
+    policy.rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
+    inference.rejecting = True
 
-        def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
-            try:
-                submit(inference, headers, body, 5.0)
-            except MlctlError as error:
-                return error.code
-            return None
+    def outcome(headers: dict[bytes, bytes], body: bytes) -> ErrorCode | None:
+        try:
+            submit(inference, headers, body, 5.0)
+        except MlctlError as error:
+            return error.code
+        return None
 
-        broken = b'{"inputs":'
-        assert outcome({}, broken) is ErrorCode.QUEUE_FULL
-        assert outcome({b"mlctl-priority": b"high"}, broken) is ErrorCode.INVALID_INPUT
-        assert outcome({}, broken + b'"priority"') is ErrorCode.INVALID_INPUT
-        assert outcome({}, broken + b" " * 10_000) is ErrorCode.INVALID_INPUT
-        first, second = (inference.reject(full, name) for name in (b"a", b"b"))
-        assert first.body is second.body
-        assert dict(first.headers)[b"x-request-id"] == b"a"
-        assert dict(second.headers) == {**dict(first.headers), b"x-request-id": b"b"}
-        (target, *_) = inference.targets
-        whole = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nx-request-id: Ab1\r\n\r\n{}"
-        response = inference.reject_unparsed(whole % target, b"server: a\r\n") or b""
-        assert response.startswith(b"HTTP/1.1 503 ")
-        assert b"\r\nx-request-id: Ab1\r\n" in response
-        assert response.endswith(first.body)
-        assert inference.reject_unparsed(whole % b"/", b"server: a\r\n") is None
-        policy.rejection = None
-        assert inference.reject_unparsed(whole % target, b"server: a\r\n") is None
-        assert not inference.rejecting
-        policy.rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
-        assert outcome({}, broken) is ErrorCode.INVALID_INPUT
-        await model.stop()
-
-    asyncio.run(main())
+    broken = b'{"inputs":'
+    assert outcome({}, broken) is ErrorCode.QUEUE_FULL
+    assert outcome({b"mlctl-priority": b"high"}, broken) is ErrorCode.INVALID_INPUT
+    assert outcome({}, broken + b'"priority"') is ErrorCode.INVALID_INPUT
+    assert outcome({}, broken + b" " * 10_000) is ErrorCode.INVALID_INPUT
+    first, second = (inference.reject(full, name) for name in (b"a", b"b"))
+    assert first.body is second.body
+    assert dict(first.headers)[b"x-request-id"] == b"a"
+    assert dict(second.headers) == {**dict(first.headers), b"x-request-id": b"b"}
+    (target, *_) = inference.targets
+    whole = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nx-request-id: Ab1\r\n\r\n{}"
+    response = inference.reject_unparsed(whole % target, b"server: a\r\n") or b""
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nx-request-id: Ab1\r\n" in response
+    assert response.endswith(first.body)
+    assert inference.reject_unparsed(whole % b"/", b"server: a\r\n") is None
+    policy.rejection = None
+    assert inference.reject_unparsed(whole % target, b"server: a\r\n") is None
+    assert not inference.rejecting
+    policy.rejection = CachedRejection(2, Priority.NORMAL, math.inf, full)
+    assert outcome({}, broken) is ErrorCode.INVALID_INPUT
+    await model.stop()

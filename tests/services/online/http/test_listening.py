@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from services.online.http import listening
 from services.online.http.connection.accept_loop import AcceptingLoop
 from tests.support.certificates import Certificates, issue_certificates
@@ -93,7 +93,7 @@ def talk(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(100), b""))
 
 
-def test_who_came_before_the_end_is_answered_and_nobody_comes_after(
+def test_close__clients_in_the_backlog__are_answered(
     listener: socket.socket,
 ) -> None:
     address = listener.getsockname()
@@ -119,7 +119,7 @@ def test_who_came_before_the_end_is_answered_and_nobody_comes_after(
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_hands_that_are_being_shaken_at_the_end(
+def test_close__during_a_tls_handshake__request_is_answered(
     listener: socket.socket, certificates: Certificates, ahead: bool
 ) -> None:
     address = listener.getsockname()
@@ -142,7 +142,7 @@ def test_hands_that_are_being_shaken_at_the_end(
     run(listener, use, certificates.tls().context())
 
 
-def test_who_shakes_no_hands_holds_nobody_up(
+def test_close__client_without_a_handshake__is_disconnected(
     listener: socket.socket, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "_GRACE_SECONDS", 0.05)
@@ -165,7 +165,7 @@ def test_who_shakes_no_hands_holds_nobody_up(
     run(listener, use, certificates.tls().context())
 
 
-def test_nobody_shakes_hands_once_patience_is_gone(
+def test_close__wait_times_out__handshakes_are_cancelled(
     listener: socket.socket, certificates: Certificates
 ) -> None:
     address = listener.getsockname()
@@ -201,7 +201,7 @@ def no_more_files() -> Iterator[None]:
             os.close(descriptor)
 
 
-def test_without_files_to_open_clients_wait(
+def test_accept__no_file_descriptors_left__clients_wait(
     listener: socket.socket,
     certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,

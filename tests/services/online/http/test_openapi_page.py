@@ -20,7 +20,7 @@ from tests.support.serving import Server
 
 
 @pytest.mark.slow
-def test_a_server_answers_with_its_document(server: Server, built: BuiltBento) -> None:
+def test_openapi_page__real_server__returns_its_document(server: Server, built: BuiltBento) -> None:
     model = find_source(server.url)
     answer = httpx.get(f"{server.url}/openapi.json")
     assert answer.headers["content-type"] == "application/json"
@@ -29,7 +29,7 @@ def test_a_server_answers_with_its_document(server: Server, built: BuiltBento) -
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
-def test_all_models_of_a_server_are_described(tmp_path: Path) -> None:
+def test_openapi_page__several_models__describes_each(tmp_path: Path) -> None:
     packed = combine_bundles(
         [make_bundle(tmp_path / name, name=name) for name in ("one", "two")], "both"
     )

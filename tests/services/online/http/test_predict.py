@@ -26,7 +26,7 @@ def spec(name: str, dtype: str = "FP32", shape: tuple[int, ...] = (-1, 2)) -> Te
     return TensorSpec(name=name, dtype=Datatype(dtype), shape=shape)
 
 
-def test_every_tensor_has_a_name_of_its_own() -> None:
+def test_argument_names__any_tensor_names__are_distinct_identifiers() -> None:
     specs = [spec(name) for name in ("x", "a b", "a.b", "1", "class", "self", "ctx")]
     names = argument_names(specs)
     assert names["x"] == "x"
@@ -35,7 +35,7 @@ def test_every_tensor_has_a_name_of_its_own() -> None:
     assert not {"class", "self", "ctx"} & set(names.values())
 
 
-def test_lists_are_converted_strictly() -> None:
+def test_to_array__lists_of_another_kind_or_shape__are_rejected() -> None:
     assert to_array(spec("x"), [[1, 2.5]]).dtype == np.float32
     for wrong in ([[1]], [["1", "2"]], [[1, 2], [3]], [1, 2], None, "12"):
         with pytest.raises(MlctlError, match="'x'"):
@@ -44,7 +44,7 @@ def test_lists_are_converted_strictly() -> None:
         to_array(spec("x", "INT64"), [[1, 2.5]])
 
 
-def test_arrays_text_and_half_floats() -> None:
+def test_to_array__arrays_text_and_half_floats__are_converted() -> None:
     array = np.ones((1, 2), np.float32)
     assert to_array(spec("x"), array) is array
     assert to_array(spec("t", "BYTES", (-1,)), ["a", "b"]).tolist() == [b"a", b"b"]

@@ -26,7 +26,7 @@ from services.online.http.responses import (
         (MlctlError(ErrorCode.INVALID_INPUT, "no"), 400, (b"x-given", b"1")),
     ],
 )
-def test_errors_have_their_status_code_and_header(
+def test_error_response__each_error__has_status_code_and_header(
     error: MlctlError, status: int, header: tuple[bytes, bytes]
 ) -> None:
     response = error_response(error, [(b"x-given", b"1")])
@@ -36,7 +36,7 @@ def test_errors_have_their_status_code_and_header(
     assert document == {"error": error.message, "code": error.code.value, "hint": error.hint}
 
 
-def test_the_wire_has_every_header_and_then_the_body() -> None:
+def test_to_wire__response__has_headers_then_body() -> None:
     response = make_response(200, b"text/plain", b"body", [(b"x-a", b"b")])
     own = render_headers([(b"date", b"now")])
     head = b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n"

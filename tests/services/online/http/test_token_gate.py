@@ -74,7 +74,7 @@ def gate(shared_bundle: VerifiedBundle) -> Gated:
     return Gated(shared_bundle)
 
 
-def test_the_token_opens_and_nothing_else_does(gate: Gated) -> None:
+def test_token__valid_or_not__decides_access(gate: Gated) -> None:
     async def use(client: httpx.AsyncClient, _server: Listening) -> None:
         answered = await client.post(INFER, json=REQUEST, headers=AUTHORIZED)
         assert answered.json()["outputs"][0]["data"] == [12, 14, 16, 18]
@@ -92,7 +92,7 @@ def test_the_token_opens_and_nothing_else_does(gate: Gated) -> None:
 
 
 @pytest.mark.parametrize("path", [INFER, "/v2/models/tiny"])
-def test_one_of_two_tokens_opens_nothing(gate: Gated, path: str) -> None:
+def test_token__two_different_ones__are_rejected(gate: Gated, path: str) -> None:
     async def use(client: httpx.AsyncClient, _server: Listening) -> None:
         right, wrong = [(*AUTHORIZED.items(),)[0], ("authorization", "Bearer other-token-0123456")]
         method = "POST" if path == INFER else "GET"
@@ -104,7 +104,7 @@ def test_one_of_two_tokens_opens_nothing(gate: Gated, path: str) -> None:
     gate.run(use)
 
 
-def test_probes_are_open_and_everything_else_is_not(gate: Gated) -> None:
+def test_token__missing__only_probes_are_answered(gate: Gated) -> None:
     async def use(client: httpx.AsyncClient, _server: Listening) -> None:
         for path in ("/v2/health/live", "/v2/health/ready"):
             assert (await client.get(path)).status_code == 200
@@ -120,7 +120,7 @@ def test_probes_are_open_and_everything_else_is_not(gate: Gated) -> None:
 
 
 @pytest.mark.parametrize("framing", ["content-length: 90000", "transfer-encoding: chunked"])
-def test_a_refused_client_that_still_sends_gets_its_answer(gate: Gated, framing: str) -> None:
+def test_token__missing_and_body_is_still_sent__is_answered_401(gate: Gated, framing: str) -> None:
     """Before its body: the answer is there though not one byte of the body was sent."""
 
     async def use(_client: httpx.AsyncClient, server: Listening) -> None:
@@ -141,7 +141,7 @@ def test_a_refused_client_that_still_sends_gets_its_answer(gate: Gated, framing:
     gate.run(use)
 
 
-def test_a_refused_client_that_waits_to_send_is_not_asked_for_more(gate: Gated) -> None:
+def test_token__missing_with_expect_continue__gets_no_100(gate: Gated) -> None:
     async def use(_client: httpx.AsyncClient, server: Listening) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = f"POST {INFER} HTTP/1.1\r\nhost: test\r\nexpect: 100-continue\r\n"
@@ -155,7 +155,7 @@ def test_a_refused_client_that_waits_to_send_is_not_asked_for_more(gate: Gated) 
     gate.run(use)
 
 
-def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle) -> None:
+def test_token__grpc_metadata__decides_access(shared_bundle: VerifiedBundle) -> None:
     gate = Gated(shared_bundle)
     wrong = (("authorization", "Bearer other-token-0123456"),)
 
@@ -180,7 +180,7 @@ def test_grpc_takes_the_token_as_metadata(shared_bundle: VerifiedBundle) -> None
     assert (gate.counted("ok", "grpc"), gate.counted("unauthenticated", "grpc")) == (2, 5)
 
 
-def test_grpc_probes_are_open_and_reflection_is_not(shared_bundle: VerifiedBundle) -> None:
+def test_token__missing_over_grpc__only_probes_are_answered(shared_bundle: VerifiedBundle) -> None:
     async def use(channel: Any) -> None:
         health = HealthStub(channel)  # type: ignore[no-untyped-call]
         found = await health.Check(HealthCheckRequest(service=SERVICE))

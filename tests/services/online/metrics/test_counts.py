@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.support.listening import until
 from tests.support.transforms import make_text_bundle, texts
 
 
-def test_requests_batches_and_depth_are_told() -> None:
+def test_metrics__requests_batches_and_depth__are_exported() -> None:
     registry = CollectorRegistry()
     metrics = Metrics("m", registry)
     metrics.request("http", "ok")
@@ -34,7 +33,7 @@ def test_requests_batches_and_depth_are_told() -> None:
     assert value("mlctl_queue_rows") == 3
 
 
-def test_refusals_and_misses_are_told_apart() -> None:
+def test_metrics__rejections_and_deadline_misses__are_counted_apart() -> None:
     registry = CollectorRegistry()
     metrics = Metrics("m", registry)
     assert registry.get_sample_value("mlctl_deadline_misses_total", {"model": "m"}) == 0
@@ -54,7 +53,7 @@ def test_refusals_and_misses_are_told_apart() -> None:
     assert registry.get_sample_value("mlctl_deadline_misses_total", {"model": "m"}) == 1
 
 
-def test_the_time_in_a_transform_is_told_and_its_warm_up_is_not(tmp_path: Path) -> None:
+async def test_metrics__transform__is_timed_without_its_warm_up(tmp_path: Path) -> None:
     registry = CollectorRegistry()
 
     def seconds(part: str) -> float:
@@ -63,27 +62,22 @@ def test_the_time_in_a_transform_is_told_and_its_warm_up_is_not(tmp_path: Path) 
         assert found is not None
         return found
 
-    async def main() -> None:
-        host = ServedModel(
-            make_text_bundle(tmp_path / "bundle"), ServerSettings(), registry=registry
-        )
-        await host.start()
-        assert (seconds("preprocess"), seconds("postprocess")) == (0, 0)
-        await host.infer(texts("one two"))
-        before = seconds("preprocess")
-        assert before > 0 < seconds("postprocess")
-        with pytest.raises(MlctlError, match="no words"):
-            await host.infer(texts(" "))
-        assert seconds("preprocess") > before
-        whole = registry.get_sample_value("mlctl_infer_seconds_sum", {"model": "texts"})
-        assert whole is not None
-        assert seconds("preprocess") + seconds("postprocess") < whole
-        await host.stop()
-
-    asyncio.run(main())
+    host = ServedModel(make_text_bundle(tmp_path / "bundle"), ServerSettings(), registry=registry)
+    await host.start()
+    assert (seconds("preprocess"), seconds("postprocess")) == (0, 0)
+    await host.infer(texts("one two"))
+    before = seconds("preprocess")
+    assert before > 0 < seconds("postprocess")
+    with pytest.raises(MlctlError, match="no words"):
+        await host.infer(texts(" "))
+    assert seconds("preprocess") > before
+    whole = registry.get_sample_value("mlctl_infer_seconds_sum", {"model": "texts"})
+    assert whole is not None
+    assert seconds("preprocess") + seconds("postprocess") < whole
+    await host.stop()
 
 
-def test_every_stage_of_an_answer_is_told() -> None:
+def test_metrics__each_stage__has_a_histogram() -> None:
     registry = CollectorRegistry()
     metrics = Metrics("m", registry)
     metrics.answered("http", parse=0.00002, queue=0.5, infer=20.0, serialize=0.0)
@@ -101,7 +95,7 @@ def test_every_stage_of_an_answer_is_told() -> None:
     assert value("count", "serialize") == 2
 
 
-def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
+def test_distribution__values__are_in_their_buckets() -> None:
     distribution = Distribution((1, 2, 4))
     for value in (0.5, 1, 1.5, 2, 4, 5):
         distribution.observe(value)
@@ -109,7 +103,7 @@ def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
     assert distribution.total == 14
 
 
-def test_workers_are_told_and_those_that_hang() -> None:
+def test_metrics__workers_and_hung_ones__are_exported() -> None:
     registry = CollectorRegistry()
     metrics = Metrics("m", registry)
     labels = {"model": "m"}
@@ -119,17 +113,14 @@ def test_workers_are_told_and_those_that_hang() -> None:
     assert registry.get_sample_value("mlctl_hung_workers", labels) == 1
 
 
-def test_a_worker_that_nobody_asked_is_told_of_by_the_others(
+async def test_metrics__worker_that_is_not_scraped__publishes_by_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whoever is scraped tells what all workers have told."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setattr("services.online.metrics.exposition.PUBLISH_SECONDS", 0.01)
 
-    async def main() -> None:
-        metrics = Metrics("tiny", CollectorRegistry())
-        workers = metrics._worker_sink._gauge
-        assert workers._value.get() == 0
-        await until(lambda: workers._value.get() == 1)
-
-    asyncio.run(main())
+    metrics = Metrics("tiny", CollectorRegistry())
+    workers = metrics._worker_sink._gauge
+    assert workers._value.get() == 0
+    await until(lambda: workers._value.get() == 1)

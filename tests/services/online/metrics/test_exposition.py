@@ -56,7 +56,7 @@ def python(code: str, folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_workers_are_summed_whether_they_were_asked_or_not(tmp_path: Path) -> None:
+def test_exposition__several_workers__are_summed(tmp_path: Path) -> None:
     python(WORKER, tmp_path, "asked")
     python(WORKER, tmp_path, "asked")
     text = python(READER, tmp_path)
@@ -67,12 +67,12 @@ def test_workers_are_summed_whether_they_were_asked_or_not(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_that_nobody_asks_tells_by_itself(tmp_path: Path) -> None:
+def test_exposition__worker_that_is_not_scraped__publishes_by_itself(tmp_path: Path) -> None:
     python(WORKER, tmp_path, "alone")
     assert 'mlctl_batch_rows_sum{model="m"} 7.0' in python(READER, tmp_path)
 
 
-def test_many_observations_at_once_are_the_same_as_each() -> None:
+def test_histogram_sink__many_observations_at_once__equal_single_ones() -> None:
     registry, bounds = CollectorRegistry(), (1.0, 2.0)
     sink = HistogramSink("ours", "h", {"a": "b"}, registry, bounds=bounds)
     theirs = Histogram("theirs", "h", ("a",), buckets=bounds, registry=registry).labels("b")
@@ -87,7 +87,7 @@ def test_many_observations_at_once_are_the_same_as_each() -> None:
     assert told["ours"] == told["theirs"]
 
 
-def test_counters_are_told_their_growth_only_once() -> None:
+def test_counter_sink__reported_totals__add_only_their_growth() -> None:
     registry = CollectorRegistry()
     sink = CounterSink("c", "text", {"model": "m"}, ("kind",), registry)
     sink.report({("a",): 2})
@@ -98,7 +98,7 @@ def test_counters_are_told_their_growth_only_once() -> None:
 
 
 @pytest.mark.parametrize("ask", [lambda r, _: list(r.collect()), lambda _, e: e.publish()])
-def test_a_scrape_asks_first(ask: object) -> None:
+def test_exposition__scraped_or_published__collects_first(ask: object) -> None:
     registry, told = CollectorRegistry(), []
     exposition = Exposition(registry, lambda: told.append(1))
     exposition.touch()

@@ -16,7 +16,7 @@ def told(registry: CollectorRegistry, model: str = "m") -> dict[str, float]:
     }
 
 
-def test_tritons_names_have_the_same_sums() -> None:
+def test_triton_metrics__each_name__has_our_sums() -> None:
     registry = CollectorRegistry()
     metrics, other = Metrics("m", registry), Metrics("other", registry)
     assert set(told(registry).values()) == {0}

@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -17,25 +15,22 @@ from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 
 
-def test_the_index_follows_the_life_of_the_host(bundle: VerifiedBundle) -> None:
+async def test_repository_index__model_starts_and_stops__follows(bundle: VerifiedBundle) -> None:
     entry = {"name": "tiny", "version": bundle.digest}
 
-    async def main() -> None:
-        host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
-        starting = {**entry, "state": "UNAVAILABLE", "reason": "starting"}
-        assert repository_index(host, ready=False) == [starting]
-        assert repository_index(host, ready=True) == []
-        await host.start()
-        for ready in (True, False):
-            found = repository_index(host, ready=ready)
-            assert found == [{**entry, "state": "READY", "reason": ""}]
-        await host.stop()
-        assert repository_index(host, ready=False)[0]["reason"] == "stopping"
-
-    asyncio.run(main())
+    host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+    starting = {**entry, "state": "UNAVAILABLE", "reason": "starting"}
+    assert repository_index(host, ready=False) == [starting]
+    assert repository_index(host, ready=True) == []
+    await host.start()
+    for ready in (True, False):
+        found = repository_index(host, ready=ready)
+        assert found == [{**entry, "state": "READY", "reason": ""}]
+    await host.stop()
+    assert repository_index(host, ready=False)[0]["reason"] == "stopping"
 
 
-def test_metadata(bundle: VerifiedBundle) -> None:
+def test_metadata__server_and_model__have_their_fields(bundle: VerifiedBundle) -> None:
     host = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
     assert server_metadata()["extensions"] == list(EXTENSIONS)
     assert model_metadata(host) == {
@@ -47,7 +42,7 @@ def test_metadata(bundle: VerifiedBundle) -> None:
     }
 
 
-def test_the_index_requests_body_may_be_empty() -> None:
+def test_only_ready__empty_or_invalid_body__is_read_or_rejected() -> None:
     assert not only_ready(b"")
     assert not only_ready(b" {}\n")
     assert only_ready(b'{"ready": true}')
@@ -57,7 +52,7 @@ def test_the_index_requests_body_may_be_empty() -> None:
         assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_loading_is_not_for_callers() -> None:
+def test_reject_change__unload__is_not_permitted() -> None:
     with pytest.raises(MlctlError, match="does not unload models") as caught:
         reject_change("unload")
     assert caught.value.code is ErrorCode.NOT_PERMITTED

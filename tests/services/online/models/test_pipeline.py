@@ -53,7 +53,7 @@ def body(number: int) -> dict[str, Any]:
     return {"inputs": [tensor]}
 
 
-def test_it_answers_as_a_model_of_its_own(packed: BentoContents) -> None:
+def test_pipeline__http__answers_as_one_model(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         inferences = [InferHandler(host) for host in hosts.hosts]
         protocol = infer_protocol(*inferences)
@@ -91,7 +91,7 @@ def test_it_answers_as_a_model_of_its_own(packed: BentoContents) -> None:
     assert sums == [4, 5]
 
 
-def test_it_answers_over_grpc(packed: BentoContents) -> None:
+def test_pipeline__grpc__answers_as_one_model(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)
         await server.start()
@@ -106,7 +106,7 @@ def test_it_answers_over_grpc(packed: BentoContents) -> None:
     assert answered(serve(packed, use), "both", "grpc") == 4
 
 
-def test_a_stage_that_is_full_says_when_to_ask_again(packed: BentoContents) -> None:
+def test_pipeline__stage_is_full__names_it_and_the_retry_time(packed: BentoContents) -> None:
     full = QueueFullError(5, 4, 2.5)
     hosts = ModelRepository(packed, ServerSettings(), registry=CollectorRegistry())
 
@@ -127,7 +127,7 @@ def test_a_stage_that_is_full_says_when_to_ask_again(packed: BentoContents) -> N
     asyncio.run(use())
 
 
-def test_an_answer_in_pieces_is_one_piece(packed: BentoContents) -> None:
+def test_pipeline__streamed__answers_in_one_part(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         pieces = [piece async for piece in hosts.find("both").stream({"x": rows(1)})]
         assert [piece.outputs["y"].ravel().tolist() for piece in pieces] == [wanted(rows(1))]
@@ -135,7 +135,7 @@ def test_an_answer_in_pieces_is_one_piece(packed: BentoContents) -> None:
     serve(packed, use)
 
 
-def test_deadline_cancellation_and_stop_reach_the_stages(packed: BentoContents) -> None:
+def test_pipeline__deadline_cancel_and_stop__reach_the_stages(packed: BentoContents) -> None:
     entered, released = threading.Event(), threading.Event()
 
     async def use(hosts: ModelRepository) -> None:
@@ -173,7 +173,7 @@ def test_deadline_cancellation_and_stop_reach_the_stages(packed: BentoContents) 
     serve(packed, use)
 
 
-def test_the_bento_says_how_they_are_put_together(packed: BentoContents, tmp_path: Path) -> None:
+def test_pipeline__laid_out_in_a_bento__is_read_back(packed: BentoContents, tmp_path: Path) -> None:
     source = lay_out(packed, tmp_path / "src")
     found = read_contents(source)
     assert (found.digest, found.bento_manifest) == (packed.digest, packed.bento_manifest)
@@ -193,7 +193,9 @@ def test_the_bento_says_how_they_are_put_together(packed: BentoContents, tmp_pat
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
-def test_a_sample_folder_is_the_pipelines(packed: BentoContents, tmp_path: Path) -> None:
+def test_pipeline__sample_folder__records_the_whole_only(
+    packed: BentoContents, tmp_path: Path
+) -> None:
     hosts = ModelRepository(
         packed, ServerSettings(sample_dir=tmp_path), registry=CollectorRegistry()
     )

@@ -65,7 +65,7 @@ def rows(number: int) -> np.ndarray:
     return np.arange(4, dtype=np.float32).reshape(1, 4) + np.float32(number)
 
 
-def test_both_answer_on_one_connection(packed: BentoContents) -> None:
+def test_repository__two_models_on_one_connection__both_answer(packed: BentoContents) -> None:
     async def ask(client: httpx.AsyncClient, name: str, number: int) -> None:
         x = rows(number)
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": x.ravel().tolist()}
@@ -97,7 +97,7 @@ def test_both_answer_on_one_connection(packed: BentoContents) -> None:
     assert registry.get_sample_value("mlctl_batch_rows_sum", {"model": "triple"}) == 3 * ROUNDS
 
 
-def test_what_the_server_tells_of_them(packed: BentoContents) -> None:
+def test_repository__index_metadata_and_metrics__list_each_model(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         app = V2App(hosts, *[InferHandler(host) for host in hosts.hosts])
         transport = httpx.ASGITransport(app)
@@ -132,7 +132,7 @@ def test_what_the_server_tells_of_them(packed: BentoContents) -> None:
         ModelRepository(packed, ServerSettings(), registry=CollectorRegistry()).find("other")
 
 
-def test_both_answer_over_grpc(packed: BentoContents) -> None:
+def test_repository__two_models_over_grpc__both_answer(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)
         await server.start()
@@ -167,7 +167,7 @@ def test_both_answer_over_grpc(packed: BentoContents) -> None:
     assert answered(registry, "double", "grpc", "model_not_found") == 2
 
 
-def test_each_has_a_typed_service(packed: BentoContents) -> None:
+def test_repository__two_models__each_has_a_typed_service(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         server = GrpcServer(hosts, "127.0.0.1", 0)
         await server.start()
@@ -202,7 +202,7 @@ async def call(channel: grpc.aio.Channel, name: str, message: Any) -> Any:
     )(message, timeout=20)
 
 
-def test_one_that_hangs_is_not_the_others_fault(packed: BentoContents) -> None:
+def test_repository__one_model_hangs__the_other_answers(packed: BentoContents) -> None:
     released = threading.Event()
 
     async def use(hosts: ModelRepository) -> None:
@@ -234,7 +234,7 @@ def test_one_that_hangs_is_not_the_others_fault(packed: BentoContents) -> None:
     assert registry.get_sample_value("mlctl_hung_workers", {"model": "triple"}) == 0
 
 
-def test_the_one_that_fails_its_golden_rows_is_named(
+def test_repository__golden_rows_fail__names_the_model(
     packed: BentoContents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.support.bundles.expected", lambda x, **_: x)
@@ -255,7 +255,7 @@ def test_the_one_that_fails_its_golden_rows_is_named(
     assert not hosts.ready
 
 
-def test_draining_drains_all_models(packed: BentoContents) -> None:
+def test_repository__drained__drains_each_model(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         assert hosts.ready
         hosts.drain()

@@ -33,25 +33,22 @@ def host_of(bundle: VerifiedBundle, **settings: float | None) -> ServedModel:
     )
 
 
-def test_answers_only_between_start_and_stop(bundle: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = host_of(bundle)
-        with pytest.raises(MlctlError, match="starting"):
-            host.infer({"x": ROW})
-        await host.start()
-        answer = await host.infer({"x": ROW})
-        np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
-        last = host.infer({"x": ROW})
-        await host.stop()
-        assert (await last).batch_rows == 1
-        with pytest.raises(MlctlError, match="stopping") as caught:
-            host.infer({"x": ROW})
-        assert caught.value.code is ErrorCode.UNAVAILABLE
-
-    asyncio.run(main())
+async def test_infer__before_start_or_after_stop__is_unavailable(bundle: VerifiedBundle) -> None:
+    host = host_of(bundle)
+    with pytest.raises(MlctlError, match="starting"):
+        host.infer({"x": ROW})
+    await host.start()
+    answer = await host.infer({"x": ROW})
+    np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
+    last = host.infer({"x": ROW})
+    await host.stop()
+    assert (await last).batch_rows == 1
+    with pytest.raises(MlctlError, match="stopping") as caught:
+        host.infer({"x": ROW})
+    assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-def test_wrong_golden_answers_keep_it_from_becoming_ready(tmp_path: Path) -> None:
+def test_start__wrong_golden_answers__fails(tmp_path: Path) -> None:
     made = make_bundle(tmp_path / "b")
     inputs, outputs = load_golden(made.path("golden.npz"))
     save_golden(made.root / "golden.npz", inputs, {"y": outputs["y"] + 1})
@@ -63,35 +60,29 @@ def test_wrong_golden_answers_keep_it_from_becoming_ready(tmp_path: Path) -> Non
     assert not host.ready
 
 
-def test_a_model_whose_rows_depend_on_each_other_is_never_joined(tmp_path: Path) -> None:
+async def test_infer__dependent_rows__are_not_joined(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "b", row_independent=False)
 
-    async def main() -> None:
-        host = host_of(bundle)
-        await host.start()
-        answers = await asyncio.gather(*(host.infer({"x": ROW * i}) for i in range(5)))
-        await host.stop()
-        for i, answer in enumerate(answers):
-            want = expected(ROW * i, row_independent=False)
-            np.testing.assert_allclose(answer.outputs["y"], want)
-            assert answer.batch_rows == 1
-
-    asyncio.run(main())
+    host = host_of(bundle)
+    await host.start()
+    answers = await asyncio.gather(*(host.infer({"x": ROW * i}) for i in range(5)))
+    await host.stop()
+    for i, answer in enumerate(answers):
+        want = expected(ROW * i, row_independent=False)
+        np.testing.assert_allclose(answer.outputs["y"], want)
+        assert answer.batch_rows == 1
 
 
-def test_a_caller_can_only_shorten_the_deadline(bundle: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = host_of(bundle)
-        await host.start()
-        with pytest.raises(MlctlError) as caught:
-            host.infer({"x": ROW}, timeout=0)
-        assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
-        await host.stop()
-
-    asyncio.run(main())
+async def test_infer__timeout_of_zero__exceeds_the_deadline(bundle: VerifiedBundle) -> None:
+    host = host_of(bundle)
+    await host.start()
+    with pytest.raises(MlctlError) as caught:
+        host.infer({"x": ROW}, timeout=0)
+    assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+    await host.stop()
 
 
-def test_other_models_and_versions_are_not_here(bundle: VerifiedBundle) -> None:
+def test_find__other_name_or_version__is_not_found(bundle: VerifiedBundle) -> None:
     host = host_of(bundle)
     assert host.find("tiny") is host.find("tiny", bundle.digest) is host
     for name, version in (("other", ""), ("tiny", "1")):
@@ -106,7 +97,7 @@ def with_batching(bundle: VerifiedBundle, **changes: Any) -> VerifiedBundle:
     return seal(bundle.root, bundle.manifest.model_copy(update={"batching": batching}))
 
 
-def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
+def test_limits__bundle_and_environment__environment_wins(
     tmp_path: Path,
 ) -> None:
     said = {"max_wait_ms": 3.0, "max_queue_rows": 9, "max_queue_ms": 50.0}
@@ -134,42 +125,36 @@ def test_the_bundle_says_how_to_batch_and_the_environment_has_the_last_word(
         ({1: 1e-5, 8: 2e-5, 32: 1e-4, 64: 1.5e-4, 128: 2.8e-4}, None, 64),
     ],
 )
-def test_batch_size__measured_at_the_start__is_where_most_rows_a_second_are_done(
+async def test_batch_size__measured_at_the_start__is_where_most_rows_a_second_are_done(
     bundle: VerifiedBundle,
     monkeypatch: pytest.MonkeyPatch,
     seconds: dict[int, float],
     max_rows: int | None,
     rows: int,
 ) -> None:
-    async def main() -> None:
-        host = host_of(bundle, max_rows=max_rows)
-        module = "services.online.models.served_model.warm_up"
-        monkeypatch.setattr(module, lambda *_: seconds)
-        await host.start()
-        assert host.limits is not None
-        assert host.limits.max_rows == model_config(host)["max_batch_size"] == rows
-        await host.stop()
-
-    asyncio.run(main())
+    host = host_of(bundle, max_rows=max_rows)
+    module = "services.online.models.served_model.warm_up"
+    monkeypatch.setattr(module, lambda *_: seconds)
+    await host.start()
+    assert host.limits is not None
+    assert host.limits.max_rows == model_config(host)["max_batch_size"] == rows
+    await host.stop()
 
 
-def test_batch_size__rows_of_unlike_size__is_the_bundles(
+async def test_batch_size__rows_of_unlike_size__is_the_bundles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        bundle = make_text_bundle(tmp_path / "texts")
-        host = host_of(bundle)
-        module = "services.online.models.served_model.warm_up"
-        monkeypatch.setattr(module, lambda *_: {1: 0.01, 32: 1.0})
-        await host.start()
-        assert host.limits is not None
-        assert host.limits.max_rows == bundle.manifest.batching.max_rows
-        await host.stop()
-
-    asyncio.run(main())
+    bundle = make_text_bundle(tmp_path / "texts")
+    host = host_of(bundle)
+    module = "services.online.models.served_model.warm_up"
+    monkeypatch.setattr(module, lambda *_: {1: 0.01, 32: 1.0})
+    await host.start()
+    assert host.limits is not None
+    assert host.limits.max_rows == bundle.manifest.batching.max_rows
+    await host.stop()
 
 
-def test_a_run_that_hangs_ends_the_hosts_life(
+async def test_live__run_hangs__becomes_false(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, started = threading.Event(), threading.Event()
@@ -180,35 +165,30 @@ def test_a_run_that_hangs_ends_the_hosts_life(
         assert gate.wait(20)
         return {"y": inputs["x"]}
 
-    async def main() -> None:
-        settings = ServerSettings(hang_s=3)
-        host = ServedModel(bundle, settings, clock=clock, registry=CollectorRegistry())
+    settings = ServerSettings(hang_s=3)
+    host = ServedModel(bundle, settings, clock=clock, registry=CollectorRegistry())
 
-        def live() -> bool:
-            return host.live
+    def live() -> bool:
+        return host.live
 
-        assert live()
-        # Too slow to run on the event loop, by what the warm-up is told.
-        monkeypatch.setattr(
-            "services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
-        )
-        await host.start()
-        monkeypatch.setattr(Scorer, "run", stuck)
-        waiting = host.infer({"x": ROW})
-        await asyncio.to_thread(started.wait, 20)
-        clock.advance(2.9)
-        assert live()
-        clock.advance(0.2)
-        assert not live()
-        waiting.cancel()
-        await host.stop(grace=0.01)  # does not wait for it
-        gate.set()
-        assert not live()
-
-    asyncio.run(main())
+    assert live()
+    # Too slow to run on the event loop, by what the warm-up is told.
+    monkeypatch.setattr("services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+    await host.start()
+    monkeypatch.setattr(Scorer, "run", stuck)
+    waiting = host.infer({"x": ROW})
+    await asyncio.to_thread(started.wait, 20)
+    clock.advance(2.9)
+    assert live()
+    clock.advance(0.2)
+    assert not live()
+    waiting.cancel()
+    await host.stop(grace=0.01)  # does not wait for it
+    gate.set()
+    assert not live()
 
 
-def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
+async def test_live__request_of_many_rows__has_the_time_of_its_batches(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = 5
@@ -220,29 +200,22 @@ def test_a_request_of_many_rows_may_take_the_time_of_many_batches(
         assert allowed.acquire(timeout=20)
         return {"y": inputs["x"]}
 
-    async def main() -> None:
-        host = ServedModel(
-            bundle, ServerSettings(hang_s=3), clock=clock, registry=CollectorRegistry()
-        )
-        monkeypatch.setattr(
-            "services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
-        )
-        await host.start()
-        monkeypatch.setattr(Scorer, "_run_once", slow)
-        waiting = host.infer({"x": np.repeat(ROW, 32 * steps, axis=0)})
-        for _ in range(steps):
-            assert await asyncio.to_thread(begun.acquire, timeout=20)
-            clock.advance(2.9)  # each step has the time of a batch
-            assert host.live
-            allowed.release()
-        assert (await waiting).outputs["y"].shape == (32 * steps, 4)
-        await host.stop()
-
-    asyncio.run(main())
+    host = ServedModel(bundle, ServerSettings(hang_s=3), clock=clock, registry=CollectorRegistry())
+    monkeypatch.setattr("services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+    await host.start()
+    monkeypatch.setattr(Scorer, "_run_once", slow)
+    waiting = host.infer({"x": np.repeat(ROW, 32 * steps, axis=0)})
+    for _ in range(steps):
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
+        clock.advance(2.9)  # each step has the time of a batch
+        assert host.live
+        allowed.release()
+    assert (await waiting).outputs["y"].shape == (32 * steps, 4)
+    await host.stop()
 
 
 @pytest.mark.parametrize("columns", [4, DYNAMIC])
-def test_rows_that_may_be_of_any_size_never_run_on_the_event_loop(
+async def test_infer__rows_of_any_size__run_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     made = make_bundle(tmp_path / "b")
@@ -256,52 +229,43 @@ def test_rows_that_may_be_of_any_size_never_run_on_the_event_loop(
         threads.append(threading.current_thread())
         return {"y": inputs["x"]}
 
-    async def main() -> None:
-        changes = {"signature": signature}
-        host = host_of(seal(made.root, made.manifest.model_copy(update=changes)))
-        monkeypatch.setattr(
-            "services.online.models.served_model.warm_up", lambda *_: {1: 1e-5, 32: 1e-5}
-        )
-        await host.start()
-        monkeypatch.setattr(Scorer, "run", run)
-        await host.infer({"x": ROW})
-        await host.stop()
-
-    asyncio.run(main())
+    changes = {"signature": signature}
+    host = host_of(seal(made.root, made.manifest.model_copy(update=changes)))
+    monkeypatch.setattr(
+        "services.online.models.served_model.warm_up", lambda *_: {1: 1e-5, 32: 1e-5}
+    )
+    await host.start()
+    monkeypatch.setattr(Scorer, "run", run)
+    await host.infer({"x": ROW})
+    await host.stop()
     assert (threads[0] is threading.main_thread()) == (columns == 4)
 
 
-def test_a_high_request_is_one_argument_away(bundle: VerifiedBundle) -> None:
-    async def main() -> None:
-        host = host_of(bundle)
-        await host.start()
-        answer = await host.infer({"x": ROW}, None, Priority.HIGH)
-        np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
-        await host.stop()
-
-    asyncio.run(main())
+async def test_infer__high_priority__is_answered(bundle: VerifiedBundle) -> None:
+    host = host_of(bundle)
+    await host.start()
+    answer = await host.infer({"x": ROW}, None, Priority.HIGH)
+    np.testing.assert_allclose(answer.outputs["y"], expected(ROW))
+    await host.stop()
 
 
 @pytest.mark.parametrize("constraints", [None, InputConstraints(ranges={"ids": (-10, 9)})])
-def test_host__one_request_of_a_batch_is_rejected_by_the_model__its_neighbours_are_answered(
+async def test_host__one_request_of_a_batch_is_rejected_by_the_model__its_neighbours_are_answered(
     tmp_path: Path, constraints: InputConstraints | None
 ) -> None:
     bundle = make_lookup_bundle(tmp_path / "b", constraints=constraints)
 
-    async def main() -> None:
-        host = host_of(bundle, max_wait_ms=50)
-        await host.start()
-        weights = np.ones((1, 2), np.float32)
-        found = await asyncio.gather(
-            *(host.infer({"ids": np.array([[1, top]]), "weights": weights}) for top in (2, 99, 4)),
-            return_exceptions=True,
-        )
-        await host.stop()
-        first, bad, last = found
-        assert isinstance(first, Answer)
-        assert isinstance(last, Answer)
-        assert [first.outputs["y"].item(), last.outputs["y"].item()] == [3, 5]
-        assert isinstance(bad, MlctlError)
-        assert bad.code is ErrorCode.INVALID_INPUT
-
-    asyncio.run(main())
+    host = host_of(bundle, max_wait_ms=50)
+    await host.start()
+    weights = np.ones((1, 2), np.float32)
+    found = await asyncio.gather(
+        *(host.infer({"ids": np.array([[1, top]]), "weights": weights}) for top in (2, 99, 4)),
+        return_exceptions=True,
+    )
+    await host.stop()
+    first, bad, last = found
+    assert isinstance(first, Answer)
+    assert isinstance(last, Answer)
+    assert [first.outputs["y"].item(), last.outputs["y"].item()] == [3, 5]
+    assert isinstance(bad, MlctlError)
+    assert bad.code is ErrorCode.INVALID_INPUT

@@ -46,7 +46,7 @@ def lines(memory: Memory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in b"".join(memory.pieces).splitlines()]
 
 
-def test_a_request_is_one_line_with_all_that_is_known() -> None:
+def test_access_log__requests__are_one_json_line_each() -> None:
     log, memory = logged()
     request = seen()
     request.bytes_in = 32
@@ -70,7 +70,7 @@ def test_a_request_is_one_line_with_all_that_is_known() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_no_request_id_makes_a_second_line(request_id: bytes) -> None:
+def test_access_log__any_request_id__stays_in_one_line(request_id: bytes) -> None:
     log, memory = logged()
     log.put(done(seen(request_id)))
     log.flush()
@@ -78,7 +78,9 @@ def test_no_request_id_makes_a_second_line(request_id: bytes) -> None:
     assert lines(memory)[0]["request_id"] == request_id.decode("latin-1")
 
 
-def test_what_is_too_much_or_not_written_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_log__too_many_or_unwritten_lines__are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(accesslog, "MAX_WAITING", 3)
     log, memory = logged()
     for _ in range(5):
@@ -94,7 +96,7 @@ def test_what_is_too_much_or_not_written_is_counted(monkeypatch: pytest.MonkeyPa
     assert len(lines(memory)) == 1
 
 
-def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+def test_access_log__file_was_moved__is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     path.write_bytes(b"before\n")
     file = AppendedFile(path)
@@ -106,7 +108,7 @@ def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     assert path.read_bytes() == b"two\n"
 
 
-def test_a_line_of_which_a_full_disk_took_a_part_ends_before_the_next(tmp_path: Path) -> None:
+def test_access_log__disk_was_full__next_line_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     file = AppendedFile(path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -124,7 +126,7 @@ def test_a_line_of_which_a_full_disk_took_a_part_ends_before_the_next(tmp_path: 
     assert path.read_bytes().splitlines() == [b"first", b"se", b"fourth", b"fifth"]
 
 
-def test_two_workers_share_a_file(tmp_path: Path) -> None:
+def test_access_log__two_workers__share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     first, second = AppendedFile(path), AppendedFile(path)
     for file in (first, second, first):
@@ -136,7 +138,7 @@ def test_two_workers_share_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"after\n"
 
 
-def test_outputs_by_name(tmp_path: Path) -> None:
+def test_open_output__standard_output_or_missing_folder__works_or_fails(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     StandardOutput(writing).write(b"x" * 1000)
     assert os.read(reading, 2000) == b"x" * 1000

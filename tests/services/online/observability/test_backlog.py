@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from services.online.observability.backlog import Backlog
 
 
-def test_it_drops_what_is_too_much_and_counts_it() -> None:
+def test_backlog__above_its_limits__drops_and_counts() -> None:
     backlog = Backlog[str](2, max_bytes=10)
     backlog.put("a", 6)
     backlog.put("b", 5)  # too large beside the first
@@ -21,7 +21,7 @@ def test_it_drops_what_is_too_much_and_counts_it() -> None:
 
 
 @given(st.lists(st.integers(0, 40) | st.none(), max_size=60))
-def test_nothing_is_lost_or_held_beyond_the_bounds(steps: list[int | None]) -> None:
+def test_backlog__any_steps__stays_within_bounds(steps: list[int | None]) -> None:
     backlog = Backlog[int](5, max_bytes=100)
     put, taken, held = 0, 0, 0
     for step in steps:

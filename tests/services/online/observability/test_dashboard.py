@@ -89,7 +89,7 @@ def _refusal() -> Exception:
     return MlctlError(ErrorCode.INVALID_INPUT, "wrong")
 
 
-def test_every_metric_and_label_exists(exported: dict[str, set[str]]) -> None:
+def test_dashboard__each_metric_and_label__exists(exported: dict[str, set[str]]) -> None:
     used = {name for text in expressions() for name in METRIC.findall(text)}
     assert len(used) > 15
     assert used <= set(exported)
@@ -105,7 +105,7 @@ def test_every_metric_and_label_exists(exported: dict[str, set[str]]) -> None:
         assert grouped <= known, text
 
 
-def test_every_metric_of_ours_is_on_the_dashboard(exported: dict[str, set[str]]) -> None:
+def test_dashboard__each_exported_metric__is_shown(exported: dict[str, set[str]]) -> None:
     shown = {name for text in expressions() for name in METRIC.findall(text)}
     families = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in exported}
     ours = {name for name in families if name.startswith("mlctl_") and name + "_total" not in shown}
@@ -118,7 +118,7 @@ def test_expressions__of_dashboard_and_alerts__are_promql() -> None:
         promql_parser.parse(text.replace("$__rate_interval", "5m"))
 
 
-def test_the_dashboard_can_be_provisioned() -> None:
+def test_dashboard__panels__are_provisionable_and_do_not_overlap() -> None:
     found = dashboard()
     assert found["uid"] == "mlctl"
     assert "__inputs" not in found  # those are asked for by hand, at an import
@@ -146,7 +146,7 @@ def test_the_dashboard_can_be_provisioned() -> None:
     assert used - {"__rate_interval"} == known
 
 
-def test_the_alerts_are_rules() -> None:
+def test_alerts__each_rule__has_its_fields() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names) > 5
     for rule in rules():

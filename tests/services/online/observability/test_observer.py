@@ -33,12 +33,12 @@ def observer(**settings: Any) -> Observer:
     return found
 
 
-def test_nothing_is_made_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_open_observer__nothing_enabled__is_none(tmp_path: Path) -> None:
     settings = ServerSettings(sample_dir=tmp_path)
     assert open_observer(settings, "tiny", "d", SIGNATURE, SystemClock()) is None
 
 
-def test_a_name_to_redact_that_no_tensor_has_is_told(
+def test_redact__unknown_tensor__is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"sample_dir": tmp_path, "sample_share": 1}
@@ -48,7 +48,7 @@ def test_a_name_to_redact_that_no_tensor_has_is_told(
     assert "MLCTL_SAMPLE_REDACT: no tensor is called name; these are: x, y" in caplog.text
 
 
-def test_a_request_that_nobody_wants_is_not_watched(tmp_path: Path) -> None:
+def test_begin__request_that_is_not_sampled__is_none(tmp_path: Path) -> None:
     ours = observer(sample_dir=tmp_path / "s", sample_control=tmp_path / "none.json")
     assert not ours.active
     assert ours.begin("http", b"r", TRACEPARENT) is None
@@ -60,7 +60,7 @@ def test_a_request_that_nobody_wants_is_not_watched(tmp_path: Path) -> None:
     ours.close()
 
 
-def test_the_thread_writes_and_what_was_lost_is_told(tmp_path: Path) -> None:
+def test_observer__requests__are_written_by_its_thread(tmp_path: Path) -> None:
     path, registry = tmp_path / "log", CollectorRegistry()
     ours = observer(access_log=str(path))
     ours.expose("tiny", registry)
@@ -80,7 +80,7 @@ def test_the_thread_writes_and_what_was_lost_is_told(tmp_path: Path) -> None:
     assert registry.get_sample_value("mlctl_samples_dropped_total", labels) is None
 
 
-def test_a_sink_that_fails_is_counted_and_harms_no_other(
+def test_observer__one_sink_fails__others_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, registry = tmp_path / "s", CollectorRegistry()
@@ -119,7 +119,7 @@ def test_a_sink_that_fails_is_counted_and_harms_no_other(
         ({"MLCTL_OTLP_ENDPOINT": "collector:4317"}, "MLCTL_OTLP_ENDPOINT"),
     ],
 )
-def test_wrong_settings_are_told(
+def test_settings__contradictory__are_rejected(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
 ) -> None:
     for name, value in variables.items():
@@ -128,12 +128,16 @@ def test_wrong_settings_are_told(
         load_settings()
 
 
-def test_names_to_redact_are_between_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings__names_to_redact__are_separated_by_commas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MLCTL_SAMPLE_REDACT", "name, e-mail ,")
     assert load_settings().sample_redact == ("name", "e-mail")
 
 
-def test_a_missing_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_observer__exporter_is_not_installed__names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     settings = ServerSettings(otlp_endpoint="http://127.0.0.1:9")
     with pytest.raises(MlctlError, match="OTLP exporter") as caught:

@@ -70,7 +70,7 @@ async def status(port: int, content: bytes) -> int:
     return found
 
 
-def test_over_http(logged: Callable[..., Told]) -> None:
+def test_rejections__over_http__are_logged_and_counted(logged: Callable[..., Told]) -> None:
     refused = [
         (401, INFER + b"content-length: 5\r\n\r\n"),
         (401, ODD + b"content-length: 5\r\n\r\n"),
@@ -103,7 +103,7 @@ def test_over_http(logged: Callable[..., Told]) -> None:
     }
 
 
-def test_over_grpc(logged: Callable[..., Told]) -> None:
+def test_rejections__over_grpc__are_logged_and_counted(logged: Callable[..., Told]) -> None:
     async def use(host: ServedModel) -> None:
         server = GrpcServer(host, "127.0.0.1", 0)
         await server.start()

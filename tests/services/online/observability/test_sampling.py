@@ -43,7 +43,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     return [row for path in paths for row in parquet.read_table(path).to_pylist()]
 
 
-def test_the_request_id_alone_chooses(tmp_path: Path) -> None:
+def test_choose__share_of_requests__depends_on_the_request_id_only(tmp_path: Path) -> None:
     ours = recorder(tmp_path, Sampling(share=0.3), ManualClock())
     ids = [b"id-%d" % number for number in range(2000)]
     taken = [request_id for request_id in ids if ours.choose(request_id) is not None]
@@ -51,7 +51,7 @@ def test_the_request_id_alone_chooses(tmp_path: Path) -> None:
     assert 500 < len(taken) < 700
 
 
-def test_rows_are_on_disk_when_they_are_old_enough(tmp_path: Path) -> None:
+def test_recorder__flush_time_has_passed__rows_are_on_disk(tmp_path: Path) -> None:
     clock = ManualClock()
     ours = recorder(tmp_path, Sampling(share=1, flush_seconds=10), clock)
     ask(ours, b"a")
@@ -70,7 +70,7 @@ def test_rows_are_on_disk_when_they_are_old_enough(tmp_path: Path) -> None:
     assert ours.choose(b"d") is None
 
 
-def test_a_control_file_wins_while_it_is_there(tmp_path: Path) -> None:
+def test_control_file__valid_until_its_time__overrides_the_settings(tmp_path: Path) -> None:
     clock, control = ManualClock(100), tmp_path / "control.json"
     ours = recorder(tmp_path, Sampling(), clock, control)
     assert not ask(ours, b"a")
@@ -91,14 +91,14 @@ def test_a_control_file_wins_while_it_is_there(tmp_path: Path) -> None:
     assert not ask(ours, b"f")
 
 
-def test_a_control_file_does_not_undo_the_servers_own_redaction(tmp_path: Path) -> None:
+def test_control_file__other_redaction__adds_to_the_servers(tmp_path: Path) -> None:
     control = tmp_path / "control.json"
     write_sampling(control, Sampling(share=1, redact=("y",)))
     current = SamplingControl(Sampling(redact=("x",)), control).poll(0)
     assert (current.share, current.redact) == (1, ("x", "y"))
 
 
-def test_a_control_file_that_cannot_be_read_records_nothing(
+def test_control_file__invalid__records_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     control = tmp_path / "control.json"
@@ -112,7 +112,7 @@ def test_a_control_file_that_cannot_be_read_records_nothing(
     assert len(recorded(tmp_path)) == 2
 
 
-def test_memory_is_bounded_and_losses_are_counted(
+def test_recorder__above_its_memory__drops_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = X.nbytes + BATCH[3:5].nbytes
@@ -128,7 +128,7 @@ def test_memory_is_bounded_and_losses_are_counted(
     assert ours.dropped == 2
 
 
-def test_a_disk_that_cannot_be_written_loses_rows_and_nothing_else(tmp_path: Path) -> None:
+def test_recorder__disk_write_fails__loses_only_these_rows(tmp_path: Path) -> None:
     ours = recorder(tmp_path, Sampling(share=1, flush_seconds=0.1), ManualClock(50))
     folder = tmp_path / "samples"
     folder.rmdir()

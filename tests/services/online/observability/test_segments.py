@@ -45,7 +45,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_segment_has_a_line_for_each_row(tmp_path: Path) -> None:
+def test_segment__requests_of_several_rows__has_each_row(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path / "new", SIGNATURE, "d1")
     assert writer.write([payload("a", 1), payload("b", 2)], ALL, now=9) == 3
     rows = read(tmp_path / "new")
@@ -58,7 +58,7 @@ def test_a_segment_has_a_line_for_each_row(tmp_path: Path) -> None:
     assert kinds.field("at").type == pa.timestamp("us", "UTC")
 
 
-def test_redacted_tensors_and_unwanted_inputs_are_not_there(tmp_path: Path) -> None:
+def test_segment__redacted_tensors__are_left_out(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, SIGNATURE, "d")
     writer.write([payload("a", 1)], Sampling(share=1, redact=("words", "y")), now=1)
     writer.write([payload("b", 1)], Sampling(share=1, inputs=False), now=2)
@@ -70,7 +70,7 @@ def test_redacted_tensors_and_unwanted_inputs_are_not_there(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", [kind.value for kind in Datatype if kind is not Datatype.BYTES])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (DYNAMIC, 2), (0,)])
-def test_every_datatype_and_shape_comes_back(
+def test_to_column__each_datatype_and_shape__is_read_back(
     tmp_path: Path, dtype: str, shape: tuple[int, ...]
 ) -> None:
     one = spec(dtype, DYNAMIC, *shape)
@@ -88,13 +88,15 @@ def test_every_datatype_and_shape_comes_back(
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6))
-def test_requests_of_any_length_keep_their_own(forms: list[tuple[int, int]]) -> None:
+def test_to_column__requests_of_different_lengths__keep_theirs(
+    forms: list[tuple[int, int]],
+) -> None:
     arrays = [np.random.default_rng(0).integers(0, 9, (rows, size)) for rows, size in forms]
     column = to_column(spec("INT64", DYNAMIC, DYNAMIC), arrays, batched=True)
     assert column.to_pylist() == [row for array in arrays for row in array.tolist()]
 
 
-def test_a_model_without_a_batch_has_one_row(tmp_path: Path) -> None:
+def test_segment__model_without_a_batch__has_one_row_per_request(tmp_path: Path) -> None:
     whole = Signature(inputs=(spec("FP32", 2, 2),), outputs=(spec("FP32", name="y"),))
     outputs = {"y": np.array(7, np.float32)}
     asked = RecordedPayload("a", 1, ALL, 1, 0, {"x": np.eye(2, dtype=np.float32)}, outputs)
@@ -105,7 +107,7 @@ def test_a_model_without_a_batch_has_one_row(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_the_oldest_go_and_what_was_abandoned(tmp_path: Path) -> None:
+def test_segments__above_the_limit__oldest_and_abandoned_are_removed(tmp_path: Path) -> None:
     left, fresh = tmp_path / ".1-old.tmp", tmp_path / ".2-new.tmp"
     left.write_bytes(b"x")
     os.utime(left, (1, 1))
@@ -125,7 +127,7 @@ def test_the_oldest_go_and_what_was_abandoned(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").exists()
 
 
-def test_what_cannot_be_used_is_told_at_the_start(
+def test_segment_writer__unusable_folder_or_no_pyarrow__fails_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

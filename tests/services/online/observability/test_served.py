@@ -87,7 +87,7 @@ def watched(
             yield Watched(server, collector, folder)
 
 
-def test_every_front_door_is_logged_traced_and_sampled(
+def test_observability__each_endpoint__is_logged_and_sampled(
     watched: Watched, shared_bundle: VerifiedBundle
 ) -> None:
     watched.ask("v2", "before")
@@ -118,7 +118,7 @@ def test_every_front_door_is_logged_traced_and_sampled(
         np.testing.assert_allclose(found["out.y"], expected(X)[row])
 
 
-def test_spans_of_sampled_callers_only(watched: Watched) -> None:
+def test_tracing__each_endpoint__exports_spans_of_sampled_callers(watched: Watched) -> None:
     def requests() -> set[str]:
         return {
             attribute.value.string_value
@@ -144,7 +144,7 @@ def test_spans_of_sampled_callers_only(watched: Watched) -> None:
     assert watched.collector.services == {"tiny"}
 
 
-def test_failures_are_logged_with_their_code(watched: Watched) -> None:
+def test_access_log__failures__have_their_code(watched: Watched) -> None:
     url = f"{watched.server.url}/v2/models/tiny/infer"
     for name, content, headers in (
         ("bad-body", b"{", {}),
@@ -167,7 +167,7 @@ def test_failures_are_logged_with_their_code(watched: Watched) -> None:
     assert "mlctl_sampled_rows_total" in metrics
 
 
-def test_the_samples_are_rows_to_calibrate_with(
+def test_samples__loaded_as_data__are_the_inputs(
     watched: Watched, shared_bundle: VerifiedBundle
 ) -> None:
     write_sampling(watched.folder / "control.json", Sampling(share=1, flush_seconds=0.1))

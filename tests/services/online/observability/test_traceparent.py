@@ -17,7 +17,7 @@ from tests.services.online.observability.calls import SPAN, TRACE, TRACEPARENT
 HEX = "0123456789abcdef"
 
 
-def test_a_valid_header_names_the_callers_span() -> None:
+def test_parse_traceparent__valid_header__is_the_callers_span() -> None:
     found = parse_traceparent(TRACEPARENT)
     assert found is not None
     assert (f"{found.trace_id:032x}", f"{found.span_id:016x}", found.flags) == (TRACE, SPAN, 1)
@@ -35,13 +35,13 @@ def test_a_valid_header_names_the_callers_span() -> None:
         TRACEPARENT + b"\n",
     ],
 )  # fmt: skip
-def test_anything_else_is_no_parent(header: bytes) -> None:
+def test_parse_traceparent__invalid_header__is_none(header: bytes) -> None:
     assert parse_traceparent(header) is None
     assert trace_id(header) is None
 
 
 @given(st.text(HEX + "-zF", max_size=60) | st.from_regex(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]"))
-def test_it_agrees_with_the_sdks_own_reader(header: str) -> None:
+def test_parse_traceparent__any_header__agrees_with_the_sdk(header: str) -> None:
     carrier = {"traceparent": header}
     theirs = get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
     ours = parse_traceparent(header.encode())
@@ -62,10 +62,10 @@ MEMBERS = st.from_regex(r"[ \t]?[a-bA]{1,2}[@*]?[a-b]{0,2}=[ -~]{0,3}[ \t]?", fu
 @example("k" * 257 + "=v")
 @example(",".join(f"k{number}=v" for number in range(32)))
 @example(",".join(f"k{number}=v" for number in range(33)))
-def test_what_others_say_is_what_the_sdk_reads(header: str) -> None:
+def test_parse_tracestate__any_header__agrees_with_the_sdk(header: str) -> None:
     theirs = TraceState.from_header([header])
     assert parse_tracestate(header.encode()) == list(theirs.items())
 
 
-def test_no_header_says_nothing() -> None:
+def test_parse_tracestate__no_header__is_empty() -> None:
     assert parse_tracestate(None) == []

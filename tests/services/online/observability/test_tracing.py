@@ -26,7 +26,7 @@ def spans(*requests: Any) -> dict[str, ReadableSpan]:
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-def test_a_request_is_a_span_of_its_caller_with_its_stages() -> None:
+def test_spans__answered_request__has_a_span_and_its_stages() -> None:
     found = spans(done(at=100.0))
     server = found.pop("POST /v2/models/tiny/infer")
     assert server.kind is SpanKind.SERVER
@@ -49,7 +49,7 @@ def test_a_request_is_a_span_of_its_caller_with_its_stages() -> None:
     assert dict(found["infer"].attributes or {}) == {"mlctl.batch_rows": 8}
 
 
-def test_a_failure_is_one_span_with_its_code() -> None:
+def test_spans__failed_request__is_one_span_with_its_code() -> None:
     found = spans(done(seen(protocol="grpc"), "queue_full"))
     (span,) = found.values()
     assert span.name == "inference.GRPCInferenceService/ModelInfer"
@@ -60,7 +60,7 @@ def test_a_failure_is_one_span_with_its_code() -> None:
     assert gone.status.status_code is StatusCode.UNSET
 
 
-def test_what_other_systems_say_of_the_trace_goes_with_its_spans(
+def test_spans__tracestate__is_passed_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found = spans(done(seen(tracestate=b"rojo=00f0, congo@x=t 61")))
@@ -74,7 +74,7 @@ def test_what_other_systems_say_of_the_trace_goes_with_its_spans(
     assert caplog.records == []
 
 
-def test_no_span_without_a_valid_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans__invalid_parent_or_full_backlog__are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spans(done(seen(traceparent=b"00-" + b"x" * 50 + b"01"))) == {}
     monkeypatch.setattr(tracing, "MAX_WAITING", 1)
     ours = Tracing(TracerProvider(shutdown_on_exit=False), "m", "d")
@@ -83,7 +83,7 @@ def test_no_span_without_a_valid_parent(monkeypatch: pytest.MonkeyPatch) -> None
     assert ours.dropped == 1
 
 
-def test_the_standard_variables_ask_for_spans_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_asked_for__standard_variables__enable_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (tracing.BASE_VARIABLE, tracing.TRACES_VARIABLE, "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
     assert not is_asked_for(None)

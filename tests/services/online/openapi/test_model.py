@@ -3,7 +3,7 @@ from services.online.openapi.model import describe, plain_name
 from tests.bento.clients.models import DIGEST, odd
 
 
-def test_names_become_distinct_identifiers() -> None:
+def test_describe__any_tensor_names__become_distinct_identifiers() -> None:
     model = odd()
     fields = [tensor.field for tensor in model.inputs]
     assert fields[:6] == ["class_", "a_b", "A_B_2", "tensor_1st", "self_", "np_"]
@@ -17,19 +17,19 @@ def test_names_become_distinct_identifiers() -> None:
     assert DIGEST in model.header
 
 
-def test_a_second_name_does_not_take_one_that_is_there() -> None:
+def test_describe__name_with_a_suffix_exists__uses_the_next() -> None:
     names = ["a.b", "a_b_2", "a b"]
     specs = tuple(TensorSpec(name=name, dtype=Datatype.FP32, shape=()) for name in names)
     model = describe("m", DIGEST, Signature(inputs=specs, outputs=specs[:1]))
     assert [tensor.field for tensor in model.inputs] == ["a_b", "a_b_2", "a_b_3"]
 
 
-def test_what_has_no_letters_is_still_named() -> None:
+def test_plain_name__no_letters__has_a_default() -> None:
     assert plain_name("--") == "tensor"
     assert plain_name("2", "model") == "model_2"
 
 
-def test_a_tensor_knows_its_number_of_elements() -> None:
+def test_elements__fixed_or_dynamic_shape__is_a_number_or_none() -> None:
     model = odd()
     assert model.outputs[0].elements == 12
     assert model.inputs[0].elements is None

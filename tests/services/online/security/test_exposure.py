@@ -24,13 +24,13 @@ def told(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_nothing_is_said_of_this_machine_alone(host: str) -> None:
+def test_exposure__loopback__has_no_warning(host: str) -> None:
     assert is_loopback(host)
     assert told(host) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
-def test_an_open_address_needs_a_word_where_nobody_sees_the_warning(host: str) -> None:
+def test_exposure__public_address_without_a_token__needs_insecure(host: str) -> None:
     with pytest.raises(MlctlError) as caught:
         told(host)
     assert caught.value.code is ErrorCode.INVALID_INPUT
@@ -40,7 +40,7 @@ def test_an_open_address_needs_a_word_where_nobody_sees_the_warning(host: str) -
         assert warned.startswith("Warning: ")
 
 
-def test_tokens_in_the_clear_are_told() -> None:
+def test_exposure__token_without_tls__warns() -> None:
     assert "in the clear" in (told("0.0.0.0", authenticated=True) or "")
     assert told("0.0.0.0", authenticated=True, encrypted=True) == (
         "0.0.0.0 is reachable from other machines."

@@ -84,7 +84,7 @@ def secured(
         yield ready
 
 
-def test_every_door_asks_for_the_token(secured: Secured) -> None:
+def test_token__each_endpoint__requires_it(secured: Secured) -> None:
     v2 = {"inputs": [TENSOR]}
     with secured.client() as stranger, secured.client(ONE) as caller:
         for path in ("/livez", "/readyz", "/v2/health/ready"):
@@ -98,7 +98,9 @@ def test_every_door_asks_for_the_token(secured: Secured) -> None:
         assert 'outcome="unauthenticated"' in caller.get("/metrics").text
 
 
-def test_tritonclient_over_tls_with_a_token(secured: Secured, certificates: Certificates) -> None:
+def test_tls__tritonclient_with_a_token__is_answered(
+    secured: Secured, certificates: Certificates
+) -> None:
     headers = {"authorization": f"Bearer {ONE}"}
     chain, key = certificates.caller
     client = triton_http.InferenceServerClient(
@@ -138,7 +140,7 @@ def _gevent_context(certificates: Certificates) -> Any:
 
 
 @pytest.mark.parametrize("shown", [None, "stranger"])
-def test_callers_without_a_certificate_are_not_heard(
+def test_tls__no_or_unknown_certificate__is_rejected(
     secured: Secured, certificates: Certificates, shown: str | None
 ) -> None:
     context = certificates.context(None if shown is None else certificates.stranger)
@@ -152,8 +154,8 @@ def test_callers_without_a_certificate_are_not_heard(
     require_tls_1_2(secured.port, certificates)
 
 
-def test_large_bodies_and_early_refusals_over_tls(secured: Secured) -> None:
-    """The lean protocol's ways to end a request, where TLS is between it and the socket."""
+def test_tls__large_bodies_and_early_rejections__are_answered(secured: Secured) -> None:
+    """Our protocol's ways to end a request, where TLS is between it and the socket."""
     rows = 20_000
     large = {**TENSOR, "shape": [rows, 4], "data": [1.0] * (4 * rows)}
     with secured.client() as stranger, secured.client(ONE) as caller:
@@ -164,7 +166,7 @@ def test_large_bodies_and_early_refusals_over_tls(secured: Secured) -> None:
             assert found.json()["outputs"][0]["data"] == [12, 14, 16, 18]
 
 
-def test_tokens_rotate_without_a_restart(secured: Secured) -> None:
+def test_token__file_changes__rotates_without_a_restart(secured: Secured) -> None:
     def takes(token: str) -> bool:
         with secured.client(token) as client:
             return client.get("/v2").status_code == 200
@@ -178,14 +180,14 @@ def test_tokens_rotate_without_a_restart(secured: Secured) -> None:
     wait_until(lambda: not takes(TWO), what="the token that was taken out does not open")
 
 
-def test_no_token_is_in_the_log(secured: Secured) -> None:
+def test_token__server_log__contains_none(secured: Secured) -> None:
     log = secured.log.read_text()
     assert "tiny" in log
     for token in (ONE, TWO):
         assert token not in log
 
 
-def test_a_deployments_launcher_shows_the_token_and_leaves_tls_to_the_edge(
+def test_launcher__token_and_tls_set__probes_with_the_token_only(
     built: BuiltBento, store_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tokens").write_text(ONE)

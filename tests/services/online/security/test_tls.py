@@ -30,18 +30,18 @@ secure_channel: Any = grpc.aio.secure_channel
 Pair = tuple[Path, Path] | None
 
 
-def test_no_file_means_no_tls() -> None:
+def test_tls_of__no_files__is_none() -> None:
     assert tls_of(None, None, None) is None
 
 
-def test_a_certificate_needs_its_key(certificates: Certificates) -> None:
+def test_tls_of__certificate_without_key__is_rejected(certificates: Certificates) -> None:
     cert, key = certificates.server
     for given in ((cert, None, None), (None, key, None), (None, None, certificates.ca)):
         with pytest.raises(MlctlError, match="both a certificate and its key"):
             tls_of(*given)
 
 
-def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_tls_of__unusable_file__is_named(certificates: Certificates, tmp_path: Path) -> None:
     cert, key = certificates.server
     none, text = tmp_path / "none.pem", tmp_path / "text.pem"
     text.write_text("no PEM at all")
@@ -62,7 +62,7 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
         assert "_ssl.c" not in caught.value.message
 
 
-def test_a_key_with_a_password_is_refused_and_asks_nobody(
+def test_tls_of__key_with_a_password__is_rejected_without_a_prompt(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     from cryptography.hazmat.primitives import serialization
@@ -81,7 +81,7 @@ def test_a_key_with_a_password_is_refused_and_asks_nobody(
         tls_of(cert, locked, None)
 
 
-def test_contexts_take_modern_tls_only(certificates: Certificates) -> None:
+def test_context__protocols_and_ciphers__are_modern_only(certificates: Certificates) -> None:
     context = certificates.tls().context()
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.verify_mode is ssl.CERT_NONE
@@ -107,7 +107,7 @@ def test_contexts_take_modern_tls_only(certificates: Certificates) -> None:
         (True, lambda c: c.stranger, False),
     ],
 )
-def test_grpc(
+def test_grpc_tls__each_certificate__decides_access(
     shared_bundle: VerifiedBundle,
     certificates: Certificates,
     mutual: bool,
@@ -140,26 +140,23 @@ def test_grpc(
         runner.run(main())
 
 
-def test_who_shakes_no_hands_is_given_up(
+async def test_grpc_tls__no_handshake__is_disconnected(
     shared_bundle: VerifiedBundle, certificates: Certificates
 ) -> None:
     """Such a connection counts nowhere yet."""
 
-    async def main() -> None:
-        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
-        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
-        server._server._times = Times(preface=0.2)
-        await server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
-        writer.close()
-        await server.stop(1)
-
-    asyncio.run(main())
+    host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+    server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
+    server._server._times = Times(preface=0.2)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
+    writer.close()
+    await server.stop(1)
 
 
-def test_hands_that_are_shaken_during_the_drain_end_in_an_answer(
+def test_grpc_tls__handshake_during_the_drain__is_answered(
     shared_bundle: VerifiedBundle, certificates: Certificates
 ) -> None:
     def ask(port: int) -> Any:

@@ -56,14 +56,18 @@ def bait() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     "kind", ["application/vnd.bentoml+pickle", "application/octet-stream", "application/x-pickle"]
 )
-def test_a_pickle_is_never_loaded(server: Server, tmp_path: Path, path: str, kind: str) -> None:
+def test_media_types__pickle__is_never_loaded(
+    server: Server, tmp_path: Path, path: str, kind: str
+) -> None:
     content = pickle.dumps({"x": _Touch(tmp_path / "loaded")})
     answer = httpx.post(server.url + path, content=content, headers={"content-type": kind})
     assert 400 <= answer.status_code < 500, answer.text
     assert not (tmp_path / "loaded").exists()
 
 
-def test_no_url_of_a_request_is_asked(server: Server, bait: tuple[str, list[str]]) -> None:
+def test_media_types__url_as_input__is_never_requested(
+    server: Server, bait: tuple[str, list[str]]
+) -> None:
     url, asked = bait
     answers = [
         httpx.post(f"{server.url}/predict", json={"x": url}),
@@ -77,7 +81,7 @@ def test_no_url_of_a_request_is_asked(server: Server, bait: tuple[str, list[str]
     assert asked == ["/bait"]
 
 
-def test_a_form_is_read_in_time_that_its_size_allows(server: Server) -> None:
+def test_media_types__hostile_form__is_rejected_in_time(server: Server) -> None:
     boundary = "-" * 30_000
     for body in (boundary.encode() * 3, b"\r\n" * 40_000, b"--" + boundary.encode() + b"\r\n" * 9):
         answer = httpx.post(

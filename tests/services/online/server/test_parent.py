@@ -6,7 +6,7 @@ from services.online.server.parent import ParentWatch
 from tests.support.listening import until
 
 
-def test_a_worker_without_its_supervisor_ends_once() -> None:
+async def test_parent_watch__supervisor_dies__ends_the_worker_once() -> None:
     looks: list[int] = []
     ends: list[str] = []
 
@@ -14,39 +14,30 @@ def test_a_worker_without_its_supervisor_ends_once() -> None:
         looks.append(7 if len(looks) < 3 else 1)
         return looks[-1]
 
-    async def main() -> None:
-        ParentWatch(7, parent, lambda: ends.append("end"), 0.001)
-        await until(lambda: ends)
-
-    asyncio.run(main())
+    ParentWatch(7, parent, lambda: ends.append("end"), 0.001)
+    await until(lambda: ends)
     assert (looks, ends) == ([7, 7, 7, 1], ["end"])
 
 
-def test_a_supervisor_that_was_gone_before_the_watch_began_is_missed() -> None:
+async def test_parent_watch__supervisor_died_before__ends_the_worker() -> None:
     ends: list[str] = []
 
-    async def main() -> None:
-        ParentWatch(7, lambda: 1, lambda: ends.append("end"), 0.001)
-        await until(lambda: ends)
-
-    asyncio.run(main())
+    ParentWatch(7, lambda: 1, lambda: ends.append("end"), 0.001)
+    await until(lambda: ends)
     assert ends == ["end"]
 
 
-def test_a_watch_that_was_stopped_looks_no_more() -> None:
+async def test_parent_watch__stopped__checks_no_more() -> None:
     looks: list[int] = []
 
     def parent() -> int:
         looks.append(len(looks))  # another one each time
         return looks[-1]
 
-    async def main() -> None:
-        watch = ParentWatch(7, parent, lambda: looks.append(-1), 0.001)
-        watch.stop()
-        other = ParentWatch(7, lambda: 7, lambda: None, 0.001)
-        end = asyncio.get_running_loop().time() + 0.02
-        await until(lambda: asyncio.get_running_loop().time() > end)
-        other.stop()
-
-    asyncio.run(main())
+    watch = ParentWatch(7, parent, lambda: looks.append(-1), 0.001)
+    watch.stop()
+    other = ParentWatch(7, lambda: 7, lambda: None, 0.001)
+    end = asyncio.get_running_loop().time() + 0.02
+    await until(lambda: asyncio.get_running_loop().time() > end)
+    other.stop()
     assert not looks

@@ -14,7 +14,7 @@ from tests.support.listening import until
 from tests.support.wait import PATIENCE_SECONDS
 
 
-def test_a_model_that_hangs_says_farewell_then_ends() -> None:
+def test_watchdog__model_hangs__ends_after_a_farewell() -> None:
     told: list[str] = []
     live = True
 
@@ -36,7 +36,7 @@ def test_a_model_that_hangs_says_farewell_then_ends() -> None:
     assert told == ["farewell", "end"]
 
 
-def test_a_loop_that_hangs_ends_without_a_farewell() -> None:
+def test_watchdog__event_loop_hangs__ends_without_a_farewell() -> None:
     ended = threading.Event()
     told: list[str] = []
 
@@ -48,7 +48,7 @@ def test_a_loop_that_hangs_ends_without_a_farewell() -> None:
     assert told == []
 
 
-def test_a_watchdog_that_was_stopped_or_whose_loop_is_closed_ends_nothing() -> None:
+def test_watchdog__stopped_or_loop_closed__ends_nothing() -> None:
     ends: list[str] = []
 
     async def main(*, stop: bool) -> None:
@@ -65,7 +65,7 @@ def test_a_watchdog_that_was_stopped_or_whose_loop_is_closed_ends_nothing() -> N
 
 
 @pytest.mark.slow
-def test_the_end_shows_where_every_thread_is() -> None:
+def test_end_process__called__prints_each_threads_stack() -> None:
     code = (
         "from services.online.server import watchdog\ndef stuck(): watchdog.end_process()\nstuck()"
     )

@@ -13,7 +13,7 @@ import pytest
 from tornado.ioloop import IOLoop
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.drivers.local.ports import free_ports
+from bundle.ports import free_ports
 from services.online.ports import reserve_port
 from services.online.server.workers import (
     forget_dead_workers,
@@ -38,7 +38,7 @@ def listener(port: int, *, shared: bool) -> socket.socket:
     return made
 
 
-def test_a_reserved_port_is_for_those_who_share_it() -> None:
+def test_reserve_port__reserved__only_sharing_listeners_bind() -> None:
     (port,) = free_ports(1)
     with reserve_port("127.0.0.1", port), pytest.raises(OSError, match="in use"):
         listener(port, shared=False)
@@ -51,7 +51,7 @@ def test_a_reserved_port_is_for_those_who_share_it() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_port_that_somebody_listens_on_cannot_be_reserved(shared: bool) -> None:
+def test_reserve_port__port_in_use__is_rejected(shared: bool) -> None:
     (port,) = free_ports(1)
     with listener(port, shared=shared), pytest.raises(MlctlError) as caught:
         reserve_port("127.0.0.1", port)
@@ -59,7 +59,7 @@ def test_a_port_that_somebody_listens_on_cannot_be_reserved(shared: bool) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux spreads connections")
-def test_each_worker_has_a_listener_of_its_own() -> None:
+def test_listen_alone__several_workers__share_the_connections() -> None:
     (port,) = free_ports(1)
     with listener(port, shared=False) as inherited:
         descriptors = [os.dup(inherited.fileno()) for _ in range(3)]
@@ -94,7 +94,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_only_gauges_of_workers_that_live_are_kept(
+def test_gauges__of_dead_workers__are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
@@ -119,7 +119,7 @@ def test_only_gauges_of_workers_that_live_are_kept(
     assert files(tmp_path) == ["counter_1.db"]
 
 
-def test_workers_count_in_a_folder_of_their_server(
+def test_prepare_server__several_workers__count_in_one_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -39,7 +39,7 @@ THREE = signature((3,))
         ({"features": pa.list_(pa.string())}, [], ("features",)),  # text may be numbers
     ],
 )
-def test_columns_are_found(
+def test_find_feeds__matching_columns__are_found(
     schema: dict[str, pa.DataType], mapped: list[str], columns: tuple[str, ...]
 ) -> None:
     (feed,) = find_feeds(pa.schema(list(schema.items())), THREE, parse_map(mapped))
@@ -59,7 +59,7 @@ def test_columns_are_found(
         ({"features": pa.list_(F, 3)}, ["other=features"], "the model has no input 'other'"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_columns(
+def test_find_feeds__no_matching_columns__lists_them(
     schema: dict[str, pa.DataType], mapped: list[str], told: str
 ) -> None:
     with pytest.raises(MlctlError, match=told) as caught:
@@ -67,17 +67,17 @@ def test_what_does_not_fit_is_refused_with_the_columns(
     assert "The model's inputs are features FP32[-1, 3]" in caught.value.hint
 
 
-def test_text_does_not_take_numbers() -> None:
+def test_find_feeds__numbers_for_text__are_rejected() -> None:
     with pytest.raises(MlctlError, match="holds float, expected text"):
         find_feeds(pa.schema([("features", F)]), signature((), dtype=Datatype.BYTES), {})
 
 
-def test_two_inputs_are_fed_by_their_names() -> None:
+def test_find_feeds__two_inputs__are_matched_by_name() -> None:
     feeds = find_feeds(pa.schema([("b", F), ("a", pa.list_(F))]), signature((-1,), ()), {})
     assert [(feed.columns, feed.width) for feed in feeds] == [(("a",), -1), (("b",), 1)]
 
 
 @pytest.mark.parametrize("text", ["x", "=a", "x="])
-def test_a_map_of_another_form_is_refused(text: str) -> None:
+def test_parse_map__invalid_form__is_rejected(text: str) -> None:
     with pytest.raises(MlctlError, match="INPUT=COLUMN"):
         parse_map([text])

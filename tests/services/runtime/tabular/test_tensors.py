@@ -45,7 +45,9 @@ NAN = float("nan")
         (pa.array([2**62 + 1, 3]), Datatype.INT64, [2**62 + 1, 3]),
     ],
 )
-def test_values_that_fit(column: pa.Array, dtype: Datatype, expected: list[object]) -> None:
+def test_to_tensors__values_that_fit__are_converted(
+    column: pa.Array, dtype: Datatype, expected: list[object]
+) -> None:
     assert one(column, feed(dtype)) == (expected, {})
 
 
@@ -65,7 +67,7 @@ def test_values_that_fit(column: pa.Array, dtype: Datatype, expected: list[objec
         (pa.array(["a", None]), Datatype.BYTES, [b"a"], "column 'c' is null"),
     ],
 )
-def test_the_second_value_does_not_fit(
+def test_to_tensors__one_value_does_not_fit__its_row_has_the_reason(
     column: pa.Array, dtype: Datatype, good: list[object], told: str
 ) -> None:
     values, reasons = one(column, feed(dtype))
@@ -74,7 +76,7 @@ def test_the_second_value_does_not_fit(
     assert reasons[1].startswith(told)
 
 
-def test_nan_is_a_float_unless_it_is_forbidden() -> None:
+def test_to_tensors__nan__is_rejected_only_if_forbidden() -> None:
     column = pa.array([[1.0, NAN], [2.0, 3.0]], pa.list_(pa.float32(), 2))
     values, reasons = one(column, feed(Datatype.FP32, 2))
     assert (len(values), reasons) == (2, {})
@@ -85,7 +87,7 @@ def test_nan_is_a_float_unless_it_is_forbidden() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64())])
-def test_lists_of_another_length_are_bad(kind: pa.DataType) -> None:
+def test_to_tensors__lists_of_another_length__are_bad_rows(kind: pa.DataType) -> None:
     column = pa.array([[1, 2], [3], None, [], [4, 5], [6, None]], kind)
     values, reasons = one(column, feed(Datatype.FP32, 2))
     assert values == [[1, 2], [4, 5]]
@@ -97,7 +99,7 @@ def test_lists_of_another_length_are_bad(kind: pa.DataType) -> None:
     }
 
 
-def test_a_missing_list_of_fixed_size_is_bad() -> None:
+def test_to_tensors__null_in_a_fixed_size_list__is_a_bad_row() -> None:
     column = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
     assert one(column, feed(Datatype.INT32, 2)) == ([[1, 2], [3, 4]], {1: "column 'c' is null"})
 
@@ -105,20 +107,20 @@ def test_a_missing_list_of_fixed_size_is_bad() -> None:
 @pytest.mark.parametrize(
     "kind", [pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.int32(), 2), 2)]
 )
-def test_nested_and_flat_lists_are_the_same_tensor(kind: pa.DataType) -> None:
+def test_to_tensors__nested_or_flat_lists__are_the_same(kind: pa.DataType) -> None:
     nested = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], kind)
     flat = pa.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     assert one(nested, feed(Datatype.INT32, 2, 2)) == one(flat, feed(Datatype.INT32, 2, 2))
 
 
-def test_slices_and_chunks_are_read_where_they_are() -> None:
+def test_to_tensors__sliced_and_chunked_columns__are_read() -> None:
     array = pa.array([[i, i + 1] for i in range(10)], pa.list_(pa.float32(), 2))
     table = pa.table({"c": pa.chunked_array([array.slice(2, 3), array.slice(7)])})
     ((group,), reasons) = to_tensors(table, [feed(Datatype.FP32, 2)])
     assert (group.arrays["t"][:, 0].tolist(), reasons) == ([2, 3, 4, 7, 8, 9], {})
 
 
-def test_wide_columns_become_a_matrix() -> None:
+def test_to_tensors__several_columns__become_a_matrix() -> None:
     wanted = feed(Datatype.FP32, 2, columns=("p", "q"))
     plain = pa.table({"p": pa.array([1, 2], pa.float32()), "q": pa.array([3, 4], pa.float32())})
     ((group,), _reasons) = to_tensors(plain, [wanted])
@@ -129,7 +131,7 @@ def test_wide_columns_become_a_matrix() -> None:
     assert sorted(reasons) == [1, 2]
 
 
-def test_rows_of_one_length_make_a_group() -> None:
+def test_to_tensors__rows_of_different_lengths__are_grouped() -> None:
     table = pa.table({"c": [[1, 2], [3], [4, 5], None, [6, None]], "d": [1, 2, 3, 4, 5]})
     feeds = [feed(Datatype.INT64, -1), feed(Datatype.INT64, columns=("d",), name="u")]
     groups, reasons = to_tensors(table, feeds)
@@ -138,7 +140,7 @@ def test_rows_of_one_length_make_a_group() -> None:
     assert reasons == {3: "column 'c' is null", 4: "column 'c' is null"}
 
 
-def test_no_rows_make_no_group() -> None:
+def test_to_tensors__no_rows__has_no_group() -> None:
     empty = pa.table({"c": pa.array([], pa.list_(pa.float32(), 2))})
     assert to_tensors(empty, [feed(Datatype.FP32, 2)]) == ([], {})
 

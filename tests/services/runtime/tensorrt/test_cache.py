@@ -49,7 +49,7 @@ def key(device: Device = DEVICE) -> Key:
     return engine_key("a" * 64, device, {})
 
 
-def test_an_engine_is_built_once_and_says_what_it_is() -> None:
+def test_fetch_engine__second_time__is_reused() -> None:
     clock = ManualClock()
     build = Builder(clock)
     first = fetch_engine(MODEL, key(), build, clock)
@@ -62,7 +62,7 @@ def test_an_engine_is_built_once_and_says_what_it_is() -> None:
     assert list(record.files) == [ENGINE_NAME]
 
 
-def test_another_gpus_engine_is_not_found() -> None:
+def test_fetch_engine__another_gpu__builds_its_own() -> None:
     build = Builder()
     mine, foreign = (fetch_engine(MODEL, key(device), build) for device in (DEVICE, FOREIGN))
     assert build.builds == 2
@@ -70,7 +70,7 @@ def test_another_gpus_engine_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"engin", b"Engine", None])
-def test_a_damaged_engine_is_built_again(damage: bytes | None) -> None:
+def test_fetch_engine__damaged_file__builds_again(damage: bytes | None) -> None:
     build = Builder()
     engine = fetch_engine(MODEL, key(), build).root / ENGINE_NAME
     if damage is None:
@@ -91,7 +91,7 @@ def test_a_damaged_engine_is_built_again(damage: bytes | None) -> None:
         (Cause.TIMED_OUT, ErrorCode.PROVIDER_UNAVAILABLE, "provider cuda"),
     ],
 )
-def test_a_failed_build_leaves_nothing_and_says_what_to_do(
+def test_fetch_engine__build_fails__leaves_nothing_and_has_a_hint(
     cause: Cause, code: ErrorCode, hint: str
 ) -> None:
     def fail(directory: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_failed_build_leaves_nothing_and_says_what_to_do(
     assert not fetch_engine(MODEL, key(), Builder()).reused
 
 
-def test_timings_outlive_the_engines() -> None:
+def test_timing_directory__same_device__is_the_same() -> None:
     directory = timing_directory(DEVICE)
     (directory / "timing.cache").write_bytes(b"timings")
     assert timing_directory(DEVICE) == directory
@@ -121,11 +121,11 @@ def name(
     return hash_key(engine_key(model, device, profile))
 
 
-def test_the_same_engine_has_the_same_name() -> None:
+def test_engine_name__same_inputs__is_the_same() -> None:
     assert name() == name(profile=dict(PROFILE))
 
 
-def test_whatever_an_engine_depends_on_changes_its_name() -> None:
+def test_engine_name__any_input_differs__is_another() -> None:
     others = {
         name(model="b" * 64),
         *(
@@ -141,7 +141,7 @@ def test_whatever_an_engine_depends_on_changes_its_name() -> None:
 
 
 @pytest.mark.parametrize("altered", ["model.onnx", "model.onnx.data"])
-def test_the_models_digest_covers_its_data(tmp_path: Path, altered: str) -> None:
+def test_model_sha256__external_data_changes__is_another(tmp_path: Path, altered: str) -> None:
     files = (tmp_path / "model.onnx", tmp_path / "model.onnx.data")
     for path in files:
         path.write_bytes(b"before")
@@ -151,7 +151,7 @@ def test_the_models_digest_covers_its_data(tmp_path: Path, altered: str) -> None
     assert model_sha256(files) != before
 
 
-def test_caches_and_profile_are_set_and_no_precision() -> None:
+def test_provider_options__profile__sets_caches_and_shapes() -> None:
     assert provider_options(PROFILE, Path("/engines"), Path("/timing")) == {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": "/engines",

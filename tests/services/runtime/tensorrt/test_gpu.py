@@ -35,13 +35,13 @@ def engines(home: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found if path.is_file()}
 
 
-def test_cuda__answers_like_the_model(bundle: VerifiedBundle) -> None:
+def test_cuda__real_gpu__answers_like_the_model(bundle: VerifiedBundle) -> None:
     session = open_session(bundle.path(MODEL_NAME), "cuda")
     assert session.provider == "cuda"
     answers(session, 3)
 
 
-def test_tensorrt__answers_like_the_model_at_every_bucket_and_reuses_its_engine(
+def test_tensorrt__real_gpu__answers_at_each_bucket_and_reuses_its_engine(
     bundle: VerifiedBundle, home: Path
 ) -> None:
     if problem := provider_problem():

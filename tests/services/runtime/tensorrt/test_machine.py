@@ -113,7 +113,7 @@ def test_find_gpu__real_nvml__describes_the_gpu_or_says_what_is_missing() -> Non
         assert all((gpu.name, gpu.compute_capability, gpu.driver))
 
 
-def test_reads_the_major_that_a_library_is_linked_to(tmp_path: Path) -> None:
+def test_linked_major__library_file__is_its_major_version(tmp_path: Path) -> None:
     library = tmp_path / "provider.so"
     library.write_bytes(b"\x7fELF\0libcudnn.so.9\0libnvinfer.so.10\0libnvonnxparser.so.10\0")
     assert linked_major(library) == "10"
@@ -121,7 +121,7 @@ def test_reads_the_major_that_a_library_is_linked_to(tmp_path: Path) -> None:
     assert linked_major(library) is None
 
 
-def test_majors_must_be_the_same() -> None:
+def test_major_mismatch__another_major__is_described() -> None:
     assert major_mismatch("10", "10.16.1.11") is None
     assert major_mismatch(None, "11.4.0.106") is None
     assert major_mismatch("10", "11.4.0.106") == (
@@ -130,14 +130,14 @@ def test_majors_must_be_the_same() -> None:
     assert major_mismatch("10", None) == "TensorRT 10 is not installed"
 
 
-def test_any_of_the_distributions_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_version__any_distribution__is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "installed_version", {"tensorrt-cu12": "10.16.1"}.get)
     assert tensorrt_version() == "10.16.1"
     monkeypatch.setattr(module, "installed_version", lambda _: None)
     assert tensorrt_version() is None
 
 
-def test_a_runtime_without_the_provider_says_so(
+def test_provider_problem__no_provider_or_another_major__is_described(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     package = tmp_path / "onnxruntime"

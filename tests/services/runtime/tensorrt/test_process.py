@@ -38,28 +38,28 @@ class UntilWritten(ManualClock):
         return float(all(path.is_file() and path.stat().st_size for path in self._paths))
 
 
-def test_builds_without_a_gpu(tmp_path: Path) -> None:
+def test_build_engine__without_a_gpu__builds(tmp_path: Path) -> None:
     model = scaling(tmp_path / "model.onnx")
     built = build_engine(model, make_profile({"x": (-1, 3)}, None, SizeRange(1, 1, 1)), 600.0)
     assert built.engine_bytes > 0
     assert built.version.startswith("1.")
 
 
-def test_a_dynamic_input_without_profile_is_refused(tmp_path: Path) -> None:
+def test_build_engine__dynamic_input_without_profile__is_rejected(tmp_path: Path) -> None:
     model = scaling(tmp_path / "model.onnx")
     with pytest.raises(WorkerError, match="profile") as caught:
         build_engine(model, {}, 600.0)
     assert caught.value.cause is Cause.REJECTED
 
 
-def test_a_library_that_does_not_load_is_not_to_be_had(library: Path) -> None:
+def test_worker__library_does_not_load__is_unavailable(library: Path) -> None:
     library.write_text("raise ImportError('libnvonnxparser.so.11 is missing')")
     error = load()
     assert error.cause is Cause.UNAVAILABLE
     assert "libnvonnxparser.so.11" in error.reason
 
 
-def test_a_crash_names_the_signal_and_the_last_words(library: Path) -> None:
+def test_worker__crash__names_the_signal_and_last_output(library: Path) -> None:
     library.write_text(
         "import os, signal\nprint('to stdout, and no answer', flush=True)\n"
         "os.kill(os.getpid(), signal.SIGSEGV)\n"
@@ -69,14 +69,14 @@ def test_a_crash_names_the_signal_and_the_last_words(library: Path) -> None:
     assert error.reason == "its process died of SIGSEGV: to stdout, and no answer"
 
 
-def test_an_exception_of_the_worker_is_a_crash_too(library: Path) -> None:
+def test_worker__exception__is_a_crash(library: Path) -> None:
     library.write_text("raise MemoryError('no room')")
     error = load()
     assert error.cause is Cause.CRASHED
     assert error.reason == "its process died with exit code 1: MemoryError: no room"
 
 
-def test_a_build_that_hangs_is_killed_with_its_children(library: Path, tmp_path: Path) -> None:
+def test_worker__build_hangs__is_killed_with_its_children(library: Path, tmp_path: Path) -> None:
     pids = tmp_path / "parent", tmp_path / "child"
     library.write_text(
         "import os, pathlib, signal\n"
@@ -99,6 +99,6 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_this_process_never_loads_tensorrt() -> None:
+def test_worker__after_a_build__parent_has_not_loaded_tensorrt() -> None:
     mapped = Path(f"/proc/{os.getpid()}/maps").read_text()
     assert "libtensorrt_rtx" not in mapped

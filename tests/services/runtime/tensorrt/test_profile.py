@@ -12,28 +12,28 @@ from services.runtime.tensorrt.profile import (
 TABLE = Batching(max_rows=32, buckets=(1, 8, 32), row_independent=True)
 
 
-def test_the_batch_is_the_bucket_tables() -> None:
+def test_make_profile__dynamic_batch__follows_the_buckets() -> None:
     profile = make_profile({"x": (-1, 3, 8)}, TABLE)
     assert profile == {"x": Shapes((1, 3, 8), (8, 3, 8), (32, 3, 8))}
 
 
-def test_other_dynamic_dimensions_get_the_lengths() -> None:
+def test_make_profile__other_dynamic_dimensions__have_the_lengths() -> None:
     profile = make_profile({"ids": (-1, -1), "mask": (-1, -1)}, TABLE, SizeRange(2, 64, 256))
     assert profile["ids"] == profile["mask"] == Shapes((1, 2), (8, 64), (32, 256))
 
 
-def test_fixed_inputs_need_no_profile() -> None:
+def test_make_profile__fixed_inputs__is_empty() -> None:
     assert make_profile({"x": (1, 3), "scale": ()}, TABLE) == {}
 
 
-def test_one_row_where_nothing_is_known_of_batches() -> None:
+def test_batch_range__no_batching__is_one_row() -> None:
     assert batch_range(None) == SizeRange(1, 1, 1)
     assert batch_range(Batching(max_rows=4, buckets=(4,), row_independent=False)) == SizeRange(
         1, 4, 4
     )
 
 
-def test_is_written_as_the_provider_reads_it() -> None:
+def test_render_shapes__profile__is_in_the_providers_format() -> None:
     profile = make_profile({"ids": (-1, -1), "x": (-1, 3)}, TABLE, SizeRange(1, 5, 9))
     assert render_shapes(profile) == {
         "min": "ids:1x1,x:1x3",
@@ -44,6 +44,6 @@ def test_is_written_as_the_provider_reads_it() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (3, 2, 4), (1, 5, 4)])
-def test_a_range_ascends_from_one(sizes: tuple[int, int, int]) -> None:
+def test_size_range__does_not_ascend__is_rejected(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="minimum <= optimum <= maximum"):
         SizeRange(*sizes)

@@ -28,7 +28,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return scaling(tmp_path / "model.onnx")
 
 
-def test_engines_are_made_by_a_worker_and_read_by_the_session(
+def test_prepare_providers__new_model__builds_engines_in_a_worker(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, str]] = []
@@ -48,7 +48,7 @@ def test_engines_are_made_by_a_worker_and_read_by_the_session(
     assert options["trt_profile_max_shapes"] == "x:32x3"
 
 
-def test_other_weights_or_batches_have_engines_of_their_own(
+def test_prepare_providers__other_weights_or_batches__has_other_engines(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "run_worker", lambda *_: {})
@@ -62,13 +62,13 @@ def test_other_weights_or_batches_have_engines_of_their_own(
     assert len(found | {directory(TABLE)}) == 3
 
 
-def test_a_provider_that_the_runtime_lacks_is_unavailable(model: Path) -> None:
+def test_prepare_providers__runtime_without_tensorrt__is_unavailable(model: Path) -> None:
     with pytest.raises(MlctlError, match="TensorrtExecutionProvider") as caught:
         prepare_providers(model, TABLE)
     assert caught.value.code is ErrorCode.PROVIDER_UNAVAILABLE
 
 
-def test_the_worker_opens_a_session(model: Path) -> None:
+def test_run_worker__warm__opens_a_session(model: Path) -> None:
     request = {"model": str(model), "providers": [["CPUExecutionProvider", {}]]}
     assert run_worker("warm", request, 60.0) == {}
     model.write_bytes(b"no model")

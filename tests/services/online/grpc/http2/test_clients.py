@@ -23,7 +23,7 @@ def asked() -> list[Any]:
     return [TRITON.InferInput("x", [1, 4], "FP32").set_data_from_numpy(X)]
 
 
-def test_tritonclient(serve: Serve) -> None:
+def test_clients__tritonclient__gets_metadata_and_answers(serve: Serve) -> None:
     def talk(port: int) -> None:
         with TRITON.InferenceServerClient(f"127.0.0.1:{port}") as client:
             assert client.is_server_ready()
@@ -43,7 +43,7 @@ def test_tritonclient(serve: Serve) -> None:
     serve(use)
 
 
-def test_tritonclient_with_an_id_for_each_call(serve: Serve) -> None:
+def test_clients__tritonclient_with_ids__gets_them_back(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         async with AIO.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             await client.infer("tiny", asked(), request_id="first")

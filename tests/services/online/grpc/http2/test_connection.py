@@ -45,7 +45,7 @@ def counted(registry: CollectorRegistry, outcome: str) -> float | None:
     return registry.get_sample_value("mlctl_requests_total", labels)
 
 
-def test_statuses_of_single_calls(serve: Serve) -> None:
+def test_call__each_fault__has_its_status(serve: Serve) -> None:
     whole = infer_message().SerializeToString()
     cases: list[tuple[Any, bytes | None, bytes]] = [
         (head(), framed(whole), b"0"),
@@ -79,7 +79,7 @@ def test_statuses_of_single_calls(serve: Serve) -> None:
     serve(use, max_body_bytes=10_000)
 
 
-def test_what_is_no_grpc(serve: Serve) -> None:
+def test_call__other_content_type_or_method__is_rejected(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         json = [*head()[:-1], (b"content-type", b"application/json")]
@@ -100,7 +100,7 @@ def test_what_is_no_grpc(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("size", [64_000, 8 << 20])
-def test_large_messages_through_the_windows(serve: Serve, size: int) -> None:
+def test_call__large_message__passes_the_windows(serve: Serve, size: int) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
@@ -129,7 +129,7 @@ def test_large_messages_through_the_windows(serve: Serve, size: int) -> None:
     serve(use)
 
 
-def test_tiny_windows_get_the_whole_answer_in_turns(serve: Serve) -> None:
+def test_call__tiny_client_windows__whole_answers_in_turns(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
@@ -156,7 +156,7 @@ def test_tiny_windows_get_the_whole_answer_in_turns(serve: Serve) -> None:
     serve(use)
 
 
-def test_an_answer_that_nobody_takes_is_dropped(serve: Serve) -> None:
+def test_deadline__client_takes_no_answer__stream_is_reset(serve: Serve) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
@@ -169,7 +169,7 @@ def test_an_answer_that_nobody_takes_is_dropped(serve: Serve) -> None:
     serve(use, deadline_ms=200)
 
 
-def test_a_message_must_come_in_time(serve: Serve) -> None:
+def test_deadline__message_is_incomplete__call_fails(serve: Serve) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         late = raw.ask(head(), framed(b"x" * 50)[:20], end=False)
@@ -185,7 +185,9 @@ def test_a_message_must_come_in_time(serve: Serve) -> None:
     serve(use, deadline_ms=200)
 
 
-def test_a_reset_withdraws_what_was_asked(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reset__call_is_running__request_is_withdrawn(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
         asked: list[asyncio.Future[Answer]] = []
 
@@ -210,7 +212,9 @@ def test_a_reset_withdraws_what_was_asked(serve: Serve, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("known", [b"", framed(infer_message().SerializeToString())])
-def test_a_message_of_many_must_come_in_time(serve: Serve, known: bytes) -> None:
+def test_deadline__message_of_a_stream_is_incomplete__stream_fails(
+    serve: Serve, known: bytes
+) -> None:
     """Else each stream would hold its share of what is in flight for ever."""
 
     async def use(server: GrpcServer, host: ServedModel) -> None:
@@ -224,7 +228,7 @@ def test_a_message_of_many_must_come_in_time(serve: Serve, known: bytes) -> None
     serve(use, deadline_ms=200)
 
 
-def test_a_piece_that_nobody_takes_ends_its_stream(serve: Serve) -> None:
+def test_deadline__client_takes_no_part_of_a_stream__stream_ends(serve: Serve) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         raw.core.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
@@ -241,7 +245,7 @@ FLOOD = "a client floods its connection"
 
 
 @pytest.mark.parametrize("kind", ["ping", "settings", "reset", "empty"])
-def test_floods_end_the_connection(
+def test_flood__of_each_frame__ends_the_connection(
     serve: Serve, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
@@ -270,7 +274,7 @@ def test_floods_end_the_connection(
     assert [record.message[: len(FLOOD)] for record in caplog.records] == [FLOOD]
 
 
-def test_headers_have_a_limit(serve: Serve) -> None:
+def test_headers__above_the_limit__end_the_connection(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         for size in (400, 1000):
@@ -285,7 +289,9 @@ def test_headers_have_a_limit(serve: Serve) -> None:
     serve(use)
 
 
-def test_a_drain_loses_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain__calls_in_flight__are_answered(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
         go = asyncio.Event()
         infer = host.infer
@@ -322,7 +328,7 @@ def test_a_drain_loses_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
     assert counted(serve(use), "ok") == 2
 
 
-def test_a_client_that_says_goodbye_still_gets_its_answers(serve: Serve) -> None:
+def test_goaway__of_the_client__its_calls_are_answered(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
@@ -336,7 +342,7 @@ def test_a_client_that_says_goodbye_still_gets_its_answers(serve: Serve) -> None
     serve(use)
 
 
-def test_silent_strangers_and_clients_are_given_up(serve: Serve) -> None:
+def test_timeouts__silent_connection__is_closed(serve: Serve) -> None:
     times = Times(tick=0.05, preface=0.2, silence=0.3)
 
     async def use(server: GrpcServer, _host: ServedModel) -> None:
@@ -356,7 +362,7 @@ def test_silent_strangers_and_clients_are_given_up(serve: Serve) -> None:
     serve(use, times)
 
 
-def test_an_idle_connection_is_told_to_come_again(serve: Serve) -> None:
+def test_timeouts__idle_connection__gets_a_goaway(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
@@ -367,23 +373,23 @@ def test_an_idle_connection_is_told_to_come_again(serve: Serve) -> None:
     serve(use, Times(tick=0.05, idle=0.2, farewell=0.05))
 
 
-def test_who_reads_nothing_is_cut_off(serve: Serve) -> None:
+def test_timeouts__client_reads_nothing__is_disconnected(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
-        lean: Any = server._server
-        (connection,) = lean._connections
+        http2: Any = server._server
+        (connection,) = http2._connections
         # As the transport says it when it is full: a kernel may take any number of bytes.
         connection.pause_writing()
         raw.ask(head(LIVE), EMPTY)
-        await until(lambda: not lean._connections)
+        await until(lambda: not http2._connections)
         assert not raw.of(events.StreamEnded, 3)
         raw.close()
 
     serve(use, Times(tick=0.05, stall=0.3))
 
 
-def test_one_connection_too_many_is_closed(serve: Serve) -> None:
+def test_connections__above_the_limit__are_closed(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         first = await Raw.open(server.port)
         assert (await first.trailers(first.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"

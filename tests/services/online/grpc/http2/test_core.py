@@ -121,7 +121,7 @@ def resets(core: Core) -> list[tuple[int, int]]:
         (HELLO + asking(block=b"\x20" * 3 + BLOCK), Reason.COMPRESSION_ERROR),
     ],
 )  # fmt: skip
-def test_what_ends_the_connection(data: bytes, reason: int) -> None:
+def test_frames__that_break_the_protocol__end_the_connection(data: bytes, reason: int) -> None:
     with pytest.raises(BrokenError) as caught:
         told(data)
     assert caught.value.reason == reason
@@ -149,14 +149,14 @@ def test_what_ends_the_connection(data: bytes, reason: int) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_ends_its_stream_alone(data: bytes, reason: Reason) -> None:
+def test_frames__that_break_a_stream__reset_it_alone(data: bytes, reason: Reason) -> None:
     core = greeted()
     told(data, core)
     assert resets(core) == [(1, reason)]
     assert isinstance(told(asking(3), core)[0], HeadersReceived)
 
 
-def test_windows_of_what_comes() -> None:
+def test_flow_control__client_exceeds_its_window__stream_is_reset() -> None:
     core = greeted()
     told(asking(), core)
     chunk = frame(frames.DATA, 0, 1, bytes(1 << 14))
@@ -176,7 +176,7 @@ def test_windows_of_what_comes() -> None:
         core._take(CONNECTION_WINDOW_BYTES + 1)
 
 
-def test_streams_have_a_limit() -> None:
+def test_streams__above_the_limit__are_refused() -> None:
     core = greeted()
     for number in range(MAX_STREAMS):
         told(asking(2 * number + 1), core)
@@ -187,7 +187,7 @@ def test_streams_have_a_limit() -> None:
     assert len(core.streams) == MAX_STREAMS
 
 
-def test_who_opens_a_window_is_told_apart_from_who_opens_all() -> None:
+def test_window_update__stream_or_connection__are_told_apart() -> None:
     """Else each byte of a window would have all that waits looked at."""
     core = greeted()
     told(asking(1, DONE) + asking(3, DONE), core)
@@ -201,7 +201,7 @@ def test_who_opens_a_window_is_told_apart_from_who_opens_all() -> None:
     assert WindowOpened(0) in told(more[1], core)
 
 
-def test_many_settings_in_a_frame_are_one_change() -> None:
+def test_settings__many_in_a_frame__are_one_change() -> None:
     core = greeted()
     told(asking(), core)
     pairs = b"".join(b"\0\4" + U32(number) for number in range(5000))
@@ -210,7 +210,7 @@ def test_many_settings_in_a_frame_are_one_change() -> None:
     assert core.out == [frame(frames.SETTINGS, frames.ACK, 0)]
 
 
-def test_a_call_that_comes_at_once() -> None:
+def test_call__whole_in_one_read__is_one_event() -> None:
     data = frame(frames.DATA, frames.END_STREAM, 1, b"message")
     opening = frame(frames.WINDOW_UPDATE, 0, 1, U32(100))
     for between, window in ((b"", 65535), (opening, 65635)):
@@ -230,7 +230,7 @@ def test_a_call_that_comes_at_once() -> None:
     assert resets(core) == [(1, Reason.FLOW_CONTROL_ERROR)]
 
 
-def test_padding_and_priority_are_taken_off() -> None:
+def test_frames__padding_and_priority__are_removed() -> None:
     core = greeted()
     flags = frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY
     padded = frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, b"\3data\0\0\0")
@@ -243,7 +243,7 @@ def test_padding_and_priority_are_taken_off() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=20), st.booleans())
-def test_any_bytes_are_events_or_a_break(parts: list[bytes], polite: bool) -> None:
+def test_receive__any_bytes__are_events_or_an_error(parts: list[bytes], polite: bool) -> None:
     core = greeted() if polite else Core()
     try:
         for part in parts:
@@ -369,7 +369,7 @@ class Client:
 
 @settings(deadline=None, max_examples=80)
 @given(st.data())
-def test_h2s_client_understands_every_frame(data: st.DataObject) -> None:
+def test_core__against_h2s_client__exchanges_everything(data: st.DataObject) -> None:
     client = Client(data)
     for _ in range(data.draw(st.integers(1, 25))):
         client.step()

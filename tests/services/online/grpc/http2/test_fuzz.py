@@ -48,7 +48,9 @@ INPUTS = st.one_of(
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(INPUTS, min_size=20, max_size=20))
-def test_any_bytes(shared_bundle: VerifiedBundle, inputs: list[bytes]) -> None:
+def test_server__any_bytes__answers_or_closes(
+    shared_bundle: VerifiedBundle, inputs: list[bytes]
+) -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = records.append  # type: ignore[assignment,method-assign]

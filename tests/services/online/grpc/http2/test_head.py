@@ -16,7 +16,7 @@ from services.online.grpc.http2.head import (
 from tests.services.online.grpc.http2.conftest import head
 
 
-def test_what_a_head_says() -> None:
+def test_parse_head__valid_fields__are_read() -> None:
     found = parse_head(
         tuple(
             head(b"/a.B/C", (b"grpc-timeout", b"250m"), (b"x-request-id", b"7"), (b"x-bin", b"AP8"))
@@ -31,12 +31,14 @@ def test_what_a_head_says() -> None:
     [(b"application/grpc+proto", True), (b"application/grpc;x=y", True),
      (b"application/grpcs", False), (b"application/json", False), (b"", False)],
 )  # fmt: skip
-def test_content_types(content_type: bytes, expected: bool) -> None:
+def test_parse_head__content_type__decides_whether_it_is_grpc(
+    content_type: bytes, expected: bool
+) -> None:
     fields = [pair for pair in head() if pair[0] != b"content-type"]
     assert parse_head((*fields, (b"content-type", content_type))).is_grpc is expected
 
 
-def test_one_of_two_that_differ_is_not_taken() -> None:
+def test_parse_head__field_twice_with_other_values__is_not_used() -> None:
     twice = tuple(head(b"/", (b"grpc-timeout", b"1S"), (b"content-type", b"application/grpc")))
     found = parse_head((*twice, (b"grpc-timeout", b"1S")))
     assert (found.is_grpc, found.timeout) == (True, 1.0)
@@ -47,7 +49,7 @@ def test_one_of_two_that_differ_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"1", b"S", b"-1S", b"123456789S", b"1.5S", b"1s", b"1S "])
-def test_timeouts_that_are_none(text: bytes) -> None:
+def test_parse_head__invalid_timeout__is_rejected(text: bytes) -> None:
     with pytest.raises(MlctlError):
         _ = parse_head(tuple(head(b"/", (b"grpc-timeout", text)))).timeout
 
@@ -65,18 +67,18 @@ def test_timeouts_that_are_none(text: bytes) -> None:
         [*head(), (b"te", b"gzip")],
     ],
 )
-def test_headers_that_http2_forbids(fields: list[tuple[bytes, bytes]]) -> None:
+def test_parse_head__forbidden_headers__are_malformed(fields: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(MalformedError):
         parse_head(tuple(fields))
 
 
-def test_metadata_that_is_no_base64_is_the_callers_fault() -> None:
+def test_parse_head__metadata_is_no_base64__is_rejected() -> None:
     with pytest.raises(MlctlError):
         _ = parse_head(tuple(head(b"/", (b"x-bin", b"A")))).metadata
 
 
 @given(st.text())
-def test_any_message_travels_in_plain_ascii(message: str) -> None:
+def test_make_trailers__any_message__is_plain_ascii(message: str) -> None:
     fields = dict(make_trailers(3, message))
     text = fields[b"grpc-message"]
     assert all(0x20 <= byte < 0x7F for byte in text)
@@ -84,6 +86,6 @@ def test_any_message_travels_in_plain_ascii(message: str) -> None:
 
 
 @given(st.binary())
-def test_binary_metadata_comes_back(value: bytes) -> None:
+def test_encode_metadata__any_bytes__are_read_back(value: bytes) -> None:
     (field,) = encode_metadata((("x-bin", value),))
     assert parse_head((*head(), field)).metadata == (("x-bin", value),)

@@ -21,7 +21,7 @@ BLOCKS = st.lists(st.tuples(FIELDS, st.sampled_from([None, 0, 60, 4096])))
 
 
 @given(BLOCKS)
-def test_what_is_remembered_is_what_would_be_decoded(
+def test_head_reader__any_blocks__equal_a_plain_decoder(
     blocks: list[tuple[list[tuple[tuple[bytes, bytes], bool]], int | None]],
 ) -> None:
     encoder, plain, reader = Encoder(), Decoder(), HeadReader(1 << 16)
@@ -34,7 +34,7 @@ def test_what_is_remembered_is_what_would_be_decoded(
             assert reader.read(data).fields == tuple(plain.decode(data, raw=True))
 
 
-def test_a_block_that_changes_nothing_is_decoded_once() -> None:
+def test_head_reader__same_block_again__is_decoded_once() -> None:
     encoder, reader = Encoder(), HeadReader(1 << 16)
     reader.read(encoder.encode(head()))
     again = encoder.encode(head())
@@ -102,7 +102,7 @@ def test_head_reader__any_bytes__decodes_or_rejects_as_the_library(blocks: list[
             return
 
 
-def test_very_many_fields_are_charged_and_what_is_usual_is_not() -> None:
+def test_head_reader__very_many_fields__are_charged() -> None:
     reader, few = HeadReader(1 << 14), tuple((b"x", b"%d" % number) for number in range(50))
     reader.read(encode((*head(), *few)))
     assert reader.cost == 0
@@ -110,7 +110,7 @@ def test_very_many_fields_are_charged_and_what_is_usual_is_not() -> None:
     assert reader.cost == (6 + 300 - 64) / 8
 
 
-def test_what_an_index_meant_is_forgotten_with_the_table() -> None:
+def test_head_reader__table_is_changed__forgets_cached_blocks() -> None:
     reader = HeadReader(1 << 16)
     block = encode(tuple(head())) + b"\xbe"  # and the table's newest entry
     for value in (b"1", b"2"):
@@ -122,7 +122,7 @@ def test_what_an_index_meant_is_forgotten_with_the_table() -> None:
         reader.read(block)
 
 
-def test_blocks_of_ours_use_no_table() -> None:
+def test_encode__each_table_size__uses_no_dynamic_table() -> None:
     for size in (0, 100, 4096):
         decoder = Decoder()
         decoder.max_allowed_table_size = size

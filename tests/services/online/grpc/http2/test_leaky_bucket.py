@@ -3,7 +3,7 @@ from __future__ import annotations
 from services.online.grpc.http2.leaky_bucket import CAPACITY, PER_ANSWER, PER_SECOND, Bucket
 
 
-def test_it_runs_over_and_runs_out() -> None:
+def test_bucket__above_capacity__overflows_and_drains() -> None:
     bucket = Bucket(0.0)
     assert all(bucket.add(0.0) for _ in range(int(CAPACITY)))
     assert not bucket.add(0.0)
@@ -11,7 +11,7 @@ def test_it_runs_over_and_runs_out() -> None:
     assert not bucket.add(1.0, 2.0)
 
 
-def test_answers_make_room() -> None:
+def test_bucket__answered_calls__make_room() -> None:
     bucket = Bucket(0.0)
     for _ in range(int(CAPACITY) * 3):
         bucket.answered()

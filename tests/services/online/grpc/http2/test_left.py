@@ -71,22 +71,24 @@ async def step(raw: Raw, opened: list[int], dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_stays_counted(serve: Serve, caplog: pytest.LogCaptureFixture, seed: int) -> None:
+def test_connections__clients_leave_in_any_way__nothing_stays_counted(
+    serve: Serve, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
     dice = random.Random(seed)
 
     async def use(server: GrpcServer, host: ServedModel) -> None:
-        lean: Any = server._server
+        http2: Any = server._server
         batching: Any = host._batching
 
         def counted() -> list[int]:
-            budgets = (lean._room, lean._probes, host.inflight)
-            others = (lean._parking.size, int(batching.has_open), server._health._watches)
+            budgets = (http2._room, http2._probes, host.inflight)
+            others = (http2._parking.size, int(batching.has_open), server._health._watches)
             return [*(budget.used for budget in budgets), *others]
 
         for _ in range(3):
             clients = [random.Random(dice.random()) for _ in range(12)]
             await asyncio.gather(*(wander(server.port, each) for each in clients))
-        await until(lambda: not lean._connections and not any(counted()))
+        await until(lambda: not http2._connections and not any(counted()))
 
     serve(use, deadline_ms=300)
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

@@ -33,14 +33,14 @@ WATCH = b"/grpc.health.v1.Health/Watch"
 REFLECTION = b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
-def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
+def test_limits__open_calls_without_a_message__are_charged(serve: Serve) -> None:
     """Whoever holds all of it keeps nobody from asking whether the server lives."""
 
     each = (8 << 10) + parse_head(tuple(head())).size
 
     async def use(server: GrpcServer, _host: ServedModel) -> None:
-        lean: Any = server._server
-        room = lean._room = Inflight(200_000)
+        http2: Any = server._server
+        room = http2._room = Inflight(200_000)
         raw = await Raw.open(server.port)
         opened = [raw.ask(head(), None, end=False) for _ in range(40)]
         refused = (await raw.trailers(opened[-1]))[b"grpc-status"]
@@ -54,22 +54,22 @@ def test_open_calls_without_a_message_take_room(serve: Serve) -> None:
     assert counted(serve(use), "queue_full") == 40 - 200_000 // each
 
 
-def test_probes_take_room_of_their_own(serve: Serve) -> None:
+def test_limits__health_watches__have_their_own_budget(serve: Serve) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         for _ in range(50):
             raw.ask(head(WATCH), EMPTY)
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
-        lean: Any = server._server
-        assert lean._room.used == host.inflight.used == 0
-        assert lean._probes.used > 50 << 13
+        http2: Any = server._server
+        assert http2._room.used == host.inflight.used == 0
+        assert http2._probes.used > 50 << 13
         raw.close()
-        await until(lambda: not lean._probes.used)
+        await until(lambda: not http2._probes.used)
 
     serve(use)
 
 
-def test_heads_of_very_many_fields_are_a_flood(
+def test_flood__heads_of_very_many_fields__end_the_connection(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
@@ -85,9 +85,7 @@ def test_heads_of_very_many_fields_are_a_flood(
     assert [record.message[: len(FLOOD)] for record in caplog.records] == [FLOOD]
 
 
-def test_a_refusal_with_metadata_that_is_none_ends_its_call_alone(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_call__invalid_metadata__fails_alone(serve: Serve, tmp_path: Path) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         wrong = head(INFER, (b"trace-bin", b"a"))
@@ -98,7 +96,7 @@ def test_a_refusal_with_metadata_that_is_none_ends_its_call_alone(
     serve(use, max_body_bytes=10_000, access_log=str(tmp_path / "log"))
 
 
-def test_a_message_that_is_none_is_its_callers_fault(
+def test_call__invalid_message__is_rejected_without_a_traceback(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Anybody may send them: a log must not grow by a traceback for each."""
@@ -114,7 +112,7 @@ def test_a_message_that_is_none_is_its_callers_fault(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_as_many_may_wait_to_be_let_in_as_over_http(serve: Serve) -> None:
+def test_listener__backlog__is_that_of_http(serve: Serve) -> None:
     kernel = int(Path("/proc/sys/net/core/somaxconn").read_text())
 
     async def use(server: GrpcServer, _host: ServedModel) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import gzip
 import random
 import sys
@@ -22,7 +21,9 @@ def assembler(limit: int = 100, inflight: Inflight | None = None) -> Assembler:
 
 
 @given(MESSAGES, st.data())
-def test_messages_come_out_however_they_are_cut(messages: list[bytes], data: st.DataObject) -> None:
+def test_assembler__messages_cut_anywhere__come_out_whole(
+    messages: list[bytes], data: st.DataObject
+) -> None:
     whole = b"".join(map(frame, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     inflight = Inflight(sys.maxsize)
@@ -38,7 +39,7 @@ def test_messages_come_out_however_they_are_cut(messages: list[bytes], data: st.
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
+def test_assembler__any_bytes__are_messages_or_an_error(data: bytes) -> None:
     into = assembler()
     try:
         for start in range(0, len(data), 7):
@@ -48,7 +49,7 @@ def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
     assert sum(len(message.data) + 5 for message in into.messages) <= len(data)
 
 
-def test_a_length_is_judged_before_its_message_comes() -> None:
+def test_assembler__declared_length_above_the_limit__is_rejected_at_once() -> None:
     with pytest.raises(MlctlError) as caught:
         assembler().feed(b"\0" + (101).to_bytes(4, "big"))
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
@@ -68,23 +69,20 @@ def test_assembler__declared_length__charges_only_what_arrived() -> None:
     assert inflight.used == 0
 
 
-def test_unpack_apart__inflated_bytes_above_the_budget__is_busy() -> None:
+async def test_unpack_apart__inflated_bytes_above_the_budget__is_busy() -> None:
     inflated = random.Random(1).randbytes(1 << 20) + bytes(4 << 20)
     packed = RawMessage(gzip.compress(inflated), compressed=True)
     inflight = Inflight(len(packed.data) + (2 << 20))
 
-    async def main() -> None:
-        with pytest.raises(BusyError):
-            await unpack_apart(packed, b"gzip", 64 << 20, inflight)
-        assert inflight.used == 0
-        inflight.limit = len(packed.data) + len(inflated)
-        assert await unpack_apart(packed, b"gzip", 64 << 20, inflight) == inflated
-        assert inflight.used == 0
-
-    asyncio.run(main())
+    with pytest.raises(BusyError):
+        await unpack_apart(packed, b"gzip", 64 << 20, inflight)
+    assert inflight.used == 0
+    inflight.limit = len(packed.data) + len(inflated)
+    assert await unpack_apart(packed, b"gzip", 64 << 20, inflight) == inflated
+    assert inflight.used == 0
 
 
-def test_a_message_of_single_bytes_takes_no_more_memory_than_it_has() -> None:
+def test_assembler__message_in_small_parts__takes_no_more_memory() -> None:
     into = assembler(limit=1 << 20)
     data = frame(bytes(range(256)) * 400)
     tracemalloc.start()
@@ -98,7 +96,7 @@ def test_a_message_of_single_bytes_takes_no_more_memory_than_it_has() -> None:
     assert into.take().data == data[5:]
 
 
-def test_the_rest_of_a_stream_stays_counted() -> None:
+def test_assembler__first_message_taken__rest_stays_charged() -> None:
     inflight = Inflight(sys.maxsize)
     into = assembler(inflight=inflight)
     into.feed(frame(b"x" * 9) + frame(b"y" * 50)[:30])
@@ -107,7 +105,7 @@ def test_the_rest_of_a_stream_stays_counted() -> None:
     assert 50 <= inflight.used < before
 
 
-def test_messages_are_unpacked_under_the_limit() -> None:
+def test_unpack__above_the_limit_or_invalid__is_rejected() -> None:
     packed = RawMessage(gzip.compress(b"x" * 90), compressed=True)
     assert unpack(packed, b"gzip", 100) == b"x" * 90
     assert unpack(RawMessage(b"x", compressed=False), b"gzip", 100) == b"x"

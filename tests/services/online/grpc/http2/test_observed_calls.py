@@ -33,7 +33,7 @@ def begun(calls: GrpcCalls, *metadata: tuple[str, str | bytes]) -> RequestRecord
     return calls.begin(head, 7)
 
 
-def test_a_call_is_known_by_its_metadata(calls: GrpcCalls) -> None:
+def test_observed_call__metadata__names_request_and_trace(calls: GrpcCalls) -> None:
     parent = ("traceparent", TRACEPARENT.decode())
     found = begun(calls, parent, ("x-request-id", "mine"), ("some-bin", b"\xff"))
     assert found is not None
@@ -41,14 +41,14 @@ def test_a_call_is_known_by_its_metadata(calls: GrpcCalls) -> None:
     assert begun(calls, ("x-request-id", "mine")) is None
 
 
-def test_a_tracestate_in_several_lines_is_one(calls: GrpcCalls) -> None:
+def test_observed_call__tracestate_in_two_fields__is_joined(calls: GrpcCalls) -> None:
     parent = ("traceparent", TRACEPARENT.decode())
     found = begun(calls, parent, ("tracestate", "a=1"), ("tracestate", "b=2"))
     assert found is not None
     assert found.tracestate == b"a=1, b=2"
 
 
-def test_two_traces_are_none(calls: GrpcCalls) -> None:
+def test_observed_call__two_traceparents__are_ignored(calls: GrpcCalls) -> None:
     one = TRACEPARENT.decode()
     found = begun(calls, ("traceparent", one.replace("a", "b")), ("traceparent", one))
     assert found is not None

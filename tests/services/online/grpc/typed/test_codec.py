@@ -62,7 +62,9 @@ def one(dtype: Datatype, *shape: int) -> tuple[TypedCodec, Any]:
 
 
 @pytest.mark.parametrize("model", [EVERY, odd()], ids=["every", "odd"])
-def test_the_printed_file_is_the_servers(model: ApiModel, tmp_path: Path) -> None:
+def test_proto_file__compiled_by_protoc__equals_the_servers(
+    model: ApiModel, tmp_path: Path
+) -> None:
     assert compiled(model, tmp_path) == make_file(lay_out(model))
 
 
@@ -80,7 +82,7 @@ def values(dtype: Datatype) -> np.ndarray:
     return array
 
 
-def test_every_datatype_there_and_back() -> None:
+def test_typed_codec__each_datatype__is_read_back() -> None:
     signature = every_datatype()
     layout, own = lay_out(EVERY), codec(EVERY, signature)
     request_class, response_class = classes(EVERY)
@@ -104,7 +106,7 @@ def test_every_datatype_there_and_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", [Datatype.FP32, Datatype.FP64])
-def test_floats_one_by_one_and_in_pieces_are_taken(dtype: Datatype) -> None:
+def test_decode__floats_unpacked_or_in_parts__are_read(dtype: Datatype) -> None:
     own, kind = one(dtype, DYNAMIC)
     width = dtype.itemsize or 0
     array = np.arange(5).astype(dtype.numpy_name)
@@ -126,7 +128,7 @@ def refusal(own: TypedCodec, message: Any) -> MlctlError:
     return caught.value
 
 
-def test_values_that_do_not_fit_are_named() -> None:
+def test_decode__values_that_do_not_fit__are_named() -> None:
     own, kind = one(Datatype.INT8, DYNAMIC)
     assert "'a'" in refusal(own, kind(a=[128])).message
     own, kind = one(Datatype.FP16, 2)
@@ -142,7 +144,7 @@ def test_values_that_do_not_fit_are_named() -> None:
     assert error.code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-def test_shapes_are_judged_before_values() -> None:
+def test_decode__invalid_shape__is_rejected_before_values() -> None:
     own, kind = one(Datatype.FP32, DYNAMIC, DYNAMIC)
     for shape, said in (
         ([1] * 100_000, "100000 dimensions"),
@@ -154,7 +156,7 @@ def test_shapes_are_judged_before_values() -> None:
     assert own.decode(b"\x5a\0" * 100_000).inputs == {}
 
 
-def test_a_tensor_that_is_not_there_is_left_to_the_model() -> None:
+def test_decode__missing_tensor__is_left_to_the_model() -> None:
     own, kind = one(Datatype.FP32, DYNAMIC)
     assert own.decode(b"").inputs == {}
     assert own.decode(kind(a_shape=[0]).SerializeToString()).inputs["a"].shape == (0,)
@@ -163,7 +165,7 @@ def test_a_tensor_that_is_not_there_is_left_to_the_model() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=40)), max_size=12), st.binary())
-def test_what_anybody_sends_is_read_or_refused(
+def test_decode__any_fields__are_read_or_rejected(
     fields: list[tuple[int, bytes]], rest: bytes
 ) -> None:
     message = b"".join(
@@ -178,13 +180,13 @@ def test_what_anybody_sends_is_read_or_refused(
             assert all(array.size < 2**31 for array in found.inputs.values())
 
 
-def test_names_of_packages() -> None:
+def test_package_name__model_names__are_valid_identifiers() -> None:
     assert [package_name(name) for name in ("tiny-net", "3d.net", "class", "a+b", "--")] == [
         "tiny_net", "model_3d_net", "class_", "a_b", "model",
     ]  # fmt: skip
 
 
-def test_names_of_fields_are_distinct_in_json_too() -> None:
+def test_lay_out__similar_names__are_distinct_in_json() -> None:
     names = ["a", "a shape", "aShape", "model digest"]
     specs = tuple(TensorSpec(name=name, dtype=Datatype.FP32, shape=(DYNAMIC,)) for name in names)
     layout = lay_out(describe("m", DIGEST, Signature(inputs=specs, outputs=specs)))

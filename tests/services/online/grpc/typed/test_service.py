@@ -73,7 +73,7 @@ def with_stub(bundle: VerifiedBundle, stubs: tuple[Any, Any], use: Use) -> Colle
     return with_channel(bundle, connect)
 
 
-def test_generated_stubs_ask_the_model(
+def test_typed_service__generated_stubs__get_answers(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
     async def use(messages: Any, stub: Any, _host: ServedModel) -> None:
@@ -92,7 +92,7 @@ def test_generated_stubs_ask_the_model(
     assert registry.get_sample_value("mlctl_requests_total", labels) == 3
 
 
-def test_refusals_are_those_of_the_table(
+def test_typed_service__invalid_requests__have_the_tables_status(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
     async def use(messages: Any, stub: Any, host: ServedModel) -> None:
@@ -118,7 +118,7 @@ def test_refusals_are_those_of_the_table(
     assert registry.get_sample_value("mlctl_requests_total", labels) == 5
 
 
-def test_a_deadline_and_a_surprise(
+def test_typed_service__deadline_or_unexpected_error__has_its_status(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(messages: Any, stub: Any, host: ServedModel) -> None:
@@ -144,7 +144,9 @@ def test_a_deadline_and_a_surprise(
     with_stub(shared_bundle, stubs, use)
 
 
-def test_what_is_no_message_of_it(shared_bundle: VerifiedBundle) -> None:
+def test_typed_service__invalid_message_or_method__is_rejected(
+    shared_bundle: VerifiedBundle,
+) -> None:
     async def use(channel: grpc.aio.Channel, _server: GrpcServer, _host: ServedModel) -> None:
         method: Any = channel.unary_unary(PREDICT)
         wrong = await refused(method(b"\xff\xff\xff", timeout=20))
@@ -157,7 +159,7 @@ def test_what_is_no_message_of_it(shared_bundle: VerifiedBundle) -> None:
     with_channel(shared_bundle, use)
 
 
-def test_reflection_and_health_know_the_printed_service(
+def test_typed_service__reflection_and_health__know_it(
     shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
 ) -> None:
     printed = stubs[0].DESCRIPTOR
@@ -181,29 +183,28 @@ def test_reflection_and_health_know_the_printed_service(
     with_channel(shared_bundle, use)
 
 
-def test_a_token_is_asked_for(shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]) -> None:
+async def test_typed_service__without_a_token__is_rejected(
+    shared_bundle: VerifiedBundle, stubs: tuple[Any, Any]
+) -> None:
     messages, services = stubs
 
-    async def main() -> None:
-        settings = ServerSettings(token="t" * 32)
-        host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
-        await host.start()
-        server = GrpcServer(host, "127.0.0.1", 0)
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            stub, request = services.PredictorStub(channel), messages.Request(x=[1, 2, 3, 4])
-            none = await refused(stub.Predict(request, timeout=20))
-            assert none.code() is grpc.StatusCode.UNAUTHENTICATED
-            token = (("authorization", f"Bearer {'t' * 32}"),)
-            answer = await stub.Predict(request, timeout=20, metadata=token)
-            assert list(answer.y) == [12, 14, 16, 18]
-        await server.stop(1)
-        await host.stop()
-
-    asyncio.run(main())
+    settings = ServerSettings(token="t" * 32)
+    host = ServedModel(shared_bundle, settings, registry=CollectorRegistry())
+    await host.start()
+    server = GrpcServer(host, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub, request = services.PredictorStub(channel), messages.Request(x=[1, 2, 3, 4])
+        none = await refused(stub.Predict(request, timeout=20))
+        assert none.code() is grpc.StatusCode.UNAUTHENTICATED
+        token = (("authorization", f"Bearer {'t' * 32}"),)
+        answer = await stub.Predict(request, timeout=20, metadata=token)
+        assert list(answer.y) == [12, 14, 16, 18]
+    await server.stop(1)
+    await host.stop()
 
 
-def test_names_that_make_one_package_have_no_service(
+def test_typed_services__names_of_one_package__have_none(
     shared_bundle: VerifiedBundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())

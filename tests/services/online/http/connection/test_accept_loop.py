@@ -57,16 +57,18 @@ def run(loop_factory: type[asyncio.AbstractEventLoop], listener: socket.socket) 
         return runner.run(turns(listener))
 
 
-def test_many_connections_are_taken_in_a_turn(listener: socket.socket) -> None:
+def test_accepting_loop__many_connections__accepts_several_per_tick(
+    listener: socket.socket,
+) -> None:
     assert run(AcceptingLoop, listener) <= COUNT // 2
 
 
-def test_uvloop_takes_one_in_a_turn(listener: socket.socket) -> None:
+def test_uvloop__many_connections__accepts_one_per_tick(listener: socket.socket) -> None:
     """Should that change, ours is of no use any more."""
     assert run(uvloop.Loop, listener) >= COUNT
 
 
-def test_nothing_stays_open(listener: socket.socket) -> None:
+def test_accepting_loop__closed__leaves_no_file_open(listener: socket.socket) -> None:
     def count() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 

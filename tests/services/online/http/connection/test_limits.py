@@ -25,7 +25,7 @@ async def closed_without_answer(server: Listening, content: bytes) -> None:
         assert await reader.read() == b""
 
 
-def test_a_head_has_a_time(bench: Bench) -> None:
+def test_head__does_not_come_in_time__is_answered_408(bench: Bench) -> None:
     async def use(server: Listening) -> None:
         (late,) = await talk(server, HEAD)
         assert late.status == 408
@@ -35,7 +35,7 @@ def test_a_head_has_a_time(bench: Bench) -> None:
     bench.run(use, head_seconds=0.05)
 
 
-def test_blank_lines_do_not_hold_a_connection(bench: Bench) -> None:
+def test_blank_lines__on_an_idle_connection__do_not_keep_it(bench: Bench) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(request())
@@ -54,7 +54,7 @@ def test_blank_lines_do_not_hold_a_connection(bench: Bench) -> None:
         b"POST /" + b"a" * 300_000,
     ],
 )
-def test_a_head_has_a_size(bench: Bench, head: bytes) -> None:
+def test_head__above_the_limit__is_answered_431(bench: Bench, head: bytes) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             for start in range(0, len(head), 10_000):
@@ -66,7 +66,7 @@ def test_a_head_has_a_size(bench: Bench, head: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", [INFER, "/v2", f"/v2?{'a' * 66_000}"])
-def test_a_large_head_that_comes_at_once_is_refused_as_well(bench: Bench, path: str) -> None:
+def test_head__large_in_one_read__is_answered_431(bench: Bench, path: str) -> None:
     async def use(server: Listening) -> None:
         (reply,) = await talk(server, request(path, headers=f"X: {'a' * 66_000}\r\n"))
         assert reply.status == 431
@@ -77,7 +77,7 @@ def test_a_large_head_that_comes_at_once_is_refused_as_well(bench: Bench, path: 
 
 
 @pytest.mark.parametrize("target", ["http://", "http://test:99999999/v2"])
-def test_a_target_that_is_none_is_answered(bench: Bench, target: str) -> None:
+def test_target__invalid__is_answered_400(bench: Bench, target: str) -> None:
     async def use(server: Listening) -> None:
         (reply,) = await talk(server, f"GET {target} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
         assert reply.status == 400
@@ -122,7 +122,7 @@ def test_host__missing_or_doubled__is_rejected(
         ([HEAD], 408),
     ],
 )
-def test_a_broken_head_is_refused_once(bench: Bench, pieces: list[bytes], status: int) -> None:
+def test_head__broken__is_rejected_once(bench: Bench, pieces: list[bytes], status: int) -> None:
     refused: list[int] = []
     wrong: list[object] = []
 
@@ -146,7 +146,7 @@ def test_a_broken_head_is_refused_once(bench: Bench, pieces: list[bytes], status
     assert (refused, wrong) == ([status], [])
 
 
-def test_an_error_does_not_overtake_an_answer(
+def test_error__earlier_request_is_running__comes_after_its_answer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     infer = bench.host.infer
@@ -176,7 +176,7 @@ def test_an_error_does_not_overtake_an_answer(
         HEAD + b"Bad Name: 1\r\n\r\n",
     ],
 )
-def test_wrong_http_is_answered_once(bench: Bench, content: bytes) -> None:
+def test_http__invalid__is_answered_400_once(bench: Bench, content: bytes) -> None:
     async def use(server: Listening) -> None:
         (reply,) = await talk(server, content)
         assert reply.status == 400
@@ -184,7 +184,7 @@ def test_wrong_http_is_answered_once(bench: Bench, content: bytes) -> None:
     bench.run(use)
 
 
-def test_wrong_chunks_after_a_refusal_get_no_second_answer(bench: Bench) -> None:
+def test_chunks__invalid_after_a_rejection__get_no_second_answer(bench: Bench) -> None:
     async def use(server: Listening) -> None:
         head = HEAD + b"Content-Type: text/csv\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with connected(server) as (reader, writer):
@@ -198,7 +198,7 @@ def test_wrong_chunks_after_a_refusal_get_no_second_answer(bench: Bench) -> None
 
 @pytest.mark.parametrize("piece", [b"a" * 65536, b"a: b\r\n" * 10923])
 @pytest.mark.parametrize("path", [INFER, "/v2/models/tiny/infer?a"])
-def test_trailers_have_a_size(bench: Bench, piece: bytes, path: str) -> None:
+def test_trailers__above_the_limit__are_answered_400(bench: Bench, piece: bytes, path: str) -> None:
     async def use(server: Listening) -> None:
         head = f"POST {path} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with connected(server) as (reader, writer):
@@ -212,7 +212,7 @@ def test_trailers_have_a_size(bench: Bench, piece: bytes, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [INFER, "/v2/models/tiny/infer?a"])
-def test_a_broken_body_is_given_up(bench: Bench, path: str) -> None:
+def test_body__broken__is_answered_400_and_counted(bench: Bench, path: str) -> None:
     async def use(server: Listening) -> None:
         head = f"POST {path} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with connected(server) as (reader, writer):
@@ -237,7 +237,7 @@ class Hasty(LimitedProtocol):
 
 
 @pytest.mark.parametrize("content", [GET * 2, GET[:-2] + CLOSE.encode() + b"\r\n"])
-def test_an_answer_that_nobody_reads_ends_the_connection(bench: Bench, content: bytes) -> None:
+def test_answer__client_does_not_read__connection_ends(bench: Bench, content: bytes) -> None:
     async def use(server: Listening) -> None:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -271,7 +271,7 @@ def test_response__reader_is_slow_but_never_stalls__is_complete(bench: Bench) ->
     bench.serve(Patient, use, large)
 
 
-def test_one_connection_too_many_is_told_so(bench: Bench) -> None:
+def test_connections__above_the_limit__are_answered_503(bench: Bench) -> None:
     async def use(server: Listening) -> None:
         async with connected(server), connected(server) as (reader, writer):
             await until(lambda: len(server.state.connections) == 2)
@@ -288,7 +288,7 @@ def test_one_connection_too_many_is_told_so(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("content", [request(), GET])
-def test_who_asks_while_the_server_ends_is_answered_and_told(bench: Bench, content: bytes) -> None:
+def test_shutdown__request_arrives__is_answered_with_close(bench: Bench, content: bytes) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(request())
@@ -304,7 +304,7 @@ def test_who_asks_while_the_server_ends_is_answered_and_told(bench: Bench, conte
     bench.run(use)
 
 
-def test_who_does_not_ask_while_the_server_ends_is_closed(bench: Bench) -> None:
+def test_shutdown__idle_connection__is_closed(bench: Bench) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, _):
             await until(lambda: server.state.connections)

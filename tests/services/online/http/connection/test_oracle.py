@@ -151,7 +151,7 @@ def cut(content: bytes, places: list[int]) -> list[bytes]:
     places=st.lists(st.integers(0, 4000), max_size=12),
     single=st.booleans(),
 )
-def test_framing_is_that_of_a_stock_uvicorn(
+def test_framing__any_requests_in_any_parts__equals_stock_uvicorn(
     bench: Bench, requests: list[bytes], places: list[int], single: bool
 ) -> None:
     content = b"".join([*requests, LAST])

@@ -25,7 +25,7 @@ from tests.services.online.http.connection.test_protocol import (
 from tests.support.listening import Listening, until
 
 
-def test_pipelined_requests_are_answered_in_their_order(bench: Bench, cycles: Lean) -> None:
+def test_pipelining__several_requests__are_answered_in_order(bench: Bench, cycles: Lean) -> None:
     bodies = [BODY.replace(b"[1, 2, 3, 4]", b"[%d, 0, 0, 0]" % number) for number in range(5)]
     live = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n\r\n"
     content = request(body=bodies[0]) + live + request(body=bodies[1]) + request("/v2/models/x")

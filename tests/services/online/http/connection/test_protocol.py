@@ -1,4 +1,4 @@
-"""HTTP on raw connections: what the lean path takes, what it leaves, and who gets which answer."""
+"""HTTP on raw connections: requests of the infer path, others, and the answer of each."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def never(host: Any, monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Future[Ans
     return requests
 
 
-def test_an_answer_comes_from_the_infer_path(bench: Bench, cycles: Lean) -> None:
+def test_infer__two_requests__are_answered_by_the_infer_path(bench: Bench, cycles: Lean) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             replies = []
@@ -99,7 +99,7 @@ def test_an_answer_comes_from_the_infer_path(bench: Bench, cycles: Lean) -> None
 
 
 @pytest.mark.parametrize("pieces", [None, 1, 7])
-def test_pieces_and_chunks_make_no_difference(
+def test_infer__body_in_parts_or_chunks__is_answered(
     bench: Bench, cycles: Lean, pieces: int | None
 ) -> None:
     async def use(server: Listening) -> None:
@@ -115,7 +115,7 @@ def test_pieces_and_chunks_make_no_difference(
     assert len(cycles) == 2
 
 
-def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
+def test_infer__upgrade_follows__is_answered(bench: Bench) -> None:
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     upgrade += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 
@@ -133,7 +133,7 @@ def test_an_upgrade_does_not_touch_the_request_before_it(bench: Bench) -> None:
         request("/v2", b"", headers=CLOSE + "Upgrade: h2c\r\n").replace(b"POST", b"GET"),
     ],
 )
-def test_what_is_no_infer_request_goes_to_the_application(
+def test_request__not_for_inference__goes_to_the_application(
     bench: Bench, cycles: Lean, content: bytes
 ) -> None:
     async def use(server: Listening) -> None:
@@ -161,7 +161,7 @@ def test_infer__path_in_another_spelling__is_answered(
     assert len(cycles) == 2
 
 
-def test_http_1_0_is_answered_once(bench: Bench, cycles: Lean) -> None:
+def test_infer__http_1_0__is_answered_with_close(bench: Bench, cycles: Lean) -> None:
     async def use(server: Listening) -> None:
         (reply,) = await talk(server, request().replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert reply.status == 200
@@ -172,7 +172,7 @@ def test_http_1_0_is_answered_once(bench: Bench, cycles: Lean) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large_is_refused_while_it_comes(
+def test_body__above_the_limit__is_rejected_while_it_arrives(
     bench: Bench, cycles: Lean, chunked: bool
 ) -> None:
     large = b" " * (LIMIT * 5)
@@ -192,7 +192,7 @@ def test_a_body_that_is_too_large_is_refused_while_it_comes(
     assert bench.counted("payload_too_large") == before + 1
 
 
-def test_the_rest_of_a_refused_body_has_a_time(bench: Bench) -> None:
+def test_body__rest_of_a_rejected_one__has_a_time_limit(bench: Bench) -> None:
     async def use(server: Listening) -> None:
         async with connected(server) as (reader, writer):
             writer.write(request(body=b" " * LIMIT * 2)[:-1])
@@ -203,7 +203,7 @@ def test_the_rest_of_a_refused_body_has_a_time(bench: Bench) -> None:
     bench.run(use, drain_seconds=0.05)
 
 
-def test_a_body_that_does_not_come_meets_the_deadline(
+def test_body__does_not_come__is_answered_504(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench.inference, "seconds", 0.05)
@@ -217,7 +217,9 @@ def test_a_body_that_does_not_come_meets_the_deadline(
     bench.run(use)
 
 
-def test_the_deadline_of_a_refused_body_answers_nothing_more(bench: Bench, cycles: Lean) -> None:
+def test_body__deadline_after_its_rejection__answers_nothing_more(
+    bench: Bench, cycles: Lean
+) -> None:
     """Its answer would be taken for that of the connection's next request."""
     head = f"POST {INFER} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -236,7 +238,7 @@ def test_the_deadline_of_a_refused_body_answers_nothing_more(bench: Bench, cycle
     bench.run(use)
 
 
-def test_a_client_that_leaves_withdraws_its_request(
+def test_cancel__client_disconnects__request_is_withdrawn(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = never(bench.host, monkeypatch)
@@ -258,7 +260,7 @@ def test_a_client_that_leaves_withdraws_its_request(
 
 
 @pytest.mark.parametrize("path", [INFER, INFER.replace("tiny", "t%69ny")], ids=["plain", "escaped"])
-def test_one_that_leaves_withdraws_what_others_wait_behind(
+def test_cancel__client_disconnects__pipelined_requests_are_withdrawn(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     requests = never(bench.host, monkeypatch)
@@ -292,7 +294,7 @@ def test_client__ends_its_sending_half__is_gone(
     assert bench.counted("gone") == before + 1
 
 
-def test_an_unexpected_failure_shows_nothing_of_the_inside(
+def test_error__unexpected__shows_no_internals(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = never(bench.host, monkeypatch)
@@ -313,7 +315,9 @@ def test_an_unexpected_failure_shows_nothing_of_the_inside(
     bench.run(use)
 
 
-def test_a_stop_lets_the_open_request_finish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown__request_in_flight__is_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     infer = bench.host.infer
     requests = never(bench.host, monkeypatch)
 

@@ -22,22 +22,19 @@ async def app(_scope: object, _receive: object, send: object) -> None:
     await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
 
 
-def test_an_idle_connection_is_kept_as_long_as_we_say() -> None:
+async def test_keep_alive__idle_connection__is_kept_as_long_as_set() -> None:
     protocol = type("Kept", (LimitedProtocol,), {"idle_seconds": 60})
 
-    async def main() -> None:
-        async with listening(app, protocol, keep_alive=0) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            for _ in range(2):
-                writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
-                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-                await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
-            writer.close()
-
-    asyncio.run(main())
+    async with listening(app, protocol, keep_alive=0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+        writer.close()
 
 
-def test_the_server_gets_the_settings_limits(
+def test_serve_http__settings__set_the_limits_of_connections(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     protocols: dict[str, Any] = HTTP_PROTOCOLS

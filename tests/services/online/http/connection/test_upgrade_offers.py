@@ -21,7 +21,7 @@ CHUNKED = (
 
 
 @pytest.mark.parametrize("pieces", [3, 50, 10_000])
-def test_an_offer_is_ignored_and_the_connection_goes_on(bench: Bench, pieces: int) -> None:
+def test_upgrade__offered__is_ignored(bench: Bench, pieces: int) -> None:
     content = request(headers=H2C) + request() + CHUNKED + request(headers=OTHER)
     content += b"GET /v2 HTTP/1.1\r\nHost: test\r\n" + H2C.encode() + b"\r\n"
     content += request(headers="Connection: close, Upgrade\r\nUpgrade: h2c\r\n")
@@ -41,7 +41,7 @@ def test_an_offer_is_ignored_and_the_connection_goes_on(bench: Bench, pieces: in
     bench.run(use)
 
 
-def test_a_tunnel_is_no_offer(bench: Bench) -> None:
+def test_connect__tunnel__is_not_answered_200(bench: Bench) -> None:
     async def use(server: Listening) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: test\r\n\r\n")

@@ -1,8 +1,8 @@
-"""Other ways to score a Parquet file, each as its users would write it.
+"""Other engines to score a Parquet file, each as its users would write it.
 
 Run by path, with the Python of whatever environment has the package: it imports nothing of
-mlctl. `python ways.py WAY --model M --rows FILE --out PLACE --threads N --batch ROWS`. Each reads
-`id` and `x` (or x_0, x_1, ...), and writes `id` and `y` as Parquet with Zstandard.
+mlctl. `python engines.py ENGINE --model M --rows FILE --out PATH --threads N --batch ROWS`. Each
+reads `id` and `x` (or x_0, x_1, ...), and writes `id` and `y` as Parquet with Zstandard.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ def duckdb(work: Work) -> None:
     connection = db.connect(config={"threads": work.threads})
     kinds = None if work.wide else ["FLOAT[64]"]
     connection.create_function("scored", flat, kinds, "FLOAT", type="arrow")
-    asked = ", ".join(f"x_{index}" for index in range(64)) if work.wide else "x::FLOAT[64]"
+    columns = ", ".join(f"x_{index}" for index in range(64)) if work.wide else "x::FLOAT[64]"
     connection.execute(
-        f"COPY (SELECT id, scored({asked}) AS y FROM read_parquet('{work.rows}')) "
+        f"COPY (SELECT id, scored({columns}) AS y FROM read_parquet('{work.rows}')) "
         f"TO '{work.out}' (FORMAT parquet, COMPRESSION zstd)"
     )
 
@@ -189,7 +189,7 @@ def ray(work: Work) -> None:
     cluster.shutdown()
 
 
-WAYS: dict[str, Callable[[Work], None]] = {
+ENGINES: dict[str, Callable[[Work], None]] = {
     "loop": loop,
     "pandas": pandas,
     "polars": polars,
@@ -199,15 +199,15 @@ WAYS: dict[str, Callable[[Work], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="ways.py", description=__doc__)
-    parser.add_argument("way", choices=list(WAYS))
+    parser = argparse.ArgumentParser(prog="engines.py", description=__doc__)
+    parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("--wide", action="store_true")
     for name in ("model", "rows", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     for name in ("threads", "batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    given = vars(parser.parse_args())
-    WAYS[given.pop("way")](Work(**given))
+    options = vars(parser.parse_args())
+    ENGINES[options.pop("engine")](Work(**options))
 
 
 if __name__ == "__main__":

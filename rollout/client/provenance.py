@@ -48,11 +48,11 @@ def sources() -> ProvenanceSources:
     return ProvenanceSources(bentos, MlflowCatalog().list_models(), rollouts, deployments)
 
 
-def find_digest(what: str, found: ProvenanceSources) -> tuple[str, BundleFacts | None]:
-    """Return the digest that `what` names, and the bundle if `what` is its folder.
+def find_digest(reference: str, found: ProvenanceSources) -> tuple[str, BundleFacts | None]:
+    """Return the digest that `reference` names, and the bundle if `reference` is its folder.
 
-    `what` is a bundle's folder, a Bento NAME:VERSION, the start of a digest, or a registered model
-    as `mlctl build` takes it. INVALID_INPUT, NOT_FOUND, BENTO_NOT_FOUND or MODEL_NOT_FOUND.
+    It is a bundle's folder, a Bento NAME:VERSION, the start of a digest, or a registered model as
+    `mlctl build` takes it. INVALID_INPUT, NOT_FOUND, BENTO_NOT_FOUND or MODEL_NOT_FOUND.
     """
     from bento.provenance import BundleFacts, full_digest, is_digest
     from bundle.manifest import MANIFEST_NAME
@@ -60,11 +60,11 @@ def find_digest(what: str, found: ProvenanceSources) -> tuple[str, BundleFacts |
     from registry.mlflow_catalog import MlflowCatalog
     from services.runtime.bento_store import DIGEST_LABEL, find_bento
 
-    if Path(what, MANIFEST_NAME).is_file():
-        verified = verify(Path(what))
+    if Path(reference, MANIFEST_NAME).is_file():
+        verified = verify(Path(reference))
         return verified.digest, BundleFacts.read(verified.root)
-    if ":" in what and not what.startswith("models:/"):
-        found_bento = find_bento(what)
+    if ":" in reference and not reference.startswith("models:/"):
+        found_bento = find_bento(reference)
         if DIGEST_LABEL not in found_bento.labels:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
@@ -72,9 +72,9 @@ def find_digest(what: str, found: ProvenanceSources) -> tuple[str, BundleFacts |
                 "Build it with `mlctl build NAME`.",
             )
         return found_bento.labels[DIGEST_LABEL], None
-    if is_digest(what) and what not in {row.name for row in found.rows}:
-        return full_digest(what, found.digests()), None
-    return MlflowCatalog().select_optimized(what).published.digest, None
+    if is_digest(reference) and reference not in {row.name for row in found.rows}:
+        return full_digest(reference, found.digests()), None
+    return MlflowCatalog().select_optimized(reference).published.digest, None
 
 
 def chain(

@@ -1,4 +1,4 @@
-"""One way through a stream in a process of its own: `python -m benchmarks.stream.ways SPEC`.
+"""One engine through a stream in a process of its own: `python -m benchmarks.stream.engines SPEC`.
 
 Prints messages, seconds and CPU seconds from the end of the first batch to that of the last, so
 that neither the start of the process nor the joining of the group counts.
@@ -25,9 +25,9 @@ _SHARED = ((DIGEST, b"d" * 64), (MODEL, b"bench"), (STAGES, b"decode=0.00 score=
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a process is to do; places are written as users write them."""
+    """What a process is to do; urls are written as users write them."""
 
-    way: str
+    engine: str
     source: str
     answers: str
     dead: str
@@ -41,12 +41,12 @@ class Spec:
 
     def request(self) -> ConnectionRequest:
         """The link that it asks for."""
-        places = (StreamUrl.parse(text) for text in (self.source, self.answers, self.dead))
-        source, answers, dead = places
+        urls = (StreamUrl.parse(text) for text in (self.source, self.answers, self.dead))
+        source, answers, dead = urls
         return ConnectionRequest(source, self.group, answers, dead, exactly_once=self.exactly_once)
 
 
-class Meter:
+class CommitMeter:
     """Notes when batches end."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Meter:
         }
 
 
-def ours(spec: Spec, meter: Meter) -> None:
+def ours(spec: Spec, meter: CommitMeter) -> None:
     """`mlctl stream run`, without its terminal."""
     from bundle.verify import verify
     from services.stream.batching import BatchGoals
@@ -83,7 +83,7 @@ def ours(spec: Spec, meter: Meter) -> None:
     run_stream(verify(Path(spec.bundle)), wanted, watch, threading.Event())
 
 
-def link(spec: Spec, meter: Meter) -> None:
+def link(spec: Spec, meter: CommitMeter) -> None:
     """Our own transport without engine and model."""
     from services.stream.transports.bridge import connect
 
@@ -102,7 +102,7 @@ def _answer(message: Message) -> Outgoing:
     return Outgoing(message.value[:4], message.key, headers)
 
 
-def kafka(spec: Spec, meter: Meter) -> None:
+def kafka(spec: Spec, meter: CommitMeter) -> None:
     """confluent-kafka alone: consume, produce, flush, commit."""
     from confluent_kafka import Consumer, Producer
 
@@ -130,7 +130,7 @@ def kafka(spec: Spec, meter: Meter) -> None:
     consumer.close()
 
 
-def redis(spec: Spec, meter: Meter) -> None:
+def redis(spec: Spec, meter: CommitMeter) -> None:
     """redis-py alone: XREADGROUP, then XADD and XACK in one MULTI."""
     from redis import Redis
 
@@ -159,7 +159,7 @@ def redis(spec: Spec, meter: Meter) -> None:
         meter.done(done)
 
 
-def one_by_one(spec: Spec, meter: Meter) -> None:
+def one_by_one(spec: Spec, meter: CommitMeter) -> None:
     """Each message is a request to a server, answered and committed before the next one."""
     from services.stream.transports.bridge import connect
 
@@ -179,7 +179,7 @@ def one_by_one(spec: Spec, meter: Meter) -> None:
                 meter.done(done)
 
 
-WAYS: Mapping[str, Callable[[Spec, Meter], None]] = {
+ENGINES: Mapping[str, Callable[[Spec, CommitMeter], None]] = {
     "ours": ours,
     "link": link,
     "kafka": kafka,
@@ -189,10 +189,10 @@ WAYS: Mapping[str, Callable[[Spec, Meter], None]] = {
 
 
 def main() -> None:
-    """Run the way of the SPEC, JSON."""
-    spec, meter = Spec(**orjson.loads(sys.argv[1])), Meter()
-    WAYS[spec.way](spec, meter)
-    print(orjson.dumps({**meter.result(), "spec": asdict(spec)["way"]}).decode())
+    """Run the engine of the SPEC, JSON."""
+    spec, meter = Spec(**orjson.loads(sys.argv[1])), CommitMeter()
+    ENGINES[spec.engine](spec, meter)
+    print(orjson.dumps({**meter.result(), "spec": asdict(spec)["engine"]}).decode())
 
 
 if __name__ == "__main__":

@@ -26,14 +26,14 @@ _NUMBER = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """A broker's address; each call of places() names new topics."""
+class Broker:
+    """A broker's address; each call of urls() names new topics."""
 
     scheme: str
     address: str
     folder: Path
 
-    def places(self) -> ConnectionRequest:
+    def urls(self) -> ConnectionRequest:
         """Where messages, answers and dead letters are to be; nothing is there yet."""
         number = next(_NUMBER)
         if self.scheme == "sqlite":
@@ -46,21 +46,21 @@ class Stream:
         source, answers, dead = (
             base.with_topic(f"t{number}-{part}") for part in ("in", "out", "dead")
         )
-        for place in (source, answers, dead):
-            with transport_of(place).open_producer(place) as producer:
+        for url in (source, answers, dead):
+            with transport_of(url).open_producer(url) as producer:
                 producer.publish(())
         return ConnectionRequest(source, f"g{number}", answers, dead)
 
 
 @contextmanager
-def broker(scheme: str, folder: Path) -> Iterator[Stream]:
+def broker(scheme: str, folder: Path) -> Iterator[Broker]:
     """A broker of that scheme; Kafka's are librdkafka's mock ones, in a process of their own."""
     folder.mkdir()
     if scheme == "sqlite":
-        yield Stream(scheme, "", folder)
+        yield Broker(scheme, "", folder)
     elif scheme == "redis":
         with redis_server(folder) as redis:
-            yield Stream(scheme, f"127.0.0.1:{redis.port}/0", folder)
+            yield Broker(scheme, f"127.0.0.1:{redis.port}/0", folder)
     else:
         command = [sys.executable, "-m", "benchmarks.stream.mock_kafka"]
         with subprocess.Popen(
@@ -68,7 +68,7 @@ def broker(scheme: str, folder: Path) -> Iterator[Stream]:
         ) as process:
             assert process.stdout is not None
             try:
-                yield Stream(scheme, process.stdout.readline().strip(), folder)
+                yield Broker(scheme, process.stdout.readline().strip(), folder)
             finally:
                 process.kill()
 
@@ -83,9 +83,9 @@ def values(payload: str, count: int) -> list[bytes]:
     return [*itertools.islice(itertools.cycle(made), count)]
 
 
-def fill(place: StreamUrl, messages: list[bytes], key: bytes | None = None) -> None:
+def fill(url: StreamUrl, messages: list[bytes], key: bytes | None = None) -> None:
     """Send them; their keys are their numbers, or all are `key`."""
-    with transport_of(place).open_producer(place) as producer:
+    with transport_of(url).open_producer(url) as producer:
         for start in range(0, len(messages), _PART):
             part = enumerate(messages[start : start + _PART], start)
             producer.publish([Outgoing(value, key or b"%d" % n) for n, value in part])

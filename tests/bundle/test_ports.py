@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.drivers.local.ports import free_ports, require_free, resolve_host
+from bundle.ports import free_ports, require_free, resolve_host
 
 
-def test_free_ports_are_distinct() -> None:
+def test_free_ports__several__are_distinct() -> None:
     assert len(set(free_ports(5))) == 5
 
 
-def test_a_port_that_is_listened_on_is_taken() -> None:
+def test_require_free__port_in_use__is_rejected() -> None:
     free, taken = free_ports(2)
     require_free("127.0.0.1", free, taken)
     with socket.create_server(("127.0.0.1", taken)), pytest.raises(MlctlError) as caught:
@@ -22,7 +22,7 @@ def test_a_port_that_is_listened_on_is_taken() -> None:
     assert f"127.0.0.1:{taken}" in caught.value.message
 
 
-def test_a_host_is_an_address() -> None:
+def test_resolve_host__name_or_address__is_an_address() -> None:
     assert resolve_host("localhost") == "127.0.0.1"
     assert resolve_host("::1") == "::1"
     with pytest.raises(MlctlError, match="'no such host'") as caught:
@@ -31,7 +31,7 @@ def test_a_host_is_an_address() -> None:
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_a_port_is_taken_per_address_family() -> None:
+def test_require_free__port_in_use_on_ipv6__ipv4_is_free() -> None:
     (port,) = free_ports(1)
     require_free("::1", port)
     with socket.create_server(("::1", port), family=socket.AF_INET6):
@@ -47,10 +47,10 @@ def test_free_ports__many__are_below_the_ports_of_outgoing_connections() -> None
     assert max(ports) < lowest
 
 
-def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports__only_candidate_is_in_use__fails(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
-        monkeypatch.setattr("rollout.drivers.local.ports._CANDIDATES", range(port, port + 1))
-        monkeypatch.setattr("rollout.drivers.local.ports._MAX_TRIES", 1)
+        monkeypatch.setattr("bundle.ports._CANDIDATES", range(port, port + 1))
+        monkeypatch.setattr("bundle.ports._MAX_TRIES", 1)
         with pytest.raises(MlctlError, match="fewer than 1"):
             free_ports(1)

@@ -1,4 +1,4 @@
-"""Targets on real sockets: any bytes to the lean HTTP server and to the lean gRPC server."""
+"""Targets on real sockets: any bytes to the HTTP server and to the gRPC server."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def _soon(reader: asyncio.StreamReader, seconds: float) -> bytes:
 
 @asynccontextmanager
 async def _model() -> AsyncIterator[ServedModel]:
-    with tempfile.TemporaryDirectory(prefix="mlctl-fuzz-door-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mlctl-fuzz-") as folder:
         bundle = make_bundle(Path(folder) / "bundle")
         settings = ServerSettings(max_body_bytes=100_000)
         host = ServedModel(bundle, settings, registry=CollectorRegistry())
@@ -137,7 +137,7 @@ Opened = Callable[[], AbstractAsyncContextManager[_Server]]
 
 
 @contextmanager
-def _door(opened: Opened, told: Callable[[bytes], str]) -> Iterator[Feed]:
+def _socket(opened: Opened, told: Callable[[bytes], str]) -> Iterator[Feed]:
     records = _Records()
     logging.getLogger().addHandler(records)
     try:
@@ -248,11 +248,11 @@ _FRAMES = st.one_of(
     st.lists(frames(), max_size=8).map(lambda found: PREFACE + b"".join(found)),
     st.binary(max_size=60).map(lambda body: call(head(), framed(body))),
 )
-DOORS = (
-    Target("http", lambda: _door(_http_server, _statuses), _REQUESTS, frozenset()),
+SOCKETS = (
+    Target("http", lambda: _socket(_http_server, _statuses), _REQUESTS, frozenset()),
     Target(
         "grpc",
-        lambda: _door(_grpc_server, lambda answer: str(_frames_of(answer))),
+        lambda: _socket(_grpc_server, lambda answer: str(_frames_of(answer))),
         _FRAMES,
         frozenset(),
     ),
