@@ -108,7 +108,7 @@ class ResponseFormat(_Model):
         return codec.grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
 
 
-class StreamOptions(_Model):
+class GenerateStreamOptions(_Model):
     """GenerateOptions of a streamed answer."""
 
     include_usage: bool = False
@@ -119,7 +119,7 @@ class OpenAiRequest(GenerateOptions):
 
     model: str
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: GenerateStreamOptions | None = None
     response_format: ResponseFormat | None = None
 
     @property
