@@ -109,7 +109,7 @@ class ResponseFormat(_Model):
 
 
 class GenerateStreamOptions(_Model):
-    """GenerateOptions of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool = False
 

@@ -294,9 +294,10 @@ async def _send(
         if answer.stream:
             with events.heartbeats():
                 async for pieces in stream:
-                    if not events.started:
+                    written = b"".join(map(_event, answer.events(pieces)))
+                    if written and not events.started:
                         events.headers.append((b"server-timing", _timing(stream.timing)))
-                    if written := b"".join(map(_event, answer.events(pieces))):
+                    if written:
                         await events.write(written)
         else:
             found = [piece async for pieces in stream for piece in pieces]
