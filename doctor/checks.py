@@ -223,9 +223,14 @@ def check_features() -> Finding:
     if not location:
         return Finding("features", Severity.OK, f"not used ({STORE_VARIABLE} is not set)")
     try:
-        open_store(read_environment(RuntimeSettings)).check()
+        store = open_store(read_environment(RuntimeSettings))
     except MlctlError as error:
         return Finding("features", Severity.FAIL, error.message, error.hint)
+    try:
+        store.check()
+    except MlctlError as error:
+        remedy = f"Check {STORE_VARIABLE}, and that the store runs."
+        return Finding("features", Severity.FAIL, error.message, remedy)
     return Finding("features", Severity.OK, f"{redact_location(location)} answers")
 
 
