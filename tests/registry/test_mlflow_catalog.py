@@ -22,6 +22,7 @@ REPORT = PublishReport(
     verdict="chosen: the smallest that passes",
     params={"prefer": "size"},
     metrics={"fp32/accuracy": 0.99, "int8-cpu/accuracy": 0.98},
+    files={"report.json": b"{}"},
 )
 
 
@@ -98,7 +99,7 @@ def test_publish__again__is_idempotent_with_lineage(catalog: MlflowCatalog, tmp_
     assert tags["mlctl.source_sha256"] == source.sha256
     assert tags["mlctl.precision"] == "fp32"
     assert tags["mlctl.verdict"] == REPORT.verdict
-    assert "variants.json" in {file.path for file in client.list_artifacts(published.run_id)}
+    assert "report.json" in {file.path for file in client.list_artifacts(published.run_id)}
 
 
 def publish_bundle(catalog: MlflowCatalog, root: Path, scale: float) -> PublishedModel:
