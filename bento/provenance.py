@@ -19,7 +19,7 @@ from services.runtime.bento_store import DIGEST_LABEL, BentoInfo
 if TYPE_CHECKING:
     from registry.catalog import ModelRow, PublishedModel
 
-_PREFIX = re.compile(r"[0-9a-f]{6,64}")
+_PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _ORIGIN = ("source", "optimized", "signature", "generation", "variant", "variants", "evidence")
 _HINT = "`mlctl models` and `mlctl status` show digests."
 
@@ -38,7 +38,7 @@ class BundleFacts:
 
 
 def is_digest(text: str) -> bool:
-    """Return whether `text` is a digest or at least its first six digits."""
+    """Return whether `text` is a digest or at least its first four digits."""
     return _PREFIX.fullmatch(text) is not None
 
 
@@ -47,7 +47,7 @@ def full_digest(text: str, digests: Iterable[str]) -> str:
     if not is_digest(text):
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{text!r} is not a digest, nor at least six digits of its start",
+            f"{text!r} is not a digest, nor at least four digits of its start",
             _HINT,
         )
     found = sorted({digest for digest in digests if digest.startswith(text)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,9 @@ def seal(root: Path, manifest: Manifest) -> VerifiedBundle:
     Any `files` already in `manifest` are replaced. The manifest is written last and
     atomically, so a directory without one is an unfinished bundle.
     """
-    entries = tuple(_describe(root, name) for name in sorted(_walk(root)) if name != MANIFEST_NAME)
+    entries = tuple(
+        describe_file(root, name) for name in sorted(walk(root)) if name != MANIFEST_NAME
+    )
     sealed = Manifest.model_validate(
         {**manifest.model_dump(), "files": [entry.model_dump() for entry in entries]}
     )
@@ -93,39 +95,48 @@ def verify(root: Path, expected_digest: str | None = None) -> VerifiedBundle:
             ErrorCode.DIGEST_MISMATCH,
             f"the bundle's digest is {manifest.digest}, expected {expected_digest}",
         )
-    found = set(_walk(root)) - {MANIFEST_NAME}
-    listed = {entry.path for entry in manifest.files}
-    if unlisted := sorted(found - listed):
-        raise MlctlError(ErrorCode.FILE_UNLISTED, f"file {unlisted[0]!r} is not in the manifest")
-    for entry in manifest.files:
-        _check_file(root, entry)
+    check_files(root, manifest.files, set(walk(root)) - {MANIFEST_NAME}, "the manifest")
     return VerifiedBundle(root, manifest, manifest.digest)
 
 
-def _check_file(root: Path, entry: FileEntry) -> None:
-    path = resolve_inside(root, entry.path)
-    if not path.is_file():
-        raise MlctlError(ErrorCode.FILE_MISSING, f"file {entry.path!r} is missing")
-    size = path.stat().st_size
-    if size != entry.size:
-        raise MlctlError(
-            ErrorCode.FILE_ALTERED,
-            f"file {entry.path!r} has {size} bytes, the manifest lists {entry.size}",
-        )
-    if sha256_file(path) != entry.sha256:
-        raise MlctlError(
-            ErrorCode.FILE_ALTERED, f"file {entry.path!r} does not have the sha256 of the manifest"
-        )
+def check_files(
+    root: Path, entries: Collection[FileEntry], found: Collection[str], listing: str
+) -> None:
+    """Raise FILE_UNLISTED, FILE_MISSING or FILE_ALTERED unless `found` are the files of `entries`.
+
+    `listing` names the list in messages.
+    """
+    if unlisted := sorted(set(found) - {entry.path for entry in entries}):
+        raise MlctlError(ErrorCode.FILE_UNLISTED, f"file {unlisted[0]!r} is not in {listing}")
+    for entry in entries:
+        path = resolve_inside(root, entry.path)
+        if not path.is_file():
+            raise MlctlError(ErrorCode.FILE_MISSING, f"file {entry.path!r} is missing")
+        size = path.stat().st_size
+        if size != entry.size:
+            raise MlctlError(
+                ErrorCode.FILE_ALTERED,
+                f"file {entry.path!r} has {size} bytes, {listing} has {entry.size}",
+            )
+        if sha256_file(path) != entry.sha256:
+            raise MlctlError(
+                ErrorCode.FILE_ALTERED, f"file {entry.path!r} does not have the sha256 of {listing}"
+            )
 
 
-def _describe(root: Path, name: str) -> FileEntry:
+def describe_file(root: Path, name: str) -> FileEntry:
+    """Return the entry of the file `name` under `root`; PATH_UNSAFE for a name outside it."""
     path = resolve_inside(root, check_relative(name))
     return FileEntry(path=name, size=path.stat().st_size, sha256=sha256_file(path))
 
 
-def _walk(root: Path) -> Iterator[str]:
-    """Yield relative POSIX paths of all files under `root`; PATH_UNSAFE for links and the like."""
+def walk(root: Path, *, skip: str = "") -> Iterator[str]:
+    """Yield relative POSIX paths of all files under `root`; PATH_UNSAFE for links and the like.
+
+    Folders named `skip` are left out.
+    """
     for directory, subdirectories, files in os.walk(root, onerror=_raise):
+        subdirectories[:] = [name for name in subdirectories if name != skip]
         for entry in (*subdirectories, *files):
             path = Path(directory, entry)
             name = path.relative_to(root).as_posix()

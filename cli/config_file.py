@@ -81,16 +81,29 @@ def _options(document: Mapping[str, Any], group: click.Group, where: str) -> dic
             found[name] = _options(table, command, f"{where}: [{name}]")
             continue
         known = {
-            text.removeprefix("--"): parameter.name
+            text.removeprefix("--"): parameter
             for parameter in command.params
             if isinstance(parameter, click.Option)
             for text in (*parameter.opts, *parameter.secondary_opts)
         }
-        for option in table:
+        for option, value in table.items():
             if option not in known:
                 raise _unknown(f"{where}: [{name}]", option, "an option", option, known)
-        found[name] = {known[option]: value for option, value in table.items()}
+            _check(known[option], value, command, f"{where}: [{name}]: {option}")
+        found[name] = {known[option].name: value for option, value in table.items()}
     return found
+
+
+def _check(option: click.Option, value: object, command: click.Command, where: str) -> None:
+    """click.UsageError if the option does not accept `value`. Paths may be created later."""
+    if isinstance(value, dict) or (isinstance(value, list) and not option.multiple):
+        raise click.UsageError(f"{where} has one value, not several")
+    if isinstance(option.type, click.Path):
+        return
+    try:
+        option.type_cast_value(click.Context(command), value)
+    except click.BadParameter as error:
+        raise click.UsageError(f"{where}: {error.message}") from error
 
 
 def _unknown(where: str, what: str, kind: str, name: str, known: Iterable[str]) -> click.UsageError:

@@ -41,6 +41,6 @@ PLATFORM_OPTION = click.option(
 )
 LOCK_OPTION = click.option(
     "--lock",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Lock file with packages and hashes; no package index is used.",
 )

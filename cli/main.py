@@ -15,6 +15,7 @@ from cli.commands.build import build
 from cli.commands.cache import cache
 from cli.commands.choose import choose
 from cli.commands.client import client
+from cli.commands.completion import completion
 from cli.commands.config import config
 from cli.commands.containerize import containerize
 from cli.commands.demo import demo
@@ -53,7 +54,7 @@ from cli.options import CONTEXT_SETTINGS
 from cli.output import ReportingGroup
 
 SECTIONS = {
-    "Start here": (doctor, demo, init, choose, config, cache),
+    "Start here": (doctor, demo, init, choose, config, cache, completion),
     "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
     "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
     "Deployments and rollouts": (
@@ -91,8 +92,8 @@ def cli(context: click.Context) -> None:
 
     The chain is optimize, build, up, promote; `mlctl demo` shows it in a few minutes, and `mlctl
     init` starts a project. State is kept under $MLCTL_HOME. Every command has --json and uses the
-    exit codes of docs/errors.md; docs/completion.md completes commands in your shell. mlctl.toml in
-    the current folder has defaults; `mlctl config explain` shows them.
+    exit codes of docs/errors.md. mlctl.toml in the current folder has defaults; `mlctl config
+    explain` shows them.
     """
     file = read_config(Path(CONFIG_NAME), cli)
     if file is not None:

@@ -11,6 +11,7 @@ import click
 
 from cli.options import PORT, Duration, option
 from cli.scaling import REPLICAS, ScalingOptions
+from cli.security_options import SecurityOptions
 
 if TYPE_CHECKING:
     from rollout.domain.kubernetes_target import KubernetesTarget
@@ -100,7 +101,7 @@ class KubernetesOptions:
 
 
 def deployment_settings(
-    options: UpOptions, local: LocalOptions, cluster: KubernetesOptions, tls: tuple[Path, ...]
+    options: UpOptions, local: LocalOptions, cluster: KubernetesOptions, security: SecurityOptions
 ) -> DeploymentSettings:
     """Return the settings of a new deployment; usage errors for options of another target."""
     from rollout.domain.spec import DeploymentSettings
@@ -121,7 +122,7 @@ def deployment_settings(
             raise click.UsageError(
                 "in a cluster the Deployments and the HTTPRoute have replicas and timeouts"
             )
-        if tls:
+        if security.tls_cert or security.tls_key or security.tls_client_ca:
             raise click.UsageError(
                 "--tls-... is for --target local: in a cluster the Gateway has the certificate"
             )
@@ -135,7 +136,8 @@ def deployment_settings(
     bounds = local.bounds(local.replicas)
     if bounds is not None:
         chosen |= {"min_replicas": bounds[0], "replicas": max(1, bounds[0])}
-    return DeploymentSettings(tls=tuple(map(str, tls)), **{**fields, **chosen})
+    tls = tuple(map(str, security.files()))
+    return DeploymentSettings(tls=tls, **{**fields, **chosen})
 
 
 def _kubernetes_target(cluster: KubernetesOptions) -> KubernetesTarget:

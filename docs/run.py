@@ -96,12 +96,15 @@ def command_blocks(page: str) -> list[CommandBlock]:
     return found
 
 
-def unexplained_blocks(page: str) -> list[str]:
-    """Return the blocks with commands that neither run nor stand below a reason."""
+def unexplained_blocks(page: str, *, runs: bool) -> list[str]:
+    """Return the blocks with commands that neither run nor stand below a reason.
+
+    `runs`: the page is one of RUNNABLE, so its blocks marked `sh` run.
+    """
     return [
         match["text"]
         for match in _BLOCK.finditer(page)
-        if match["language"] in ("", "bash", "console")
+        if match["language"] in ("", "bash", "console", *(() if runs else ("sh",)))
         and _COMMAND.search(match["text"])
         and not _NOT_RUN.search(page, 0, match.start("language"))
     ]

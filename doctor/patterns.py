@@ -47,8 +47,8 @@ class WorkloadNeeds:
         rows_per_day: predictions that are used in a day.
         max_age_seconds: how old the data behind a prediction may be; 0 for the newest.
         latency_ms: time that a caller can wait at p99; None without callers.
-        keys: number of entities that are asked about, if their inputs are stored; None if a caller
-            brings the inputs.
+        keys: number of different entities in the requests, if their inputs are stored; None if the
+            inputs come with the request.
         rows_per_second: rows that one core computes in a second.
     """
 
@@ -98,16 +98,16 @@ def choose_pattern(workload: WorkloadNeeds) -> PatternCost:
 
 def commands(pattern: Pattern) -> tuple[str, ...]:
     """Return the commands that begin with this pattern; capitals stand for what you fill in."""
-    return {
-        Pattern.ONLINE: ("mlctl build MODEL", "mlctl up NAME BENTO"),
-        Pattern.BATCH: ("mlctl build MODEL", "mlctl batch run BENTO --in ROWS --out SCORES"),
-        Pattern.STREAM: ("mlctl build MODEL", "mlctl stream run BENTO --in TOPIC --out TOPIC"),
+    last = {
+        Pattern.ONLINE: ("mlctl up NAME BENTO",),
+        Pattern.BATCH: ("mlctl batch run BENTO --in ROWS --out SCORES",),
+        Pattern.STREAM: ("mlctl stream run BENTO --in TOPIC --out TOPIC",),
         Pattern.PRECOMPUTED: (
-            "mlctl build MODEL",
             "mlctl batch run BENTO --in ROWS --out precomputed://NAME --keep KEY",
             "MLCTL_PRECOMPUTED=NAME mlctl serve BENTO",
         ),
     }[pattern]
+    return ("mlctl optimize MODEL --data LABELLED_ROWS", "mlctl build MODEL", *last)
 
 
 def _costs(workload: WorkloadNeeds) -> Iterator[tuple[Pattern, tuple[float, str]]]:
@@ -127,7 +127,7 @@ def _servers(peak: float, capacity: float, utilization: float) -> tuple[float, s
     """Return core-hours per day of cores that always run."""
     cores = max(1, math.ceil(peak / (capacity * utilization)))
     text = f"peak {peak:,.1f} rows/s / ({capacity:,.0f} rows/s x {utilization:.0%})"
-    return 24.0 * cores, f"{text} = {cores} cores x 24 h"
+    return 24.0 * cores, f"{text} = {cores} {'core' if cores == 1 else 'cores'} x 24 h"
 
 
 def _job(rows: float, capacity: float) -> tuple[float, str]:
@@ -141,10 +141,10 @@ def _obstacle(pattern: Pattern, workload: WorkloadNeeds) -> str | None:
     fresh = workload.max_age_seconds < MIN_BATCH_SECONDS
     minutes = MIN_BATCH_SECONDS / 60.0
     if online != (pattern in (Pattern.ONLINE, Pattern.PRECOMPUTED)):
-        return f"predictions are used by {workload.consumer}"
+        return "callers wait for each answer" if online else "no caller waits for an answer"
     if pattern in (Pattern.BATCH, Pattern.PRECOMPUTED) and fresh:
         age = workload.max_age_seconds / 60.0
-        return f"inputs may be {age:g} minutes old (a batch needs {minutes:g} or more)"
+        return f"inputs may be at most {age:g} min old (a batch needs {minutes:g} min)"
     if pattern is Pattern.PRECOMPUTED and workload.keys is None:
         return "callers bring the inputs, so answers cannot be computed ahead"
     if pattern is Pattern.ONLINE and workload.latency_ms is not None:

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import GOLDEN_NAME
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from optimize.data.check import Pass
+from optimize.data.load import open_source
+from optimize.data.source import Missing
 from services.protocol.json_data import encode_data
 from services.protocol.messages import methods
 from services.protocol.wire import encode_raw, invalid
@@ -20,7 +23,6 @@ Arrays = Mapping[str, np.ndarray]
 
 # The number of different requests: enough that a cache of answers is not what is measured.
 _VARIETY = 32
-_IN = "in."
 
 
 def random_rows(signature: Signature, rows: int, length: int) -> Iterator[Arrays]:
@@ -37,30 +39,37 @@ def random_rows(signature: Signature, rows: int, length: int) -> Iterator[Arrays
         yield {spec.name: _draw(spec, rows, length, generator) for spec in signature.inputs}
 
 
-def given_rows(signature: Signature, path: Path, rows: int) -> Iterator[Arrays]:
-    """Yield the rows of a `.npz` file, `rows` at a time; golden files and files of plain names.
+def given_rows(signature: Signature, source: str | Path, rows: int) -> Iterator[Arrays]:
+    """Yield the first rows of `source`, `rows` at a time; INVALID_INPUT if it has fewer."""
+    inputs = all_rows(signature, source, rows * _VARIETY)
+    count = min(len(array) for array in inputs.values())
+    if count < rows:
+        raise invalid(f"{source} has {count} rows, fewer than the {rows} of a request")
+    for start in range(0, count - rows + 1, rows):
+        yield {name: array[start : start + rows] for name, array in inputs.items()}
+
+
+def all_rows(
+    signature: Signature, source: str | Path, max_rows: int | None = None
+) -> dict[str, np.ndarray]:
+    """Return the inputs of golden rows, or of data as `mlctl optimize` reads it, without labels.
 
     INVALID_INPUT if an input is missing or does not match the signature.
     """
-    inputs = all_rows(signature, path)
-    count = min(len(array) for array in inputs.values())
-    if count < rows:
-        raise invalid(f"{path.name} has {count} rows, fewer than the {rows} of a request")
-    for start in range(0, min(count - rows + 1, rows * _VARIETY), rows):
-        part = {name: array[start : start + rows] for name, array in inputs.items()}
-        for spec in signature.inputs:
-            if problem := spec.mismatch(spec.dtype, part[spec.name].shape):
-                raise invalid(f"{path.name}: {problem}")
-        yield part
-
-
-def all_rows(signature: Signature, path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a `.npz` file for the inputs, without a check of their shapes."""
-    arrays = _read(path)
-    missing = [spec.name for spec in signature.inputs if spec.name not in arrays]
-    if missing:
-        raise invalid(f"{path.name} has no rows for the input {missing[0]!r}")
-    return {spec.name: _cast(spec, arrays[spec.name]) for spec in signature.inputs}
+    if Path(source).name == GOLDEN_NAME:
+        return {name: array[:max_rows] for name, array in load_golden(Path(source))[0].items()}
+    texts = frozenset(spec.name for spec in signature.inputs)
+    missing = Missing(numbers=True, texts=texts)
+    found = Pass(open_source(source, signature, missing), signature, missing)
+    chunks = []
+    for chunk in found.chunks():
+        chunks.append(chunk.inputs)
+        if max_rows is not None and found.rows + chunk.count >= max_rows:
+            break
+    if not chunks:
+        raise invalid(f"{source} has no rows")
+    names = chunks[0]
+    return {name: np.concatenate([each[name] for each in chunks])[:max_rows] for name in names}
 
 
 def infer_body(
@@ -130,26 +139,3 @@ def _draw(spec: TensorSpec, rows: int, length: int, generator: np.random.Generat
         case Datatype.FP16 | Datatype.FP32 | Datatype.FP64:
             return generator.standard_normal(shape).astype(spec.dtype.numpy_name)
     return generator.integers(0, 2, shape).astype(spec.dtype.numpy_name)
-
-
-def _read(path: Path) -> Arrays:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            golden = any(key.startswith(_IN) for key in stored.files)
-            arrays = {} if golden else {key: stored[key] for key in stored.files}
-    except (OSError, ValueError, EOFError, AttributeError) as error:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"{path} is not a readable .npz file of arrays"
-        ) from error
-    return load_golden(path)[0] if golden else arrays
-
-
-def _cast(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
-    if spec.dtype is Datatype.BYTES and array.dtype.kind in "US":
-        encoded = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
-        return encoded.astype(object)
-    if array.dtype.name != spec.dtype.numpy_name:
-        raise invalid(
-            f"input {spec.name!r} is {array.dtype.name}, the model's is {spec.dtype.numpy_name}"
-        )
-    return array

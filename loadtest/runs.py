@@ -45,7 +45,7 @@ class RequestShape:
     binary: bool = True
     rows: int = 1
     length: int = 16
-    data: Path | None = None
+    data: str | Path | None = None
     model: str | None = None
 
 

@@ -7,7 +7,6 @@ are those that the Bento's label names.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import scratch_directory, sha256_file, write_atomic
+from bundle.files import scratch_directory, write_atomic
 from bundle.home import bento_home
 from bundle.manifest import FileEntry, Name, Sha256, canonical_json
-from bundle.paths import check_relative, reject_link, resolve_inside
+from bundle.verify import check_files, describe_file, walk
 from services.runtime.bento_layout import read_contents
 from services.runtime.bento_store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
 
@@ -70,8 +69,7 @@ def list_files(bento: BentoInfo) -> Listing:
         )
     name, _, version = bento.tag.partition(":")
     files = tuple(
-        FileEntry(path=each, size=(bento.path / each).stat().st_size, sha256=_sha256(bento, each))
-        for each in sorted(_walk(bento.path))
+        describe_file(bento.path, each) for each in sorted(walk(bento.path, skip=_BYTECODE))
     )
     content = bento.labels.get(CONTENT_LABEL)
     return Listing(name=name, version=version, digest=digest, content_digest=content, files=files)
@@ -107,18 +105,6 @@ def check_room(listing: Listing, folder: Path) -> None:
         )
 
 
-def check_files(root: Path, listing: Listing) -> None:
-    """Raise FILE_ALTERED, FILE_MISSING or FILE_UNLISTED unless `root` has the listed files only."""
-    if unlisted := sorted(set(_walk(root)) - {entry.path for entry in listing.files}):
-        raise MlctlError(ErrorCode.FILE_UNLISTED, f"file {unlisted[0]!r} is not in the list")
-    for entry in listing.files:
-        path = resolve_inside(root, entry.path)
-        if not path.is_file():
-            raise _missing(entry)
-        if path.stat().st_size != entry.size or sha256_file(path) != entry.sha256:
-            raise _altered(entry)
-
-
 @contextmanager
 def incoming() -> Iterator[Path]:
     """Yield an empty folder in the file system of the store, for a Bento's files."""
@@ -132,7 +118,7 @@ def import_bento(root: Path, listing: Listing, *, force: bool = False) -> BentoI
     DIGEST_MISMATCH if its bundles are not those of its label. A Bento of the same tag in the store
     stays if it has the same files. With other files, `force` replaces it; INVALID_INPUT without.
     """
-    check_files(root, listing)
+    _check(root, listing)
     bento = read_bento(root)
     if bento.tag != listing.tag or bento.labels.get(DIGEST_LABEL) != listing.digest:
         raise MlctlError(
@@ -158,7 +144,7 @@ def import_bento(root: Path, listing: Listing, *, force: bool = False) -> BentoI
 
 def _require_same(location: Path, listing: Listing) -> None:
     try:
-        check_files(location, listing)
+        _check(location, listing)
     except MlctlError as error:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
@@ -167,28 +153,8 @@ def _require_same(location: Path, listing: Listing) -> None:
         ) from error
 
 
-def _walk(root: Path) -> Iterator[str]:
-    """Yield the relative paths of all files except bytecode; reject links and special files."""
-    for directory, subdirectories, files in os.walk(root):
-        subdirectories[:] = [name for name in subdirectories if name != _BYTECODE]
-        for entry in (*subdirectories, *files):
-            path = Path(directory, entry)
-            name = path.relative_to(root).as_posix()
-            reject_link(path, name)
-            if entry in files:
-                yield check_relative(name)
-
-
-def _sha256(bento: BentoInfo, name: str) -> str:
-    return sha256_file(resolve_inside(bento.path, name))
-
-
-def _missing(entry: FileEntry) -> MlctlError:
-    return MlctlError(ErrorCode.FILE_MISSING, f"file {entry.path!r} is missing")
-
-
-def _altered(entry: FileEntry) -> MlctlError:
-    return MlctlError(ErrorCode.FILE_ALTERED, f"file {entry.path!r} differs from the list")
+def _check(root: Path, listing: Listing) -> None:
+    check_files(root, listing.files, set(walk(root, skip=_BYTECODE)), "the list")
 
 
 def _damaged(reason: str) -> MlctlError:

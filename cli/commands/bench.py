@@ -70,8 +70,9 @@ class BenchOptions:
     )
     duration: float = option("5s", Duration("200ms", "1h"), help="How long to measure each load.")
     data: str | None = option(
-        metavar="FILE.npz|golden",
-        help="Rows to send: a .npz file, or the Bento's golden rows.  [default: generated]",
+        metavar="FILE|MODULE:FUNCTION|golden",
+        help="Rows to send: data as for `mlctl optimize`, or a Bento's golden rows.  "
+        "[default: generated]",
     )
     cold: int | None = option(
         type=click.IntRange(1, 1000),
@@ -159,14 +160,14 @@ def _check(target: str, options: BenchOptions) -> None:
         raise click.UsageError("--data golden takes a Bento, not a URL")
 
 
-def _data(target: str, data: str | None, model: str | None) -> Path | None:
+def _data(target: str, data: str | None, model: str | None) -> str | Path | None:
     from bundle.manifest import GOLDEN_NAME
     from loadtest.naming import folder_of
     from services.runtime.bento_store import find_bento
 
     if data == "golden":
         return folder_of(find_bento(target).source, model) / GOLDEN_NAME
-    return None if data is None else Path(data)
+    return data
 
 
 def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadProfile) -> None:

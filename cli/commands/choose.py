@@ -31,7 +31,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option(
     "--keys",
     type=click.IntRange(1),
-    help="Number of entities that callers ask about, if their inputs are stored.",
+    help="Number of different entities in the requests, if their inputs are stored.",
 )
 @click.option(
     "--rows-per-second",

@@ -33,9 +33,10 @@ def config() -> None:
 @config.command()
 @reporting
 def explain(output: CommandOutput) -> None:
-    """List the settings of servers and runners and the options of mlctl.toml, with their source.
+    """List the settings in force and where each comes from.
 
-    Passwords and tokens are not shown.
+    They are those of servers and runners, and the options of mlctl.toml. Passwords
+    and tokens are not shown.
     """
     root = click.get_current_context().find_root()
     file: ConfigFile | None = root.obj

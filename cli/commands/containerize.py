@@ -68,7 +68,8 @@ def containerize(
     target = Platform.of(platform)
     chosen = _engine(engine)
     name = image or found.tag
-    output.note("Finding the hashes of the packages ...")
+    if lock is None:
+        output.note("Finding the hashes of the packages ...")
     locked = lock_for(found, target, lock, extras)
     named = base or default_base()
     target_folder = folder or state_dir("containers") / found.tag.replace(":", "-") / target.machine

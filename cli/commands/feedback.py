@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @reporting
 def feedback(output: CommandOutput, name: str, file: str) -> None:
-    """Add the labels in FILE to the recorded predictions of the deployment NAME.
+    """Add the labels in FILE to the recorded predictions of NAME.
 
     FILE has the columns request_id (the x-request-id of the answer), label, and row where a request
     has several: .csv, .jsonl or .parquet, or `-` for CSV or JSON lines on standard input. A later

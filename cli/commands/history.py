@@ -35,10 +35,10 @@ def _moment(_context: click.Context, _parameter: click.Parameter, text: str | No
 )
 @reporting
 def history(output: CommandOutput, name: str, moment: float | None) -> None:
-    """List the rollouts of deployment NAME, newest first, with their final verdicts.
+    """List the rollouts of deployment NAME, newest first.
 
-    With --at, show the revision that was live at that time, and the candidate's share if a rollout
-    was under way.
+    Each has its final verdict. With --at, show the revision that was live at that time, and the
+    candidate's share if a rollout was under way.
     """
     from rollout.client import deployments
     from rollout.journal.history import at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 from pathlib import Path
 
 import click
@@ -14,11 +14,11 @@ from cli.output import CommandOutput, reporting
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @reporting
 def init(output: CommandOutput, folder: Path) -> None:
-    """Write a project for one model to FOLDER, by default the current one.
+    """Write a project for one model to FOLDER.
 
-    Its train script, evaluation rows, commands and GitHub Actions workflow work at once with a
-    small PyTorch model; replace it with yours. FOLDER's name becomes the model's name. Existing
-    files are never overwritten.
+    FOLDER is the current one by default. Its train script, evaluation rows, rollout.yaml and GitHub
+    Actions workflow work at once with a small PyTorch model; replace it with yours. FOLDER's name
+    becomes the model's name. Existing files are never overwritten.
     """
     from examples.skeleton.create import create_project
 
@@ -31,5 +31,5 @@ def init(output: CommandOutput, folder: Path) -> None:
         return
     for name in names:
         output.line(f"wrote {folder / name}")
-    enter = "" if project.folder == Path.cwd() else f"cd {os.fspath(folder)} && "
+    enter = "" if project.folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     output.note(f"Next: {enter}. ./.env && python train.py; README.md has the commands after it")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.group(invoke_without_command=True)
 @reporting
 def models(output: CommandOutput) -> None:
-    """List the registered models, their aliases and sources, or import one."""
+    """List the registered models with their aliases, or import one."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     from registry.mlflow_catalog import MlflowCatalog
@@ -70,7 +70,9 @@ def import_(
     shapes: tuple[str, ...],
     constants: tuple[str, ...],
 ) -> None:
-    """Register an ONNX file, or a folder with one or a text model, as the newest version.
+    """Register an ONNX file or a text model as the newest version.
+
+    FILE_OR_FOLDER is the file, a folder that holds it, or the folder of a text model.
 
     A text model, an encoder or a language model, is a folder in Hugging Face's layout: config.json,
     *.safetensors and tokenizer.json.

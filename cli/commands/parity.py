@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
 @click.argument("bento")
 @click.option(
     "--data",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="More rows to compare besides the golden rows: a .npz file of the inputs.",
+    metavar="FILE|MODULE:FUNCTION",
+    help="More rows to compare besides the golden rows: data as for `mlctl optimize`.",
 )
 @reporting
-def parity(output: CommandOutput, /, bento: str, data: Path | None) -> None:
+def parity(output: CommandOutput, /, bento: str, data: str | None) -> None:
     """Compare what BENTO answers online, in batch and in a stream.
 
     BENTO (NAME:VERSION, or NAME for the newest) is served on free ports meanwhile. Its golden rows

@@ -18,7 +18,7 @@ def show(output: CommandOutput, reference: str) -> None:
     """Show what one digest is, where it came from, and where it serves.
 
     MODEL is a registered model as `mlctl build` takes it: NAME is its newest optimized version.
-    BUNDLE is the folder of one, BENTO a NAME:VERSION, DIGEST at least the first six digits. The
+    BUNDLE is the folder of one, BENTO a NAME:VERSION, DIGEST at least the first four digits. The
     page has the signature, the variants that were tried, the training run, every rollout with its
     verdict, and what serves it now.
     """

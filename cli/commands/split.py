@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @click.argument("shares", metavar="[BENTO=PERCENT BENTO=PERCENT]", nargs=-1)
 @click.option("--sticky", is_flag=True, help="A client keeps its version.")
 @click.option("--end", "ending", is_flag=True, help="End the split; the live version stays.")
-@click.option("--keep", metavar="BENTO", help="With --end: the version that gets all the traffic.")
+@click.option(
+    "--winner", metavar="BENTO", help="With --end: the version that gets all the traffic."
+)
 @reporting
 def split(
     output: CommandOutput,
@@ -26,13 +28,14 @@ def split(
     *,
     sticky: bool,
     ending: bool,
-    keep: str | None,
+    winner: str | None,
 ) -> None:
-    """Split the traffic of NAME between its live version and another one, until you end it.
+    """Split the traffic of NAME between two versions, until you end it.
 
-    No gate judges the split: it lasts through restarts until --end. `mlctl status NAME` shows both
-    versions and the difference of their latency and errors. The same command with other shares
-    changes them. --end --keep BENTO gives all the traffic to one of the two.
+    One of them is the live version. No gate judges the split: it lasts through restarts until
+    --end. `mlctl status NAME` shows both versions and the difference of their latency and errors.
+    The same command with other shares changes them. --end --winner BENTO gives all the traffic to
+    one of the two.
     """
     from rollout.client import split as splits
     from rollout.client.revisions import find_revision
@@ -40,10 +43,10 @@ def split(
     if ending:
         if shares or sticky:
             raise click.UsageError("--end takes no shares and no --sticky")
-        _end(output, name, None if keep is None else find_revision(keep))
+        _end(output, name, None if winner is None else find_revision(winner))
         return
-    if keep is not None:
-        raise click.UsageError("--keep needs --end")
+    if winner is not None:
+        raise click.UsageError("--winner needs --end")
     if not shares:
         raise click.UsageError(
             "give the shares of two Bentos, such as digits:3f2a=90 digits:77ab=10"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, reporting
 from cli.splits import split_document, split_lines
 
@@ -18,15 +19,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--watch", "-w", "watched", is_flag=True, help="Draw it again and again.")
 @reporting
-def status(output: CommandOutput, name: str | None) -> None:
+def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
     """Show the deployments, or one of them.
 
-    For each its traffic, its health, and the rollout under way. `mlctl ui NAME` draws it on a page
-    in the browser, `mlctl events NAME --follow` prints each event.
+    For each its traffic, its health, and the rollout under way. With --watch: a live picture of
+    NAME, until its rollout ends or Ctrl-C, which leaves everything running; where there is no
+    terminal, a line for each event of the rollout.
     """
     from rollout.client import deployments
 
+    if watched:
+        _watch(output, name)
+        return
     found = deployments.status(name)
     if output.as_json:
         output.document({"deployments": [_document(each) for each in found]})
@@ -48,6 +54,44 @@ def running_line(running: Mapping[str, bool]) -> str:
     if ACTIVATOR in running and not replicas:
         return "no replica: it sleeps, and the next request wakes it"
     return "all processes"
+
+
+def _watch(output: CommandOutput, name: str | None) -> None:
+    if name is None or output.as_json:
+        raise click.UsageError("--watch needs a NAME and takes no --json")
+    try:
+        if output.stdout.is_terminal:
+            _draw(name)
+        else:
+            _follow(output, name)
+    except KeyboardInterrupt:
+        output.note(f"{name} goes on.")
+
+
+def _draw(name: str) -> None:
+    from rich.console import Console
+
+    from cli.watch import watch
+    from rollout.client.live_state import open_live_view
+
+    with open_live_view(name) as view:
+        watch(Console(highlight=False), view)
+
+
+def _follow(output: CommandOutput, name: str) -> None:
+    from rollout.client import deployments
+    from rollout.client.rendering import event_line
+
+    (found,) = deployments.status(name)
+    if found.rollout is None:
+        raise MlctlError(
+            ErrorCode.NOT_FOUND,
+            f"no rollout of {name!r} is under way",
+            "In a terminal --watch draws the deployment all the same.",
+        )
+    for event in deployments.follow(name, found.rollout.id):
+        if line := event_line(event):
+            output.line(line)
 
 
 def _show(output: CommandOutput, status: DeploymentStatus) -> None:

@@ -14,7 +14,7 @@ from cli.options import takes
 from cli.output import CommandOutput, counted, reporting
 from cli.progress import json_line, stopping
 from cli.runners.stream import score_stream
-from cli.runners.stream_options import StreamOptions
+from cli.runners.stream_options import StreamRunOptions
 
 if TYPE_CHECKING:
     from rollout.domain.streams import StreamsCompared
@@ -28,9 +28,9 @@ def stream() -> None:
 
 @stream.command()
 @click.argument("bento")
-@takes(options=StreamOptions)
+@takes(options=StreamRunOptions)
 @reporting(json_lines=True)
-def run(output: CommandOutput, /, bento: str, options: StreamOptions) -> None:
+def run(output: CommandOutput, /, bento: str, options: StreamRunOptions) -> None:
     """Score the messages of --in with BENTO, a Bento's tag or a bundle's folder, into --out.
 
     The first line of output is the guarantee. Several runs with the same --group share the work.

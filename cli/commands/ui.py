@@ -15,11 +15,11 @@ from cli.output import CommandOutput, reporting
 @click.option("--port", type=PORT, default=8600, help="Port to listen on.")
 @reporting
 def ui(output: CommandOutput, name: str | None, port: int) -> None:
-    """Show deployment NAME, or all, on a page in the browser, until Ctrl-C.
+    """Show deployment NAME, or all, on a page in the browser.
 
     The page has the chain with its digests, the traffic split and latencies, each gate's evidence,
-    and buttons for pause, resume and roll back. It listens on 127.0.0.1 only, and the printed
-    address has a token that is valid until the command ends.
+    and buttons for pause, resume and roll back. The command runs until Ctrl-C and listens on
+    127.0.0.1 only; the printed address has a token that is valid until it ends.
     """
     from bundle.ports import require_free
     from rollout.journal import paths

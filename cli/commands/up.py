@@ -44,7 +44,7 @@ def up(
     if options.all or name is None or bento is None:
         _show(output, *_brought_back(name, everything=options.all))
         return
-    settings = deployment_settings(options, local, cluster, security.files())
+    settings = deployment_settings(options, local, cluster, security)
     if options.target == "local":
         security.warn_exposure(output, options.host)
     revision = find_revision(bento)

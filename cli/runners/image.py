@@ -15,7 +15,7 @@ from cli.progress import interruptible
 from cli.runners.batch import run_batch
 from cli.runners.batch_options import BatchOptions
 from cli.runners.stream import score_stream
-from cli.runners.stream_options import StreamOptions
+from cli.runners.stream_options import StreamRunOptions
 
 # A Bento has its code in the folder `src`.
 _BENTO = Path(__file__).resolve().parents[3]
@@ -62,9 +62,9 @@ def batch(output: CommandOutput, /, model: str, options: BatchOptions) -> None:
 
 @image.command()
 @_MODEL
-@takes(options=StreamOptions)
+@takes(options=StreamRunOptions)
 @reporting(json_lines=True)
-def stream(output: CommandOutput, /, model: str, options: StreamOptions) -> None:
+def stream(output: CommandOutput, /, model: str, options: StreamRunOptions) -> None:
     """Score the messages of --in into --out: `mlctl stream run` with a model of this image."""
     from services.runtime.scorable import scorable_in
 

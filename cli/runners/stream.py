@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from bundle.errors import ErrorCode, MlctlError
 from cli.output import CommandOutput, counted
 from cli.progress import json_line, only_results_on_stdout, stopping
-from cli.runners.stream_options import StreamOptions, stream_config
+from cli.runners.stream_options import StreamRunOptions, stream_config
 
 if TYPE_CHECKING:
     from services.runtime.scorable import Scorable
@@ -26,7 +26,7 @@ _JSON_PERIOD = 1.0
 
 
 def score_stream(
-    output: CommandOutput, find: Callable[[], Scorable], options: StreamOptions
+    output: CommandOutput, find: Callable[[], Scorable], options: StreamRunOptions
 ) -> None:
     """Score the messages of a stream with the model that `find` returns."""
     from services.stream.metrics import counted_events

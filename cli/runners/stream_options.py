@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamOptions:
+class StreamRunOptions:
     """A run on a stream, in the order of its help."""
 
     source: str = option(
@@ -83,7 +83,7 @@ class StreamOptions:
     )
 
 
-def stream_config(options: StreamOptions, *, as_json: bool) -> StreamConfig:
+def stream_config(options: StreamRunOptions, *, as_json: bool) -> StreamConfig:
     """Return the run that the options describe; INVALID_INPUT for an invalid value."""
     from services.stream.base import ConnectionRequest, StreamUrl
     from services.stream.batching import BatchGoals

@@ -13,6 +13,7 @@ TEMPLATES = {
     "train.py": "train.py.j2",
     "rows.py": "rows.py.j2",
     "transform.py": "transform.py.j2",
+    "rollout.yaml": "rollout.yaml.j2",
     ".env": "env.j2",
     ".gitignore": "gitignore.j2",
     ".github/workflows/release.yml": "release.yml.j2",

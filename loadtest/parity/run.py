@@ -66,7 +66,7 @@ class ParityReport:
 def run_parity(
     bento: str,
     model: Scorable,
-    rows: Path | None = None,
+    rows: str | None = None,
     report: Callable[[str], None] = lambda _text: None,
 ) -> ParityReport:
     """Serve `bento` and send the golden rows and those of `rows` over every path.
@@ -161,11 +161,11 @@ def golden_inputs(model: Scorable) -> dict[str, np.ndarray]:
     return {name: array[:rows] for name, array in found.items()}
 
 
-def _data(model: Scorable, rows: Path | None) -> Mapping[str, Arrays]:
+def _data(model: Scorable, rows: str | None) -> Mapping[str, Arrays]:
     golden = golden_inputs(model)
     if rows is None:
         return {_GOLDEN: golden}
-    return {_GOLDEN: golden, rows.name: all_rows(model.signature, rows)}
+    return {_GOLDEN: golden, Path(rows).name: all_rows(model.signature, rows)}
 
 
 def _recorded(

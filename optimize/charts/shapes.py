@@ -49,14 +49,6 @@ class Area:
             and other.top < self.bottom
         )
 
-    def contains(self, other: Area) -> bool:
-        return (
-            self.left <= other.left
-            and self.top <= other.top
-            and other.right <= self.right
-            and other.bottom <= self.bottom
-        )
-
 
 def shape(element: str, text: str = "", title: str = "", **attributes: str | float) -> Shape:
     """Return an element with `text` as its content and `title` as its tooltip.
@@ -104,3 +96,10 @@ def polyline(corners: Sequence[tuple[float, float]], kind: str) -> Shape:
 def points(corners: Sequence[tuple[float, float]]) -> str:
     """Return `corners` as the attribute `points` of a polygon or polyline."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+
+
+def log_scale(ends: tuple[float, float], start: float, end: float) -> Scale:
+    """Return a logarithmic scale with a margin beyond both `ends`."""
+    low, high = ends
+    margin = max((high / low) ** 0.08, 1.1)
+    return Scale(low / margin, high * margin, start, end, log=True)

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
-from optimize.charts.numbers import significant
-from optimize.charts.scale import Scale, fit
+from optimize.charts.numbers import milliseconds, significant
+from optimize.charts.scale import Scale, Tick, fit
 from optimize.charts.shapes import (
     Area,
     Chart,
     Shape,
     columns,
     horizontal,
+    log_scale,
     note,
+    points,
     polyline,
     rows,
     shape,
 )
-from optimize.choice import MEGABYTE, VariantVerdict
+from optimize.choice import MEGABYTE, Judged, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
 from optimize.metrics.latency import BatchLatency
+from optimize.variant import Measured
 
 # A variant is drawn at the edge if it is this many times as far from the best as the limit is: one
 # broken variant would otherwise squeeze the others into a line.
@@ -186,6 +189,66 @@ def pareto_chart(view: Tradeoff) -> Chart:
     return Chart(title, description, width, height, tuple(shapes))
 
 
+def latency_charts(report: OptimizeReport) -> list[Chart]:
+    """Draw a panel per variant on common axes: median, quartiles as a band, the others in grey."""
+    variants = report.measured
+    batches = [batch for _, found in variants for batch in found.latency]
+    sizes = [batch.batch for batch in batches]
+    x_ends = min(sizes), max(sizes)
+    y_ends = min(batch.q1_ms for batch in batches), max(batch.q3_ms for batch in batches)
+    return [_panel(item, found, variants, x_ends, y_ends) for item, found in variants]
+
+
+def _panel(
+    item: Judged,
+    found: Measured,
+    variants: Sequence[tuple[Judged, Measured]],
+    x_ends: tuple[float, float],
+    y_ends: tuple[float, float],
+) -> Chart:
+    width, height = 280.0, 210.0
+    area = Area(46, 30, width - 14, height - 46)
+    x = log_scale(x_ends, area.left, area.right)
+    y = log_scale(y_ends, area.bottom, area.top)
+    recipe, verdict, latency = item.variant.recipe, item.verdict, found.latency
+    band = [(x(each.batch), y(each.q3_ms)) for each in latency]
+    band += [(x(each.batch), y(each.q1_ms)) for each in reversed(latency)]
+    others = (other.latency for each, other in variants if each is not item)
+    shapes = [
+        *rows(y, area, 4),
+        *columns([Tick(each.batch, str(each.batch)) for each in latency], x, area),
+        *(polyline(_medians(other, x, y), "other") for other in others),
+        shape("polygon", points=points(band), class_="band"),
+        polyline(_medians(latency, x, y), f"line {verdict}"),
+        *(
+            shape(
+                "circle",
+                title=_latency_text(recipe, each),
+                cx=x(each.batch),
+                cy=y(each.median_ms),
+                r=3,
+                class_=f"dot {verdict}",
+            )
+            for each in latency
+        ),
+        shape("text", recipe, x=area.left, y=area.top - 12, class_=f"name {verdict}"),
+        note("ms by batch size", area.right, area.bottom + 36, "end"),
+    ]
+    text = "; ".join(_latency_text(recipe, each) for each in latency)
+    return Chart(f"Latency by batch size, {recipe}", text, width, height, tuple(shapes))
+
+
+def _medians(latency: Sequence[BatchLatency], x: Scale, y: Scale) -> list[tuple[float, float]]:
+    return [(x(each.batch), y(each.median_ms)) for each in latency]
+
+
+def _latency_text(recipe: str, latency: BatchLatency) -> str:
+    return (
+        f"{recipe}, batch {latency.batch}: median {milliseconds(latency.median_ms)}, quartiles "
+        f"{milliseconds(latency.q1_ms)} to {milliseconds(latency.q3_ms)}, {latency.runs} runs"
+    )
+
+
 def _reference_lines(view: Tradeoff, y: Scale, area: Area) -> Iterator[Shape]:
     """The source model's quality and the limit, named in the right margin."""
     heights = y(view.source), y(view.limit)
@@ -200,17 +263,13 @@ def _reference_lines(view: Tradeoff, y: Scale, area: Area) -> Iterator[Shape]:
 
 def _front(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Shape:
     """The Pareto front as a staircase."""
-    return polyline(_corners(view, x, y, area), "front")
-
-
-def _corners(view: Tradeoff, x: Scale, y: Scale, area: Area) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     level = area.bottom
     for point in view.front():
         left, height = x(point.cost.value), y(point.quality.value)
         found += [(left, level), (left, height)]
         level = height
-    return [*found, (area.right, level)]
+    return polyline([*found, (area.right, level)], "front")
 
 
 def _interval_bars(point: Point, x: Scale, y: Scale) -> Iterator[Shape]:
@@ -252,15 +311,15 @@ def _mark(verdict: VariantVerdict, x: float, y: float, title: str = "") -> Itera
 
 def _labels(view: Tradeoff, x: Scale, y: Scale, area: Area) -> Iterator[Shape]:
     """The recipes' names beside their points, with a line to a point that is farther away."""
-    places = [(x(point.cost.value), y(point.quality.value)) for point in view.points]
+    centers = [(x(point.cost.value), y(point.quality.value)) for point in view.points]
     texts = [_label_text(point, y) for point in view.points]
-    boxes = place_labels(places, texts, area)
-    for point, (px, py), text, box in zip(view.points, places, texts, boxes, strict=True):
-        near = min(max(px, box.left), box.right), min(max(py, box.top), box.bottom)
-        if math.dist((px, py), near) > 16.0:
-            yield shape("line", x1=px, y1=py, x2=near[0], y2=near[1], class_="leader")
-        middle = (box.left + box.right) / 2, (box.top + box.bottom) / 2 + 4.5
-        yield note(text, *middle, "middle", f"name {point.verdict}")
+    boxes = place_labels(centers, texts, area)
+    for point, (px, py), text, box in zip(view.points, centers, texts, boxes, strict=True):
+        middle = (box.top + box.bottom) / 2
+        if abs(middle - py) > 1.5 * _TEXT_HEIGHT:
+            near = box.left if box.left > px else box.right
+            yield shape("line", x1=px, y1=py, x2=near, y2=middle, class_="leader")
+        yield note(text, box.left, middle + 4.5, kind=f"name {point.verdict}")
 
 
 def _label_text(point: Point, y: Scale) -> str:
@@ -272,20 +331,19 @@ def _label_text(point: Point, y: Scale) -> str:
 def place_labels(
     points: Sequence[tuple[float, float]], texts: Sequence[str], frame: Area
 ) -> list[Area]:
-    """Place each text beside its point within `frame`, higher or lower if another is there."""
+    """Place each text beside its point in `frame`, as near as it covers no point or other text."""
     taken = [Area(x - 6, y - 6, x + 6, y + 6) for x, y in points]
-    placed: list[Area] = []
     for (x, y), text in zip(points, texts, strict=True):
         width = len(text) * _CHARACTER
-        left = x + 9 if x + 9 + width <= frame.right else max(x - 9 - width, frame.left)
-        steps = sorted(range(-len(points), len(points) + 1), key=abs)
-        tops = [y + (step - 0.5) * _TEXT_HEIGHT for step in steps]
-        boxes = [Area(left, top, left + width, top + _TEXT_HEIGHT) for top in tops]
-        inside = [box for box in boxes if frame.contains(box)] or boxes
-        free = (box for box in inside if not any(map(box.overlaps, taken)))
-        placed.append(next(free, inside[0]))
-        taken.append(placed[-1])
-    return placed
+        sides = [left for left in (x + 6, x - 6 - width) if frame.left < left < frame.right - width]
+        tops = (y - 18 + 4.0 * step * up for step in count() for up in (-1, 1))
+        boxes = (
+            Area(left, top, left + width, top + _TEXT_HEIGHT)
+            for top in tops
+            for left in sides or [x + 6]
+        )
+        taken.append(next(box for box in boxes if not any(map(box.overlaps, taken))))
+    return taken[len(points) :]
 
 
 def _legend(view: Tradeoff, area: Area, y: float) -> Iterator[Shape]:

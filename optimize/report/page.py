@@ -12,12 +12,13 @@ from optimize.charts.templates import chart_environment
 from optimize.choice import BASELINES, Judged, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.metrics.scores import Metric
-from optimize.report.charts import pareto_chart, tradeoff
+from optimize.recipes.base import LayerCost
+from optimize.report.charts import latency_charts, pareto_chart, tradeoff
 from optimize.variant import Measured
 
+SHOWN_LAYERS = 20
 _TEMPLATE = "report.html.j2"
 _NONE = "\N{EN DASH}"
-SHOWN_LAYERS = 40
 
 Cell = tuple[str, str]
 """A number, and in small print the range around it."""
@@ -45,15 +46,15 @@ class VariantRow:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What the costliest layers of a variant cost; `hidden` counts those that are not listed.
+    """What each layer of a variant costs, the costliest first; `hidden` counts the others.
 
-    Each of `rows` has the name of a layer, its operator, its cost as a share of the largest, as
-    text, and whether it was kept in float.
+    `largest` is the largest finite cost, or 1.
     """
 
     recipe: str
     note: str
-    rows: list[tuple[str, str, float, str, bool]]
+    layers: Sequence[LayerCost]
+    largest: float
     hidden: str
 
 
@@ -74,11 +75,11 @@ def report_html(report: OptimizeReport) -> str:
             columns=[name for name, _ in columns],
             variants=[_variant_row(item, columns) for item in report.judged],
             sensitivities=list(_sensitivities(report)),
+            significant=significant,
             batches=batches,
+            panels=latency_charts(report) if report.timed and not report.generates else [],
             latencies=[
-                (item.variant.recipe, _latency(found, batches))
-                for item, found in report.measured
-                if report.timed and not report.generates
+                (item.variant.recipe, _latency(found, batches)) for item, found in report.measured
             ],
             conditions=conditions(report),
         )
@@ -116,8 +117,6 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
         yield f"No latency: {missing.rstrip('.')}. Accuracy was judged on {found.provider}."
     if not report.row_independent:
         yield "The rows of a batch affect each other in this model, so requests are not batched."
-    if report.splits is not None:
-        yield report.splits.sentence
     elif not found.row_independent:
         error = significant(found.contaminated_relative_l2 or 0.0)
         yield (
@@ -125,6 +124,8 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
             f"(relative L2 {error} beside outlier rows), so requests are not batched, and it was "
             "judged one row at a time."
         )
+    if report.splits is not None:
+        yield report.splits.sentence
 
 
 def figures(report: OptimizeReport) -> Iterator[Figure]:
@@ -332,19 +333,9 @@ def _sensitivities(report: OptimizeReport) -> Iterator[Sensitivity]:
             more = f" ({floats} of them kept in float)" if floats else ""
             limit = significant(rest[0].distance)
             hidden = f"… and {len(rest)} more, each at most {limit}{more}."
-        finite = [each.distance for each in layers if math.isfinite(each.distance)]
+        finite = (layer.distance for layer in layers if math.isfinite(layer.distance))
         largest = max(finite, default=0.0) or 1.0
-        rows = [
-            (
-                each.layer,
-                each.operator,
-                min(each.distance / largest, 1.0),
-                significant(each.distance),
-                each.kept_in_float,
-            )
-            for each in layers[:SHOWN_LAYERS]
-        ]
-        yield Sensitivity(item.variant.recipe, note, rows, hidden)
+        yield Sensitivity(item.variant.recipe, note, layers[:SHOWN_LAYERS], largest, hidden)
 
 
 def _capital(text: str) -> str:

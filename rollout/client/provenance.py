@@ -60,7 +60,7 @@ def find_digest(reference: str, found: ProvenanceSources) -> tuple[str, BundleFa
     from registry.mlflow_catalog import MlflowCatalog
     from services.runtime.bento_store import DIGEST_LABEL, find_bento
 
-    if Path(reference, MANIFEST_NAME).is_file():
+    if Path(reference, MANIFEST_NAME).is_file() or reference.startswith(("./", "../", "/")):
         verified = verify(Path(reference))
         return verified.digest, BundleFacts.read(verified.root)
     if ":" in reference and not reference.startswith("models:/"):

@@ -123,8 +123,9 @@ def doubtful(evidence: ShadowEvidence, spec: RolloutSpec) -> Verdict | None:
         return _verdict(Action.HOLD, evidence, limit, "; more requests will decide")
     if total.psi is not None and total.psi > spec.max_psi:
         why = (
-            f"the outputs are distributed otherwise than the live revision's: PSI "
-            f"{total.psi:.3f} over {total.psi_rows} rows, at most {spec.max_psi:g} goes on"
+            f"the outputs drift from the live revision's: PSI {total.psi:.3f} over "
+            f"{total.psi_rows:,} rows (limit {spec.max_psi:g}, --max-psi); requests unlike those "
+            "of users cause this too"
         )
         return Verdict(Action.HOLD, Gate.DRIFT, why, total.psi, spec.max_psi, total.psi_rows)
     return None

@@ -92,7 +92,7 @@ def split_under_way(deployment: Deployment, other: Revision) -> MlctlError:
         ErrorCode.ROLLOUT_ACTIVE,
         f"the traffic of {name!r} is split between {deployment.live.bento} and {other.bento}",
         f"End it with `mlctl split {name} --end`, or keep the other one with "
-        f"`mlctl split {name} --end --keep {other.bento}`.",
+        f"`mlctl split {name} --end --winner {other.bento}`.",
     )
 
 

@@ -29,6 +29,7 @@ from bundle.errors import ErrorCode, MlctlError
 from optimize.charts.templates import FOLDER as CHARTS
 from optimize.charts.templates import chart_environment
 from rollout.client import deployments
+from rollout.client.rendering import local_time
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.traffic import read_traffic
@@ -188,7 +189,8 @@ def _rollout_id(request: Request) -> int | None:
 
 
 def _render(template: str, **values: object) -> str:
-    text: str = chart_environment(_FOLDER).get_template(template).render(**values)
+    found = chart_environment(_FOLDER).get_template(template)
+    text: str = found.render(local_time=local_time, **values)
     return text
 
 

@@ -1,6 +1,6 @@
 // Redraw the page from its stream, and send the commands of the buttons.
 const live = document.getElementById("live");
-const said = document.getElementById("said");
+const message = document.getElementById("message");
 const csrf = document.querySelector("meta[name=csrf]").content;
 const buttons = document.querySelectorAll("button[data-command]");
 const questions = { rollback: "Return all traffic to the previous version?" };
@@ -17,12 +17,12 @@ function enable() {
 async function send(command) {
   const { name, rollout } = state();
   for (const button of buttons) button.disabled = true;
-  said.textContent = "";
+  message.textContent = "";
   const answer = await fetch(`/deployments/${name}/${command}?rollout=${rollout}`, {
     method: "POST",
     headers: { "x-csrf-token": csrf },
   });
-  if (!answer.ok) said.textContent = (await answer.json()).error.message;
+  if (!answer.ok) message.textContent = (await answer.json()).error.message;
   enable();
 }
 

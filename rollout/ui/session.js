@@ -5,7 +5,7 @@ if (token) {
     if (answer.ok) {
       location.replace(location.pathname + location.search);
     } else {
-      document.getElementById("said").textContent =
+      document.getElementById("message").textContent =
         "The token of this address is wrong or of a server that ended: run `mlctl ui` and open what it prints.";
     }
   });

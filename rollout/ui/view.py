@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from optimize.charts.shapes import Chart
-from rollout.client.rendering import event_line, local_time, verdict_text
+from rollout.client.rendering import event_line, verdict_text
 from rollout.client.view import GateView, RolloutView, rollout_view
 from rollout.daemon.reporting.series import Series, SeriesPoint
 from rollout.domain.batch_traffic import TrafficHour, batch_hint
@@ -64,17 +64,6 @@ class GateRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutLine:
-    """One rollout in the list."""
-
-    id: int
-    when: str
-    bento: str
-    outcome: str
-    shown: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutPage:
     """The rollout that is shown; `allowed` are the names of the commands that it can take now."""
 
@@ -100,7 +89,7 @@ class Page:
     up: bool
     hint: str
     slots: tuple[SlotRow, ...]
-    rollouts: tuple[RolloutLine, ...]
+    rollouts: tuple[Rollout, ...]
     rollout: RolloutPage | None
 
 
@@ -175,7 +164,7 @@ def deployment_page(
         up=deployment.up,
         hint="" if hint is None else hint.sentence(),
         slots=slots,
-        rollouts=tuple(_line(each, shown) for each in rollouts[:_SHOWN_ROLLOUTS]),
+        rollouts=tuple(rollouts[:_SHOWN_ROLLOUTS]),
         rollout=_rollout_page(deployment, shown, record, now) if shown and record else None,
     )
 
@@ -188,18 +177,19 @@ def _rollout_page(
         rollout.slot.other: record.line("live/p99_ms"),
         rollout.slot: record.line("candidate/p99_ms"),
     }
+    view = rollout_view(now, rollout, record.tick)
     traffic = traffic_chart(record.weights, until, rollout.slot)
     latency = latency_chart(latencies, rollout.spec.max_p99_ms, until)
     return RolloutPage(
         id=rollout.id,
         state=_state(rollout),
         verdict=_verdict(rollout, record),
-        view=rollout_view(now, rollout, record.tick),
+        view=view,
         charts=(traffic,) if latency is None else (traffic, latency),
         # No gate judges the return to the previous version.
         gates=()
         if rollout.reverts is not None
-        else tuple(gate_rows(rollout.progress.evidence, rollout.spec)),
+        else tuple(gate_rows(view, rollout.progress.evidence, rollout.spec)),
         events=tuple(reversed(record.lines[-_SHOWN_EVENTS:])),
         allowed=allowed(deployment, rollout),
     )
@@ -219,23 +209,12 @@ def allowed(deployment: Deployment, rollout: Rollout) -> tuple[str, ...]:
     return (*names, "rollback")
 
 
-def gate_rows(evidence: GateEvidence, spec: RolloutSpec) -> Iterator[GateRow]:
-    """Yield a row for each gate that `spec` has a limit for, with what it counted."""
-    threshold = math.log(1.0 / spec.alpha)
-    harm, proof = evidence.log_values(spec), evidence.proof_values(spec)
-    for gate in harm | proof:
-        yield GateRow(
-            gate.replace("_", " "),
-            _counted(gate, evidence, spec),
-            _gate_view(gate, harm.get(gate), threshold),
-            _gate_view(gate, proof.get(gate), threshold),
-        )
-
-
-def _gate_view(gate: Gate, log: float | None, threshold: float) -> GateView | None:
-    if log is None:
-        return None
-    return GateView(gate, math.exp(min(log, 700.0)), min(1.0, max(0.0, log / threshold)))
+def gate_rows(view: RolloutView, evidence: GateEvidence, spec: RolloutSpec) -> Iterator[GateRow]:
+    """Yield a row for each gate of the last tick, with what it counted."""
+    harm, proof = ({each.gate: each for each in views} for views in (view.harm, view.proof))
+    for gate in (each for each in Gate if each in harm or each in proof):
+        counted = _counted(gate, evidence, spec)
+        yield GateRow(gate.replace("_", " "), counted, harm.get(gate), proof.get(gate))
 
 
 def _counted(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> str:
@@ -317,13 +296,3 @@ def _verdict(rollout: Rollout, record: RolloutRecord) -> str:
     if ruling is not None:
         return verdict_text(asdict(ruling))
     return verdict_text(record.tick.body["verdict"]) if record.tick else ""
-
-
-def _line(rollout: Rollout, shown: Rollout | None) -> RolloutLine:
-    return RolloutLine(
-        rollout.id,
-        local_time(rollout.created),
-        rollout.candidate.bento,
-        rollout.outcome.replace("_", " ") if rollout.outcome else "in progress",
-        shown is not None and rollout.id == shown.id,
-    )

@@ -43,6 +43,7 @@ def default_dead(source: StreamUrl) -> StreamUrl:
         return source.with_topic(f"{source.topic}.dead")
     if source.scheme == "file":
         return StreamUrl("file", f"{source.address}.dead")
+    transport_of(source)  # its error for an unknown scheme says more
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
         f"there is no default stream of dead letters beside {source.redacted()}",

@@ -12,6 +12,9 @@ from cli.main import cli
 
 Run = Callable[..., Result]
 
+CHOOSE = "[choose]\nrows-per-second = 77\n"
+CHOICE = ("choose", "--used-by", "requests", "--rows-per-day", "1e7")
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -67,12 +70,11 @@ def test_config__options_in_the_file__are_defaults(run: Run) -> None:
         {"command": "optimize", "option": "--max-accuracy-drop", "value": 0.005},
         {"command": "batch run", "option": "--unit-rows", "value": 1000},
     ]
-    assert "0.25" in run("[cache.prune]\nunused = '0.25x'\n", "cache", "prune").output
+    assert "peak 347.2 rows/s / (77 rows/s" in run(CHOOSE, *CHOICE).output
 
 
 def test_config__option_given_and_in_the_file__given_one_counts(run: Run) -> None:
-    result = run("[cache.prune]\nunused = 'never'\n", "cache", "prune", "--unused", "1d", "--json")
-    assert result.exit_code == 0
+    assert "(88 rows/s" in run(CHOOSE, *CHOICE, "--rows-per-second", "88").output
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,9 @@ def test_config__option_given_and_in_the_file__given_one_counts(run: Run) -> Non
         ("[environment]\nPATH = 'x'", "[environment] has PATH"),
         ("environment = 1", "[environment] is not a table"),
         ("[batch]\nrun = 1", "[batch]: run is not a table"),
+        ("[promote]\nmax-p99-ms = 'x'", "[promote]: max-p99-ms: 'x' is not a valid float"),
+        ("[promote]\nmax-p99-ms = [1, 2]", "[promote]: max-p99-ms has one value, not several"),
+        ("[cache.prune]\nunused = 'never'", "[prune]: unused: 'never' is not a duration"),
         ("a =", "cannot be read: Invalid value"),
     ],
 )

@@ -18,6 +18,7 @@ def test_help__main_command__lists_commands_in_the_order_of_the_chain() -> None:
     sections = result.output.partition(f"{next(iter(SECTIONS))}:")[2].splitlines()
     listed = [line.split()[0] for line in sections if line.startswith("  ") and line[2] != " "]
     assert listed == [command.name for command in COMMANDS]
+    assert not [line for line in sections if line.endswith("...")]  # each summary fits
 
 
 def test_version__option__prints_the_packages_version() -> None:
@@ -31,6 +32,13 @@ def test_command__each__has_json_and_help(name: str, command: click.Command) -> 
     assert command.help
     result = CliRunner().invoke(cli, [*name.split()[1:], "--help"])
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion__each_shell__has_a_script_that_calls_mlctl(shell: str) -> None:
+    result = CliRunner().invoke(cli, ["completion", shell])
+    assert result.exit_code == 0, result.output
+    assert f"_MLCTL_COMPLETE={shell}_complete" in result.stdout
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
 
 from cli.main import cli
-from cli.options import Duration, parse_duration
+from cli.options import Duration, option, parse_duration, takes
 from docs.generate import every_command
 
 
@@ -41,19 +44,19 @@ def test_duration_option__outside_its_limits__names_the_limit() -> None:
 
 def test_options__of_all_commands__are_explained() -> None:
     for name, command in every_command():
-        for option in command.params:
-            if isinstance(option, click.Option):
-                assert option.help, f"{name} {option.opts[0]}"
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{name} {parameter.opts[0]}"
 
 
 def test_options__with_one_name__have_one_type_across_commands() -> None:
     types: dict[str, set[str]] = {}
     for _name, command in every_command():
         options = [] if isinstance(command, click.Group) else command.params
-        for option in options:
-            if isinstance(option, click.Option):
-                kind = "flag" if option.is_flag else option.type.name.removesuffix(" range")
-                types.setdefault(option.opts[-1], set()).add(kind)
+        for parameter in options:
+            if isinstance(parameter, click.Option):
+                kind = "flag" if parameter.is_flag else parameter.type.name.removesuffix(" range")
+                types.setdefault(parameter.opts[-1], set()).add(kind)
     paths = {"text", "file", "directory", "path"}
     mixed = {name: kinds for name, kinds in types.items() if len(kinds) > 1 and not kinds <= paths}
     assert mixed == {}
@@ -70,3 +73,42 @@ def test_command__with_a_misspelt_name__suggests_the_nearest() -> None:
     result = CliRunner().invoke(cli, ["optimise"])
     assert result.exit_code == 2
     assert "optimize" in result.stderr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Options of each kind of field."""
+
+    count: int = option(1, click.IntRange(1, 9), help="How many.")
+    names: tuple[str, ...] = option(name="--name", help="Repeatable.")
+    wait: float = option("30s", Duration(), help="How long.")
+    dry_run: bool = option(help="A flag.")
+    file: Path | None = option(name="-f --file", help="A path.")
+    kind: str = option(required=True, help="Required.")
+
+
+@click.command()
+@click.argument("target")
+@takes(shape=Shape)
+def shaped(target: str, shape: Shape) -> None:
+    click.echo(f"{target} {shape}")
+
+
+def test_takes__options_of_each_kind__are_one_object() -> None:
+    given = ["--kind", "a", "--name", "x", "--name", "y", "--wait", "2m", "--dry-run", "-f", "p"]
+    done = CliRunner().invoke(shaped, ["t", *given])
+    expected = Shape(count=1, names=("x", "y"), wait=120.0, dry_run=True, file=Path("p"), kind="a")
+    assert done.output == f"t {expected}\n"
+    done = CliRunner().invoke(shaped, ["t", "--kind", "a"])
+    assert (
+        f"{Shape(count=1, names=(), wait=30.0, dry_run=False, file=None, kind='a')}" in done.output
+    )
+
+
+def test_takes__help__lists_required_options_first() -> None:
+    found = CliRunner().invoke(shaped, ["--help"]).output
+    names = [
+        line.split()[0] for line in found.partition("Options:")[2].splitlines() if "--" in line
+    ]
+    assert names == ["--kind", "--count", "--name", "--wait", "--dry-run", "-f,", "--help"]
+    assert CliRunner().invoke(shaped, ["t"]).exit_code == 2

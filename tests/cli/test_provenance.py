@@ -94,7 +94,7 @@ def test_why__several_models__have_the_alias_each(known: ProvenanceSources) -> N
     [
         ("aaaaaa", ErrorCode.INVALID_INPUT, "2 digests begin with aaaaaa"),
         ("bbbbbb", ErrorCode.NOT_FOUND, "no digest that begins with bbbbbb"),
-        ("aaa", ErrorCode.INVALID_INPUT, "at least six digits"),
+        ("aaa", ErrorCode.INVALID_INPUT, "at least four digits"),
         ("tiny:aaaaaa01", ErrorCode.INVALID_INPUT, "is not a digest"),
     ],
 )

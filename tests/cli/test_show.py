@@ -42,6 +42,15 @@ def test_show__altered_bundle__is_an_error(tmp_path: Path) -> None:
     assert failed.value.code is ErrorCode.FILE_ALTERED
 
 
+def test_show__path_without_a_bundle__names_the_missing_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MlctlError, match="manifest") as failed:
+        find_digest("./nothing", NOTHING)
+    assert failed.value.code is ErrorCode.MANIFEST_INVALID
+
+
 def test_show__bento__is_found_by_its_label(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,3 +115,10 @@ def test_stream_run__sigterm__commits_and_exits_0(home: Path) -> None:
     assert len(read(place(home, "out"))) == 50
     groups = transport.status(place(home, "in"), "mlctl").groups or ()
     assert [(each.name, each.members) for each in groups] == [("mlctl", 0)], "it left"
+
+
+def test_stream_run__unknown_scheme__lists_the_schemes() -> None:
+    result = CliRunner().invoke(cli, ["stream", "run", "b", "--in", "foo://x", "--out", "y.jsonl"])
+    assert result.exit_code == 2
+    assert "no transport for 'foo'" in result.stderr
+    assert "sqlite, kafka" in result.stderr

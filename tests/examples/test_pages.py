@@ -32,8 +32,9 @@ def test_blocks__marked_sh__run_with_their_exit_codes() -> None:
 
 
 def test_blocks__neither_run_nor_explained__are_found() -> None:
-    assert unexplained_blocks(PAGE) == ["mlctl doctor\n"]
-    assert unexplained_blocks("<!-- not run: takes a day -->\n" + PAGE) == []
+    assert unexplained_blocks(PAGE, runs=True) == ["mlctl doctor\n"]
+    assert unexplained_blocks("```sh\nmlctl up\n```\n", runs=False) == ["mlctl up\n"]
+    assert unexplained_blocks("<!-- not run: takes a day -->\n" + PAGE, runs=False) == []
 
 
 @pytest.mark.slow

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from click.testing import CliRunner
 
 from bundle.errors import ErrorCode, MlctlError
+from cli.main import cli
 from examples.skeleton.create import TEMPLATES, create_project
+from rollout.client.spec_file import read_spec
+from rollout.domain.spec import RolloutSpec
 
 
 def test_init__new_folder__names_the_model_after_it(tmp_path: Path) -> None:
@@ -17,6 +21,20 @@ def test_init__new_folder__names_the_model_after_it(tmp_path: Path) -> None:
     assert {file.relative_to(project.folder).as_posix() for file in project.files} == set(TEMPLATES)
     assert 'MODEL = "fast-net"' in (project.folder / "train.py").read_text()
     assert "<{" not in "".join(file.read_text() for file in project.files)
+
+
+def test_init__rollout_file__describes_a_rollout(tmp_path: Path) -> None:
+    project = create_project(tmp_path / "net")
+    spec = RolloutSpec(**read_spec(project.folder / "rollout.yaml"))
+    assert (spec.steps[-1], spec.max_p99_ms, spec.keep_previous_seconds) == (100, 50, 3600)
+
+
+def test_init__folder_with_a_space__prints_a_command_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["init", "my net"])
+    assert "Next: cd 'my net' && . ./.env" in result.stderr
 
 
 def test_init__workflow__is_yaml_with_both_jobs(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import httptools
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
@@ -109,9 +111,9 @@ def test_given_rows__file_that_does_not_match__is_rejected(tmp_path: Path) -> No
     form = signature(Datatype.FP32, -1, 3)
     path = tmp_path / "rows.npz"
     for arrays, reason in (
-        ({"z": np.zeros((4, 3), np.float32)}, "no rows for the input 'x'"),
-        ({"x": np.zeros((4, 3))}, "'x' is float64, the model's is float32"),
-        ({"x": np.zeros((4, 2), np.float32)}, r"shape is \[2, 2\]"),
+        ({"z": np.zeros((4, 3), np.float32)}, "no array for input 'x'"),
+        ({"x": np.zeros((4, 3))}, "array 'x' does not fit the model: .*FP64"),
+        ({"x": np.zeros((4, 2), np.float32)}, "array 'x' does not fit the model: .*shape"),
         ({"x": np.zeros((1, 3), np.float32)}, "fewer than the 2"),
     ):
         np.savez(path, **arrays)
@@ -119,5 +121,19 @@ def test_given_rows__file_that_does_not_match__is_rejected(tmp_path: Path) -> No
             list(given_rows(form, path, 2))
     path.write_bytes(b"no archive")
     for unreadable in (path, tmp_path / "missing.npz"):
-        with pytest.raises(MlctlError, match="not a readable"):
+        with pytest.raises(MlctlError, match=r"neither an \.npz nor a Parquet file|no file"):
             list(given_rows(form, unreadable, 2))
+
+
+def test_given_rows__table_with_labels_and_missing_values__is_what_optimize_reads(
+    tmp_path: Path,
+) -> None:
+    columns = {"age": [41.0, None, 20.0], "city": ["Oslo", None, "Rome"], "labels": [0, 1, 0]}
+    pq.write_table(pa.table(columns), tmp_path / "eval.parquet")
+    age = TensorSpec(name="age", dtype=Datatype.FP64, shape=(-1,))
+    city = TensorSpec(name="city", dtype=Datatype.BYTES, shape=(-1,))
+    found = list(
+        given_rows(Signature(inputs=(age, city), outputs=(age,)), tmp_path / "eval.parquet", 1)
+    )
+    assert [each["city"].tolist() for each in found] == [[b"Oslo"], [b""], [b"Rome"]]
+    assert np.isnan(found[1]["age"]).all()

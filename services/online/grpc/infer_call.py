@@ -20,7 +20,7 @@ from services.online.grpc.http2.outbox import SendQueue
 from services.online.grpc.infer_message import InferMessages
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.online.grpc.status import status_of, trailers
-from services.online.observability.calls import GRPC, RequestRecord
+from services.online.observability.calls import GRPC
 from services.online.security.public import failed, is_public
 from services.protocol.messages import SERVICE
 from services.protocol.priority import Priority
@@ -46,8 +46,11 @@ class InferCall(Hold):
     """
 
     _request: InferRequest
+    _head: CallHead
+    _arrived: int
     _parse_seconds = 0.0
-    _record: RequestRecord | None = None
+    # When the call arrived, by `perf_counter`; 0 without an observer.
+    _started = 0.0
     _queued: Cancellable | None = None
     _answered = False
 
@@ -66,7 +69,7 @@ class InferCall(Hold):
         handler, arrived = self._handler, len(message) - PREFIX_BYTES
         observer = self.model.host.observer
         if observer is not None and observer.active:
-            self._observe(head, arrived)
+            self._started, self._head, self._arrived = start, head, arrived
         try:
             if handler.access.required:
                 handler.access.require(head.authorization)
@@ -76,10 +79,7 @@ class InferCall(Hold):
                 handler.rejecting = full is not None
                 if full is not None:
                     raise full  # noqa: TRY301 - as the decoder does
-            before = self.model
             request = self._request = handler.messages.decode(message, self)
-            if self.model is not before:
-                self._observe(head, arrived)
             timeout = request.timeout
             if head.timeout_text is not None:
                 seconds = head.timeout
@@ -88,9 +88,6 @@ class InferCall(Hold):
             self._queued = self.model.host.handle(request, self, timeout, request.priority)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self.set_exception(error)
-
-    def _observe(self, head: CallHead, arrived: int) -> None:
-        self._record = self.model.calls.begin(head, arrived)
 
     def set_result(self, answer: Answer, /) -> None:
         """Send the answer."""
@@ -111,10 +108,11 @@ class InferCall(Hold):
         queue, infer = answer.queue_seconds, answer.infer_seconds
         serialize = perf_counter() - start
         host.answered(GRPC, parse, queue, infer, serialize)
-        if self._record is not None and host.observer is not None:
-            host.observer.answered(
-                self._record, request.inputs, answer, parse, serialize, len(data)
-            )
+        if self._started:
+            model.calls.answered(
+                self._head, self._arrived, self._started, request.inputs, answer,
+                parse, serialize, len(data),
+            )  # fmt: skip
 
     def set_exception(self, error: BaseException, /) -> None:
         """Send the status of `error`; an unexpected error shows no details."""
@@ -156,7 +154,8 @@ class InferCall(Hold):
 
     def _report(self, error: BaseException) -> None:
         self.model.host.count(GRPC, error)
-        self.model.calls.ended(self._record, error)
+        if self._started:
+            self.model.calls.ended(self._head, self._arrived, self._started, error)
 
     def _complete(self) -> None:
         self._answered = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import NamedTuple
 
 from services.online.batching.budget import Inflight
@@ -10,7 +11,7 @@ from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import RequestRecord
+from services.online.observability.calls import GRPC
 from services.online.settings import ServerSettings
 from services.runtime.access import Access
 
@@ -62,28 +63,23 @@ class GrpcModels:
 
 
 class RequestContext:
-    """One infer request: the model that it counts for, and its observability record.
+    """One infer request of `size` bytes, and the model that it counts for.
 
-    Both are the default model's until the message has been read.
+    That is the default model until the message has been read.
     """
 
-    __slots__ = ("_begin", "model", "record")
+    __slots__ = ("head", "model", "size", "started")
 
     def __init__(self, models: GrpcModels, head: CallHead, size: int) -> None:
-        self._begin = head, size
+        self.head, self.size, self.started = head, size, perf_counter()
         self.model = models.default
-        self.record: RequestRecord | None = self.model.calls.begin(head, size)
 
     def of(self, model: GrpcModel) -> GrpcModel:
         """Count the request for `model`, and return that."""
-        if model is not self.model:
-            self.model, self.record = model, model.calls.begin(*self._begin)
+        self.model = model
         return model
 
     def ended(self, failure: BaseException | None) -> None:
-        """Report the end of a request that has no answer of its own."""
-        self.model.calls.ended(self.record, failure)
-
-    def count(self, failure: BaseException | None) -> None:
-        """Count the request by its outcome."""
-        self.model.host.count("grpc", failure)
+        """Count and report the end of a request that has no answer of its own."""
+        self.model.host.count(GRPC, failure)
+        self.model.calls.ended(self.head, self.size, self.started, failure)

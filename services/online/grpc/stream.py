@@ -63,7 +63,6 @@ class StreamInfer:
             failure = self._public(error)
             await call.write(self._rejection(failure, context.model, request.id))
         finally:
-            context.count(failure)
             context.ended(failure)
 
     async def _send_pieces(self, model: GrpcModel, request: Any, call: GrpcCall) -> None:

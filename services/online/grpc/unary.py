@@ -29,7 +29,6 @@ async def counted(
             return await infer(context)
     except BaseException as error:
         context.ended(error)
-        context.count(error)
         raise
 
 
@@ -42,7 +41,7 @@ async def ask(
     encode: Callable[[Answer], Any],
 ) -> Any:
     """Return the response to `request`, which took `parse` seconds to parse."""
-    host, seen = model.host, context.record
+    host = model.host
     limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
     priority = lane_of(call) or request.priority
     answer = await host.ask(request, min(limits, default=None), priority)
@@ -50,9 +49,11 @@ async def ask(
     response = encode(answer)
     serialize = perf_counter() - start
     host.answered(GRPC, parse, answer.queue_seconds, answer.infer_seconds, serialize)
-    if seen is not None and host.observer is not None:
-        size = response.ByteSize()
-        host.observer.answered(seen, request.inputs, answer, parse, serialize, size)
+    if host.observer is not None:
+        model.calls.answered(
+            context.head, context.size, context.started, request.inputs, answer,
+            parse, serialize, response.ByteSize(),
+        )  # fmt: skip
     return response
 
 

@@ -201,9 +201,10 @@ async def _stream(
 ) -> None:
     deadline = asyncio.get_running_loop().time() + inference.seconds
     with PendingRequest(inference.inflight) as pending:
-        pending.record = record
         inference.read_headers(pending, headers)
         body = await read_in_time(receive, inference, pending, deadline)
+        if record is not None:
+            record.bytes_in = len(body)
         streamed = await inference.submit_stream(pending, body)
         await send_events(streamed, inference, events, receive)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
+from types import MappingProxyType
 from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
@@ -57,15 +58,19 @@ class PendingRequest(Hold):
 
     The headers give `json_length`, the size of the body's JSON part in bytes, and `priority`, which
     overrides the body's (None if they do not), the body's content coding, and `accept`, the header
-    Accept-Encoding. `record` is the observability record, or None. `request` is set when the body
-    was decoded, which took `parse_seconds`. The request is its own share of the memory budget.
+    Accept-Encoding. An observer sees the request from `started` on, the time of `perf_counter` at
+    which its `headers` arrived, or not at all if that is 0; its body has `bytes_in` bytes.
+    `request` is set when the body was decoded, which took `parse_seconds`. The request is its own
+    share of the memory budget.
 
     Attributes that most requests leave as they are belong to the class: a request sets few.
     """
 
     request: InferRequest
     request_id = b""
-    record: RequestRecord | None = None
+    headers: Mapping[bytes, bytes] = MappingProxyType({})
+    started = 0.0
+    bytes_in: int | None = None
     json_length: int | None = None
     coding = IDENTITY
     accept = b""
@@ -137,8 +142,15 @@ class InferHandler:
         traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
         return observer.begin(HTTP, request_id, traceparent, tracestate)
 
+    def record_of(self, pending: PendingRequest) -> RequestRecord | None:
+        """Return the observability record of a request that has no answer, or None."""
+        record = self.observe(pending.headers, pending.request_id) if pending.started else None
+        if record is not None:
+            record.started, record.bytes_in = pending.started, pending.bytes_in
+        return record
+
     def begin(self, pending: PendingRequest, headers: Mapping[bytes, bytes]) -> None:
-        """Give the request its id and its record, and check its headers.
+        """Give the request its id, and check its headers.
 
         Raises UNAUTHENTICATED if the server requires a token and the headers have none, and what
         `read_headers` raises.
@@ -146,12 +158,7 @@ class InferHandler:
         pending.request_id = self._ids.of(headers.get(b"x-request-id"))
         observer, access = self._host.observer, self._host.access
         if observer is not None and observer.active:
-            pending.record = observer.begin(
-                HTTP,
-                pending.request_id,
-                headers.get(b"traceparent"),
-                headers.get(b"tracestate"),
-            )
+            pending.started = perf_counter()
         if access.required:
             access.require(headers.get(b"authorization"))
         self.read_headers(pending, headers)
@@ -191,8 +198,7 @@ class InferHandler:
         Returns what withdraws the request.
         """
         start = perf_counter()
-        if pending.record is not None:
-            pending.record.bytes_in = len(body)
+        pending.bytes_in = pending.size
         if self.rejecting and pending.coding == IDENTITY and b"priority" not in body:
             full = self._host.quick_reject(pending.priority or Priority.NORMAL, len(body))
             if full is not None:
@@ -213,8 +219,6 @@ class InferHandler:
 
         `pending` is charged for the body's bytes.
         """
-        if pending.record is not None:
-            pending.record.bytes_in = len(body)
         request = await self._decode_apart(pending, body)
         if binary := [name for name, wanted in request.outputs.items() if wanted]:
             raise MlctlError(
@@ -258,11 +262,12 @@ class InferHandler:
         )
         serialize = perf_counter() - start
         self._host.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
-        record, observer = pending.record, self._host.observer
-        if record is not None and observer is not None:
-            observer.answered(
-                record, request.inputs, answer, pending.parse_seconds, serialize, len(body)
-            )
+        observer = self._host.observer
+        if pending.started and observer is not None and pending.bytes_in is not None:
+            observer.finished(
+                HTTP, pending.request_id, pending.headers, pending.started, pending.bytes_in,
+                request.inputs, answer, pending.parse_seconds, serialize, len(body),
+            )  # fmt: skip
         return response
 
     def reject(

@@ -1,14 +1,16 @@
 """The access log: one JSON line for each infer request, written off its path.
 
-A file is opened for appending and each piece is written by one call, so that several workers
-share it without mixing their lines; after logrotate or anyone else moved it away it is made
-anew, as `logging.handlers.WatchedFileHandler` does.
+The event loop notes the values of a request; a thread makes the lines of many at a time, most
+fields of which are the same for all requests of a batch. A file is opened for appending and each
+piece is written by one call, so that several workers share it without mixing their lines; after
+logrotate moved it away it is opened anew, as `logging.handlers.WatchedFileHandler` does.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -16,30 +18,42 @@ from typing import Protocol
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.observability.backlog import Backlog
-from services.online.observability.calls import RequestRecord
-from services.online.observability.traceparent import trace_id
+from services.online.observability.calls import RequestRecord, status_of
+from services.online.observability.traceparent import TRACE_ID, is_valid, trace_id
 
 # More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
 
+_LINE = b'%b,"request_id":%b,"trace_id":%b,"total_ms":%.3f}\n'
+# A line of ids that need no escapes.
+_PLAIN_LINE = _LINE.replace(b":%b", b':"%b"')
+# What most requests of a batch have in common: protocol, code, a status that is not the code's, the
+# seconds in the queue and in the model, rows, rows of the batch, bytes in, bytes out. These are
+# tuples without names, as each request makes one.
+SharedFields = tuple[
+    str, str, int | None, float | None, float | None, int | None, int | None, int | None, int | None
+]
+# One request: its end as Unix time, its seconds, X-Request-Id, traceparent, and the shared fields.
+LogEntry = tuple[float, float, bytes, bytes | None, SharedFields]
 
-_START = b'{"time":"%b.%06dZ",%b,"request_id":%b,"trace_id":%b,'
-_SIZES = b'"rows":%b,"batch_rows":%b,"bytes_in":%b,"bytes_out":%b,"total_ms":%.3f'
-_RUN = b',"queue_ms":%.3f,"infer_ms":%.3f'
-_ENDS = b',"parse_ms":%.3f,"serialize_ms":%.3f'
-# A line of an answered infer request, all of which is known: one format takes half of the time.
-_ANSWERED = _START + _SIZES.replace(b"%b", b"%d") + _RUN + _ENDS + b"}\n"
+
+def entry_of(record: RequestRecord) -> LogEntry:
+    """Return what the log says of an ended request."""
+    shared = (
+        record.protocol, record.code, record.reported_status, record.queue, record.infer,
+        record.rows, record.batch_rows, record.bytes_in, record.bytes_out,
+    )  # fmt: skip
+    return record.at, record.seconds, record.request_id, record.traceparent, shared
 
 
 class LogOutput(Protocol):
-    """Where lines go."""
+    """A destination of lines."""
 
     def write(self, lines: bytes) -> None:
-        """Write whole lines; OSError if they cannot be."""
+        """Write whole lines; OSError if that fails."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class _Lines:
@@ -70,11 +84,11 @@ class StandardOutput:
         self._lines.write(self._descriptor, lines)
 
     def close(self) -> None:
-        """It is not ours to close."""
+        """Do nothing: the process owns it."""
 
 
 class AppendedFile:
-    """A file that is appended to, and made anew when it is no more at its path."""
+    """A file that is appended to, and opened anew when it was moved away from its path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,77 +118,77 @@ class AppendedFile:
 
 
 class AccessLog:
-    """Takes requests that are done with `put`; the observer's thread writes them with `flush`."""
+    """Notes ended requests; the observer's thread writes their lines with `flush`."""
 
     def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
-        self._waiting = Backlog[RequestRecord](MAX_WAITING)
-        self.put = self._waiting.put
+        # The loop appends, the thread takes from the front: neither waits for the other.
+        self._waiting: list[LogEntry] = []
+        self._excess = 0
         self._lost = 0
-        self._outcomes: dict[tuple[str, str, int | None], bytes] = {}
-        self._second = -1
-        self._second_text = b""
 
     @property
     def dropped(self) -> int:
         """Requests that are not in the log: they came too fast, or it could not be written."""
-        return self._waiting.dropped + self._lost
+        return self._excess + self._lost
+
+    def put(self, entry: LogEntry) -> None:
+        """Note an ended request."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(entry)
+        else:
+            self._excess += 1
 
     def flush(self) -> None:
-        """Write what was noted; OSError if that fails, and these lines are lost."""
-        found = self._waiting.take()
-        if not found:
+        """Write the lines of the requests; OSError if that fails, and these lines are lost."""
+        entries = self._waiting[:]
+        if not entries:
             return
+        del self._waiting[: len(entries)]
         try:
-            self._output.write(b"".join(map(self._line, found)))
+            self._output.write(b"".join(self._lines(entries)))
         except OSError:
-            self._lost += len(found)
+            self._lost += len(entries)
             raise
 
     def close(self) -> None:
-        """Let go of the output."""
+        """Close the output."""
         self._output.close()
 
-    def _line(self, record: RequestRecord) -> bytes:
-        """Return one line of JSON; a general encoder takes several times as long."""
-        key = (record.protocol, record.code, record.reported_status)
-        outcome = self._outcomes.get(key)
-        if outcome is None:
-            outcome = self._outcomes[key] = self._render_outcome(record)
-        at = record.at
-        second = int(at)
-        if second != self._second:
-            self._second = second
-            text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-            self._second_text = text.encode()
-        name, trace, parent = record.request_id, b"null", record.traceparent
-        name = b'"%b"' % name if name.isalnum() else _text(name)
-        if parent is not None and (found := trace_id(parent)) is not None:
-            trace = b'"%b"' % found
-        start = self._second_text, (at - second) * 1e6, outcome, name, trace
-        total, queue, infer = record.seconds * 1e3, record.queue, record.infer
-        parse, serialize = record.parse, record.serialize
-        sizes = record.rows, record.batch_rows, record.bytes_in, record.bytes_out
-        if None in sizes or queue is None or infer is None or parse is None or serialize is None:
-            line = _START % start + _SIZES % (*map(_number, sizes), total)
-            if queue is not None and infer is not None:
-                line += _RUN % (queue * 1e3, infer * 1e3)
-            if parse is not None and serialize is not None:
-                line += _ENDS % (parse * 1e3, serialize * 1e3)
-            return line + b"}\n"
-        return _ANSWERED % (
-            *start, *sizes, total, queue * 1e3, infer * 1e3, parse * 1e3, serialize * 1e3
-        )  # fmt: skip
+    def _lines(self, entries: list[LogEntry]) -> Iterator[bytes]:
+        """Yield one line of JSON for each entry; a general encoder takes several times as long."""
+        start, end, last, fields = 0.0, 0.0, None, b""
+        for at, seconds, name, parent, shared in entries:
+            if shared != last or not start <= at < end:
+                ms, last = int(at * 1e3), shared
+                start, end, fields = ms / 1e3, (ms + 1) / 1e3, self._render(ms, shared)
+            if parent is not None and name.isalnum() and is_valid(parent):
+                yield _PLAIN_LINE % (fields, name, parent[TRACE_ID], seconds * 1e3)
+                continue
+            trace = None if parent is None else trace_id(parent)
+            text = b"null" if trace is None else b'"%b"' % trace
+            yield _LINE % (fields, _text(name), text, seconds * 1e3)
 
-    def _render_outcome(self, record: RequestRecord) -> bytes:
-        """Return the part that is the same in all lines of a protocol and code."""
-        fields = {"protocol": record.protocol, **self._model}
-        return orjson.dumps({**fields, "status": record.status, "code": record.code})[1:-1]
-
-
-def _number(value: int | None) -> bytes:
-    return b"null" if value is None else b"%d" % value
+    def _render(self, ms: int, shared: SharedFields) -> bytes:
+        """Return the start of lines: a Unix time in milliseconds, and the shared fields."""
+        protocol, code, status, queue, infer, rows, batch_rows, bytes_in, bytes_out = shared
+        time = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        fields = {
+            "time": f"{time}.{ms % 1000:03}Z",
+            "protocol": protocol,
+            **self._model,
+            "status": status or status_of(protocol, code),
+            "code": code,
+            "rows": rows,
+            "batch_rows": batch_rows,
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+        }
+        text = orjson.dumps(fields)[:-1]
+        if queue is None or infer is None:
+            return text
+        return text + b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
 
 
 def _text(value: bytes) -> bytes:
@@ -183,7 +197,7 @@ def _text(value: bytes) -> bytes:
 
 
 def open_output(name: str) -> LogOutput:
-    """`stdout`, `stderr` or a file; INVALID_INPUT if that cannot be written."""
+    """Return the output `stdout`, `stderr` or a file; INVALID_INPUT if that cannot be written."""
     if name in ("stdout", "stderr"):
         return StandardOutput(getattr(sys, f"__{name}__").fileno())
     try:

@@ -22,62 +22,55 @@ _CLIENT_CLOSED = 499
 class RequestRecord:
     """A request that is recorded, from its headers on.
 
-    `bytes_in` is the size of its body once that is known, `traced` whether its caller records the
-    trace, `sampling` how its tensors are recorded. When it has ended, `at` is the Unix time of
+    `traced` is whether its caller records the trace, `sampling` how its tensors are recorded, and
+    `bytes_in` the size of its body once that is known. When it has ended, `at` is the Unix time of
     that, `seconds` after its headers arrived, and `code` is "ok", "gone" or an error code.
     `reported_status` is the HTTP status of a rejection whose status is not that of its code. The
     rest is known of answered requests only: the seconds in each stage, of which `parse` and
     `serialize` may not be measured, the rows, and the size of the response.
+
+    Attributes that are not known belong to the class: a request sets few.
     """
 
-    __slots__ = (
-        "at", "batch_rows", "bytes_in", "bytes_out", "code", "infer", "parse", "protocol", "queue",
-        "reported_status", "request_id", "rows", "sampling", "seconds", "serialize", "started",
-        "traced", "traceparent", "tracestate",
-    )  # fmt: skip
     at: float
     seconds: float
     code: str
+    traced = False
+    tracestate: bytes | None = None
+    sampling: Sampling | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    reported_status: int | None = None
+    rows: int | None = None
+    batch_rows: int | None = None
+    parse: float | None = None
+    queue: float | None = None
+    infer: float | None = None
+    serialize: float | None = None
 
-    def __init__(
-        self,
-        protocol: str,
-        request_id: bytes,
-        traceparent: bytes | None,
-        *,
-        traced: bool,
-        sampling: Sampling | None,
-        tracestate: bytes | None = None,
-    ) -> None:
+    def __init__(self, protocol: str, request_id: bytes, traceparent: bytes | None) -> None:
         self.protocol = protocol
         self.request_id = request_id
         self.traceparent = traceparent
-        self.tracestate = tracestate
-        self.traced = traced
-        self.sampling = sampling
         self.started = perf_counter()
-        self.bytes_in: int | None = None
-        self.bytes_out: int | None = None
-        self.reported_status: int | None = None
-        self.rows: int | None = None
-        self.batch_rows: int | None = None
-        self.parse: float | None = None
-        self.queue: float | None = None
-        self.infer: float | None = None
-        self.serialize: float | None = None
 
     @property
     def status(self) -> int | str:
         """The HTTP status, or gRPC's by its name."""
         if self.reported_status is not None:
             return self.reported_status
-        grpc = self.protocol == GRPC
-        if self.code == OK:
-            return "OK" if grpc else 200
-        if self.code == GONE:
-            return "CANCELLED" if grpc else _CLIENT_CLOSED
-        spec = ERROR_TABLE[ErrorCode(self.code)]
-        return spec.grpc if grpc else spec.http
+        return status_of(self.protocol, self.code)
+
+
+def status_of(protocol: str, code: str) -> int | str:
+    """Return the HTTP status, or gRPC's by its name, of requests that end with `code`."""
+    grpc = protocol == GRPC
+    if code == OK:
+        return "OK" if grpc else 200
+    if code == GONE:
+        return "CANCELLED" if grpc else _CLIENT_CLOSED
+    spec = ERROR_TABLE[ErrorCode(code)]
+    return spec.grpc if grpc else spec.http
 
 
 def outcome_of(error: BaseException | None) -> str:

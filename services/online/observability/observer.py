@@ -17,13 +17,13 @@ from bundle.sampling import Sampling
 from bundle.tensors import Signature
 from services.online.batching.executor import Answer
 from services.online.metrics.exposition import CounterSink, Exposition
-from services.online.observability.access_log import AccessLog, open_output
+from services.online.observability.access_log import AccessLog, entry_of, open_output
 from services.online.observability.calls import OK, RequestRecord, outcome_of
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from services.online.observability.settings import OFF, ObserveSettings
 from services.online.observability.traceparent import is_sampled
-from services.online.observability.tracing import Tracing, is_asked_for, open_tracing
+from services.online.observability.tracing import Tracing, is_enabled, open_tracing
 
 Arrays = Mapping[str, np.ndarray]
 TICK_SECONDS = 0.2
@@ -89,14 +89,44 @@ class Observer:
         sampling = None if self._recorder is None else self._recorder.choose(request_id)
         if self._log is None and not traced and sampling is None:
             return None
-        return RequestRecord(
-            protocol,
-            request_id,
-            traceparent,
-            traced=traced,
-            sampling=sampling,
-            tracestate=tracestate if traced else None,
-        )
+        record = RequestRecord(protocol, request_id, traceparent)
+        if traced:
+            record.traced, record.tracestate = True, tracestate
+        if sampling is not None:
+            record.sampling = sampling
+        return record
+
+    def finished(
+        self,
+        protocol: str,
+        request_id: bytes,
+        headers: Mapping[bytes, bytes],
+        started: float,
+        bytes_in: int,
+        inputs: Arrays,
+        answer: Answer,
+        parse: float,
+        serialize: float,
+        bytes_out: int,
+    ) -> None:
+        """Record the answer to a request without a record, which began at `started`.
+
+        `started` is of `perf_counter`; see `answered`. A log alone needs no record.
+        """
+        traceparent = headers.get(b"traceparent")
+        unsampled = self._recorder is None or not self._recorder.sampling
+        if self._log is not None and self._tracing is None and unsampled:
+            shared = (
+                protocol, OK, None, answer.queue_seconds, answer.infer_seconds,
+                self._rows_of(inputs, answer), answer.batch_rows, bytes_in, bytes_out,
+            )  # fmt: skip
+            seconds = perf_counter() - started
+            self._log.put((time.time(), seconds, request_id, traceparent, shared))
+            return
+        record = self.begin(protocol, request_id, traceparent, headers.get(b"tracestate"))
+        if record is not None:
+            record.started, record.bytes_in = started, bytes_in
+            self.answered(record, inputs, answer, parse, serialize, bytes_out)
 
     def answered(
         self,
@@ -111,17 +141,13 @@ class Observer:
 
         `parse` and `serialize` are seconds, `bytes_out` is the size of the body.
         """
-        rows = 1
-        if self._batched:
-            for array in (inputs or answer.outputs).values():
-                rows = array.shape[0]
-                break
+        record.rows, record.batch_rows = self._rows_of(inputs, answer), answer.batch_rows
         record.parse, record.serialize, record.bytes_out = parse, serialize, bytes_out
         record.queue, record.infer = answer.queue_seconds, answer.infer_seconds
-        record.rows, record.batch_rows = rows, answer.batch_rows
         self._end(record, OK)
         if self._recorder is not None and record.sampling is not None and inputs:
-            self._recorder.put(record, record.sampling, record.at, rows, inputs, answer.outputs)
+            sampling, rows = record.sampling, record.rows
+            self._recorder.put(record, sampling, record.at, rows, inputs, answer.outputs)
 
     def ended(
         self, record: RequestRecord, error: BaseException | None, status: int | None = None
@@ -161,11 +187,18 @@ class Observer:
         self._ending.set()
         self._thread.join(_STOP_SECONDS)
 
+    def _rows_of(self, inputs: Arrays, answer: Answer) -> int:
+        if self._batched:
+            for array in (inputs or answer.outputs).values():
+                rows: int = array.shape[0]
+                return rows
+        return 1
+
     def _end(self, record: RequestRecord, code: str) -> None:
         record.code = code
         record.seconds, record.at = perf_counter() - record.started, time.time()
         if self._log is not None:
-            self._log.put(record)
+            self._log.put(entry_of(record))
         if self._tracing is not None and record.traced:
             self._tracing.put(record)
 
@@ -215,7 +248,7 @@ def open_observer(
     log = tracing = recorder = None
     if settings.sample_dir is not None:
         recorder = _open_recorder(settings, digest, signature, clock)
-    if is_asked_for(settings.otlp_endpoint):
+    if is_enabled(settings.otlp_endpoint):
         tracing = open_tracing(settings.otlp_endpoint, model, digest)
     if settings.access_log != OFF:
         output = open_output(settings.access_log)

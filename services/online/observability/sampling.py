@@ -1,8 +1,8 @@
-"""Which requests are recorded, and when what was recorded goes to disk.
+"""Choose the requests whose tensors are recorded, and write them to disk.
 
-Settings say it, or a control file while it exists, which changes the share and its end for all
-workers of a running server. The selection is `bundle.sampling.is_sampled`, so two servers that
-get the same requests record the same ones.
+The settings decide, or a control file while it exists, which all workers of a running server read:
+how much to record, and until when. The selection is `bundle.sampling.is_sampled`, so that two
+servers that get the same requests record the same ones.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from services.online.observability.calls import RecordedPayload, RequestRecord
 from services.online.observability.segments import SegmentWriter
 
 Arrays = Mapping[str, np.ndarray]
-# What is recorded and not on disk yet, at most; a segment is written when it has a part of it.
+# Limits of what is not on disk yet; a segment is written when it has a part of that.
 MAX_BYTES = 64 << 20
 MAX_REQUESTS = 50_000
 SEGMENT_BYTES = 8 << 20
 SEGMENT_REQUESTS = 10_000
-# About what an element of bytes costs beside its content.
+# The memory of an element of bytes beside its content, roughly.
 _BYTES_OVERHEAD = 40
 OFF = Sampling()
 logger = logging.getLogger("mlctl.observe")
 
 
 class SamplingControl:
-    """The sampling that is in force: the control file's while there is one, else the settings'."""
+    """The current sampling: the control file's while there is one, else the settings'."""
 
     def __init__(self, settings: Sampling, path: Path | None) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class SamplingControl:
         self._current = settings
 
     def poll(self, now: float) -> Sampling:
-        """What to record at Unix time `now`; nothing, while the file cannot be understood."""
+        """Return the sampling at Unix time `now`; an unreadable file records nothing."""
         mark = self._read_mark()
         if mark != self._mark:
             self._mark = mark
@@ -56,7 +56,7 @@ class SamplingControl:
         return current
 
     def _read_mark(self) -> tuple[int, ...] | None:
-        """What changes whenever the file does; None if there is none."""
+        """Return values that change whenever the file does; None if there is none."""
         if self._path is None:
             return None
         try:
@@ -72,13 +72,13 @@ class SamplingControl:
         except (MlctlError, OSError, UnicodeDecodeError) as error:
             logger.warning("nothing is recorded: MLCTL_SAMPLE_CONTROL cannot be used: %s", error)
             return OFF
-        # Whoever may write the file may not undo what the server was started to keep out.
+        # The file may add to the tensors that the server was started without, and remove none.
         redact = {*commanded.redact, *self._settings.redact}
         return replace(commanded, redact=tuple(sorted(redact)))
 
 
 class Recorder:
-    """Takes chosen requests, and writes them when the observer's thread says so."""
+    """Takes chosen requests; the observer's thread writes them."""
 
     def __init__(self, writer: SegmentWriter, control: SamplingControl, clock: Clock) -> None:
         self._writer = writer
@@ -102,7 +102,7 @@ class Recorder:
         return self._sampling.share > 0
 
     def choose(self, request_id: bytes) -> Sampling | None:
-        """How the request with this id is to be recorded; None if it is not."""
+        """Return how to record the request with this id; None if it is not chosen."""
         sampling = self._sampling
         if sampling.share > 0 and is_sampled(request_id, sampling.share):
             return sampling
@@ -117,7 +117,7 @@ class Recorder:
         request_inputs: Arrays,
         answered: Arrays,
     ) -> None:
-        """Note one request; its arrays are not changed by anyone from now on."""
+        """Take one request, whose arrays do not change from now on."""
         inputs = _kept(request_inputs, sampling) if sampling.inputs else {}
         # An answer is a part of its batch's, all of which would be held.
         outputs = {name: array.copy() for name, array in _kept(answered, sampling).items()}
@@ -128,7 +128,7 @@ class Recorder:
         )
 
     def flush(self) -> None:
-        """Look at the control file, and write what is due; OSError if it cannot be written."""
+        """Read the control file, and write what is due; OSError if that fails."""
         now = self._clock.wall()
         before, self._sampling = self._sampling, self._control.poll(now)
         self._gather()
@@ -136,7 +136,7 @@ class Recorder:
             self._write(now)
 
     def close(self) -> None:
-        """Write all that is left; OSError if it cannot be written."""
+        """Write the rest; OSError if that fails."""
         self._sampling = OFF
         self._gather()
         if self._pending:

@@ -1,4 +1,4 @@
-"""The settings of what is seen of requests: environment variables MLCTL_..., checked at start."""
+"""The settings of observability: environment variables MLCTL_..., checked at start."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ OFF = "off"
 
 
 def _names(value: object) -> object:
-    """Names between commas, as a variable has them."""
+    """Return the names of a comma-separated list."""
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return value
 
 
 class ObserveSettings(BaseModel):
-    """What is recorded of requests; all of it is off by default.
+    """Access log, traces and samples; all of them are off by default.
 
-    `access_log` is `off`, `stdout`, `stderr` or a file, which is made anew when it was moved
-    away. `otlp_endpoint` is the base URL of
-    a collector: requests whose caller records its trace become spans there. `sample_share`
-    of the requests is written to the folder `sample_dir`, without the tensors named in
-    `sample_redact`. The document in `sample_control`, while it exists, wins over these.
+    `access_log` is `off`, `stdout`, `stderr` or a file, which is opened anew after it was moved
+    away. `otlp_endpoint` is the base URL of a collector: requests whose caller records its trace
+    become spans there. `sample_share` of the requests is written to the folder `sample_dir`,
+    without the tensors named in `sample_redact`. The document in `sample_control`, while it exists,
+    overrides these.
     """
 
     access_log: str = OFF

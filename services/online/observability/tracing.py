@@ -24,13 +24,13 @@ BASE_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _SERVICE_VARIABLES = ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
 MAX_WAITING = 4096
-# At most so long does a stop wait for a collector that does not answer.
+# The time for which a stop waits for a collector that does not answer.
 _EXPORT_SECONDS = 3.0
 _NANOSECONDS = 1e9
 
 
 class Tracing:
-    """Makes spans of requests that are record. `provider` is an SDK's TracerProvider."""
+    """Makes spans of requests. `provider` is an SDK's TracerProvider."""
 
     def __init__(self, provider: Any, model: str, digest: str) -> None:
         self._provider = provider
@@ -49,18 +49,18 @@ class Tracing:
         return self._waiting.dropped
 
     def put(self, record: RequestRecord) -> None:
-        """Note one request."""
+        """Take one request."""
         self._waiting.put(record)
 
     def flush(self) -> None:
-        """Give the SDK the spans of what was noted."""
+        """Give the SDK the spans of the requests taken so far."""
         for record in self._waiting.take():
             parent = parse_traceparent(record.traceparent)
             if parent is not None:
                 self._record(record, parent)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the rest."""
         self._provider.shutdown()
 
     def _record(self, record: RequestRecord, parent: TraceParent) -> None:
@@ -82,7 +82,7 @@ class Tracing:
         span.end(end)
 
     def _record_stages(self, record: RequestRecord, span: Any, start: int, end: int) -> None:
-        """One after the other, so that the last one ends with the request."""
+        """Add a span per stage, one after the other, the last of which ends with the request."""
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(span)
@@ -108,15 +108,15 @@ class Tracing:
         return {**self._attributes, **attributes}
 
 
-def is_asked_for(endpoint: str | None) -> bool:
-    """Whether spans are to be sent, by our own setting or by the standard variables."""
+def is_enabled(endpoint: str | None) -> bool:
+    """Return whether our own setting or the standard variables name a collector."""
     if os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return endpoint is not None or any(map(os.environ.get, (BASE_VARIABLE, TRACES_VARIABLE)))
 
 
 def open_tracing(endpoint: str | None, model: str, digest: str) -> Tracing:
-    """Spans to the collector at the base URL `endpoint`, or where the standard variables say.
+    """Return spans to the collector at the base URL `endpoint`, or at the standard variables' URL.
 
     RUNTIME_MISSING if the exporter is not installed.
     """
@@ -150,7 +150,7 @@ def _context(parent: TraceParent, tracestate: bytes | None) -> Any:
         set_span_in_context,
     )
 
-    # Its own reader writes what is not valid into the log: any caller could fill that.
+    # Its own parser logs invalid values: any client could fill the log.
     state = TraceState(parse_tracestate(tracestate))
     context = SpanContext(
         parent.trace_id, parent.span_id, True, TraceFlags(parent.flags), trace_state=state

@@ -109,7 +109,7 @@ def test_manifests_command__options_of_another_target__are_rejected(
 
 def test_manifests_command__every_option__has_its_targets() -> None:
     command = cli.commands["manifests"]
-    for_all = {"bento", "target", "runner", "name", "settings", "folder", "as_json"}
+    for_all = {"bento", "target", "runner", "name", "settings", "out", "as_json"}
     assert {each.name for each in command.params} == for_all | BELONGS.keys()
 
 

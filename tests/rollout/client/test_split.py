@@ -71,7 +71,7 @@ def test_split__lasts_through_kills__until_it_is_ended(shop: str, port: int) -> 
     with Load(port) as load:
         splits.split(shop, {LIVE: 50, OTHER: 50}, sticky=False)
         assert set(served(port)) == {"aa", "bb"}
-        assert "--end --keep tiny:bb" in rejected(
+        assert "--end --winner tiny:bb" in rejected(
             ErrorCode.ROLLOUT_ACTIVE, shop, OTHER, quick_spec()
         )
         kill_daemon(shop)
@@ -154,7 +154,7 @@ def test_split_command__status_and_usage__are_clear(shop: str, home: Path) -> No
         splits.end(shop)
     assert caught.value.code is ErrorCode.NOT_FOUND
     assert mlctl.run("split", shop, "tiny:aa=x", "tiny:bb=1").returncode == 2
-    assert mlctl.run("split", shop, "--keep", "tiny:aa").returncode == 2
+    assert mlctl.run("split", shop, "--winner", "tiny:aa").returncode == 2
     splits.split(shop, {LIVE: 75, OTHER: 25}, sticky=False)
     lines = mlctl.run("status", shop).stdout
     assert "tiny:aa 75 %: 0 requests" in lines

@@ -94,7 +94,7 @@ class Shop:
         name = f"r{self.requests}".encode()
         if (sampling := self.recorders[slot].choose(name)) is None:
             return
-        seen = RequestRecord("http", name, None, traced=False, sampling=sampling)
+        seen = RequestRecord("http", name, None)
         inputs = {"x": np.zeros((1, 2), np.float32)}
         answered = {"probs": np.asarray([[0.3, 0.7]], np.float32)}
         self.recorders[slot].put(seen, sampling, self.clock.wall(), 1, inputs, answered)

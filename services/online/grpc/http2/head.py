@@ -12,6 +12,8 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 from bundle.errors import MlctlError
+from services.online.grpc.http2.frames import BrokenError
+from services.online.grpc.http2.huffman import decode_huffman
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.status import Trailer
 from services.online.http.fields import fields_of
@@ -57,7 +59,8 @@ class MalformedError(Exception):
 class CallHead(NamedTuple):
     """A call's headers, `size` bytes of memory. `timeout_text` is as the client wrote it.
 
-    `plain` is whether they are all valid for an uncompressed message and name no priority.
+    `plain` is whether they are all valid for an uncompressed message and name no priority. `own`
+    are further headers, whose values are strings of HPACK.
     """
 
     method: bytes
@@ -66,9 +69,17 @@ class CallHead(NamedTuple):
     timeout_text: bytes | None
     encoding: bytes
     authorization: bytes | None
-    fields: Fields
+    decoded: Fields
     size: int
     plain: bool = False
+    own: Fields = ()
+
+    @property
+    def fields(self) -> Fields:
+        """The headers. A value that cannot be decoded is empty."""
+        if not self.own:
+            return self.decoded
+        return (*self.decoded, *[(name, _text(value)) for name, value in self.own])
 
     @property
     def reusable(self) -> bool:
@@ -77,18 +88,26 @@ class CallHead(NamedTuple):
             return False
         return all(name not in PER_CALL for name, _ in self.fields)
 
-    def extended(self, fields: Fields, start: int, size: int) -> CallHead:
-        """Return this head with `fields`: its own, and from `start` on fields of PER_CALL.
-
-        They have at most `size` bytes.
-        """
-        size += self.size + (len(fields) - start) * _FIELD_BYTES
-        method, path, content_type, timeout, encoding, token, _, _, plain = self
+    def extended(self, own: Fields, size: int) -> CallHead:
+        """Return this head with `own`, headers of PER_CALL whose block has at most `size` bytes."""
+        # A byte of Huffman's code is less than two of text.
+        size = self.size + 2 * size + len(own) * _FIELD_BYTES
+        method, path, content_type, timeout, encoding, token, fields, _, plain, _ = self
         # Not by the class: that takes a function's call more.
         return _make(
             CallHead,
-            (method, path, content_type, timeout, encoding, token, fields, size, plain),
+            (method, path, content_type, timeout, encoding, token, fields, size, plain, own),
         )
+
+    @property
+    def per_call(self) -> dict[bytes, bytes]:
+        """The headers of PER_CALL by name."""
+        if not self.own:
+            return fields_of([field for field in self.decoded if field[0] in PER_CALL])
+        found = {name: value[1:] if value[0] < 0x80 else _text(value) for name, value in self.own}
+        if len(found) == len(self.own):
+            return found
+        return fields_of([(name, _text(value)) for name, value in self.own])
 
     @property
     def is_grpc(self) -> bool:
@@ -197,6 +216,16 @@ def encode_metadata(metadata: Iterable[Trailer]) -> Fields:
         packed = b64encode(raw).rstrip(b"=") if name.endswith("-bin") else raw
         found.append((name.encode(), packed))
     return tuple(found)
+
+
+def _text(string: bytes) -> bytes:
+    """Return the text of a string of HPACK whose length is one byte; empty if it is malformed."""
+    if string[0] < 0x80:
+        return string[1:]
+    try:
+        return decode_huffman(string[1:])
+    except BrokenError:
+        return b""
 
 
 def _value(name: bytes, value: bytes) -> Trailer:

@@ -1,27 +1,37 @@
 """Header compression (HPACK, RFC 7541): decodes one client's blocks, encodes without tables.
 
-Calls of a client begin with the same headers, so blocks are decoded once: a whole block if it comes
-again, else the part before the first header that differs in every call (a request id, a trace).
-Both are forgotten when the client's table changes, because indexes may mean other headers then.
+Calls of a client have the same headers but for some that differ in every call (a request id, a
+trace), so a block is decoded once: a whole block if it comes again, else the parts before and after
+those headers, whose values stay as they came. All is forgotten when the client's table changes,
+because indexes may mean other headers then. The server asks for no table: a proxy would add the
+headers of each call to it.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from functools import lru_cache
 
 from hpack import Encoder, HPACKDecodingError
-from hpack.huffman_table import (
-    HUFFMAN_COMPLETE,
-    HUFFMAN_EMIT_SYMBOL,
-    HUFFMAN_FAIL,
-    HUFFMAN_TABLE,
-)
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.table import HeaderTable
 
-from services.online.grpc.http2.frames import BrokenError, Reason
 from services.online.grpc.http2.head import PER_CALL, CallHead, Fields, parse_head
+from services.online.grpc.http2.huffman import broken_block, decode_huffman
 
+_huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+# The names of PER_CALL as strings of a block, with and without Huffman's code.
+_PER_CALL_NAMES = {b"%c%b" % (len(name), name): name for name in PER_CALL} | {
+    b"%c%b" % (0x80 | len(coded), coded): name
+    for name in PER_CALL
+    for coded in (_huffman.encode(name),)
+}
+# The first bytes of literals with a new name: those that enter no table, and with 0x40 also those
+# that enter one unless it is empty.
+_LITERALS = frozenset({0x00, 0x10})
+_ALL_LITERALS = _LITERALS | {0x40}
 # Announces an empty table that stays empty, RFC 7541 (6.3), whatever size the client allows.
 NO_TABLE = b"\x20"
 _STATIC: Fields = HeaderTable.STATIC_TABLE
@@ -34,29 +44,8 @@ _MAX_BLOCKS = 64
 _MAX_BLOCK_BYTES = 512
 # A field takes about a microsecond, and may be one byte. No honest call has so many.
 _FREE_FIELDS = 64
+_FREE = range(_FREE_FIELDS)
 _FIELD_COST = 0.125
-
-
-class _HuffmanSteps(dict[int, tuple[int, bytes, bool]]):
-    """The steps of the library's decoder by bytes, which has one of half a byte: made when needed.
-
-    From the state in the upper bits and a byte to the next state, the text between, and whether
-    the string may end here.
-    """
-
-    def __missing__(self, key: int) -> tuple[int, bytes, bool]:
-        state, flags, text = key >> 8, 0, bytearray()
-        for half in (key >> 4 & 0xF, key & 0xF):
-            state, flags, symbol = HUFFMAN_TABLE[state * 16 + half]
-            if flags & HUFFMAN_FAIL:
-                raise _broken()
-            if flags & HUFFMAN_EMIT_SYMBOL:
-                text.append(symbol)
-        step = self[key] = state, bytes(text), bool(flags & HUFFMAN_COMPLETE)
-        return step
-
-
-_STEPS = _HuffmanSteps()
 
 
 class HeadReader:
@@ -72,11 +61,12 @@ class HeadReader:
         self._table_bytes = 0
         self._table_limit = _MAX_TABLE_BYTES
         self._heads: dict[bytes, CallHead] = {}
-        # The start of the last block up to its first header of one call, and what that contains.
+        # The start of the last block up to its first header of one call, what that contains, and
+        # the heads of calls that begin so, by what follows their headers of one call.
         self._start = b""
         self._start_fields: Fields = ()
         self._start_bytes = 0
-        self._start_head: CallHead | None = None
+        self._rests: dict[bytes, CallHead] = {}
         self.cost = 0.0
 
     def read(self, block: bytes) -> CallHead:
@@ -87,21 +77,36 @@ class HeadReader:
         found = self._heads.get(block)
         if found is not None:
             return found
-        fields, changed = self._decode(block)
-        start = len(self._start_fields)
-        if not start:
-            head = parse_head(fields)
-            if not changed and len(block) <= _MAX_BLOCK_BYTES and head.reusable:
-                if len(self._heads) >= _MAX_BLOCKS:
-                    self._heads.clear()
-                self._heads[block] = head
+        if not (self._start and block.startswith(self._start)):
+            return self._read_whole(block)
+        kinds = _LITERALS if self._table_limit else _ALL_LITERALS
+        own, rest = _per_call_fields(block, len(self._start), kinds)
+        found = self._rests.get(rest)
+        if found is None:
+            fields = self._start_fields
+            head = self._read_whole(block)
+            if self._start_fields is fields and own and len(rest) <= _MAX_BLOCK_BYTES:
+                self._keep_rest(rest)
             return head
-        for name, _ in fields[start:]:
-            if name not in PER_CALL:
-                return parse_head(fields)
-        if self._start_head is None:
-            self._start_head = parse_head(self._start_fields)
-        return self._start_head.extended(fields, start, len(block))
+        return found.extended(own, len(block)) if own else found
+
+    def _read_whole(self, block: bytes) -> CallHead:
+        fields, changed = self._decode(block)
+        head = parse_head(fields)
+        if not (self._start_fields or changed or len(block) > _MAX_BLOCK_BYTES) and head.reusable:
+            if len(self._heads) >= _MAX_BLOCKS:
+                self._heads.clear()
+            self._heads[block] = head
+        return head
+
+    def _keep_rest(self, rest: bytes) -> None:
+        """Cache the head of calls with the current start and `rest`."""
+        fields, changed = self._decode(self._start + rest)
+        if changed or any(name in PER_CALL for name, _ in fields):
+            return
+        if len(self._rests) >= _MAX_BLOCKS:
+            self._rests.clear()
+        self._rests[rest] = parse_head(fields)
 
     def decode(self, block: bytes) -> Fields:
         """Return the fields of a block; unwanted blocks are decoded, too: they change the table."""
@@ -112,7 +117,7 @@ class HeadReader:
         try:
             fields, changed = self._parse(block)
         except (IndexError, HPACKDecodingError):
-            raise _broken() from None
+            raise broken_block() from None
         if len(fields) > _FREE_FIELDS:
             self.cost += (len(fields) - _FREE_FIELDS) * _FIELD_COST
         return fields, changed
@@ -136,29 +141,29 @@ class HeadReader:
             elif byte & 0xE0 == 0x20:
                 resizes += 1
                 if fields or resizes > _MAX_RESIZES:
-                    raise _broken()
+                    raise broken_block()
                 at = self._resize(block, at, byte & 0x1F)
                 changed = True
                 continue
             else:
                 field, at = self._literal(block, at, byte)
-                changed = changed or byte >= 0x40
+                changed = changed or (byte >= 0x40 and self._table_limit > 0)
             if stable and field[0] in PER_CALL:
                 stable = False
                 if not changed:
                     self._start, self._start_fields = block[:begin], tuple(fields)
-                    self._start_bytes, self._start_head = total, None
+                    self._start_bytes, self._rests = total, {}
             fields.append(field)
             total += len(field[0]) + len(field[1]) + _ENTRY_BYTES
             if total > self._max_bytes:
-                raise _broken()
+                raise broken_block()
         if changed:  # the same bytes may mean other headers now
             self._heads.clear()
             self._forget_start()
         return tuple(fields), changed
 
     def _forget_start(self) -> None:
-        self._start, self._start_fields, self._start_head = b"", (), None
+        self._start, self._start_fields, self._rests = b"", (), {}
 
     def _literal(self, block: bytes, at: int, byte: int) -> tuple[tuple[bytes, bytes], int]:
         """Return a field that is written out, and where the next begins; add it to the table."""
@@ -173,7 +178,7 @@ class HeadReader:
         if byte < 0x7F:  # not Huffman-coded, and the length is one byte: as in `_string`
             end = at + 1 + byte
             if end > len(block):
-                raise _broken()
+                raise broken_block()
             value, at = block[at + 1 : end], end
         else:
             value, at = _string(block, at)
@@ -185,14 +190,14 @@ class HeadReader:
         """Change the table's size, and return where the next field begins."""
         limit, at = _integer(block, at, first, 0x1F)
         if limit > _MAX_TABLE_BYTES:
-            raise _broken()
+            raise broken_block()
         self._table_limit = limit
         self._evict(0)
         return at
 
     def _entry(self, index: int) -> tuple[bytes, bytes]:
         if index == 0:
-            raise _broken()
+            raise broken_block()
         return _STATIC[index - 1] if index <= len(_STATIC) else self._table[index - 62]
 
     def _add(self, field: tuple[bytes, bytes]) -> None:
@@ -210,6 +215,31 @@ class HeadReader:
             self._table_bytes -= len(name) + len(value) + _ENTRY_BYTES
 
 
+def _per_call_fields(block: bytes, at: int, kinds: Container[int]) -> tuple[Fields, bytes]:
+    """Return the headers of one call that begin at `at`, and what follows them.
+
+    Their values are strings as they came: to decode Huffman's code takes microseconds. They are
+    literals of `kinds`, with a name of PER_CALL, and enter no table; further ones than are free
+    belong to what follows, which is decoded and charged.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    size = len(block)
+    for _ in _FREE:
+        if at + 2 >= size or block[at] not in kinds:
+            break
+        middle = at + 2 + (block[at + 1] & 0x7F)
+        name = _PER_CALL_NAMES.get(block[at + 1 : middle])
+        if name is None or middle >= size:
+            break
+        length = block[middle] & 0x7F
+        end = middle + 1 + length
+        if length == 0x7F or end > size:
+            break
+        found.append((name, block[middle:end]))
+        at = end
+    return tuple(found), block[at:]
+
+
 def _integer(block: bytes, at: int, value: int, mask: int) -> tuple[int, int]:
     """Return the integer whose first bits are `value`, and where the next field begins."""
     if value != mask:
@@ -220,7 +250,7 @@ def _integer(block: bytes, at: int, value: int, mask: int) -> tuple[int, int]:
         value += (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise _broken()
+    raise broken_block()
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
@@ -229,23 +259,9 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     length, at = _integer(block, at + 1, byte & 0x7F, 0x7F)
     end = at + length
     if end > len(block):
-        raise _broken()
+        raise broken_block()
     text = block[at:end]
-    return (_huffman(text) if byte >= 0x80 else text), end
-
-
-def _huffman(coded: bytes) -> bytes:
-    state, complete, text = 0, True, bytearray()
-    for byte in coded:
-        state, decoded, complete = _STEPS[state << 8 | byte]
-        text += decoded
-    if not complete:
-        raise _broken()
-    return bytes(text)
-
-
-def _broken() -> BrokenError:
-    return BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken")
+    return (decode_huffman(text) if byte >= 0x80 else text), end
 
 
 @lru_cache(maxsize=64)

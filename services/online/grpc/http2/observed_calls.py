@@ -2,40 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from time import perf_counter
+
+import numpy as np
+
 from bundle.errors import MlctlError
+from services.online.batching.executor import Answer
 from services.online.grpc.http2.head import CallHead
-from services.online.http.fields import fields_of
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import GRPC, RequestRecord
+from services.online.observability.calls import GRPC
 from services.online.observability.ids import RequestIds
 
 
 class GrpcCalls:
-    """Report the calls of one model to its observer, if it has one."""
+    """Report the calls of one model to its observer, if it has one that is active.
+
+    `started` is when the message of a call, of `size` bytes, arrived: a time of `perf_counter`.
+    """
 
     def __init__(self, host: ServedModel) -> None:
         self._host = host
         self._ids = RequestIds()
 
-    def begin(self, head: CallHead, size: int | None) -> RequestRecord | None:
-        """Return the record of a request of `size` bytes, or None if nothing of it is recorded."""
+    def answered(
+        self,
+        head: CallHead,
+        size: int,
+        started: float,
+        inputs: Mapping[str, np.ndarray],
+        answer: Answer,
+        parse: float,
+        serialize: float,
+        bytes_out: int,
+    ) -> None:
+        """Report a call with one answer of `bytes_out` bytes; other times are seconds."""
         observer = self._host.observer
         if observer is None or not observer.active:
-            return None
-        fields = fields_of(head.fields)
-        request_id = self._ids.of(fields.get(b"x-request-id"))
-        traceparent, tracestate = fields.get(b"traceparent"), fields.get(b"tracestate")
-        record = observer.begin(GRPC, request_id, traceparent, tracestate)
+            return
+        headers = head.per_call
+        request_id = self._ids.of(headers.get(b"x-request-id"))
+        observer.finished(
+            GRPC, request_id, headers, started, size, inputs, answer, parse, serialize, bytes_out
+        )
+
+    def ended(
+        self, head: CallHead, size: int | None, started: float, error: BaseException | None
+    ) -> None:
+        """Report that a call failed, or that its stream ended."""
+        observer = self._host.observer
+        if observer is None or not observer.active:
+            return
+        headers = head.per_call
+        record = observer.begin(
+            GRPC,
+            self._ids.of(headers.get(b"x-request-id")),
+            headers.get(b"traceparent"),
+            headers.get(b"tracestate"),
+        )
         if record is not None:
-            record.bytes_in = size
-        return record
+            record.bytes_in, record.started = size, started
+            observer.ended(record, error)
 
     def rejected(self, error: MlctlError, head: CallHead) -> None:
         """Count and report a call that was rejected before its message was read."""
         self._host.count(GRPC, error)
-        self.ended(self.begin(head, None), error)
-
-    def ended(self, record: RequestRecord | None, error: BaseException | None) -> None:
-        """Report that the request failed, or that its stream ended."""
-        if record is not None and self._host.observer is not None:
-            self._host.observer.ended(record, error)
+        self.ended(head, None, perf_counter(), error)

@@ -19,6 +19,7 @@ MAX_FRAME_BYTES: Final = 64 << 10
 _HELLO = (
     frames.settings(
         {
+            SettingId.HEADER_TABLE_SIZE: 0,  # see `hpack`
             SettingId.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
             SettingId.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
             SettingId.MAX_FRAME_SIZE: MAX_FRAME_BYTES,

@@ -66,14 +66,14 @@ class InferCycle(PendingRequest):
         self.keep_alive = keep_alive
         self.handler = handler
         self._protocol = protocol
-        self._headers = headers
+        self.headers = headers
         self._expects = expects
 
     def begin(self) -> None:
         """Check the headers; all earlier requests of the connection are answered."""
         self.waits = False
         try:
-            self.handler.begin(self, self._headers)
+            self.handler.begin(self, self.headers)
             if self._error is not None:
                 raise self._error
         except MlctlError as error:
@@ -142,7 +142,7 @@ class InferCycle(PendingRequest):
         self._complete()
         if queued is not None:
             queued.cancel()
-        self.handler.disconnected(self.record)
+        self.handler.disconnected(self.handler.record_of(self))
 
     def set_result(self, answer: Answer, /) -> None:
         if self.response_complete:
@@ -167,7 +167,8 @@ class InferCycle(PendingRequest):
         if self._expects and self.more_body:
             # The client may never send the body, and the server would take its next request for it.
             self.keep_alive = False
-        response = self.handler.reject(error, self.request_id, self.record)
+        record = self.handler.record_of(self)
+        response = self.handler.reject(error, self.request_id, record)
         self._complete()
         close, protocol = not self.keep_alive, self._protocol
         protocol.send(to_wire(response, protocol.server_headers(), close=close), close=close)

@@ -116,7 +116,7 @@ class Shop:
         recorder = self.recorders[slot]
         if (sampling := recorder.choose(request_id)) is None:
             return
-        seen = RequestRecord("http", request_id, None, traced=False, sampling=sampling)
+        seen = RequestRecord("http", request_id, None)
         asked = {"x": np.zeros((1, 2), np.float32)}
         answered = {"y": scores.astype(np.float32)[np.newaxis]}
         recorder.put(seen, sampling, self.clock.wall(), 1, asked, answered)

@@ -63,7 +63,7 @@ class Shop:
             "label": np.asarray([b"abc"[np.argmax(row)] for row in scores], dtype=object),
         }
         answered["label"] = np.asarray([bytes([code]) for code in answered["label"]], dtype=object)
-        seen = RequestRecord("http", request_id, None, traced=False, sampling=sampling)
+        seen = RequestRecord("http", request_id, None)
         self.recorders[slot].put(seen, sampling, self.clock.wall(), rows, asked, answered)
 
     def begin(self) -> None:

@@ -20,14 +20,9 @@ def seen(
     traceparent: bytes | None = TRACEPARENT,
     tracestate: bytes | None = None,
 ) -> RequestRecord:
-    return RequestRecord(
-        protocol,
-        request_id,
-        traceparent,
-        traced=True,
-        sampling=sampling,
-        tracestate=tracestate,
-    )
+    record = RequestRecord(protocol, request_id, traceparent)
+    record.traced, record.sampling, record.tracestate = True, sampling, tracestate
+    return record
 
 
 def done(

@@ -16,8 +16,10 @@ from services.online.observability.access_log import (
     AccessLog,
     AppendedFile,
     StandardOutput,
+    entry_of,
     open_output,
 )
+from services.online.observability.calls import RequestRecord
 from tests.services.online.observability.calls import TRACE, done, seen
 
 
@@ -46,52 +48,79 @@ def lines(memory: Memory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in b"".join(memory.pieces).splitlines()]
 
 
+def put(log: AccessLog, record: RequestRecord | None = None) -> None:
+    """Log a request; an answered one by default."""
+    log.put(entry_of(record or done()))
+
+
 def test_access_log__requests__are_one_json_line_each() -> None:
     log, memory = logged()
     request = seen()
     request.bytes_in = 32
-    log.put(done(request))
-    log.put(done(seen(protocol="grpc", traceparent=None), "queue_full"))
-    log.put(done(seen(protocol="predict"), "gone"))
+    put(log, done(request))
+    put(log, done(seen(protocol="grpc", traceparent=None), "queue_full"))
+    put(log, done(seen(protocol="predict"), "gone"))
     assert not memory.pieces  # nothing is written on the path of a request
     log.flush()
     assert len(memory.pieces) == 1
     first, second, third = lines(memory)
     assert first == {
-        "time": "2023-11-14T22:13:20.500000Z", "protocol": "http", "model": "tiny",
+        "time": "2023-11-14T22:13:20.500Z", "protocol": "http", "model": "tiny",
         "digest": "d" * 64, "status": 200, "code": "ok", "request_id": "r1", "trace_id": TRACE,
         "rows": 2, "batch_rows": 8, "bytes_in": 32, "bytes_out": 64, "total_ms": 20.0,
-        "parse_ms": 1.0, "queue_ms": 2.0, "infer_ms": 3.0, "serialize_ms": 4.0,
+        "queue_ms": 2.0, "infer_ms": 3.0,
     }  # fmt: skip
     assert (second["status"], second["code"]) == ("RESOURCE_EXHAUSTED", "queue_full")
     assert second["trace_id"] is None
-    assert "parse_ms" not in second
+    assert "queue_ms" not in second
     assert (third["status"], third["code"]) == (499, "gone")
+
+
+def test_access_log__fields_of_the_request_before__are_not_those_of_the_next() -> None:
+    """Lines share the text of equal fields: each field that differs makes a new one."""
+    log, memory = logged()
+    ids = [b"r0", b"r0-1", b'r"2']
+    requests = [seen(name) for name in ids] + [seen(protocol="grpc"), seen(traceparent=b"00-1-1")]
+    for number, request in enumerate(requests):
+        request.bytes_in = 30 + number
+        put(log, done(request, at=1_700_000_000.5 + number // 2))
+    last = done(at=1_700_000_003.0)
+    last.rows, last.batch_rows, last.queue = 3, 7, 0.5
+    put(log, last)
+    log.flush()
+    found = lines(memory)
+    assert [line["request_id"] for line in found] == ["r0", "r0-1", 'r"2', "r1", "r1", "r1"]
+    assert [line["time"][17:19] for line in found] == ["20", "20", "21", "21", "22", "23"]
+    assert [line["bytes_in"] for line in found] == [30, 31, 32, 33, 34, None]
+    assert [line["status"] for line in found] == [200, 200, 200, "OK", 200, 200]
+    assert [line["trace_id"] for line in found] == [TRACE, TRACE, TRACE, TRACE, None, TRACE]
+    assert (found[-1]["rows"], found[-1]["batch_rows"], found[-1]["queue_ms"]) == (3, 7, 500)
 
 
 @given(st.binary(max_size=60))
 def test_access_log__any_request_id__stays_in_one_line(request_id: bytes) -> None:
     log, memory = logged()
-    log.put(done(seen(request_id)))
+    put(log, done(seen(request_id)))
+    put(log, done(seen(request_id), "gone"))
     log.flush()
-    assert b"".join(memory.pieces).count(b"\n") == 1
-    assert lines(memory)[0]["request_id"] == request_id.decode("latin-1")
+    assert b"".join(memory.pieces).count(b"\n") == 2
+    assert [line["request_id"] for line in lines(memory)] == [request_id.decode("latin-1")] * 2
 
 
-def test_access_log__too_many_or_unwritten_lines__are_counted(
+def test_access_log__too_many_lines_or_a_full_disk__are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(accesslog, "MAX_WAITING", 3)
     log, memory = logged()
     for _ in range(5):
-        log.put(done())
+        put(log)
     assert log.dropped == 2
     memory.full = True
     with pytest.raises(OSError, match="No space"):
         log.flush()
     assert log.dropped == 5
     memory.full = False
-    log.put(done())
+    put(log)
     log.flush()
     assert len(lines(memory)) == 1
 

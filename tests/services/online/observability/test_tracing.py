@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from services.online.observability import tracing
-from services.online.observability.tracing import Tracing, is_asked_for
+from services.online.observability.tracing import Tracing, is_enabled
 from tests.services.online.observability.calls import SPAN, TRACE, done, seen
 
 
@@ -83,14 +83,14 @@ def test_spans__invalid_parent_or_full_backlog__are_none(monkeypatch: pytest.Mon
     assert ours.dropped == 1
 
 
-def test_is_asked_for__standard_variables__enable_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_enabled__standard_variables__enable_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (tracing.BASE_VARIABLE, tracing.TRACES_VARIABLE, "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
-    assert not is_asked_for(None)
-    assert is_asked_for("http://collector:4318")
+    assert not is_enabled(None)
+    assert is_enabled("http://collector:4318")
     for name in (tracing.BASE_VARIABLE, tracing.TRACES_VARIABLE):
         with monkeypatch.context() as patch:
             patch.setenv(name, "http://collector:4318")
-            assert is_asked_for(None)
+            assert is_enabled(None)
             patch.setenv("OTEL_TRACES_EXPORTER", "none")
-            assert not is_asked_for(None)
+            assert not is_enabled(None)

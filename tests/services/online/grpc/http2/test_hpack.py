@@ -7,9 +7,17 @@ from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.online.grpc.http2 import hpack
 from services.online.grpc.http2.frames import BrokenError
-from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, _parse_cached
+from services.online.grpc.http2.head import (
+    HEADERS,
+    OK_TRAILERS,
+    PER_CALL,
+    CallHead,
+    _parse_cached,
+)
 from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
+from services.online.http.fields import fields_of
 from tests.services.online.grpc.http2.conftest import head
 
 FIELD = st.tuples(
@@ -79,6 +87,73 @@ def test_head_reader__any_blocks__decodes_as_the_library(
             (bytes(name), bytes(value)) for name, value in plain.header_table.dynamic_entries
         )
         assert tuple(reader._table) == dynamic
+
+
+OWN = st.tuples(st.sampled_from(sorted(PER_CALL)), st.binary(max_size=150), st.booleans())
+REST = st.lists(st.sampled_from([(b"te", b"trailers"), (b"a", b"x"), (b"a", b"y" * 9)]), max_size=2)
+CALL = st.tuples(st.lists(OWN, max_size=3), REST, st.booleans(), st.sampled_from([None, 0, 4096]))
+
+
+@given(st.lists(CALL, max_size=6))
+def test_head_reader__calls_that_differ_in_their_own_headers__are_read_as_the_library_does(
+    calls: list[
+        tuple[list[tuple[bytes, bytes, bool]], list[tuple[bytes, bytes]], bool, int | None]
+    ],
+) -> None:
+    """The parts that calls share are cached, and the values between them are decoded when used."""
+    encoder, plain, reader = Encoder(), Decoder(), HeadReader(1 << 16)
+    for own, rest, huffman, table_size in calls:
+        if table_size is not None:
+            encoder.header_table_size = table_size
+        whole: list[Any] = [*head()[:4], *own, *((*field, True) for field in rest)]
+        for _ in range(2):
+            data = encoder.encode(whole, huffman=huffman)
+            fields = [(bytes(name), bytes(value)) for name, value in plain.decode(data, raw=True)]
+            head_read = reader.read(data)
+            found = head_read.fields
+            assert head_read.per_call == fields_of([each for each in fields if each[0] in PER_CALL])
+            for name in {name for name, _ in fields}:
+                values = [value for each, value in fields if each == name]
+                assert [value for each, value in found if each == name] == values
+            assert len(found) == len(fields)
+            dynamic = [(bytes(n), bytes(v)) for n, v in plain.header_table.dynamic_entries]
+            assert list(reader._table) == dynamic
+
+
+def test_head_reader__calls_of_a_client_without_a_table__decode_their_shared_headers_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder, reader = Encoder(), HeadReader(1 << 16)
+    encoder.header_table_size = 0
+    rest = (b"x-forwarded-proto", b"http")
+
+    def read(number: int) -> CallHead:
+        own = (b"x-request-id", b"%032x" % number)
+        return reader.read(encoder.encode([*head(), own, rest]))
+
+    for number in range(3):  # the first announces the size of the table
+        read(number)
+    monkeypatch.setattr(hpack, "parse_head", lambda _: pytest.fail("parsed again"))
+    assert fields_of(read(3).fields)[b"x-request-id"] == b"%032x" % 3
+    assert read(4).path == read(5).path
+
+
+def test_head_reader__very_many_headers_of_one_call__are_charged_each_time() -> None:
+    reader = HeadReader(1 << 16)
+    own = tuple((b"x-request-id", b"%d" % number) for number in range(300))
+    for _ in range(3):
+        reader.cost = 0
+        reader.read(encode((*head(), *own)))
+        assert reader.cost >= (6 + 300 - 64) / 8
+
+
+def test_head_reader__value_of_a_call_that_is_no_huffman_code__is_empty() -> None:
+    reader = HeadReader(1 << 16)
+    name = b"\x00\x0cx-request-id"
+    for value in (b"\x01a", b"\x01b"):
+        reader.read(encode(tuple(head())) + name + value)
+    broken = reader.read(encode(tuple(head())) + name + b"\x84\xff\xff\xff\xff")
+    assert broken.fields[-1] == (b"x-request-id", b"")
 
 
 # Without integers of more bytes than needed, which only our decoder rejects.

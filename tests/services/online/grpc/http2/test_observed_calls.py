@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,38 +18,43 @@ from services.online.observability.tracing import Tracing
 from tests.services.online.grpc.http2.conftest import head as method_head
 from tests.services.online.observability.calls import TRACEPARENT
 
+Report = Callable[..., RequestRecord | None]
+
 
 @pytest.fixture
-def calls() -> Iterator[GrpcCalls]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Report]:
     tracing = Tracing(TracerProvider(shutdown_on_exit=False), "tiny", "d1")
     observer = Observer(None, tracing, None)
+    found: list[RequestRecord] = []
+    monkeypatch.setattr(tracing, "put", found.append)
     host: Any = SimpleNamespace(observer=observer)
-    yield GrpcCalls(host)
+
+    def report(*metadata: tuple[str, str | bytes]) -> RequestRecord | None:
+        head = parse_head((*method_head(), *encode_metadata(metadata)))
+        GrpcCalls(host).ended(head, 7, 0.0, None)
+        return found.pop() if found else None
+
+    yield report
     observer.close()
 
 
-def begun(calls: GrpcCalls, *metadata: tuple[str, str | bytes]) -> RequestRecord | None:
-    head = parse_head((*method_head(), *encode_metadata(metadata)))
-    return calls.begin(head, 7)
-
-
-def test_observed_call__metadata__names_request_and_trace(calls: GrpcCalls) -> None:
+def test_observed_call__metadata__names_request_and_trace(ended: Report) -> None:
     parent = ("traceparent", TRACEPARENT.decode())
-    found = begun(calls, parent, ("x-request-id", "mine"), ("some-bin", b"\xff"))
+    found = ended(parent, ("x-request-id", "mine"), ("some-bin", b"\xff"))
     assert found is not None
     assert (found.request_id, found.bytes_in, found.tracestate) == (b"mine", 7, None)
-    assert begun(calls, ("x-request-id", "mine")) is None
+    assert ended(("x-request-id", "mine")) is None
 
 
-def test_observed_call__tracestate_in_two_fields__is_joined(calls: GrpcCalls) -> None:
+def test_observed_call__tracestate_in_two_fields__is_joined(ended: Report) -> None:
     parent = ("traceparent", TRACEPARENT.decode())
-    found = begun(calls, parent, ("tracestate", "a=1"), ("tracestate", "b=2"))
+    found = ended(parent, ("tracestate", "a=1"), ("tracestate", "b=2"))
     assert found is not None
     assert found.tracestate == b"a=1, b=2"
 
 
-def test_observed_call__two_traceparents__are_ignored(calls: GrpcCalls) -> None:
+def test_observed_call__two_traceparents__are_ignored(ended: Report) -> None:
     one = TRACEPARENT.decode()
-    found = begun(calls, ("traceparent", one.replace("a", "b")), ("traceparent", one))
+    found = ended(("traceparent", one.replace("a", "b")), ("traceparent", one))
     assert found is not None
     assert parse_traceparent(found.traceparent) is None

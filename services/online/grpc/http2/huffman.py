@@ -1,0 +1,50 @@
+"""Huffman-coded strings of HPACK (RFC 7541, 5.2 and appendix B), decoded a byte at a time."""
+
+from __future__ import annotations
+
+from hpack.huffman_table import (
+    HUFFMAN_COMPLETE,
+    HUFFMAN_EMIT_SYMBOL,
+    HUFFMAN_FAIL,
+    HUFFMAN_TABLE,
+)
+
+from services.online.grpc.http2.frames import BrokenError, Reason
+
+
+class _HuffmanSteps(dict[int, tuple[int, bytes, bool]]):
+    """The steps of the library's decoder by bytes, which has one of half a byte: made when needed.
+
+    From the state in the upper bits and a byte to the next state, the text between, and whether
+    the string may end here.
+    """
+
+    def __missing__(self, key: int) -> tuple[int, bytes, bool]:
+        state, flags, text = key >> 8, 0, bytearray()
+        for half in (key >> 4 & 0xF, key & 0xF):
+            state, flags, symbol = HUFFMAN_TABLE[state * 16 + half]
+            if flags & HUFFMAN_FAIL:
+                raise broken_block()
+            if flags & HUFFMAN_EMIT_SYMBOL:
+                text.append(symbol)
+        step = self[key] = state, bytes(text), bool(flags & HUFFMAN_COMPLETE)
+        return step
+
+
+_STEPS = _HuffmanSteps()
+
+
+def decode_huffman(coded: bytes) -> bytes:
+    """Return the text of a coded string; BrokenError if it is not one."""
+    state, complete, text = 0, True, bytearray()
+    for byte in coded:
+        state, decoded, complete = _STEPS[state << 8 | byte]
+        text += decoded
+    if not complete:
+        raise broken_block()
+    return bytes(text)
+
+
+def broken_block() -> BrokenError:
+    """Return the error of a header block that cannot be decoded."""
+    return BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken")
