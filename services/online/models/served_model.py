@@ -174,7 +174,9 @@ class ServedModel:
     async def start(self) -> None:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
         scorer, seconds = await asyncio.to_thread(self._prepare)
-        self._metrics = Metrics(self.name, self._registry, lambda: scorer.transform_seconds)
+        self._metrics = Metrics(
+            self.name, self._registry, lambda: scorer.transform_seconds, scorer.lookups
+        )
         self.answered = self._metrics.answered
         self._observe()
         quick = {rows: time for rows, time in seconds.items() if time <= _INLINE_SECONDS}
