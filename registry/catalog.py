@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -109,7 +109,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """The records beside the bundle in the registry: verdict, parameters, numbers, one table.
+    """The records beside the bundle in the registry: verdict, parameters, numbers.
 
     `files` are attached to the run under their names.
     """
@@ -117,7 +117,6 @@ class PublishReport:
     verdict: str
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    table: Sequence[Mapping[str, str | float | None]] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""Causal language models in Hugging Face's layout: check a folder of one, and register it.
+"""Text models in Hugging Face's layout: check a folder of one, and register it.
 
 Only configurations are read; neither the model nor any code of the folder is loaded.
 """
@@ -6,7 +6,9 @@ Only configurations are read; neither the model nor any code of the folder is lo
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,24 @@ SIGNATURE = Signature(
     outputs=(TensorSpec(name="text", dtype=Datatype.BYTES, shape=(DYNAMIC,)),),
 )
 """A prompt, and the text that the model continues it with."""
+ENCODER_SIGNATURE = Signature(
+    inputs=(TensorSpec(name="text", dtype=Datatype.BYTES, shape=(DYNAMIC,)),),
+    outputs=(TensorSpec(name="label", dtype=Datatype.BYTES, shape=(DYNAMIC,)),),
+)
+"""What an encoder's callers send; its real outputs follow from its task."""
 
 _CONFIG_NAME = "config.json"
 _TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 # MLflow's folders of the two parts.
 _MODEL, _TOKENIZER = "model", "components/tokenizer"
-_HEAD = "ForCausalLM"
+# The tasks of transformers' pipelines by the name of the model's class. `BertModel` has no head;
+# `GPT2LMHeadModel` has one.
+_TASKS: Mapping[str, str] = {
+    r"ForCausalLM$": TASK,
+    r"ForSequenceClassification$": "text-classification",
+    r"ForTokenClassification$": "token-classification",
+    r"(?<!LMHead)(?<!DoubleHeads)Model$": "feature-extraction",
+}
 # Weights and configurations, but no pickles and no code.
 _WEIGHTS = ".safetensors"
 _DATA = (".jinja", ".json", ".model", ".txt")
@@ -36,26 +50,46 @@ _MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LanguageModelFolder:
+class TextModelFolder:
     """A folder to register under `name`; `config` is the content of its config.json."""
 
     name: str
     path: Path
     config: dict[str, Any]
 
+    @property
+    def task(self) -> str:
+        """The task of its model."""
+        task = find_task(self.config)
+        assert task is not None, "read_folder"
+        return task
 
-def read_folder(path: Path, name: str) -> LanguageModelFolder:
-    """Check the folder of a language model; INVALID_INPUT for a name that is none."""
-    return LanguageModelFolder(parse_new_name(name), path, check_folder(path, path.name))
+
+def read_folder(path: Path, name: str) -> TextModelFolder:
+    """Check the folder of a text model; INVALID_INPUT for a name that is none."""
+    config = check_folder(path, path.name, tuple(_TASKS.values()))
+    return TextModelFolder(parse_new_name(name), path, config)
 
 
-def is_language_model(path: Path) -> bool:
+def find_task(config: Mapping[str, Any]) -> str | None:
+    """Return the task of the model with this config.json; None for other kinds of models."""
+    name = architecture(config)
+    found = (task for pattern, task in _TASKS.items() if re.search(pattern, name))
+    return None if config.get("is_encoder_decoder") else next(found, None)
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """Return the name of the model's class, "none" without one."""
+    return str((config.get("architectures") or ["none"])[0])
+
+
+def is_text_model(path: Path) -> bool:
     """Whether `path` is a folder in Hugging Face's layout."""
     return (path / _CONFIG_NAME).is_file()
 
 
-def check_folder(folder: Path, label: str) -> dict[str, Any]:
-    """Return the configuration of the causal language model in `folder`.
+def check_folder(folder: Path, label: str, tasks: tuple[str, ...] = (TASK,)) -> dict[str, Any]:
+    """Return the configuration of the text model in `folder`, which is for one of `tasks`.
 
     UNSUPPORTED_MODEL names `label` and the reason: another kind of model, weights that are not
     safetensors or are quantized, no tokenizer.json, or code of its own (`auto_map`).
@@ -65,9 +99,9 @@ def check_folder(folder: Path, label: str) -> dict[str, Any]:
     for part in (config, _read_object(tokenizer / _TOKENIZER_CONFIG_NAME, label)):
         if "auto_map" in part:
             raise _unsupported(label, "it needs code of its own (auto_map), which mlctl never runs")
-    kinds = config.get("architectures") or ["none"]
-    if not str(kinds[0]).endswith(_HEAD):
-        raise _unsupported(label, f"it is {printable(str(kinds[0]))}, not a model {_HEAD}")
+    if find_task(config) not in tasks:
+        kind = printable(architecture(config))
+        raise _unsupported(label, f"it is {kind}, not a model for {', '.join(tasks)}")
     if not any(folder.glob(f"*{_WEIGHTS}")):
         raise _unsupported(label, "it has no weights as safetensors")
     if "quantization_config" in config:
@@ -86,7 +120,7 @@ def tokenizer_folder(model: Path) -> Path:
     return apart if apart.is_dir() else model
 
 
-def register_folder(folder: LanguageModelFolder) -> ImportedModel:
+def register_folder(folder: TextModelFolder) -> ImportedModel:
     """Register the folder as the newest version of its name; needs MLflow to be configured.
 
     The files are copied, and nothing is loaded: MLflow's own `log_model` reads all weights.
@@ -106,8 +140,9 @@ def register_folder(folder: LanguageModelFolder) -> ImportedModel:
             folder=folder,
         )
     version = str(logged.registered_model_version)
+    signature = SIGNATURE if folder.task == TASK else ENCODER_SIGNATURE
     return ImportedModel(
-        folder.name, version, str(ModelRef(folder.name, version=version)), SIGNATURE
+        folder.name, version, str(ModelRef(folder.name, version=version)), signature
     )
 
 
@@ -116,7 +151,7 @@ class _Flavor:
 
     @staticmethod
     def save_model(
-        path: str, mlflow_model: Any, folder: LanguageModelFolder, signature: Any, **_: Any
+        path: str, mlflow_model: Any, folder: TextModelFolder, signature: Any, **_: Any
     ) -> None:
         root = Path(path)
         for part in (_MODEL, _TOKENIZER):
@@ -129,9 +164,9 @@ class _Flavor:
         mlflow_model.signature = signature
         mlflow_model.add_flavor(
             "transformers",
-            task=TASK,
-            instance_type="TextGenerationPipeline",
-            pipeline_model_type=folder.config["architectures"][0],
+            task=folder.task,
+            instance_type=f"{folder.task.title().replace('-', '')}Pipeline",
+            pipeline_model_type=architecture(folder.config),
             model_binary=_MODEL,
             components=["tokenizer"],
             tokenizer_type="PreTrainedTokenizerFast",
@@ -154,6 +189,5 @@ def _unsupported(label: str, reason: str) -> MlctlError:
     return MlctlError(
         ErrorCode.UNSUPPORTED_MODEL,
         f"{printable(label)} is not usable: {reason}",
-        "Save a language model with model.save_pretrained(FOLDER) and "
-        "tokenizer.save_pretrained(FOLDER).",
+        "Save a model with model.save_pretrained(FOLDER) and tokenizer.save_pretrained(FOLDER).",
     )

@@ -27,7 +27,7 @@ from registry.catalog import (
     SourceModel,
     artifacts_sha256,
 )
-from registry.hugging_face import LanguageModelFolder, register_folder
+from registry.hugging_face import TextModelFolder, register_folder
 from registry.mlmodel import read_mlmodel
 from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, parse_ref
 from registry.onnx_import import OnnxImport, register
@@ -109,7 +109,7 @@ class MlflowCatalog:
             self._connected()
             return register(read)
 
-    def import_language_model(self, folder: LanguageModelFolder) -> ImportedModel:
+    def import_text_model(self, folder: TextModelFolder) -> ImportedModel:
         """Register a folder that `read_folder` checked as the newest version of its name."""
         with quiet(), registry_errors():
             self._connected()

@@ -33,11 +33,6 @@ _SIGNATURE_HINT = "Log it with input_example=ROWS, or signature=infer_signature(
 # What optimize reads from the estimator itself; see `SourceModel`.
 _ESTIMATOR_OUTPUT = TensorSpec(name="prediction", dtype=Datatype.FP64, shape=(DYNAMIC,))
 
-_TEXT_SIGNATURE = Signature(
-    inputs=(TensorSpec(name="text", dtype=Datatype.BYTES, shape=(DYNAMIC,)),),
-    outputs=(TensorSpec(name="label", dtype=Datatype.BYTES, shape=(DYNAMIC,)),),
-)
-
 _COLUMN_TYPES = MappingProxyType(
     {
         "boolean": Datatype.BOOL,
@@ -81,7 +76,7 @@ def read_mlmodel(root: Path, label: str) -> StoredModel:
         if model.flavors[flavor.value].get("task") == hugging_face.TASK:
             hugging_face.check_folder(path, label)
             return StoredModel(flavor, path, hugging_face.SIGNATURE, pickled, generates=True)
-        return StoredModel(flavor, path, _TEXT_SIGNATURE, pickled)
+        return StoredModel(flavor, path, hugging_face.ENCODER_SIGNATURE, pickled)
     signature = model.signature
     if signature is None or signature.inputs is None:
         raise _unsupported(label, "it has no signature with inputs", _SIGNATURE_HINT)

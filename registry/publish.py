@@ -34,7 +34,6 @@ from registry.names import optimized_name
 from registry.tracking import EXPERIMENT
 
 BUNDLE_ARTIFACT = "bundle"
-TABLE_ARTIFACT = "variants.json"
 PUBLISHER_TAG = "mlctl.publisher"
 
 
@@ -57,7 +56,6 @@ def publish_bundle(
     with _run(source, {**tags, PUBLISHER_TAG: publisher}) as run:
         mlflow.log_params({**report.params, "recipe": bundle.manifest.variant.recipe})
         mlflow.log_artifacts(str(bundle.root), BUNDLE_ARTIFACT)
-        _log_table(report)
         _log_files(report)
         model_id = location = None
         if bundle.manifest.generation is None:
@@ -145,15 +143,6 @@ def _tags(bundle: VerifiedBundle, source: SourceModel, verdict: str) -> dict[str
         "mlctl.precision": variant.precision,
         "mlctl.verdict": verdict,
     }
-
-
-def _log_table(report: PublishReport) -> None:
-    import mlflow
-
-    if report.table:
-        columns = list(report.table[0])
-        data = {column: [row.get(column) for row in report.table] for column in columns}
-        mlflow.log_table(data, TABLE_ARTIFACT)
 
 
 def _log_files(report: PublishReport) -> None:

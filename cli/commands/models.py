@@ -70,12 +70,12 @@ def import_(
     shapes: tuple[str, ...],
     constants: tuple[str, ...],
 ) -> None:
-    """Register an ONNX file or a language model as the newest version.
+    """Register an ONNX file or a text model as the newest version.
 
-    FILE_OR_FOLDER is the file, a folder that holds it, or the folder of a language model.
+    FILE_OR_FOLDER is the file, a folder that holds it, or the folder of a text model.
 
-    A language model is a folder in Hugging Face's layout: config.json, *.safetensors and
-    tokenizer.json.
+    A text model, an encoder or a language model, is a folder in Hugging Face's layout: config.json,
+    *.safetensors and tokenizer.json.
 
     \b
     Examples:
@@ -84,7 +84,7 @@ def import_(
       mlctl models import cnn.onnx --name cnn --signature image=-1,3,224,224
       mlctl models import llama/ --name llama
     """
-    from registry.hugging_face import is_language_model
+    from registry.hugging_face import SIGNATURE
 
     imported = _import(output, path, name, shapes, constants)
     if output.as_json:
@@ -105,7 +105,7 @@ def import_(
             for spec in specs
         ),
     )
-    rows = "TEXT.jsonl" if is_language_model(path) else "ROWS.npz"
+    rows = "TEXT.jsonl" if imported.signature == SIGNATURE else "ROWS.npz"
     output.note(f"Next: mlctl optimize {imported.uri} --data {rows}")
 
 
@@ -116,17 +116,17 @@ def _import(
     shapes: tuple[str, ...],
     constants: tuple[str, ...],
 ) -> ImportedModel:
-    from registry.hugging_face import is_language_model, read_folder
+    from registry.hugging_face import is_text_model, read_folder
     from registry.mlflow_catalog import MlflowCatalog
     from registry.onnx_import import read_import
 
-    if is_language_model(path):
+    if is_text_model(path):
         if shapes or constants:
             raise click.UsageError("--signature and --constant are for ONNX files")
         folder = read_folder(path, name)
         with output.working() as show:
             show(f"registering {folder.name}")
-            return MlflowCatalog().import_language_model(folder)
+            return MlflowCatalog().import_text_model(folder)
     read = read_import(path, name, shapes, constants)
     with output.working() as show:
         show(f"registering {read.name}")

@@ -95,8 +95,8 @@ class OptimizeCommand:
     )
     metric: str | None = option(
         metavar="NAME|MODULE:FUNCTION",
-        help="Score with labels: accuracy, top5, f1, rmse, or a function of outputs and labels.  "
-        "[default: accuracy with labels]",
+        help="Score with labels: accuracy, top5, f1, auc, log_loss, rmse, mae, r2, ndcg, map, or a "
+        "function of outputs and labels.  [default: accuracy with labels]",
     )
     max_accuracy_drop: float | None = option(
         type=click.FloatRange(0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import click
 import numpy as np
 import pyarrow as pa
 import torch
@@ -13,7 +12,7 @@ from PIL import Image, ImageDraw
 from pyarrow import parquet
 from torch import nn
 
-from examples.chain import optimize, register
+from examples.chain import example, register
 from examples.images.transform.transform import LABELS, SIZE, preprocess
 
 NAME = "images"
@@ -89,7 +88,6 @@ def train(folder: Path) -> Path:
         input_example=np.zeros((2, 3, SIZE, SIZE), np.float32),
         serialization_format="pt2",
     )
-    folder.mkdir(parents=True, exist_ok=True)
     files, labels = pictures(EVALUATION_ROWS, 2)
     path = folder / "evaluation.parquet"
     parquet.write_table(pa.table({"image": pa.array(files.tolist()), "labels": labels}), path)
@@ -97,17 +95,13 @@ def train(folder: Path) -> Path:
     return path
 
 
-@click.command()
-@click.option("--data", type=click.Path(path_type=Path), default=Path("images-data"))
-def main(data: Path) -> None:
-    """Train, register and optimize the classifier; print how to serve it."""
-    optimize(NAME, train(data), TRANSFORM)
-    click.echo(f"Next: mlctl build {NAME} && mlctl serve {NAME}")
-    click.echo(
-        f"Then: curl -H 'content-type: image/jpeg' --data-binary @{data}/picture.jpg "
-        "localhost:3000/predict"
-    )
-
+main = example(
+    NAME,
+    train,
+    f"mlctl build {NAME} && mlctl serve {NAME}",
+    "curl -H 'content-type: image/jpeg' --data-binary @{data}/picture.jpg localhost:3000/predict",
+    transform=TRANSFORM,
+)
 
 if __name__ == "__main__":
     main()

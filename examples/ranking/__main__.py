@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.chain import optimize, register
+from examples.chain import example, register
 
 NAME = "ranking"
 USERS, ITEMS, WIDTH, CANDIDATES = 400, 300, 8, 100
@@ -85,7 +84,6 @@ def train(folder: Path) -> Path:
         input_example=example,
         serialization_format="pt2",
     )
-    folder.mkdir(parents=True, exist_ok=True)
     user, item, clicked = clicks(EVALUATION_ROWS, 2)
     np.savez(folder / "evaluation.npz", user=user, item=item, labels=clicked.astype(np.int64))
     return folder / "evaluation.npz"
@@ -101,14 +99,12 @@ def ranked(candidates: np.ndarray, scores: list[float], count: int = 10) -> list
     return [int(candidates[at]) for at in np.argsort(scores)[::-1][:count]]
 
 
-@click.command()
-@click.option("--data", type=click.Path(path_type=Path), default=Path("ranking-data"))
-def main(data: Path) -> None:
-    """Train, register and optimize the model; print how to serve it."""
-    optimize(NAME, train(data))
-    click.echo(f"Next: mlctl build {NAME} && mlctl serve {NAME}")
-    click.echo("Then: python -m examples.ranking.client")
-
+main = example(
+    NAME,
+    train,
+    f"mlctl build {NAME} && mlctl serve {NAME}",
+    "python -m examples.ranking.client",
+)
 
 if __name__ == "__main__":
     main()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import numpy as np
 import pandas as pd
 from sklearn.neural_network import MLPRegressor
 
-from examples.chain import optimize, register, signature_of
+from examples.chain import example, register, signature_of
 
 NAME = "recommendations"
 # How often a customer bought from each of these; the model says what comes next.
@@ -51,7 +50,6 @@ def train(folder: Path) -> Path:
         serialization_format="skops",
         skops_trusted_types=["sklearn.neural_network._stochastic_optimizers.AdamOptimizer"],
     )
-    folder.mkdir(parents=True, exist_ok=True)
     purchases(EVALUATION_ROWS, 2).to_parquet(folder / "evaluation.parquet")
     tonight = purchases(CUSTOMERS, 3)
     tonight.insert(0, "customer", [f"c-{number}" for number in range(CUSTOMERS)])
@@ -59,18 +57,14 @@ def train(folder: Path) -> Path:
     return folder / "evaluation.parquet"
 
 
-@click.command()
-@click.option("--data", type=click.Path(path_type=Path), default=Path("recommendations-data"))
-def main(data: Path) -> None:
-    """Train, register and optimize the model; print how to precompute and serve."""
-    optimize(NAME, train(data))
-    click.echo(f"Next: mlctl build {NAME}")
-    click.echo(
-        f"mlctl batch run {NAME} --in {data}/tonight.parquet --out precomputed://{NAME} "
-        "--keep customer"
-    )
-    click.echo(f"MLCTL_PRECOMPUTED={NAME} mlctl serve {NAME}")
-
+main = example(
+    NAME,
+    train,
+    f"mlctl build {NAME}",
+    f"mlctl batch run {NAME} --in {{data}}/tonight.parquet --out precomputed://{NAME} "
+    "--keep customer",
+    f"MLCTL_PRECOMPUTED={NAME} mlctl serve {NAME}",
+)
 
 if __name__ == "__main__":
     main()

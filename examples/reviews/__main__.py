@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from examples.chain import optimize, register
+from examples.chain import example, register
 
 NAME = "reviews"
 LABELS = ("bad", "good")
@@ -89,23 +88,18 @@ def train(folder: Path) -> Path:
     tokenizer = make_tokenizer()
     model = pipeline("text-classification", model=fit(tokenizer), tokenizer=tokenizer)
     register("transformers", model, NAME)
-    folder.mkdir(parents=True, exist_ok=True)
     texts, labels = reviews(EVALUATION_ROWS, 2)
     np.savez(folder / "evaluation.npz", text=np.array(texts), labels=labels)
     return folder / "evaluation.npz"
 
 
-@click.command()
-@click.option("--data", type=click.Path(path_type=Path), default=Path("reviews-data"))
-def main(data: Path) -> None:
-    """Train, register and optimize the classifier; print how to serve it."""
-    optimize(NAME, train(data))
-    click.echo(f"Next: mlctl build {NAME} && mlctl serve {NAME}")
-    click.echo(
-        "Then: curl -H 'content-type: application/json' localhost:3000/predict "
-        """-d '[{"text": "the staff was friendly"}]'"""
-    )
-
+main = example(
+    NAME,
+    train,
+    f"mlctl build {NAME} && mlctl serve {NAME}",
+    "curl -H 'content-type: application/json' localhost:3000/predict "
+    """-d '[{"text": "the staff was friendly"}]'""",
+)
 
 if __name__ == "__main__":
     main()

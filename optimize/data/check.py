@@ -139,11 +139,12 @@ class Pass:
         """Return class numbers as int64 [rows], quantities as float64 [rows] or [rows, k]."""
         if array.ndim == 1 and array.dtype.kind in "iub":
             return array.astype(np.int64)
-        if array.ndim <= 2 and array.dtype.kind == "f":
+        relevance = array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "iub"
+        if relevance or (array.ndim <= 2 and array.dtype.kind == "f"):
             self._reject_not_finite(name, array)
             return array.astype(np.float64)
         raise invalid(
-            f"array {name!r} must be integers of shape [rows], or floats of shape [rows] or "
+            f"array {name!r} must be integers of shape [rows], or numbers of shape [rows] or "
             f"[rows, k]; it is {_form(array.dtype.name, array.shape[1:])}"
         )
 

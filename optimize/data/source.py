@@ -71,17 +71,28 @@ def find_columns(names: Iterable[str], signature: Signature) -> Columns:
     found = sorted(names)
     inputs = {_input_name(spec, found, signature): spec for spec in signature.inputs}
     rest = [name for name in found if name not in inputs]
-    labels = [name for name in rest if name in LABEL_NAMES]
-    if len(labels) > 1:
-        raise invalid(f"labels are given twice: as {' and as '.join(map(repr, labels))}")
-    if unknown := [name for name in rest if name not in LABEL_NAMES]:
+    labels = one_label(name for name in rest if name in LABEL_NAMES)
+    reject_unknown((name for name in rest if name not in LABEL_NAMES), signature)
+    return Columns(inputs, labels[0] if labels else None)
+
+
+def one_label(names: Iterable[str]) -> list[str]:
+    """Return the only name of labels, or none; INVALID_INPUT for several."""
+    found = list(names)
+    if len(found) > 1:
+        raise invalid(f"labels are given twice: as {' and as '.join(map(repr, found))}")
+    return found
+
+
+def reject_unknown(names: Iterable[str], signature: Signature) -> None:
+    """Reject arrays or columns that are neither an input nor labels; INVALID_INPUT."""
+    if unknown := sorted(names):
         expected = [spec.name for spec in signature.inputs] + ["labels"]
         near = suggestion(unknown[0], expected, "the model takes")
         raise invalid(
-            f"array {printable(unknown[0])!r} is neither an input nor labels; {near}",
-            "Rename the array, or leave it out of the data.",
+            f"{printable(unknown[0])!r} is neither an input nor labels; {near}",
+            "Rename it, or leave it out of the data.",
         )
-    return Columns(inputs, labels[0] if labels else None)
 
 
 def chunk_rows(chunk_bytes: int, row_bytes: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, TensorSpec
+from bundle.tensors import TensorSpec
 from optimize.data import Tensors
 from optimize.estimators.estimator import (
     LABEL,
@@ -30,6 +30,7 @@ from optimize.estimators.estimator import (
     Kind,
     final_step,
     has_probabilities,
+    is_text,
     load_xgboost,
 )
 from registry.catalog import ModelFormat
@@ -186,10 +187,10 @@ def _sklearn_types(estimator: Estimator, *, double: bool) -> list[tuple[str, Any
     specs = estimator.source.signature.inputs
     if _takes_columns(estimator):
         return [
-            (spec.name, (StringTensorType if _is_text(spec) else number)([None, 1]))
+            (spec.name, (StringTensorType if is_text(spec) else number)([None, 1]))
             for spec in specs
         ]
-    texts = {_is_text(spec) for spec in specs}
+    texts = {is_text(spec) for spec in specs}
     if len(texts) > 1:
         raise ValueError(
             "the first step gets columns of text and of numbers at once; select them with a "
@@ -326,7 +327,7 @@ def _matrix(spec: TensorSpec, parts: _Parts, number: int) -> str:
         name = parts.node(
             parts.before, "Reshape", [name, parts.shape(-1, 1)], f"{_PREFIX}column.{spec.name}"
         )
-    if not _is_text(spec):
+    if not is_text(spec):
         name = parts.node(parts.before, "Cast", [name], f"{_PREFIX}number.{spec.name}", to=number)
     return name
 
@@ -350,7 +351,7 @@ def _answer(estimator: Estimator, parts: _Parts, inner: list[str]) -> None:
         names, inner = (PROBABILITIES,), inner[1:]
     for name, found in zip(names, inner, strict=False):
         spec, value = specs[name], f"{_PREFIX}{found}"
-        if not _is_text(spec):
+        if not is_text(spec):
             kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.numpy_name))
             value = parts.node(parts.after, "Cast", [value], f"{_PREFIX}cast.{name}", to=kind)
         shape = parts.shape(*(-1, *spec.shape[1:]))
@@ -375,7 +376,7 @@ def _value(spec: TensorSpec) -> Any:
     from onnx import TensorProto, helper
 
     kind = TensorProto.STRING
-    if not _is_text(spec):
+    if not is_text(spec):
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.numpy_name))
     return helper.make_tensor_value_info(
         spec.name, kind, ["rows", *(size if size >= 0 else None for size in spec.shape[1:])]
@@ -389,7 +390,3 @@ def _add_prefix(graph: Any) -> None:
             values[:] = [f"{_PREFIX}{value}" if value else "" for value in values]
     for initializer in graph.initializer:
         initializer.name = f"{_PREFIX}{initializer.name}"
-
-
-def _is_text(spec: TensorSpec) -> bool:
-    return spec.dtype is Datatype.BYTES

@@ -23,10 +23,11 @@ from bundle.packages import install_hint
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.data import Tensors
 from optimize.estimators.skops_file import load_skops
+from optimize.loading import loading
 from registry.catalog import ModelFormat, SourceModel
 from registry.mlmodel import check_signature
 from registry.names import printable
-from registry.quiet import first_line, quiet
+from registry.quiet import quiet
 from registry.tracking import pickle_loading
 
 # CatBoost's loss functions of models that choose one class; MultiLogloss chooses several.
@@ -81,13 +82,13 @@ class Estimator:
         """
         specs = self.source.signature.inputs
         if not self.source.columns:
-            return _texts(inputs[specs[0].name]) if _is_text(specs[0]) else inputs[specs[0].name]
+            return _texts(inputs[specs[0].name]) if is_text(specs[0]) else inputs[specs[0].name]
         import pandas as pd
 
         columns = {}
         for spec in specs:
             array = inputs[spec.name]
-            if _is_text(spec):
+            if is_text(spec):
                 array = _texts(array)
                 if spec.name in self.source.optional:
                     array[array == ""] = np.nan
@@ -167,12 +168,8 @@ def _load_pickle(source: SourceModel) -> Any:
     import importlib
 
     flavor = importlib.import_module(f"mlflow.{source.format.value}")
-    try:
-        with quiet(), pickle_loading(allowed=True):
-            model = flavor.load_model(str(source.artifacts))
-    except Exception as error:  # the pickle's own code runs in there
-        reason = printable(first_line(error))
-        raise _unsupported(source, f"it cannot be loaded: {reason}") from error
+    with loading(source.uri), pickle_loading(allowed=True):  # the pickle's own code runs in there
+        model = flavor.load_model(str(source.artifacts))
     if not hasattr(model, "predict") or not hasattr(model, "get_params"):
         raise _unsupported(source, f"it is a {type(model).__name__}, not a scikit-learn estimator")
     return model
@@ -182,19 +179,12 @@ def load_xgboost(path: Path, label: str) -> Any:
     """Return the model in XGBoost's own file as its scikit-learn class, by its objective."""
     import xgboost
 
-    try:
-        with quiet():
-            objective = _objective(xgboost.Booster(model_file=str(path)))
-            classify = (
-                objective.startswith(("binary:", "multi:")) and objective != "binary:logitraw"
-            )
-            model = xgboost.XGBClassifier() if classify else xgboost.XGBRegressor()
-            model.load_model(str(path))
-            model.set_params(n_jobs=1)
-    except Exception as error:  # a foreign file
-        raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL, f"{label} cannot be loaded: {printable(first_line(error))}"
-        ) from error
+    with loading(label):
+        objective = _objective(xgboost.Booster(model_file=str(path)))
+        classify = objective.startswith(("binary:", "multi:")) and objective != "binary:logitraw"
+        model = xgboost.XGBClassifier() if classify else xgboost.XGBRegressor()
+        model.load_model(str(path))
+        model.set_params(n_jobs=1)
     return model
 
 
@@ -212,19 +202,14 @@ def load_catboost(source: SourceModel) -> Any:
     import catboost
 
     path = str(source.model_path)
-    try:
+    with loading(source.uri):
         binary = source.model_path.read_bytes().startswith(_CATBOOST_MAGIC)
         kind = "cbm" if binary else "json"
-        with quiet():
-            probe: Any = catboost.CatBoost()
-            probe.load_model(path, kind)
-            loss = str(probe.get_all_params()["loss_function"])
-            classify = loss.startswith(_CATBOOST_CLASSIFIERS)
-            model: Any = catboost.CatBoostClassifier() if classify else catboost.CatBoostRegressor()
-            model.load_model(path, kind)
-    except Exception as error:  # a foreign file
-        reason = printable(first_line(error))
-        raise _unsupported(source, f"it cannot be loaded: {reason}") from error
+        probe: Any = catboost.CatBoost()
+        probe.load_model(path, kind)
+        classify = str(probe.get_all_params()["loss_function"]).startswith(_CATBOOST_CLASSIFIERS)
+        model: Any = catboost.CatBoostClassifier() if classify else catboost.CatBoostRegressor()
+        model.load_model(path, kind)
     kinds = (
         model.get_cat_feature_indices(),
         model.get_text_feature_indices(),
@@ -246,13 +231,9 @@ def _load_booster(source: SourceModel) -> Any:
 
     from optimize.estimators.boosters import BoosterClassifier, BoosterRegressor
 
-    try:
-        with quiet():
-            booster = lightgbm.Booster(model_file=str(source.model_path))
-            objective = str(booster.dump_model(num_iteration=1).get("objective", ""))
-    except Exception as error:  # a foreign file
-        reason = printable(first_line(error))
-        raise _unsupported(source, f"it cannot be loaded: {reason}") from error
+    with loading(source.uri):
+        booster = lightgbm.Booster(model_file=str(source.model_path))
+        objective = str(booster.dump_model(num_iteration=1).get("objective", ""))
     classify = objective.startswith(("binary", "multiclass"))
     return BoosterClassifier(booster) if classify else BoosterRegressor(booster)
 
@@ -335,7 +316,7 @@ def _check_inputs(source: SourceModel) -> None:
             "its signature has tensors that are not one matrix [rows, features]",
             "Log it with a DataFrame, or a matrix, as input_example.",
         )
-    texts = [spec.name for spec in specs if _is_text(spec)]
+    texts = [spec.name for spec in specs if is_text(spec)]
     if texts and source.format is not ModelFormat.SKLEARN:
         raise _unsupported(
             source,
@@ -344,7 +325,8 @@ def _check_inputs(source: SourceModel) -> None:
         )
 
 
-def _is_text(spec: TensorSpec) -> bool:
+def is_text(spec: TensorSpec) -> bool:
+    """Whether a tensor holds text."""
     return spec.dtype is Datatype.BYTES
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
+from optimize.loading import loading
 from registry.names import printable
-from registry.quiet import first_line, quiet
 
 # In addition to the public estimators and functions that skops itself trusts.
 _TRUSTED = frozenset(
@@ -54,17 +54,10 @@ def load_skops(path: Path, label: str, *, lightgbm: bool = False) -> Any:
     import skops.io
 
     trusted = _TRUSTED | _LIGHTGBM if lightgbm else _TRUSTED
-    try:
-        with quiet():
-            found = set(skops.io.get_untrusted_types(file=path))
-            if not found - trusted:
-                model = skops.io.load(path, trusted=sorted(found))
-    except Exception as error:  # a foreign file, and its parser has no common exception
-        raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL,
-            f"{label} cannot be loaded: {printable(first_line(error))}",
-            "Log it with the versions of scikit-learn and skops that are installed here.",
-        ) from error
+    with loading(label, "Log it with the versions of scikit-learn and skops that are here."):
+        found = set(skops.io.get_untrusted_types(file=path))
+        if not found - trusted:
+            model = skops.io.load(path, trusted=sorted(found))
     if rejected := sorted(found - trusted):
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,

@@ -19,6 +19,7 @@ from optimize.judge import model_size
 from optimize.metrics.latency import measure_interleaved
 from optimize.metrics.parity import compare
 from optimize.recipes.generation import GenerationRecipe
+from optimize.recipes.graphs import opset_of
 from optimize.variant import Measured, Timings, Variant, load_details
 
 # Between two runtimes in fp32; rounding gives 1e-6 to 1e-4.
@@ -55,7 +56,7 @@ class GenerationAttempt(Attempt):
         graph = onnx.load(str(root / MODEL_NAME), load_external_data=False)
         return Measured(
             rows=len(source.questions.texts),
-            opset=next(each.version for each in graph.opset_import if not each.domain),
+            opset=opset_of(graph),
             size_bytes=model_size(root),
             parity=parity,
             score=score,

@@ -11,12 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
+from optimize.loading import loading
 from optimize.recipes.generation import read_generation
 from registry.catalog import SourceModel
 from registry.hugging_face import tokenizer_folder
-from registry.names import printable
-from registry.quiet import first_line, quiet
+from registry.quiet import quiet
 from services.generate.decoder import Decoder
 
 Ids = Sequence[int]
@@ -44,21 +43,15 @@ class TransformersModel:
         import transformers
 
         safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        try:
-            with quiet():
-                self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    str(tokenizer_folder(source.model_path)), **safe
-                )
-                model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                    str(source.model_path), use_safetensors=True, **safe
-                )
-                self._model = model.float().eval()
-                self.context_length = int(model.config.max_position_embeddings)
-        except Exception as error:  # a foreign folder, and its readers have no common exception
-            raise MlctlError(
-                ErrorCode.UNSUPPORTED_MODEL,
-                f"{source.uri} cannot be loaded: {printable(first_line(error))}",
-            ) from error
+        with loading(source.uri):
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(tokenizer_folder(source.model_path)), **safe
+            )
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                str(source.model_path), use_safetensors=True, **safe
+            )
+            self._model = model.float().eval()
+            self.context_length = int(model.config.max_position_embeddings)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the tokens that the tokenizer adds to each."""

@@ -1,4 +1,4 @@
-"""Metrics of class predictions: accuracy, top5 and F1.
+"""Metrics of class predictions: accuracy, top5, F1, AUC and log loss.
 
 The first output is read as scores [rows, classes]; the class with the highest score is the
 answer (the first of equal ones). An output [rows] or [rows, 1] is the score of class
@@ -16,6 +16,8 @@ from optimize.data import Tensors
 from optimize.metrics.bootstrap import Statistic, weighted_mean
 
 _TOP = 5
+# Probabilities sum to 1 within what float16 arithmetic leaves of it.
+_SUM = 1e-3
 _OWN_HINT = "Give --metric module:function for such an output, or leave the labels out."
 
 
@@ -57,6 +59,34 @@ def f1(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
         return float(np.mean(2 * true[seen] / either[seen]))
 
     return weighted
+
+
+def auc(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
+    """The area under the ROC curve: of class 1 if there are two, else the mean of each class."""
+    shares = _probabilities(outputs, reference)
+    labels = _classes(labels, shares)
+    classes = range(shares.shape[1]) if shares.shape[1] > 2 else (1,)
+    # Equal shares are one group: half of its pairs count as right.
+    groups = [np.unique(shares[:, each], return_inverse=True)[1] for each in classes]
+
+    def weighted(weights: np.ndarray) -> float:
+        areas = []
+        for each, group in zip(classes, groups, strict=True):
+            own = np.bincount(group, weights * (labels == each))
+            others = np.bincount(group, weights * (labels != each))
+            pairs = own.sum() * others.sum()
+            if pairs:
+                areas.append(own @ (others.cumsum() - others / 2) / pairs)
+        return float(np.mean(areas)) if areas else 0.5
+
+    return weighted
+
+
+def log_loss(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
+    """The mean of -log(probability of the label), in nats."""
+    shares = _probabilities(outputs, reference)
+    own = shares[np.arange(len(labels)), _classes(labels, shares)]
+    return weighted_mean(-np.log(np.maximum(own, np.finfo(np.float32).eps)))
 
 
 def top1_margin_used(reference: Tensors, outputs: Tensors) -> float:
@@ -105,6 +135,19 @@ def _scores(outputs: Tensors, reference: Tensors) -> np.ndarray:
     probabilities = bool(np.all((like >= 0) & (like <= 1)))
     threshold = 0.5 if probabilities else 0.0
     return np.stack([np.full_like(score, threshold), score], axis=1)
+
+
+def _probabilities(outputs: Tensors, reference: Tensors) -> np.ndarray:
+    """Return the scores as shares [rows, classes]; `reference` decides whether they are logits."""
+    scores, like = _scores(outputs, reference), _scores(reference, reference)
+    if next(iter(outputs.values())).size == len(scores):  # the first column is the threshold
+        score = scores[:, 1]
+        one = np.clip(score, 0, 1) if like[0, 0] else np.exp(-np.logaddexp(0, -score))
+        return np.stack([1 - one, one], axis=1)
+    if (like >= 0).all() and np.allclose(like.sum(axis=1), 1, rtol=0, atol=_SUM):
+        return np.asarray(np.clip(scores, 0, 1))
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 def _answers(scores: np.ndarray, reference: Tensors) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
@@ -17,13 +17,12 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file
 from optimize.data import SEED, Rows, Tensors
-from optimize.metrics import classes as class_metrics
+from optimize.metrics import classes, quantities
 from optimize.metrics.bootstrap import (
     Estimate,
     Statistic,
     bootstrap,
     canonical_order,
-    weighted_mean,
 )
 from optimize.user_functions import is_function_name, load_function, user_code
 from registry.names import suggestion
@@ -33,6 +32,9 @@ LEVEL = 0.95
 
 # A user's function may be slow; this is still enough for the ends of a 95 % interval.
 CUSTOM_RESAMPLES = 200
+
+# Metrics where lower is better.
+_ERRORS = frozenset({"log_loss", "mae", "rmse"})
 
 
 class LabelKind(StrEnum):
@@ -84,7 +86,7 @@ class MetricResult:
 
 
 def load_metric(text: str) -> Metric:
-    """Load the metric that `text` names: `accuracy`, `top5`, `f1`, `rmse` or `module:function`.
+    """Load the metric that `text` names: one of METRICS, or `module:function`.
 
     A function takes the outputs by name and the labels and returns a number, higher is
     better unless it has an attribute `higher_is_better = False`.
@@ -175,23 +177,6 @@ def _equal(reference: Tensors, outputs: Tensors) -> bool:
     return all(np.array_equal(array, outputs[name]) for name, array in reference.items())
 
 
-def _rmse(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
-    """Root of the mean over rows of the squared error, itself a mean over a row's values."""
-    del reference
-    name, found = next(iter(outputs.items()))
-    rows = len(labels)
-    found, expected = (array.astype(np.float64).reshape(rows, -1) for array in (found, labels))
-    if found.shape != expected.shape:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"output {name!r} has {found.shape[1]} values for each row, "
-            f"the labels have {expected.shape[1]}",
-            "Save labels of shape [rows, k] for an output of shape [rows, k].",
-        )
-    mean = weighted_mean(np.mean((found - expected) ** 2, axis=1))
-    return lambda weights: math.sqrt(mean(weights))
-
-
 def _no_decisions(reference: Tensors, outputs: Tensors) -> float:
     """Return 0: every change of an output changes the metric, so no effect is unseen."""
     del reference, outputs
@@ -246,32 +231,25 @@ def _number(text: str, found: Any, resampled: str) -> float:
     )
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        metric.name: metric
-        for metric in (
-            Metric(
-                "accuracy",
-                True,
-                LabelKind.CLASSES,
-                class_metrics.accuracy,
-                class_metrics.top1_margin_used,
-            ),
-            Metric(
-                "top5",
-                True,
-                LabelKind.CLASSES,
-                class_metrics.top5,
-                class_metrics.top5_margin_used,
-            ),
-            Metric(
-                "f1",
-                True,
-                LabelKind.CLASSES,
-                class_metrics.f1,
-                class_metrics.top1_margin_used,
-            ),
-            Metric("rmse", False, LabelKind.QUANTITIES, _rmse, _no_decisions),
-        )
+def _metrics() -> Iterator[Metric]:
+    of_classes = {
+        "accuracy": (classes.accuracy, classes.top1_margin_used),
+        "top5": (classes.top5, classes.top5_margin_used),
+        "f1": (classes.f1, classes.top1_margin_used),
+        "auc": (classes.auc, _no_decisions),
+        "log_loss": (classes.log_loss, _no_decisions),
     }
-)
+    for name, (statistic, margin_used) in of_classes.items():
+        yield Metric(name, name not in _ERRORS, LabelKind.CLASSES, statistic, margin_used)
+    of_numbers = {
+        "rmse": quantities.rmse,
+        "mae": quantities.mae,
+        "r2": quantities.r2,
+        "ndcg": quantities.ndcg,
+        "map": quantities.average_precision,
+    }
+    for name, statistic in of_numbers.items():
+        yield Metric(name, name not in _ERRORS, LabelKind.QUANTITIES, statistic, _no_decisions)
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _metrics()})

@@ -24,7 +24,7 @@ def load_typed(source: Path, *, data: bool = True) -> Any:
     if data:
         external_data_helper.load_external_data_for_model(model, str(source.parent))
     for graph in graphs(model.graph):
-        _constants_to_weights(graph)
+        constants_to_weights(graph)
     return model
 
 
@@ -138,7 +138,7 @@ def formal_types(node: Any, opset: int) -> list[tuple[str, frozenset[str]]]:
     return [(text, choices.get(text, frozenset[str]())) for text in formals]
 
 
-def _constants_to_weights(graph: Any) -> None:
+def constants_to_weights(graph: Any) -> None:
     """Turn Constant nodes into initializers, so that there is one kind of constant to convert."""
     for at in reversed(range(len(graph.node))):
         node = graph.node[at]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,12 +21,14 @@ from bundle.manifest import TRANSFORM_NAME, TRANSFORM_REQUIREMENTS
 from bundle.packages import install_hint, installed_version
 from bundle.paths import resolve_inside
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from optimize.loading import loading
 from registry.catalog import SourceModel
+from registry.hugging_face import architecture, find_task
 from registry.names import printable
-from registry.quiet import first_line, quiet
 
 _TOKENIZER = "components/tokenizer"
 _TEMPLATE = "transform.py.j2"
+_HINT = "Log such a pipeline with mlflow.transformers.log_model(pipeline, ...)."
 # Some encoders number positions from 2.
 _RESERVED_POSITIONS = 2
 
@@ -38,14 +39,6 @@ class TextTask(StrEnum):
     CLASSIFICATION = "text-classification"
     TOKENS = "token-classification"
     FEATURES = "feature-extraction"
-
-
-# By the name of the model's class. `BertModel` has no head; `GPT2LMHeadModel` has one.
-_TASKS: Mapping[str, TextTask] = {
-    r"ForSequenceClassification$": TextTask.CLASSIFICATION,
-    r"ForTokenClassification$": TextTask.TOKENS,
-    r"(?<!LMHead)(?<!DoubleHeads)Model$": TextTask.FEATURES,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +131,13 @@ def load_text_encoder(source: SourceModel) -> Any:
         TextTask.TOKENS: transformers.AutoModelForTokenClassification,
         TextTask.FEATURES: transformers.AutoModel,
     }
-    try:
-        with quiet():
-            module = classes[task].from_pretrained(
-                str(source.model_path),
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-    except Exception as error:  # a foreign folder, and its readers have no common exception
-        raise _unsupported(
-            source, f"it cannot be loaded: {printable(first_line(error))}"
-        ) from error
+    with loading(source.uri, _HINT):
+        module = classes[task].from_pretrained(
+            str(source.model_path),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
     module = module.float().eval()
     match task:
         case TextTask.CLASSIFICATION:
@@ -161,12 +149,11 @@ def load_text_encoder(source: SourceModel) -> Any:
 
 
 def _task(source: SourceModel, config: Mapping[str, Any]) -> TextTask:
-    name = str((config.get("architectures") or ["none"])[0])
-    found = next((task for pattern, task in _TASKS.items() if re.search(pattern, name)), None)
-    if found is None or config.get("is_encoder_decoder"):
-        tasks = ", ".join(task.value for task in TextTask)
-        raise _unsupported(source, f"it is {printable(name)}, not an encoder for {tasks}")
-    return found
+    task = find_task(config)
+    if task is None or task not in set(TextTask):
+        tasks, name = ", ".join(TextTask), printable(architecture(config))
+        raise _unsupported(source, f"it is {name}, not an encoder for {tasks}")
+    return TextTask(task)
 
 
 def _signature(task: TextTask, labels: int, width: int) -> Signature:
@@ -209,5 +196,5 @@ def _unsupported(source: SourceModel, reason: str) -> MlctlError:
     return MlctlError(
         ErrorCode.UNSUPPORTED_MODEL,
         f"{source.uri}: {reason}",
-        "Log such a pipeline with mlflow.transformers.log_model(pipeline, ...).",
+        _HINT,
     )

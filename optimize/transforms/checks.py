@@ -10,16 +10,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from optimize.proofs.checks import close
 from services.runtime.transform import TransformError, TransformStep
 
 Tensors = Mapping[str, np.ndarray]
 Runner = Callable[[Tensors], dict[str, np.ndarray]]
 
 SAMPLE_ROWS = 7
-
-# As for the model, whose rounding depends on the batch size.
-_ABSOLUTE = 1e-6
-_RELATIVE = 1e-3
 
 
 def check_pure(step: TransformStep | None, arrays: Tensors) -> None:
@@ -47,7 +44,7 @@ def rows_are_independent(run: Runner, sample: Tensors) -> bool:
     single = ({name: array[row : row + 1] for name, array in sample.items()} for row in range(rows))
     alone = [run(one) for one in single]
     return all(
-        _close(array[row : row + 1], part[name])
+        close(array[row : row + 1], part[name])
         for name, array in batched.items()
         for row, part in enumerate(alone)
     )
@@ -60,11 +57,3 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     if one.dtype == object:
         return bool(one.tolist() == other.tolist())
     return one.tobytes() == other.tobytes()
-
-
-def _close(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.dtype.kind != "f" or one.shape != other.shape:
-        return _same(one, other)
-    scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
-    limit = _ABSOLUTE + _RELATIVE * scale
-    return bool(np.allclose(one, other, rtol=0.0, atol=limit, equal_nan=True))

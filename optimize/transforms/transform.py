@@ -53,11 +53,10 @@ class SourceTransform:
     @property
     def data_signature(self) -> Signature:
         """That of evaluation data: clients' tensors and the features that a server looks up."""
-        features = self.transform.features
-        if features is None:
-            return self.api_signature
-        api = self.api_signature
-        return Signature(inputs=(*api.inputs, *features.specs), outputs=api.outputs)
+        api, lookups = self.api_signature, self.transform.lookups
+        if lookups is None:
+            return api
+        return Signature(inputs=(*api.inputs, *lookups.table.specs), outputs=api.outputs)
 
     def preprocess(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Return the model's inputs for rows in the API's form."""

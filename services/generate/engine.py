@@ -124,11 +124,6 @@ class ContinuousBatch:
         return self._decoder.max_tokens
 
     @property
-    def running(self) -> int:
-        """The requests that have a slot."""
-        return sum(sequence is not None for sequence in self._slots)
-
-    @property
     def cached_tokens(self) -> int:
         """The tokens that the KV cache holds."""
         return sum(sequence.length for sequence in self._slots if sequence is not None)
@@ -239,10 +234,9 @@ class ContinuousBatch:
 
 
 class Completion(NamedTuple):
-    """A whole answer: its text, the number of its tokens, and why it ended."""
+    """A whole answer, and why it ended."""
 
     text: str
-    tokens: int
     finish: FinishReason
 
 
@@ -262,4 +256,4 @@ def complete(batch: ContinuousBatch, requests: Items[GenerationRequest]) -> list
             texts[sequence].append(piece.text)
             if piece.finish is not None:
                 ends[sequence] = piece.finish
-    return [Completion("".join(texts[each]), each.generated, ends[each]) for each in sequences]
+    return [Completion("".join(texts[each]), ends[each]) for each in sequences]

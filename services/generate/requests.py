@@ -1,4 +1,7 @@
-"""Requests for generated text: what OpenAI's API and the V2 `generate` calls accept."""
+"""Requests for generated text: what OpenAI's API and the V2 `generate` calls accept.
+
+Each `generation` returns what the engine is to do; INVALID_INPUT if that is not possible.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +61,31 @@ class GenerateOptions(_Model):
     stop: str | Annotated[list[str], Field(max_length=_MAX_STOPS)] | None = None
     guided_regex: str | None = None
 
+    def request(
+        self,
+        tokens: Sequence[int],
+        length: int,
+        codec: TextCodec,
+        form: ResponseFormat | None = None,
+        logprobs: int | None = None,
+    ) -> GenerationRequest:
+        """Return the request to continue `tokens` by at most `length` tokens with these options."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if "" in stop:
+            raise ParameterError("stop", "a stop string is empty")
+        sampling = TokenSampling(
+            1.0 if self.temperature is None else self.temperature,
+            1.0 if self.top_p is None else self.top_p,
+            self.top_k or 0,
+            self.seed,
+        )
+        grammar = None
+        if self.guided_regex is not None:
+            grammar = codec.grammar("regex", self.guided_regex)
+        elif form is not None:
+            grammar = form.grammar(codec)
+        return GenerationRequest(tuple(tokens), length, sampling, tuple(stop), grammar, logprobs)
+
 
 class _Schema(_Model):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -69,25 +97,60 @@ class ResponseFormat(_Model):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _Schema | None = None
 
+    def grammar(self, codec: TextCodec) -> str | None:
+        """Return the grammar of such answers; None for text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return codec.grammar("json_schema", '{"type":"object"}')
+        if self.json_schema is None:
+            raise ParameterError("response_format.json_schema", "the JSON schema is missing")
+        return codec.grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
 
-class StreamOptions(_Model):
+
+class GenerateStreamOptions(_Model):
     """Options of a streamed answer."""
 
     include_usage: bool = False
 
 
-class _OpenAiRequest(GenerateOptions):
+class OpenAiRequest(GenerateOptions):
+    """What the bodies of OpenAI's API have in common."""
+
     model: str
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: GenerateStreamOptions | None = None
     response_format: ResponseFormat | None = None
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the last event of a streamed answer counts the tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
-class CompletionRequest(_OpenAiRequest):
+    def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
+        """Return what the engine is to do; a prompt has `max_tokens` with its answer."""
+        raise NotImplementedError
+
+
+class CompletionRequest(OpenAiRequest):
     """The body of /v1/completions. `prompt` is text or tokens."""
 
     prompt: str | list[str] | list[int]
     logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
+
+    def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:  # noqa: ARG002
+        prompt = self.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            tokens = codec.encode(prompt)
+        elif any(isinstance(each, str) for each in prompt):
+            raise ParameterError("prompt", "several prompts in one request are not supported")
+        else:
+            tokens = [each for each in prompt if isinstance(each, int)]
+            codec.check_tokens(tokens)
+        length = self.max_tokens or _COMPLETION_TOKENS
+        return self.request(tokens, length, codec, self.response_format, self.logprobs)
 
 
 class TextPart(_Model):
@@ -103,8 +166,20 @@ class ChatMessage(_Model):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
 
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for part in self.content:
+            if part.type != "text" or part.text is None:
+                raise ParameterError(
+                    "messages", f"content of the type {part.type!r} is not supported"
+                )
+        return "".join(part.text or "" for part in self.content)
 
-class ChatRequest(_OpenAiRequest):
+
+class ChatRequest(OpenAiRequest):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -112,12 +187,29 @@ class ChatRequest(_OpenAiRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
 
+    def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
+        """Without a limit the answer may fill what is left of `max_tokens`."""
+        messages = [{"role": each.role, "content": each.text} for each in self.messages]
+        tokens = codec.encode(codec.render_chat(messages), special=False)
+        length = self.max_completion_tokens or self.max_tokens or max(1, max_tokens - len(tokens))
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.request(tokens, length, codec, self.response_format, logprobs)
+
 
 class V2Request(_Model):
     """The body of /v2/models/NAME/generate."""
 
     text_input: str
     parameters: GenerateOptions = Field(default_factory=GenerateOptions)
+
+    def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
+        """Greedy unless the request has a temperature."""
+        options = self.parameters
+        if options.temperature is None:
+            options = options.model_copy(update={"temperature": 0.0})
+        tokens = codec.encode(self.text_input)
+        length = options.max_tokens or max(1, min(_V2_TOKENS, max_tokens - len(tokens)))
+        return options.request(tokens, length, codec)
 
 
 def parse_request(kind: type[_Request], body: bytes) -> _Request:
@@ -137,82 +229,3 @@ def parse_request(kind: type[_Request], body: bytes) -> _Request:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = ".".join(str(part) for part in first["loc"] if isinstance(part, str | int))
         raise ParameterError(param, f"{param}: {first['msg']}") from None
-
-
-def completion(request: CompletionRequest, codec: TextCodec) -> GenerationRequest:
-    """Return what the engine is to do for a prompt."""
-    prompt = request.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        tokens = codec.encode(prompt)
-    elif any(isinstance(each, str) for each in prompt):
-        raise ParameterError("prompt", "several prompts in one request are not supported")
-    else:
-        tokens = [each for each in prompt if isinstance(each, int)]
-        codec.check_tokens(tokens)
-    length = request.max_tokens or _COMPLETION_TOKENS
-    return _generation(request, tokens, length, codec, request.response_format, request.logprobs)
-
-
-def chat(request: ChatRequest, codec: TextCodec, max_tokens: int) -> GenerationRequest:
-    """Return what the engine is to do; without a limit the answer may fill what is left."""
-    messages = [{"role": each.role, "content": _content(each)} for each in request.messages]
-    tokens = codec.encode(codec.render_chat(messages), special=False)
-    length = request.max_completion_tokens or request.max_tokens
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    if length is None:
-        length = max(1, max_tokens - len(tokens))
-    return _generation(request, tokens, length, codec, request.response_format, logprobs)
-
-
-def v2(request: V2Request, codec: TextCodec, max_tokens: int) -> GenerationRequest:
-    """Return what the engine is to do; greedy unless the request has a temperature."""
-    options = request.parameters
-    if options.temperature is None:
-        options = options.model_copy(update={"temperature": 0.0})
-    tokens = codec.encode(request.text_input)
-    length = options.max_tokens or max(1, min(_V2_TOKENS, max_tokens - len(tokens)))
-    return _generation(options, tokens, length, codec, None, None)
-
-
-def _generation(
-    options: GenerateOptions,
-    tokens: Sequence[int],
-    length: int,
-    codec: TextCodec,
-    form: ResponseFormat | None,
-    logprobs: int | None,
-) -> GenerationRequest:
-    stop = [options.stop] if isinstance(options.stop, str) else options.stop or []
-    if "" in stop:
-        raise ParameterError("stop", "a stop string is empty")
-    sampling = TokenSampling(
-        1.0 if options.temperature is None else options.temperature,
-        1.0 if options.top_p is None else options.top_p,
-        options.top_k or 0,
-        options.seed,
-    )
-    grammar = _grammar(options, form, codec)
-    return GenerationRequest(tuple(tokens), length, sampling, tuple(stop), grammar, logprobs)
-
-
-def _grammar(options: GenerateOptions, form: ResponseFormat | None, codec: TextCodec) -> str | None:
-    if options.guided_regex is not None:
-        return codec.grammar("regex", options.guided_regex)
-    if form is None or form.type == "text":
-        return None
-    if form.type == "json_object":
-        return codec.grammar("json_schema", '{"type":"object"}')
-    if form.json_schema is None:
-        raise ParameterError("response_format.json_schema", "the JSON schema is missing")
-    return codec.grammar("json_schema", orjson.dumps(form.json_schema.schema_).decode())
-
-
-def _content(message: ChatMessage) -> str:
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    for part in message.content:
-        if part.type != "text" or part.text is None:
-            raise ParameterError("messages", f"content of the type {part.type!r} is not supported")
-    return "".join(part.text or "" for part in message.content)

@@ -47,15 +47,11 @@ class TextScorer:
         return {TEXT: np.array([answer.text.encode() for answer in answers], dtype=object)}
 
     def _requests(self, inputs: Mapping[str, np.ndarray]) -> list[GenerationRequest]:
-        options, codec = self._options, self._batch.codec
+        options = self._options
         sampling = TokenSampling(temperature=options.temperature, seed=options.seed)
-        try:
-            prompts = [prompt.decode() for prompt in inputs[PROMPT]]
-        except UnicodeDecodeError as error:
-            raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
         return [
-            GenerationRequest(tuple(codec.encode(prompt)), options.max_tokens, sampling)
-            for prompt in prompts
+            GenerationRequest(tokens, options.max_tokens, sampling)
+            for tokens in self._batch.codec.encode_all(inputs[PROMPT])
         ]
 
 

@@ -45,15 +45,18 @@ class TextCodec:
             return []
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
+    def encode_all(self, prompts: np.ndarray) -> list[tuple[int, ...]]:
+        """Return the tokens of BYTES `prompts` [rows]; INVALID_INPUT for one that is not UTF-8."""
+        try:
+            return [tuple(self.encode(prompt.decode())) for prompt in prompts]
+        except UnicodeDecodeError as error:
+            raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
+
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """INVALID_INPUT for tokens that the model does not have."""
         size = self._generation.vocabulary_size
         if not all(0 <= token < size for token in tokens):
             raise MlctlError(ErrorCode.INVALID_INPUT, f"tokens must be from 0 to {size - 1}")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def token_text(self, token: int) -> str:
         """Return the text of one token alone."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,6 +86,10 @@ class FeatureStore(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise SOURCE_UNAVAILABLE if the store does not answer in time."""
+        ...
+
 
 class RedisFeatures:
     """A hash TABLE:KEY for each key, with one field per value; one round trip for a batch."""
@@ -123,6 +128,12 @@ class RedisFeatures:
             raise _unavailable() from error
         return found
 
+    def check(self) -> None:
+        try:
+            self._client.ping()
+        except self._error as error:
+            raise _unavailable() from error
+
 
 class SqliteFeatures:
     """A table with the key's column and one for each value; one query for a batch."""
@@ -138,14 +149,20 @@ class SqliteFeatures:
             f'SELECT {columns} FROM "{table.table}" '  # noqa: S608 - checked names
             f'WHERE "{table.key}" IN (SELECT value FROM json_each(?))'
         )
+        found = {row[0]: row[1:] for row in self._select(query, (json.dumps(texts),))}
+        missing = (None,) * len(table.specs)
+        return [found.get(text, missing) for text in texts]
+
+    def check(self) -> None:
+        self._select("SELECT name FROM sqlite_schema LIMIT 1")
+
+    def _select(self, query: str, values: Sequence[str] = ()) -> list[tuple[Any, ...]]:
         try:
             # Opened for each batch, so that a file that a job replaced is seen.
             with closing(sqlite3.connect(self._uri, uri=True, timeout=self._timeout)) as db:
-                found = {row[0]: row[1:] for row in db.execute(query, (json.dumps(texts),))}
+                return db.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise _unavailable() from error
-        missing = (None,) * len(table.specs)
-        return [found.get(text, missing) for text in texts]
 
 
 def open_store(settings: RuntimeSettings) -> FeatureStore:
@@ -166,12 +183,37 @@ def open_store(settings: RuntimeSettings) -> FeatureStore:
     return RedisFeatures(location, timeout)
 
 
-def look_up(table: FeatureTable, store: FeatureStore, keys: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the values for `keys` [rows]; ValueError for a stored value of another datatype."""
-    wanted = keys.tolist()
-    unique = list(dict.fromkeys(wanted))
-    found = dict(zip(unique, store.rows(table, unique), strict=True))
-    return table.arrays([found[key] for key in wanted])
+class FeatureLookup:
+    """Looks the values of `table` up in `store`, and counts; only one thread may call it.
+
+    `seconds` is the time of all lookups so far, `rows` their rows, and `missed` those of keys for
+    which the store has no value at all. A server reads them on other threads.
+    """
+
+    def __init__(self, table: FeatureTable) -> None:
+        self.table = table
+        self.store: FeatureStore | None = None
+        self.seconds = 0.0
+        self.rows = 0
+        self.missed = 0
+
+    def __call__(self, keys: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the values for `keys` [rows]; ValueError for a stored value of another datatype.
+
+        TypeError and OverflowError too.
+        """
+        assert self.store is not None
+        started = perf_counter()
+        try:
+            wanted = keys.tolist()
+            unique = list(dict.fromkeys(wanted))
+            found = dict(zip(unique, self.store.rows(self.table, unique), strict=True))
+            rows = [found[key] for key in wanted]
+            self.rows += len(rows)
+            self.missed += sum(all(value is None for value in row) for row in rows)
+            return self.table.arrays(rows)
+        finally:
+            self.seconds += perf_counter() - started
 
 
 def _value(name: str, declared: object) -> tuple[TensorSpec, bool | float | bytes]:

@@ -20,7 +20,7 @@ from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.cuda_graphs import open_cuda_graphs
-from services.runtime.features import open_store
+from services.runtime.features import FeatureLookup, open_store
 from services.runtime.golden import load_golden
 from services.runtime.input_checks import (
     check_inputs,
@@ -37,7 +37,7 @@ from services.runtime.run_errors import (
 )
 from services.runtime.session import Session, open_session
 from services.runtime.settings import RuntimeSettings
-from services.runtime.transform import Spent, Transform, TransformError, load_transform
+from services.runtime.transform import Transform, TransformError, load_transform
 
 Arrays = Mapping[str, np.ndarray]
 # On these providers a new shape costs more than the surplus rows of the next larger bucket:
@@ -115,8 +115,8 @@ class Scorer:
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:
             session = RowPaddedSession(session, padded_sizes(batching))
         transform, golden = load_transform(bundle), bundle.path(GOLDEN_NAME)
-        if transform is not None and transform.features is not None:
-            transform.store = open_store(settings)
+        if transform is not None and transform.lookups is not None:
+            transform.lookups.store = open_store(settings)
         return cls(bundle.manifest, bundle.digest, session, transform, golden)
 
     def check(self, inputs: Arrays) -> int:
@@ -178,8 +178,8 @@ class Scorer:
         return {} if self._transform is None else self._transform.seconds
 
     @property
-    def lookups(self) -> Spent | None:
-        """The time in lookups of features; None if the model looks nothing up."""
+    def lookups(self) -> FeatureLookup | None:
+        """The lookups of features, with what they counted; None if the model looks nothing up."""
         return None if self._transform is None else self._transform.lookups
 
     @property

@@ -26,7 +26,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import TRANSFORM_NAME
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.runtime.features import FeatureStore, FeatureTable, look_up
+from services.runtime.features import FeatureLookup, FeatureTable
 from services.runtime.input_checks import describe_mismatch
 
 Arrays = Mapping[str, np.ndarray]
@@ -43,8 +43,8 @@ class TransformError(Exception):
 def load_transform(bundle: VerifiedBundle) -> Transform | None:
     """Load the transform of `bundle`, None if it has none; UNSUPPORTED_MODEL if that fails.
 
-    RUNTIME_MISSING names a required package that is not installed. If it looks features up, its
-    `store` is to be set.
+    RUNTIME_MISSING names a required package that is not installed. If it has `lookups`, their
+    store is to be set.
     """
     manifest = bundle.manifest
     if manifest.transform is None:
@@ -201,12 +201,10 @@ class Transform:
         """Connect the API's `signature` with the `model`'s; TransformError if they do not match."""
         self.before = _step(module, "preprocess", model.inputs, signature.batched)
         self.after = _step(module, "postprocess", signature.outputs, signature.batched)
-        self.features = _features(module, signature)
-        self.store: FeatureStore | None = None
-        self.lookups = None if self.features is None else Spent()
+        self.lookups = _lookups(module, signature)
         if self.before is None and self.after is None:
             raise TransformError("it defines neither preprocess nor postprocess")
-        if self.features is not None and self.before is None:
+        if self.lookups is not None and self.before is None:
             raise TransformError("FEATURES are for preprocess, which is not defined")
         if self.before is not None and self.before.yields:
             raise TransformError("preprocess must return its result; only postprocess may yield")
@@ -225,8 +223,8 @@ class Transform:
         """
         if self.before is None:
             return dict(inputs)
-        if self.features is not None and self.features.specs[0].name not in inputs:
-            inputs = {**inputs, **self._look_up(self.features, inputs)}
+        if self.lookups is not None and self.lookups.table.specs[0].name not in inputs:
+            inputs = {**inputs, **self._look_up(self.lookups, inputs)}
         try:
             return self.before.run(inputs)
         except TransformError as error:
@@ -261,24 +259,19 @@ class Transform:
         """Join all pieces to the result of `postprocess`."""
         return pieces[0] if self.after is None else self.after.whole(pieces)
 
-    def _look_up(self, features: FeatureTable, inputs: Arrays) -> dict[str, np.ndarray]:
-        assert self.store is not None
-        assert self.lookups is not None
-        started = perf_counter()
+    def _look_up(self, lookups: FeatureLookup, inputs: Arrays) -> dict[str, np.ndarray]:
         try:
-            return look_up(features, self.store, inputs[features.key])
+            return lookups(inputs[lookups.table.key])
         except (TypeError, ValueError, OverflowError) as error:
             raise TransformError(f"FEATURES: a stored value is wrong: {error}") from None
-        finally:
-            self.lookups.seconds += perf_counter() - started
 
 
-def _features(module: ModuleType, signature: Signature) -> FeatureTable | None:
+def _lookups(module: ModuleType, signature: Signature) -> FeatureLookup | None:
     declared = getattr(module, "FEATURES", None)
     if declared is None:
         return None
     try:
-        return FeatureTable.parse(declared, signature.inputs)
+        return FeatureLookup(FeatureTable.parse(declared, signature.inputs))
     except ValueError as error:
         raise TransformError(f"FEATURES: {error}") from error
 

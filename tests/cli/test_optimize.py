@@ -166,12 +166,14 @@ def test_optimize__a_perplexity_limit_of_another_model__is_rejected(catalog: Mem
     assert not catalog.published
 
 
-def test_models_import__a_folder_that_is_no_language_model__says_why(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+def test_models_import__a_folder_of_another_model__says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["ViTForImageClassification"]}')
     (tmp_path / "tokenizer_config.json").write_text("{}")
     command = ["models", "import", str(tmp_path), "--name", "bert"]
     result = CliRunner().invoke(cli, command)
-    assert "it is BertModel, not a model ForCausalLM" in result.stderr
+    assert (
+        "it is ViTForImageClassification, not a model for text-generation, text-" in result.stderr
+    )
     result = CliRunner().invoke(cli, [*command, "--constant", "sr=1"])
     assert "--signature and --constant are for ONNX files" in result.stderr
 
@@ -246,7 +248,7 @@ def test_optimize_dry_run__target_is_not_on_this_machine__reports_it(
         (("--data", "rows.npz", "--recipes", "fp23"), "did you mean 'fp32'?"),
         (("--data", "rows.npz", "--recipes", "int8-trt"), "is not for the target cpu"),
         (("--data", "rows.npz", "--recipes", ","), "no recipe is named"),
-        (("--data", "rows.npz", "--metric", "acuracy"), "did you mean 'accuracy'?"),
+        (("--data", "rows.npz", "--metric", "acuracy"), "did you mean 'accuracy' or 'auc'?"),
         (("--data", "rows.npz", "--metric", "accuracy"), "needs labels"),
         (("--data", "rows.npz", "--report", "none/report.html"), "does not exist"),
         (("--data", "nomodule:rows"), "no module 'nomodule'"),

@@ -1,5 +1,7 @@
 import importlib.metadata
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from doctor import checks
 from doctor.checks import (
     Finding,
     Severity,
+    check_features,
     check_home,
     check_precomputed,
     check_registry,
@@ -143,6 +146,32 @@ def test_precomputed__configured_store__is_checked(
     found = check_precomputed()
     assert found.severity is Severity.OK
     assert "live for dddddddddddd (1 keys)" in found.message
+
+
+def test_features__a_store_that_answers__is_named_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLCTL_FEATURE_STORE", raising=False)
+    assert check_features().severity is Severity.OK
+    path = tmp_path / "features.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE users (user TEXT)")
+    monkeypatch.setenv("MLCTL_FEATURE_STORE", f"sqlite://{path}")
+    assert check_features() == Finding("features", Severity.OK, f"sqlite://{path} answers")
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["redis://me:secret@127.0.0.1:1/0", "redis://me:sec?ret@127.0.0.1:1/0", "sqlite:///none.db"],
+)
+def test_features__a_store_that_does_not_answer__is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    monkeypatch.setenv("MLCTL_FEATURE_STORE", location)
+    found = check_features()
+    assert found.severity is Severity.FAIL
+    assert found.remedy
+    assert "sec" not in found.message + found.remedy
 
 
 @pytest.mark.parametrize(

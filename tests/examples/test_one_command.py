@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from bundle.home import HOME_VARIABLE, state_dir
 from bundle.verify import VerifiedBundle, verify
+from cli.main import cli
+from examples.churn import __main__ as churn
 from examples.ranking import __main__ as ranking
 from examples.recommendations import __main__ as recommendations
 from examples.reviews import __main__ as reviews
@@ -25,7 +27,6 @@ from services.online.settings import ServerSettings
 from services.protocol.codec import V2Codec
 from services.protocol.priority import Priority
 from services.runtime.streaming import Answer
-from tests.support.mlctl import Mlctl
 from tests.support.predict import post_all
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,43 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return verify(manifest.parent)
 
     return run_example
+
+
+def mlctl(*arguments: str) -> str:
+    """Run a command in this process; return what it prints."""
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_churn__tonights_customers__each_has_an_answer(run: Run, tmp_path: Path) -> None:
+    bundle, scores = run(churn.main), tmp_path / "scores"
+    tonight = pd.read_parquet(tmp_path / "data" / "tonight.parquet")
+    assert tonight["age"].isna().any()
+    assert tonight["city"].isna().any()
+    arguments = ("--in", str(tmp_path / "data" / "tonight.parquet"), "--out", str(scores))
+    mlctl("batch", "run", str(bundle.root), *arguments, "--keep", "customer")
+    answers = pd.concat(pd.read_parquet(path) for path in sorted(scores.glob("part-*.parquet")))
+    assert sorted(answers["customer"]) == list(range(len(tonight)))
+    assert {*answers["label"]} <= {"leaves", "stays", b"leaves", b"stays"}
+    assert np.allclose(np.stack(answers["probabilities"].to_list()).sum(axis=1), 1.0)
+
+
+def test_fraud__a_stream_of_payments__each_has_an_answer(run: Run, tmp_path: Path) -> None:
+    from examples.fraud import __main__ as fraud  # loads XGBoost
+
+    bundle, stream = run(fraud.main), f"sqlite://{tmp_path}/events.db"
+    evidence = json.loads((bundle.root / "evidence.json").read_bytes())
+    assert evidence["source_score"] > 0.8
+    assert evidence["splits"]["differ"] == 0
+    payments = str(tmp_path / "data" / "payments.jsonl")
+    mlctl("stream", "send", f"{stream}#payments", "--in", payments)
+    ends = ("--in", f"{stream}#payments", "--out", f"{stream}#scores")
+    mlctl("stream", "run", str(bundle.root), *ends, "--keep", "payment", "--until-empty")
+    lines = mlctl("stream", "peek", f"{stream}#scores", "--last", "1000", "--json").splitlines()
+    values = [json.loads(json.loads(line)["value"]) for line in lines]
+    assert sorted(value["payment"] for value in values) == list(range(fraud.STREAMED_ROWS))
+    assert {value["label"] for value in values} == {0, 1}
 
 
 def test_reviews__texts_as_records__have_their_labels(run: Run) -> None:
@@ -73,8 +111,7 @@ def test_recommendations__a_stored_customer_and_a_new_one__are_answered(
     bundle = run(recommendations.main)
     tonight = tmp_path / "data" / "tonight.parquet"
     arguments = ("--in", str(tonight), "--out", "precomputed://recommendations")
-    done = Mlctl(tmp_path).run("batch", "run", str(bundle.root), *arguments, "--keep", "customer")
-    assert done.returncode == 0, done.stderr
+    mlctl("batch", "run", str(bundle.root), *arguments, "--keep", "customer")
     new = dict.fromkeys(recommendations.GROUPS, 3.0)
     stored, online = asyncio.run(ask(bundle, [("c-17", {}), ("c-new", new)]))
     frame = pd.read_parquet(tonight).drop(columns="customer")

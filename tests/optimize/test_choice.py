@@ -132,7 +132,24 @@ def test_choose__latencies_that_noise_does_not_separate__the_smallest_wins() -> 
     ]
     judged = choose(variants, Goals())
     assert [item.chosen for item in judged] == [False, True, False]
-    assert "differs from big by less than 5% or less than the noise" in judged[1].reason
+    assert "differs from big by less than 5%, 10 us or the noise" in judged[1].reason
+
+
+@pytest.mark.parametrize(
+    ("ms", "batch_ms", "winner"),
+    [(0.029, 0.07, "small"), (0.031, 0.07, "quick"), (0.029, 0.12, "quick")],
+)
+def test_choose__a_few_microseconds_slower__wins_if_smaller_and_as_good_in_batches(
+    ms: float, batch_ms: float, winner: str
+) -> None:
+    variants = [
+        variant("quick", ms=0.02, batch_ms=0.08, size=100),
+        variant("small", ms=ms, batch_ms=batch_ms, size=10),
+    ]
+    assert chosen(variants, Goals()) == winner
+    assert chosen(variants, Goals(prefer=Prefer.THROUGHPUT)) == (
+        "small" if batch_ms < 0.08 else "quick"
+    )
 
 
 def test_choose__the_quickest_answers_row_by_row__says_what_that_costs() -> None:
@@ -168,7 +185,7 @@ def test_choose__a_tie__goes_to_a_variant_that_can_be_batched() -> None:
     ]
     fp32, fp16, int8, slow = choose(variants, Goals())
     assert fp16.reason == (
-        "chosen: a tie: its latency differs from fp32, int8 by less than 5% or less than the "
+        "chosen: a tie: its latency differs from fp32, int8 by less than 5%, 10 us or the "
         "noise; the smallest file wins whose requests can be batched; it is not faster than fp32 "
         "(1.00x its time)"
     )

@@ -68,5 +68,5 @@ def test_samples__redacted_or_empty__is_named(tmp_path: Path) -> None:
     with pytest.raises(MlctlError, match="without Parquet files"):
         load_data(tmp_path, SIGNATURE)
     record(tmp_path, sampling=Recorded(share=1, redact=("image",)))
-    with pytest.raises(MlctlError, match="no array for input 'image'"):
+    with pytest.raises(MlctlError, match="no column feeds input 'image'"):
         load_data(tmp_path, SIGNATURE)

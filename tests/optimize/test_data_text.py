@@ -62,5 +62,5 @@ def test_text__no_text__is_rejected(tmp_path: Path, stored: np.ndarray) -> None:
 def test_text__a_column_of_numbers__is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"text": list(range(16))}), path)
-    with pytest.raises(MlctlError, match="type int64, expected text"):
+    with pytest.raises(MlctlError, match="holds int64, expected text"):
         load_data(path, SIGNATURE)

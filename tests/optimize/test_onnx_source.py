@@ -42,7 +42,7 @@ def run(catalog: MemoryCatalog, data: Path) -> OptimizeResult:
     return optimize("tiny", data, catalog=catalog, goals=GOALS)
 
 
-def test_onnx_source__optimized__is_published_with_metrics_and_a_table(
+def test_onnx_source__optimized__is_published_with_metrics_and_a_report(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
     result = run(onnx_catalog, data)
@@ -52,14 +52,15 @@ def test_onnx_source__optimized__is_published_with_metrics_and_a_table(
     assert report.verdict.startswith("chosen: ")
     assert report.metrics["fp32/relative_l2"] == 0.0
     assert report.metrics["fp32/batch32_median_ms"] > 0
-    assert [row["recipe"] for row in report.table] == [
+    variants = json.loads(report.files["report.json"])["variants"]
+    assert [each["recipe"] for each in variants] == [
         "fp32",
         "fp16",
         "int8-static",
         "int8-dynamic",
         "int4",
     ]
-    assert report.table[2]["verdict"] == "not applicable"
+    assert variants[2]["verdict"] == "not applicable"
 
 
 def test_onnx_source__a_transform_with_features__takes_them_from_the_data(

@@ -28,14 +28,15 @@ def write_folder(folder: Path, **config: Any) -> Path:
 
 def test_read_folder__a_language_model__is_read(tmp_path: Path) -> None:
     found = read_folder(write_folder(tmp_path / "good"), "llama")
-    assert (found.name, found.config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    assert (found.name, found.task) == ("llama", "text-generation")
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"auto_map": {"AutoModel": "own.Model"}}, "needs code of its own .auto_map."),
-        ({"architectures": ["BertForMaskedLM"]}, "it is BertForMaskedLM, not a model ForCausalLM"),
+        ({"architectures": ["BertForMaskedLM"]}, "it is BertForMaskedLM, not a model for text-gen"),
+        ({"architectures": ["T5Model"], "is_encoder_decoder": True}, "it is T5Model, not"),
         ({"architectures": None}, "it is none, not"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized"),
     ],
@@ -79,7 +80,7 @@ def test_read_folder__a_name_with_a_version__is_rejected(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_import_language_model__then_publish__keeps_weights_and_bundle(
+def test_import_text_model__a_language_model_then_publish__keeps_weights_and_bundle(
     catalog: MlflowCatalog, tmp_path: Path
 ) -> None:
     folder = tiny_llm_folder()
@@ -89,7 +90,7 @@ def test_import_language_model__then_publish__keeps_weights_and_bundle(
     (tmp_path / "copy" / "pytorch_model.bin").write_bytes(b"a pickle")
     (tmp_path / "copy" / "modeling.py").write_text("raise SystemExit")
 
-    imported = catalog.import_language_model(read_folder(tmp_path / "copy", "llama"))
+    imported = catalog.import_text_model(read_folder(tmp_path / "copy", "llama"))
     source = catalog.resolve("llama")
 
     assert (imported.uri, imported.signature) == (source.uri, SIGNATURE)

@@ -22,7 +22,7 @@ REPORT = PublishReport(
     verdict="chosen: the smallest that passes",
     params={"prefer": "size"},
     metrics={"fp32/accuracy": 0.99, "int8-cpu/accuracy": 0.98},
-    table=[{"recipe": "fp32", "accuracy": 0.99}, {"recipe": "int8-cpu", "accuracy": None}],
+    files={"report.json": b"{}"},
 )
 
 
@@ -99,7 +99,7 @@ def test_publish__again__is_idempotent_with_lineage(catalog: MlflowCatalog, tmp_
     assert tags["mlctl.source_sha256"] == source.sha256
     assert tags["mlctl.precision"] == "fp32"
     assert tags["mlctl.verdict"] == REPORT.verdict
-    assert "variants.json" in {file.path for file in client.list_artifacts(published.run_id)}
+    assert "report.json" in {file.path for file in client.list_artifacts(published.run_id)}
 
 
 def publish_bundle(catalog: MlflowCatalog, root: Path, scale: float) -> PublishedModel:
@@ -121,7 +121,7 @@ def test_publish__interrupted__leaves_its_run_killed(
         started.append(run.info.run_id)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("registry.publish._log_table", interrupt)
+    monkeypatch.setattr("registry.publish._log_files", interrupt)
     with pytest.raises(KeyboardInterrupt):
         publish_bundle(catalog, tmp_path / "bundle", 11.0)
     assert mlflow.MlflowClient().get_run(started[0]).info.status == "KILLED"

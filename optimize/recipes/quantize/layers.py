@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optimize.recipes.base import NotApplicableError
-from optimize.recipes.graphs import raise_opset
+from optimize.recipes.graphs import constants_to_weights, raise_opset
 
 # The first opset with per-channel DequantizeLinear.
 _OPSET = 13
@@ -52,7 +52,7 @@ def read_graph(source: Path, *, products: bool = False) -> Any:
     model = raise_opset(onnx.load(str(source)), _OPSET)
     # Shapes are inferred again: those of exporters include weights, which are transposed here.
     del model.graph.value_info[:]
-    _lift_constants(model.graph)
+    constants_to_weights(model.graph)
     if products:
         _copy_shared_weights(model.graph)
         library.ONNXModel(model).replace_gemm_with_matmul()
@@ -103,18 +103,6 @@ def find_layers(
 
 def _listed(operators: Collection[str]) -> str:
     return ", ".join(sorted(operator for operator in operators if operator != "Gather"))
-
-
-def _lift_constants(graph: Any) -> None:
-    """Turn Constant nodes with a tensor into initializers, as newer exporters do."""
-    for at in reversed(range(len(graph.node))):
-        node = graph.node[at]
-        value = next((item for item in node.attribute if item.name == "value"), None)
-        if node.op_type == "Constant" and value is not None:
-            tensor = graph.initializer.add()
-            tensor.CopyFrom(value.t)
-            tensor.name = node.output[0]
-            del graph.node[at]
 
 
 def _copy_shared_weights(graph: Any) -> None:

@@ -40,9 +40,9 @@ from services.online.batching.split import (
 from services.online.metrics.counts import BatchStats
 from services.protocol.wire import make_tuple
 from services.runtime.batch_costs import BatchCosts
+from services.runtime.features import FeatureLookup
 from services.runtime.padding import Arrays, LengthPadding, shape_key
 from services.runtime.streaming import Answer, AnswerStream
-from services.runtime.transform import Spent
 
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 _MAX_FORMS = 256
@@ -85,9 +85,9 @@ class BatchExecutor(ModelExecutor):
         inline: bool = False,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
-        lookups: Spent | None = None,
+        lookups: FeatureLookup | None = None,
     ) -> None:
-        """`lookups` has the time that the model spends in lookups of features, if it has any."""
+        """`lookups` are the model's lookups of features, if it has any."""
         super().__init__(clock, meter)
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)

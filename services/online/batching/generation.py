@@ -60,9 +60,13 @@ class Timing(NamedTuple):
 class TokenStream:
     """The pieces of one answer, in lists of those that came together; close it to stop reading."""
 
-    def __init__(self, executor: GenerationExecutor, sequence: Sequence, now: float) -> None:
+    def __init__(
+        self, executor: GenerationExecutor, sequence: Sequence, now: float, deadline: float
+    ) -> None:
+        """`deadline` is that of its first token."""
         self.sequence = sequence
         self.arrived = now
+        self.deadline = deadline
         self.started: float | None = None
         self.first: float | None = None
         self.last = now
@@ -135,7 +139,6 @@ class GenerationExecutor(ModelExecutor):
         self._metrics = metrics
         self._drain_seconds = drain_seconds
         self._streams: dict[Sequence, TokenStream] = {}
-        self._deadlines: dict[Sequence, float] = {}
         # `batch.add` or `batch.remove` of sequences, which the model's thread does between steps.
         self._changes: deque[tuple[Callable[[Sequence], None], Sequence]] = deque()
         self._cached_tokens = 0
@@ -181,8 +184,7 @@ class GenerationExecutor(ModelExecutor):
             raise QueueFullError(self.waiting_rows, self._limits.max_queue_rows, _RETRY_SECONDS)
         now = self._clock.monotonic()
         sequence = Sequence(request, self.codec)
-        stream = self._streams[sequence] = TokenStream(self, sequence, now)
-        self._deadlines[sequence] = now + timeout
+        stream = self._streams[sequence] = TokenStream(self, sequence, now, now + timeout)
         self._changes.append((self._batch.add, sequence))
         self._schedule()
         return stream
@@ -259,16 +261,10 @@ class GenerationExecutor(ModelExecutor):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"send one input {PROMPT!r}: BYTES of the shape [prompts]"
             )
-        try:
-            tokens = [self.codec.encode(prompt.decode()) for prompt in prompts]
-        except UnicodeDecodeError as error:
-            raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
         greedy = TokenSampling(temperature=0)
         return [
-            GenerationRequest(
-                tuple(each), max(1, min(INFER_TOKENS, self.max_tokens - len(each))), greedy
-            )
-            for each in tokens
+            GenerationRequest(each, max(1, min(INFER_TOKENS, self.max_tokens - len(each))), greedy)
+            for each in self.codec.encode_all(prompts)
         ]
 
     async def _collect(self, streams: list[TokenStream], deadline: float) -> Answer:
@@ -300,10 +296,11 @@ class GenerationExecutor(ModelExecutor):
     def _pump(self) -> None:
         self._pumping = False
         now = self._clock.monotonic()
-        for sequence, deadline in list(self._deadlines.items()):
-            if now >= deadline:
-                self._streams[sequence].fail(deadline_exceeded())
-                self._drop(sequence)
+        unanswered = [stream for stream in self._streams.values() if stream.first is None]
+        for stream in unanswered:
+            if now >= stream.deadline:
+                stream.fail(deadline_exceeded())
+                self._drop(stream.sequence)
         if self._changes and not self._running and not self._closed:
             self._running = True
             self._thread.submit(self._run_steps, self._stopped)
@@ -311,7 +308,8 @@ class GenerationExecutor(ModelExecutor):
         self._meter.queue_rows(waiting)
         self._metrics.state(running, waiting, self._cached_tokens)
         self._changed.set()
-        self._arm(min(self._deadlines.values(), default=None), now)
+        deadlines = (stream.deadline for stream in unanswered if not stream.ended)
+        self._arm(min(deadlines, default=None), now)
 
     def _run_steps(self) -> None:
         """Run steps until no request is left. On the model's thread."""
@@ -350,11 +348,9 @@ class GenerationExecutor(ModelExecutor):
         for sequence, error in result.failed:
             log_failure(error)
             if (stream := self._streams.pop(sequence, None)) is not None:
-                self._deadlines.pop(sequence, None)
                 stream.fail(error)
         for sequence, piece in result.pieces:
             if (stream := self._streams.get(sequence)) is not None:
-                self._deadlines.pop(sequence, None)
                 self._deliver(stream, piece, now)
                 if piece.finish is not None:
                     del self._streams[sequence]
@@ -375,5 +371,4 @@ class GenerationExecutor(ModelExecutor):
 
     def _drop(self, sequence: Sequence) -> None:
         if self._streams.pop(sequence, None) is not None:
-            self._deadlines.pop(sequence, None)
             self._changes.append((self._batch.remove, sequence))

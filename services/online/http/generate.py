@@ -9,26 +9,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.generate.engine import FinishReason, GenerationRequest, TokenPiece
+from services.generate.engine import GenerationRequest, TokenPiece
 from services.generate.requests import (
     ChatRequest,
     CompletionRequest,
+    OpenAiRequest,
     ParameterError,
     V2Request,
-    chat,
-    completion,
     parse_request,
-    v2,
 )
-from services.generate.text import TextCodec
-from services.online.batching.generation import Timing, TokenStream
+from services.online.batching.generation import Timing
 from services.online.http.app import (
     GoneError,
     Message,
@@ -41,7 +38,7 @@ from services.online.http.app import (
 from services.online.http.fields import fields_of
 from services.online.http.inference import InferHandler, PendingRequest
 from services.online.http.responses import MethodError, Response, make_response
-from services.online.http.sse import HEARTBEAT_SECONDS, EventWriter
+from services.online.http.sse import EventWriter
 from services.online.models.generator import ServedGenerator
 from services.online.models.repository import Serving
 from services.online.observability.calls import HTTP
@@ -50,7 +47,6 @@ from services.protocol.compression import IDENTITY
 _V1 = "/v1/"
 _V2_VERBS = frozenset({"generate", "generate_stream"})
 _DONE = b"data: [DONE]\n\n"
-_HEARTBEAT = b": nothing yet\n\n"
 _JSON = b"application/json"
 # OpenAI's types of errors by HTTP status; others are "server_error".
 _TYPES = {
@@ -60,32 +56,88 @@ _TYPES = {
 }  # fmt: skip
 
 
-@dataclass(slots=True)
-class GeneratedAnswer:
-    """What came of an answer so far; an API's form writes it as JSON."""
+class CompletionAnswer:
+    """An answer of /v1/completions: its documents, as a whole or as events."""
 
-    name: str
-    version: str
-    codec: TextCodec
-    request: GenerationRequest
-    created: int = field(default_factory=lambda: int(time.time()))
-    identity: str = field(default_factory=lambda: secrets.token_hex(12))
-    pieces: list[TokenPiece] = field(default_factory=list)
-    tokens: int = 0
+    def __init__(
+        self,
+        model: ServedGenerator,
+        request: GenerationRequest,
+        *,
+        stream: bool,
+        counts_tokens: bool = False,
+    ) -> None:
+        """`counts_tokens`: the last event has the numbers of tokens."""
+        self.model = model
+        self.request = request
+        self.stream = stream
+        self.tokens = 0
+        self._counts_tokens = counts_tokens
+        self._head = self._make_head()
 
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(piece.text for piece in self.pieces)
+    def whole(self, pieces: Sequence[TokenPiece]) -> dict[str, Any]:
+        """Return the document of a whole answer."""
+        return {**self._head, "choices": [self._choice(pieces)], "usage": self._usage()}
 
-    @property
-    def finish(self) -> FinishReason | None:
-        """Why the answer ended, or None if it has not."""
-        return self.pieces[-1].finish if self.pieces else None
+    def events(self, pieces: Sequence[TokenPiece]) -> Iterator[dict[str, Any]]:
+        """Yield the documents of events for the next `pieces`."""
+        for piece in pieces:
+            if piece.text or piece.finish or piece.logprobs:
+                yield {**self._head, "choices": [self._choice([piece])]}
 
-    @property
-    def usage(self) -> dict[str, int]:
-        """The numbers of tokens."""
+    def end(self) -> Iterator[dict[str, Any]]:
+        """Yield the documents of events after the last piece."""
+        if self._counts_tokens:
+            yield {**self._head, "choices": [], "usage": self._usage()}
+
+    def _make_head(self) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.model.name,
+        }
+
+    def _choice(self, pieces: Sequence[TokenPiece]) -> dict[str, Any]:
+        tokens = None if self.request.logprobs is None else self._logprobs(pieces)
+        return {
+            "index": 0,
+            **self._content(_text(pieces)),
+            "logprobs": None if tokens is None else self._listed(tokens),
+            "finish_reason": pieces[-1].finish,
+        }
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _listed(self, tokens: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the probabilities of `tokens` in the form of this endpoint."""
+        return {
+            "tokens": [each["token"] for each in tokens],
+            "token_logprobs": [each["logprob"] for each in tokens],
+            "top_logprobs": [
+                {top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in tokens
+            ],
+            "text_offset": [],
+        }
+
+    def _logprobs(self, pieces: Sequence[TokenPiece]) -> list[dict[str, Any]]:
+        """Return OpenAI's description of the tokens' probabilities."""
+
+        def describe(token: int, logprob: float) -> dict[str, Any]:
+            text = self.model.codec.token_text(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        return [
+            {
+                **describe(piece.token, piece.logprobs.chosen),
+                "top_logprobs": [describe(token, value) for token, value in piece.logprobs.top],
+            }
+            for piece in pieces
+            if piece.token is not None and piece.logprobs is not None
+        ]
+
+    def _usage(self) -> dict[str, int]:
         prompt = len(self.request.prompt)
         return {
             "prompt_tokens": prompt,
@@ -94,102 +146,36 @@ class GeneratedAnswer:
         }
 
 
-class CompletionForm:
-    """Answers of /v1/completions."""
+class ChatAnswer(CompletionAnswer):
+    """An answer of /v1/chat/completions."""
 
-    usage = False
+    _begun = False
 
-    def __init__(self, request: CompletionRequest) -> None:
-        self.stream = request.stream
-        if request.stream_options is not None:
-            self.usage = request.stream_options.include_usage
+    def _make_head(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.stream else "chat.completion"
+        head = super()._make_head()
+        return {**head, "id": f"chat{head['id']}", "object": kind}
 
-    def whole(self, answer: GeneratedAnswer) -> dict[str, Any]:
-        """Return the document of a whole answer."""
-        choice = self._choice(answer, answer.pieces, answer.finish)
-        return {**self._head(answer), "choices": [choice], "usage": answer.usage}
-
-    def events(self, answer: GeneratedAnswer, pieces: list[TokenPiece]) -> Iterator[dict[str, Any]]:
-        """Yield the documents of events for `pieces`, the last ones of `answer`."""
-        for piece in pieces:
-            if piece.text or piece.finish or piece.logprobs:
-                yield {
-                    **self._head(answer),
-                    "choices": [self._choice(answer, [piece], piece.finish)],
-                }
-
-    def end(self, answer: GeneratedAnswer) -> Iterator[dict[str, Any]]:
-        """Yield the documents of events after the last piece."""
-        if self.usage:
-            yield {**self._head(answer), "choices": [], "usage": answer.usage}
-
-    def _head(self, answer: GeneratedAnswer) -> dict[str, Any]:
-        head = {"id": f"cmpl-{answer.identity}", "object": "text_completion"}
-        return {**head, "created": answer.created, "model": answer.name}
-
-    def _choice(
-        self, answer: GeneratedAnswer, pieces: list[TokenPiece], finish: FinishReason | None
-    ) -> dict[str, Any]:
-        text = "".join(piece.text for piece in pieces)
-        found = _logprobs(answer, pieces)
-        logprobs = None
-        if found is not None:
-            logprobs = {
-                "tokens": [each["token"] for each in found],
-                "token_logprobs": [each["logprob"] for each in found],
-                "top_logprobs": [
-                    {top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in found
-                ],
-                "text_offset": [],
-            }
-        return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
-
-
-class ChatForm(CompletionForm):
-    """Answers of /v1/chat/completions."""
-
-    def __init__(self, request: ChatRequest) -> None:
-        self.stream = request.stream
-        if request.stream_options is not None:
-            self.usage = request.stream_options.include_usage
-        self._kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        self._begun = False
-
-    def _head(self, answer: GeneratedAnswer) -> dict[str, Any]:
-        head = {"id": f"chatcmpl-{answer.identity}", "object": self._kind}
-        return {**head, "created": answer.created, "model": answer.name}
-
-    def _choice(
-        self, answer: GeneratedAnswer, pieces: list[TokenPiece], finish: FinishReason | None
-    ) -> dict[str, Any]:
-        text = "".join(piece.text for piece in pieces)
+    def _content(self, text: str) -> dict[str, Any]:
         message = {"content": text} if self._begun else {"role": "assistant", "content": text}
         self._begun = True
-        found = _logprobs(answer, pieces)
-        return {
-            "index": 0,
-            "delta" if self.stream else "message": message,
-            "logprobs": None if found is None else {"content": found},
-            "finish_reason": finish,
-        }
+        return {"delta" if self.stream else "message": message}
+
+    def _listed(self, tokens: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": tokens}
 
 
-class V2Form(CompletionForm):
-    """Answers of the V2 `generate` calls."""
+class V2Answer(CompletionAnswer):
+    """An answer of the V2 `generate` calls."""
 
-    def __init__(self, *, stream: bool) -> None:
-        self.stream = stream
+    def whole(self, pieces: Sequence[TokenPiece]) -> dict[str, Any]:
+        return {**self._head, "text_output": _text(pieces)}
 
-    def whole(self, answer: GeneratedAnswer) -> dict[str, Any]:
-        return {**self._head(answer), "text_output": answer.text}
+    def events(self, pieces: Sequence[TokenPiece]) -> Iterator[dict[str, Any]]:
+        return ({**self._head, "text_output": piece.text} for piece in pieces if piece.text)
 
-    def events(self, answer: GeneratedAnswer, pieces: list[TokenPiece]) -> Iterator[dict[str, Any]]:
-        for piece in pieces:
-            if piece.text:
-                yield {**self._head(answer), "text_output": piece.text}
-
-    def _head(self, answer: GeneratedAnswer) -> dict[str, Any]:
-        return {"model_name": answer.name, "model_version": answer.version}
+    def _make_head(self) -> dict[str, Any]:
+        return {"model_name": self.model.name, "model_version": self.model.digest}
 
 
 class GenerateApp:
@@ -200,7 +186,7 @@ class GenerateApp:
         self._handlers = {each.name: each for each in handlers}
         self._default = handlers[0]
         self.models = {
-            host.name: host for host in serving.hosts if isinstance(host, ServedGenerator)
+            served.name: served for served in serving.models if isinstance(served, ServedGenerator)
         }
 
     def answers(self, path: str) -> bool:
@@ -231,11 +217,9 @@ class GenerateApp:
                 body = await read_in_time(receive, handler, pending, end)
                 if record is not None:
                     record.bytes_in = len(body)
-                model, request, form = read(body)
-                answer = GeneratedAnswer(model.name, model.digest, model.codec, request)
-                stream = model.generate(request)
-                await _answer(stream, form, answer, events, send, receive)
-            model.count(HTTP, None)
+                answer = read(body)
+                await _send(answer, events, send, receive)
+            answer.model.count(HTTP, None)
             handler.report(record)
         except (GoneError, asyncio.CancelledError) as error:
             handler.disconnected(record)
@@ -254,52 +238,45 @@ class GenerateApp:
     def _named(self, parts: list[str]) -> str:
         return parts[2] if parts[:2] == ["v2", "models"] and len(parts) > 3 else ""
 
-    def _reader(
-        self, path: str
-    ) -> Callable[[bytes], tuple[ServedGenerator, GenerationRequest, CompletionForm]]:
-        if path == "/v1/completions":
-            return self._read_completion
-        if path == "/v1/chat/completions":
-            return self._read_chat
-        parts = path.strip("/").split("/")
-        match parts:
-            case ["v2", "models", name, ("generate" | "generate_stream") as verb]:
-                model = self._find(name)
+    def _reader(self, path: str) -> Callable[[bytes], CompletionAnswer]:
+        """Return what reads the body of a request to `path`; NOT_FOUND if there is none."""
+        match path.strip("/").split("/"):
+            case ["v1", "completions"]:
+                return partial(self._openai, CompletionRequest, CompletionAnswer)
+            case ["v1", "chat", "completions"]:
+                return partial(self._openai, ChatRequest, ChatAnswer)
+            case ["v2", "models", name, verb] if verb in _V2_VERBS:
+                return partial(_v2, self._find(name), verb)
             case ["v2", "models", name, "versions", version, verb] if verb in _V2_VERBS:
-                model = self._find(name, version)
-            case _:
-                raise MlctlError(ErrorCode.NOT_FOUND, f"there is no path {path}")
+                return partial(_v2, self._find(name, version), verb)
+        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no path {path}")
 
-        def read(body: bytes) -> tuple[ServedGenerator, GenerationRequest, CompletionForm]:
-            request = v2(parse_request(V2Request, body), model.codec, model.max_tokens)
-            return model, request, V2Form(stream=verb == "generate_stream")
-
-        return read
-
-    def _read_completion(
-        self, body: bytes
-    ) -> tuple[ServedGenerator, GenerationRequest, CompletionForm]:
-        parsed = parse_request(CompletionRequest, body)
+    def _openai(
+        self, kind: type[OpenAiRequest], answer: type[CompletionAnswer], body: bytes
+    ) -> CompletionAnswer:
+        parsed = parse_request(kind, body)
         model = self._find(parsed.model)
-        return model, completion(parsed, model.codec), CompletionForm(parsed)
-
-    def _read_chat(self, body: bytes) -> tuple[ServedGenerator, GenerationRequest, CompletionForm]:
-        parsed = parse_request(ChatRequest, body)
-        model = self._find(parsed.model)
-        return model, chat(parsed, model.codec, model.max_tokens), ChatForm(parsed)
+        request = parsed.generation(model.codec, model.max_tokens)
+        return answer(model, request, stream=parsed.stream, counts_tokens=parsed.counts_tokens)
 
     def _find(self, name: str, version: str = "") -> ServedGenerator:
-        host = self._serving.find(name, version)
-        if not isinstance(host, ServedGenerator):
+        served = self._serving.find(name, version)
+        if not isinstance(served, ServedGenerator):
             raise ParameterError("model", f"model {name!r} does not generate text")
-        if not host.ready and not host.draining:
-            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {name!r} is {host.state}")
-        return host
+        if not served.ready and not served.draining:
+            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {name!r} is {served.state}")
+        return served
 
     def _list(self, name: str) -> Response:
         models = [
-            {"id": each, "object": "model", "created": 0, "owned_by": "mlctl", "root": host.digest}
-            for each, host in self.models.items()
+            {
+                "id": each,
+                "object": "model",
+                "created": 0,
+                "owned_by": "mlctl",
+                "root": served.digest,
+            }
+            for each, served in self.models.items()
         ]
         if name:
             self._find(name)
@@ -307,77 +284,47 @@ class GenerateApp:
         return _json({"object": "list", "data": models})
 
 
-async def _answer(
-    stream: TokenStream,
-    form: CompletionForm,
-    answer: GeneratedAnswer,
-    events: EventWriter,
-    send: Send,
-    receive: Receive,
+def _v2(model: ServedGenerator, verb: str, body: bytes) -> CompletionAnswer:
+    request = parse_request(V2Request, body).generation(model.codec, model.max_tokens)
+    return V2Answer(model, request, stream=verb == "generate_stream")
+
+
+async def _send(
+    answer: CompletionAnswer, events: EventWriter, send: Send, receive: Receive
 ) -> None:
-    """Send the answer as events or as a whole; GoneError if the client disconnects first."""
+    """Generate and send the answer; GoneError if the client disconnects first."""
+    stream = answer.model.generate(answer.request)
     watch = asyncio.ensure_future(receive())
     watch.add_done_callback(lambda _: stream.close())
     try:
-        async for pieces in _or_heartbeat(stream, streaming=form.stream):
-            if not pieces:
-                await events.write(_HEARTBEAT)
-                continue
-            answer.tokens = stream.sequence.generated
-            answer.pieces.extend(pieces)
-            if form.stream:
-                if not events.started:
-                    events.headers.append((b"server-timing", _timing(stream.timing)))
-                written = b"".join(map(_event, form.events(answer, pieces)))
-                if written:
-                    await events.write(written)
+        if answer.stream:
+            with events.heartbeats():
+                async for pieces in stream:
+                    written = b"".join(map(_event, answer.events(pieces)))
+                    if written and not events.started:
+                        events.headers.append((b"server-timing", _timing(stream.timing)))
+                    if written:
+                        await events.write(written)
+        else:
+            found = [piece async for pieces in stream for piece in pieces]
         if watch.done():
             raise GoneError
-        if form.stream:
-            rest = b"".join(map(_event, form.end(answer)))
-            await events.write(rest + _DONE, more=False)
+        answer.tokens = stream.sequence.generated
+        if answer.stream:
+            await events.write(b"".join(map(_event, answer.end())) + _DONE, more=False)
         else:
             seconds = stream.last - stream.arrived - stream.timing.first_token
             timing = b"%b, decode;dur=%.3f" % (_timing(stream.timing), seconds * 1e3)
             extra = [(b"server-timing", timing), (b"x-request-id", events.request_id)]
-            body = orjson.dumps(form.whole(answer))
+            body = orjson.dumps(answer.whole(found))
             await send_response(send, make_response(200, _JSON, body, extra))
     finally:
         watch.cancel()
         stream.close()
 
 
-async def _or_heartbeat(stream: TokenStream, *, streaming: bool) -> Any:
-    """Yield the lists of pieces, and while streaming [] when none came for `HEARTBEAT_SECONDS`."""
-    while True:
-        try:
-            async with asyncio.timeout(HEARTBEAT_SECONDS if streaming else None):
-                pieces = await anext(stream)
-        except TimeoutError:
-            yield []
-        except StopAsyncIteration:
-            return
-        else:
-            yield pieces
-
-
-def _logprobs(answer: GeneratedAnswer, pieces: list[TokenPiece]) -> list[dict[str, Any]] | None:
-    """Return OpenAI's description of the tokens' probabilities; None if they are not requested."""
-    if answer.request.logprobs is None:
-        return None
-
-    def describe(token: int, logprob: float) -> dict[str, Any]:
-        text = answer.codec.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-    return [
-        {
-            **describe(piece.token, piece.logprobs.chosen),
-            "top_logprobs": [describe(token, value) for token, value in piece.logprobs.top],
-        }
-        for piece in pieces
-        if piece.token is not None and piece.logprobs is not None
-    ]
+def _text(pieces: Sequence[TokenPiece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 def _event(document: Mapping[str, Any]) -> bytes:

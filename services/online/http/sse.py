@@ -8,11 +8,11 @@ and a disconnect ends it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from services.online.http.inference import InferHandler, StreamedAnswer
-from services.runtime.streaming import Answer, AnswerStream
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -40,18 +40,40 @@ class EventWriter:
             (b"x-request-id", request_id),
         ]
         self.started = False
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._lock = asyncio.Lock()
 
     async def write(self, event: bytes, *, more: bool = True) -> None:
         """Send the bytes of an event or a comment, when the connection takes them."""
-        if not self.started:
-            self.started = True
-            start = {"type": "http.response.start", "status": 200, "headers": self.headers}
-            await self._send(start)
-        await self._send({"type": "http.response.body", "body": event, "more_body": more})
+        async with self._lock:
+            if not self.started:
+                start = {"type": "http.response.start", "status": 200, "headers": self.headers}
+                await self._send(start)
+                self.started = True
+            await self._send({"type": "http.response.body", "body": event, "more_body": more})
+            self._last = self._loop.time()
 
     async def end(self, name: bytes, document: bytes) -> None:
         """Send the last event, which has the name `name`."""
         await self.write(b"event: %b\ndata: %b\n\n" % (name, document), more=False)
+
+    @contextmanager
+    def heartbeats(self) -> Iterator[None]:
+        """Send a comment whenever nothing was sent for `HEARTBEAT_SECONDS`, in the context."""
+        task = self._loop.create_task(self._beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            rest = self._last + HEARTBEAT_SECONDS - self._loop.time()
+            if rest > 0:
+                await asyncio.sleep(rest)
+            else:
+                await self.write(_HEARTBEAT)
 
 
 async def send_events(
@@ -65,10 +87,8 @@ async def send_events(
     watch = asyncio.ensure_future(receive())
     watch.add_done_callback(lambda _: parts.close())
     try:
-        async for part in _or_heartbeat(parts):
-            if part is None:
-                await events.write(_HEARTBEAT)
-            else:
+        with events.heartbeats():
+            async for part in parts:
                 await events.write(b"data: %b\n\n" % inference.encode_part(streamed, part))
         if watch.done():
             raise GoneError
@@ -76,17 +96,3 @@ async def send_events(
     finally:
         watch.cancel()
         parts.close()
-
-
-async def _or_heartbeat(parts: AnswerStream) -> AsyncIterator[Answer | None]:
-    """Yield the parts, and None each time that none has come for `HEARTBEAT_SECONDS`."""
-    while True:
-        try:
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
-                part = await anext(parts)
-        except TimeoutError:
-            yield None
-        except StopAsyncIteration:
-            return
-        else:
-            yield part

@@ -21,6 +21,7 @@ from bundle.latency import SERVED_EDGES_MS
 from services.online.metrics.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
 from services.online.metrics.tally import Tally
 from services.online.metrics.triton import TritonNames
+from services.runtime.features import FeatureLookup
 
 OK = "ok"
 GONE = "gone"
@@ -77,7 +78,8 @@ class Distribution:
 class Metrics:
     """The metrics of one model in one worker. Made on the event loop that the worker runs.
 
-    `transform` tells for how many seconds each function of its transform ran, on any thread.
+    `transform` returns for how many seconds each function of its transform ran, on any thread;
+    `lookups` are its lookups of features, if it has any.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Metrics:
         model: str,
         registry: CollectorRegistry = REGISTRY,
         transform: Callable[[], Mapping[str, float]] = dict,
+        lookups: FeatureLookup | None = None,
     ) -> None:
+        self._feature_lookups = lookups
         self._transform = transform
         self._warm_up = transform()
         self._outcomes: dict[tuple[str, ...], int] = {}
@@ -222,6 +226,14 @@ class Metrics:
             ("part",),
             registry,
         )
+        self._lookup_sink = CounterSink(
+            "mlctl_feature_lookups",
+            "Rows whose features were looked up: 'hit', or 'miss' if the store has none for the "
+            "key.",
+            {"model": model},
+            ("result",),
+            registry,
+        )
 
     def _make_histograms(self, model: str, registry: CollectorRegistry) -> None:
         batch = {
@@ -279,6 +291,9 @@ class Metrics:
         self._transform_sink.report(
             {(part,): spent.get(part, 0.0) - self._warm_up.get(part, 0.0) for part in _PARTS}
         )
+        if (lookups := self._feature_lookups) is not None:
+            missed = lookups.missed
+            self._lookup_sink.report({("hit",): lookups.rows - missed, ("miss",): missed})
         for sink, values in self._histograms:
             for label, distribution in values.items():
                 sink.report(label, distribution.counts, distribution.total)

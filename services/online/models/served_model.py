@@ -1,8 +1,8 @@
 """The life of one served model: verified, proved, warm, ready; then drained and stopped.
 
 Nothing is answered before `start` has returned and nothing after `stop` was called.
-HTTP, gRPC and BentoML's own API all ask the model through `infer`. Several models of one
-process are several hosts, which `services.online.models.repository` holds together.
+HTTP, gRPC and BentoML's own API all call the model through `infer`. Several models of one
+process are held together by `services.online.models.repository`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _HANG_FACTOR = 20
 _STOP_GRACE_SECONDS = 5.0
 # The collector's thresholds: young objects, and collections between those of older generations.
 _COLLECTED = (10_000, 20, 50)
-logger = logging.getLogger("mlctl.host")
+logger = logging.getLogger("mlctl.model")
 
 
 class ModelPhase(Enum):
-    """Where a host is in its life."""
+    """The phases of a served model."""
 
     NEW = "starting"
     READY = "ready"
@@ -105,7 +105,7 @@ class ServedModel:
         self._precomputed: PrecomputedLookup | None = None
 
     @property
-    def hosts(self) -> tuple[ServedModel, ...]:
+    def models(self) -> tuple[ServedModel, ...]:
         """The models that are served: this one alone."""
         return (self,)
 
@@ -126,7 +126,7 @@ class ServedModel:
 
     @property
     def state(self) -> str:
-        """The phase in a word, or that the host drains or hangs."""
+        """The phase in a word, or that the model drains or hangs."""
         if self._hung:
             return "hung"
         return "draining" if self.draining and self.phase is ModelPhase.READY else self.phase.value
@@ -174,7 +174,9 @@ class ServedModel:
     async def start(self) -> None:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
         scorer, seconds = await asyncio.to_thread(self._prepare)
-        self._metrics = Metrics(self.name, self._registry, lambda: scorer.transform_seconds)
+        self._metrics = Metrics(
+            self.name, self._registry, lambda: scorer.transform_seconds, scorer.lookups
+        )
         self.answered = self._metrics.answered
         self._observe()
         quick = {rows: time for rows, time in seconds.items() if time <= _INLINE_SECONDS}

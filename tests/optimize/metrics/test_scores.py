@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn import metrics as sklearn
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.metrics.scores import CUSTOM_RESAMPLES, METRICS, Metric, compare_metric, load_metric
@@ -59,6 +61,96 @@ def metrics_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
+
+
+RNG = np.random.default_rng(4)
+LOGITS = RNG.normal(size=(80, 3)).astype(np.float32)
+SHARES = np.exp(LOGITS.astype(np.float64))
+SHARES /= SHARES.sum(axis=1, keepdims=True)
+CLASSES = np.arange(80) % 3
+RELEVANCE = RNG.integers(0, 4, (80, 3)).astype(np.float64)
+COUNTS = RNG.integers(0, 4, 80).astype(np.float64)  # of a resample
+
+
+def expected_auc(shares: np.ndarray, classes: np.ndarray) -> float:
+    several = {"multi_class": "ovr"} if shares.ndim == 2 else {}
+    return float(sklearn.roc_auc_score(classes, shares, sample_weight=COUNTS, **several))
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "labels", "expected"),
+    [
+        ("auc", LOGITS, CLASSES, lambda: expected_auc(SHARES, CLASSES)),
+        ("auc", SHARES, CLASSES, lambda: expected_auc(SHARES, CLASSES)),
+        (
+            "auc",
+            LOGITS[:, 0].round(1),
+            CLASSES % 2,
+            lambda: expected_auc(LOGITS[:, 0].round(1), CLASSES % 2),
+        ),
+        (
+            "log_loss",
+            LOGITS,
+            CLASSES,
+            lambda: sklearn.log_loss(CLASSES, SHARES, sample_weight=COUNTS),
+        ),
+        (
+            "log_loss",
+            SHARES[:, :1],
+            CLASSES % 2,
+            lambda: sklearn.log_loss(CLASSES % 2, SHARES[:, 0], sample_weight=COUNTS),
+        ),
+        (
+            "rmse",
+            LOGITS[:, 0],
+            RELEVANCE[:, 0],
+            lambda: sklearn.root_mean_squared_error(
+                RELEVANCE[:, 0], LOGITS[:, 0], sample_weight=COUNTS
+            ),
+        ),
+        (
+            "mae",
+            LOGITS,
+            RELEVANCE,
+            lambda: sklearn.mean_absolute_error(RELEVANCE, LOGITS, sample_weight=COUNTS),
+        ),
+        (
+            "r2",
+            LOGITS,
+            RELEVANCE,
+            lambda: sklearn.r2_score(RELEVANCE, LOGITS, sample_weight=COUNTS),
+        ),
+        (
+            "ndcg",
+            LOGITS,
+            RELEVANCE,
+            lambda: sklearn.ndcg_score(RELEVANCE, LOGITS, sample_weight=COUNTS),
+        ),
+        ("map", LOGITS, RELEVANCE, lambda: average_precision(LOGITS, RELEVANCE > 0)),
+    ],
+)
+def test_metric__a_resample__has_scikit_learns_value(
+    name: str, output: np.ndarray, labels: np.ndarray, expected: Callable[[], float]
+) -> None:
+    outputs = {"y": output}
+    found = METRICS[name].statistic(outputs, labels, outputs)(COUNTS)
+    assert found == pytest.approx(expected(), rel=1e-6)
+
+
+def average_precision(scores: np.ndarray, relevant: np.ndarray) -> float:
+    """The mean over queries: scikit-learn's function takes one at a time."""
+    values = [
+        sklearn.average_precision_score(truth, row) if truth.any() else 0.0
+        for truth, row in zip(relevant, scores, strict=True)
+    ]
+    return float(np.average(values, weights=COUNTS))
+
+
+def test_ranking__labels_of_another_form__are_rejected() -> None:
+    for labels in (RELEVANCE[:, 0], -RELEVANCE):
+        outputs = {"y": LOGITS[:, : labels[:1].size]}
+        with pytest.raises(MlctlError, match=r"needs labels of shape \[rows, candidates\]"):
+            METRICS["ndcg"].score(outputs, labels)
 
 
 def test_accuracy__scores__is_the_share_of_right_answers() -> None:

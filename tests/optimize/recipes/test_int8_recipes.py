@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -84,6 +86,28 @@ def test_int8__an_easy_conv_net__is_quantized_whole(tmp_path: Path, recipe: Reci
     }
     assert distance(source, directory, image_rows()) < 0.05
     assert [path.name for path in directory.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("net", "rows", "product"),
+    [(conv_net, image_rows(), "Gemm"), (product_net, token_rows(), "MatMul")],
+)
+def test_int8_static__an_output_of_a_product__is_not_quantized(
+    tmp_path: Path, net: Callable[..., Path], rows: Rows, product: str
+) -> None:
+    source, directory = net(tmp_path / "net", hard=False), out(tmp_path)
+    Int8Static().build(source, directory, workbench(source, rows))
+    found = graph(directory)
+    assert next(node.op_type for node in found.node if "y" in node.output) == product
+    read = {name for node in found.node for name in node.input}
+    assert {tensor.name for tensor in found.initializer} <= read
+    # The kernels of the library's own session: no product is left in float.
+    runtime: Any = onnxruntime
+    options = runtime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    runtime.InferenceSession(directory / "model.onnx", options, ["CPUExecutionProvider"])
+    kernels = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+    assert not kernels & {"Gemm", "MatMul", "FusedGemm", "FusedMatMul"}
 
 
 def test_int8_trt__the_layer_that_spoils_a_conv_net__stays_in_float(tmp_path: Path) -> None:

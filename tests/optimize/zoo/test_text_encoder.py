@@ -14,8 +14,10 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from optimize.pipeline import optimize
 from optimize.recipes.fp32 import Fp32
-from optimize.text.encoder import read_text_encoder
+from optimize.text.encoder import load_text_encoder, read_text_encoder
 from registry.catalog import SourceModel, artifacts_sha256
+from registry.hugging_face import read_folder
+from registry.mlflow_catalog import MlflowCatalog
 from registry.mlmodel import read_mlmodel
 from registry.quiet import quiet
 from services.runtime.scorer import Scorer, join_rows, split_rows
@@ -55,6 +57,20 @@ def served(source: SourceModel, folder: Path, fresh: np.ndarray) -> dict[str, np
     assert result.bundle.manifest.batching.row_independent
     scorer = Scorer.open(result.bundle, RuntimeSettings())
     return join_rows([scorer.run(part) for part in split_rows({"text": fresh}, 7)])
+
+
+@pytest.mark.usefixtures("home")
+def test_text_classifier__from_a_folder__is_registered_with_its_task(
+    pipeline: Any, tmp_path: Path
+) -> None:
+    pipeline.save_pretrained(tmp_path / "bert")
+    imported = MlflowCatalog().import_text_model(read_folder(tmp_path / "bert", "reviews"))
+    source = MlflowCatalog().resolve("reviews")
+    assert (imported.uri, imported.signature) == (source.uri, source.signature)
+    assert not source.generates
+    assert not source.pickle_allowed
+    assert read_text_encoder(source).labels == ("bad", "fine", "good")
+    load_text_encoder(source)
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def test_engine__a_sequence_is_removed__its_slot_is_free_at_the_next_step(
 
     batch.remove(leaves)
 
-    assert batch.running == 0
+    assert batch.cached_tokens == 0
     assert [sequence for sequence, _ in batch.step().pieces] == [waits]
     batch.remove(waits)
     assert not batch.busy

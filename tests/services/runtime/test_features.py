@@ -23,7 +23,7 @@ from optimize.transforms.transform import read_transform
 from services.online.http.inference import timing
 from services.online.models.served_model import ServedModel
 from services.online.settings import load_settings
-from services.runtime.features import FeatureTable, look_up, open_store
+from services.runtime.features import FeatureLookup, FeatureTable, open_store
 from services.runtime.scorer import Scorer
 from services.runtime.settings import RuntimeSettings
 from services.runtime.transform import Transform, TransformError, load_module
@@ -91,8 +91,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> VerifiedBundle:
 
 @pytest.mark.slow
 def test_features__stored_keys__have_their_values_and_others_the_defaults(store_url: str) -> None:
-    store = open_store(RuntimeSettings(feature_store=store_url))
-    found = look_up(TABLE, store, users("ann", "eve", "bob", "ann")["user"])
+    lookup = FeatureLookup(TABLE)
+    lookup.store = open_store(RuntimeSettings(feature_store=store_url))
+    lookup.store.check()
+    found = lookup(users("ann", "eve", "bob", "ann")["user"])
+    assert (lookup.rows, lookup.missed) == (4, 1)
     assert found["age"].dtype == np.int64
     assert found["weight"].dtype == np.float32
     assert found["age"].tolist() == [40, 30, 20, 40]
@@ -108,8 +111,9 @@ def test_features__integer_keys__are_found(tmp_path: Path) -> None:
         db.commit()
     item = TensorSpec(name="item", dtype=Datatype.INT64, shape=(-1,))
     declared = {"table": "items", "key": "item", "values": {"price": ("FP64", -1)}}
-    store = open_store(RuntimeSettings(feature_store=f"sqlite://{path}"))
-    found = look_up(FeatureTable.parse(declared, [item]), store, np.array([7, 8]))
+    lookup = FeatureLookup(FeatureTable.parse(declared, [item]))
+    lookup.store = open_store(RuntimeSettings(feature_store=f"sqlite://{path}"))
+    found = lookup(np.array([7, 8]))
     assert found["price"].tolist() == [2.5, -1.0]
 
 
@@ -129,6 +133,10 @@ async def test_features__every_path__answers_with_the_stored_values(
         labels = {"model": "texts", "part": "features"}
         return registry.get_sample_value("mlctl_transform_seconds_total", labels) or 0.0
 
+    def rows(result: str) -> float | None:
+        labels = {"model": "texts", "result": result}
+        return registry.get_sample_value("mlctl_feature_lookups_total", labels)
+
     model = ServedModel(bundle, load_settings(), registry=registry)
     await model.start()
     assert seconds() == 0.0  # golden rows and warm-up look nothing up
@@ -136,6 +144,7 @@ async def test_features__every_path__answers_with_the_stored_values(
     assert answer.outputs["sum"].tolist() == wanted
     assert 0 < answer.lookup_seconds <= answer.infer_seconds
     assert seconds() == pytest.approx(answer.lookup_seconds)
+    assert (rows("hit"), rows("miss")) == (2, 1)  # eve is unknown
     await model.stop()
 
 
@@ -155,13 +164,17 @@ class RecordingStore:
         self.calls.append(list(keys))
         return [(None,) * len(table.specs) for _ in keys]
 
+    def check(self) -> None:
+        self.calls.append([])
+
 
 def test_features__a_batch__is_one_call_with_each_key_once(tmp_path: Path) -> None:
     path = tmp_path / "transform.py"
     path.write_text(CODE)
     api = Signature(inputs=(USER,), outputs=token_signature().outputs)
     transform = Transform(load_module(path, "test_features_batch"), api, token_signature())
-    store = transform.store = RecordingStore()
+    assert transform.lookups is not None
+    store = transform.lookups.store = RecordingStore()
     transform.preprocess(users(*"abcabcabc"))
     assert store.calls == [[b"a", b"b", b"c"]]
 

@@ -253,6 +253,26 @@ async def test_stream__clients_leave__their_slots_are_free(serve: Serve) -> None
     assert gone == 6
 
 
+async def test_stream__no_token_for_a_while__comments_keep_the_connection_open(
+    serve: Serve, decoding: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.online.http.sse.HEARTBEAT_SECONDS", 0.02)
+    body = {**GREEDY, "prompt": "Count:", "max_tokens": 40, "stream": True}
+    async with serve() as running:
+        decoding.clear()
+        async with running.http.stream("POST", "/v1/completions", json=body) as reply:
+            lines = reply.aiter_lines()
+            begun = [await anext(lines)]
+            while begun[-1] != ": nothing yet":
+                begun.append(await anext(lines))
+            decoding.set()
+            rest = [line async for line in lines]
+
+    events = [json.loads(line[6:]) for line in (*begun, *rest) if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == ANSWERS["Count:"]
+    assert "data: [DONE]" in rest
+
+
 async def test_queue__full__is_rejected_with_retry_after(
     serve: Serve, decoding: threading.Event
 ) -> None:

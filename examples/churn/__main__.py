@@ -1,4 +1,4 @@
-"""Train a churn model on generated customers and register it: `python -m examples.churn.train`.
+"""Train a churn model on generated customers and optimize it: `python -m examples.churn`.
 
 The pipeline does all preprocessing: it fills missing ages and cities, scales numbers and encodes
 text. mlctl converts the whole pipeline, so that callers send the columns of the table as they are.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import numpy as np
 import pandas as pd
 from sklearn.compose import ColumnTransformer
@@ -17,9 +16,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from examples.chain import register, signature_of
+from examples.chain import example, register, signature_of
 
-MODEL_NAME = "churn"
+NAME = "churn"
 SEED = 7
 TRAINING_ROWS, EVALUATION_ROWS, NIGHTLY_ROWS = 4000, 1000, 500
 CLASSES = ("leaves", "stays")
@@ -71,9 +70,8 @@ def make_pipeline() -> Pipeline:
     return Pipeline([("columns", columns), ("classifier", LogisticRegression(max_iter=500))])
 
 
-def train(folder: Path, alias: str = "candidate") -> str:
-    """Train and register a version; write evaluation rows and tonight's rows to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+def train(folder: Path) -> Path:
+    """Train and register a version; write evaluation rows and tonight's customers."""
     rows = customers(TRAINING_ROWS, SEED)
     model = make_pipeline().fit(rows, np.array(CLASSES)[outcome(rows, SEED)])
     evaluation = customers(EVALUATION_ROWS, SEED + 10)
@@ -82,32 +80,24 @@ def train(folder: Path, alias: str = "candidate") -> str:
     tonight = customers(NIGHTLY_ROWS, SEED + 20)
     tonight.insert(0, "customer", np.arange(NIGHTLY_ROWS))
     tonight.to_parquet(folder / "tonight.parquet")
-    return register(
+    register(
         "sklearn",
         model,
-        MODEL_NAME,
-        alias,
+        NAME,
         signature=signature_of(rows, model.predict(rows)),
         serialization_format="skops",
         skops_trusted_types=["numpy.dtype"],
     )
 
+    return folder / "evaluation.parquet"
 
-@click.command()
-@click.option("--alias", default="candidate", show_default=True, help="Alias to set on it.")
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("churn-data"),
-    show_default=True,
-    help="Folder for the evaluation rows and tonight's rows.",
+
+main = example(
+    NAME,
+    train,
+    f"mlctl build {NAME}",
+    f"mlctl batch run {NAME} --in {{data}}/tonight.parquet --out scores --keep customer",
 )
-def main(alias: str, data: Path) -> None:
-    """Train a version of the churn model and register it in MLflow."""
-    version = train(data, alias)
-    click.echo(f"models:/{MODEL_NAME}/{version} (@{alias}); rows are in {data}")
-    click.echo(f"Next: mlctl optimize {MODEL_NAME}@{alias} --data {data}/evaluation.parquet")
-
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Train a fraud model on generated payments and register it: `python -m examples.fraud.train`.
+"""Train a fraud model on generated payments and optimize it: `python -m examples.fraud`.
 
 XGBoost takes numbers. The columns of the table are the model's inputs, so a payment on the stream
 is a JSON object with these fields.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import click
 import numpy as np
 import pandas as pd
 from xgboost import XGBClassifier
 
-from examples.chain import register, signature_of
+from examples.chain import example, register, signature_of
 
-MODEL_NAME = "fraud"
+NAME = "fraud"
 SEED = 11
 TRAINING_ROWS, EVALUATION_ROWS, STREAMED_ROWS = 6000, 1500, 300
 
@@ -48,9 +47,8 @@ def is_fraud(frame: pd.DataFrame, seed: int) -> np.ndarray:
     return found
 
 
-def train(folder: Path, alias: str = "candidate") -> str:
-    """Train and register a version; write evaluation rows and payments to stream to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+def train(folder: Path) -> Path:
+    """Train and register a version; write evaluation rows, and payments to stream."""
     rows = payments(TRAINING_ROWS, SEED)
     model = XGBClassifier(n_estimators=60, max_depth=4, n_jobs=1, random_state=SEED)
     model.fit(rows, is_fraud(rows, SEED))
@@ -61,24 +59,20 @@ def train(folder: Path, alias: str = "candidate") -> str:
     lines = [json.dumps({"payment": number, **row}) for number, row in enumerate(streamed)]
     (folder / "payments.jsonl").write_text("\n".join(lines) + "\n")
     signature = signature_of(rows, model.predict(rows))
-    return register("xgboost", model, MODEL_NAME, alias, signature=signature)
+    register("xgboost", model, NAME, signature=signature)
+
+    return folder / "evaluation.parquet"
 
 
-@click.command()
-@click.option("--alias", default="candidate", show_default=True, help="Alias to set on it.")
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("fraud-data"),
-    show_default=True,
-    help="Folder for the evaluation rows and the payments.",
+main = example(
+    NAME,
+    train,
+    f"mlctl build {NAME}",
+    "mlctl stream send sqlite://events.db#payments --in {data}/payments.jsonl",
+    f"mlctl stream run {NAME} --in sqlite://events.db#payments --out sqlite://events.db#scores "
+    "--keep payment --until-empty",
+    "mlctl stream peek sqlite://events.db#scores",
 )
-def main(alias: str, data: Path) -> None:
-    """Train a version of the fraud model and register it in MLflow."""
-    version = train(data, alias)
-    click.echo(f"models:/{MODEL_NAME}/{version} (@{alias}); rows are in {data}")
-    click.echo(f"Next: mlctl optimize {MODEL_NAME}@{alias} --data {data}/evaluation.parquet")
-
 
 if __name__ == "__main__":
     main()
