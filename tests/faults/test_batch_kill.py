@@ -28,7 +28,6 @@ ROWS = 2_500
 UNIT = 100
 POISONED = frozenset(np.random.default_rng(7).choice(ROWS, 37, replace=False).tolist())
 KILLS = 30
-TABLE_KILLS = 10
 
 
 def write_input(folder: Path) -> None:
@@ -180,7 +179,7 @@ def test_batch__killed_while_it_writes_a_table__each_row_is_answered_once(tmp_pa
     server = PostgresServer()
     try:
         killer, jobs, longest = Killer(30_000, __name__), 0, PATIENCE_SECONDS
-        while killer.kills < TABLE_KILLS or jobs < 3:
+        while killer.kills < KILLS or jobs < 3:
             folder, table = tmp_path / f"job{jobs}", f"scores{jobs}"
             write_input(folder)
             # Without a key: a unit that came twice would be seen.

@@ -113,6 +113,7 @@ class TestKafka(TransportContract):
         return Broker(places_of(kafka), Guarantee.AT_LEAST_ONCE, takes_over=False, fences=False)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_REAL is None, reason="MLCTL_KAFKA=HOST:PORT names a real cluster")
 class TestRealTransactions(TransportContract):
     """Exactly once: offsets in transactions, and fencing, which the mock does not have."""
