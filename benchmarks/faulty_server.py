@@ -37,6 +37,12 @@ class FaultyHandler(BaseHTTPRequestHandler):
         self.wfile.write(head.encode() + body)
 
 
+class FaultyServer(ThreadingHTTPServer):
+    """Keep connections waiting as a real server does; the default is five."""
+
+    request_queue_size = 128
+
+
 def main() -> None:
     """Serve until a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -47,7 +53,7 @@ def main() -> None:
     FaultyHandler.digest = tag.partition(":")[2].ljust(64, "0")
     for path in parse_qs(query).get("fault", []):
         FaultyHandler.fault = Path(path)
-    ThreadingHTTPServer(("127.0.0.1", options.port), FaultyHandler).serve_forever()
+    FaultyServer(("127.0.0.1", options.port), FaultyHandler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Everything that decides is the product's: the fold, the gates and the state mach
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ class Version:
         slow, errors, client_errors: shares of its requests outside of episodes.
         period: mean seconds from one episode to the next; 0 for none. length: of one, in seconds.
         slow_inside, errors_inside: shares during an episode.
+        since, until: seconds of the rollout between which all this holds; else each request is
+            good.
     """
 
     slow: float = 0.0
@@ -38,6 +41,8 @@ class Version:
     length: float = 5.0
     slow_inside: float = 0.0
     errors_inside: float = 0.0
+    since: float = 0.0
+    until: float = math.inf
 
     def episodes(self, generator: np.random.Generator, tick: float) -> Iterator[bool]:
         """Yield for each tick of `tick` seconds whether it lies in an episode."""
@@ -70,6 +75,9 @@ class Service:
         stuck_client: share of the requests that come from one client whose payload every version
             rejects, and which sticky routing sends to the candidate.
         tick: seconds from one evaluation to the next.
+        growth: how much the share of slow requests of both versions grows in an hour, as a
+            multiple of itself.
+        retries: clients send a failed request once more.
     """
 
     per_second: float = 100.0
@@ -77,6 +85,15 @@ class Service:
     shared: bool = False
     stuck_client: float = 0.0
     tick: float = 1.0
+    growth: float = 0.0
+    retries: bool = False
+
+    def at(self, version: Version, now: float) -> Version:
+        """Return how `version` answers at `now` seconds of the rollout, negative before it."""
+        if not version.since < now <= version.until:
+            return Version()
+        growth = max(0.0, 1.0 + self.growth * now / 3600.0)
+        return replace(version, slow=min(1.0, version.slow * growth))
 
     def block(
         self, live: Version, episodes: Iterator[bool], generator: np.random.Generator
@@ -98,26 +115,33 @@ def rollout(
     """Run one rollout from its first step to its end."""
     generator, tick = np.random.default_rng(seed), service.tick
     ours, theirs = candidate.episodes(generator, tick), live.episodes(generator, tick)
+    blocks = int(service.record_seconds / BLOCK_SECONDS)
+    begun = replace(live, since=-math.inf)
     record = [
-        (service.block(live, theirs, generator), BLOCK_SECONDS)
-        for _ in range(int(service.record_seconds / BLOCK_SECONDS))
+        (
+            service.block(service.at(begun, BLOCK_SECONDS * (at - blocks)), theirs, generator),
+            BLOCK_SECONDS,
+        )
+        for at in range(blocks)
     ]
     progress = RolloutProgress(phase=RolloutPhase.WARM, evidence=gates.begin(record, spec))
     progress = machine.move(progress, machine.next_signal(progress, spec), 0.0)
-    now = 0.0
+    now, again = 0.0, 0
     while progress.phase in machine.EXPOSED:
         now += tick
         weight = machine.candidate_weight(progress, spec)
         others = service.per_second * (1.0 - service.stuck_client)
-        n = int(generator.poisson(others * tick))
+        n = int(generator.poisson(others * tick)) + again
         mine = int(generator.binomial(n, weight / 100))
         inside = next(theirs), next(ours)
+        shared = inside[0] if service.shared else inside[1]
         window = Window(
-            draw(candidate, mine, generator, inside=inside[0] if service.shared else inside[1]),
-            draw(live, n - mine, generator, inside=inside[0]),
+            draw(service.at(candidate, now), mine, generator, inside=shared),
+            draw(service.at(begun, now), n - mine, generator, inside=inside[0]),
             representative=spec.representative(weight),
             seconds=tick,
         )
+        again = (window.candidate.errors + window.live.errors) * service.retries
         if service.stuck_client:
             window = _with_stuck_client(window, service, generator)
         observation = TickObservation(window)

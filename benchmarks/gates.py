@@ -36,6 +36,7 @@ _NEAR = Version(period=187.5, slow_inside=0.3)
 _RARE = Version(period=250.0, slow_inside=1.0)
 _WITHIN = Version(period=750.0, slow_inside=0.3)
 _BAKE = replace(COMPARED, steps=(100,))
+_LONG = replace(LIMITED, steps=(50, 100), step_seconds=600.0)
 
 CASES = (
     GateCase(
@@ -50,6 +51,12 @@ CASES = (
     GateCase("3 % slow, live 1 %, compared only", Version(slow=0.03), Version(slow=0.01), COMPARED),
     GateCase("5 % errors, live 0.1 %", Version(errors=0.05), Version(errors=0.001), COMPARED),
     GateCase(
+        "8 % errors from 250 s of a step on",
+        Version(errors=0.08, since=250.0),
+        Version(errors=0.001),
+        _LONG,
+    ),
+    GateCase(
         "half of the requests fail at 20/s, bake",
         Version(errors=0.5),
         _GOOD,
@@ -63,6 +70,19 @@ CASES = (
         _GOOD,
         replace(COMPARED, sticky=True),
         Service(stuck_client=0.01),
+    ),
+    GateCase("good, 30 % slow in its first 10 s", Version(slow=0.3, until=10.0), _GOOD),
+    GateCase(
+        "equal, 0.5 % slow, growing threefold in an hour",
+        Version(slow=0.005),
+        Version(slow=0.005),
+        service=Service(growth=2.0),
+    ),
+    GateCase(
+        "equal, 0.5 % errors, each retried once",
+        Version(errors=0.005),
+        Version(errors=0.005),
+        service=Service(retries=True),
     ),
     GateCase("equal and good, 1 request/s", _GOOD, _GOOD, LIMITED, Service(per_second=1.0)),
 )

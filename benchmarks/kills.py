@@ -1,13 +1,14 @@
-"""Promotions of a good candidate while one process is killed (SIGKILL) at a random moment.
+"""Promotions of a good candidate: undisturbed and taken back, or with one process killed (SIGKILL).
 
-A real daemon, Envoy and small servers, clients in closed loops. Each promotion has one victim: the
-client that started it, the daemon, its watcher, Envoy, a live or a candidate server. Only where the
-candidate died may the rollout go back.
+A real daemon, Envoy and small servers, clients in closed loops. Each promotion with a kill has one
+victim at a random moment: the client that started it, the daemon, its watcher, Envoy, a live or a
+candidate server. Only where the candidate died may the rollout go back.
 """
 
 from __future__ import annotations
 
 import http.client
+import json
 import random
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -42,6 +43,8 @@ _MOMENTS_SECONDS = 4.0
 _SPEC = RolloutSpec(
     steps=(50, 100), step_seconds=1.0, bake_seconds=1.0, warmup_seconds=0.5, keep_previous_seconds=0
 )
+_KEPT_WARM = replace(_SPEC, keep_previous_seconds=600)
+_MLCTL = (sys.executable, "-m", "cli.main")
 _PROMOTE = (
     "from benchmarks.kills import promote; from rollout.client import deployments;"
     "list(deployments.follow('{name}', promote({number})))"
@@ -56,6 +59,7 @@ class Clients:
     sent: int = 0
     failed: int = 0
     outage: float = 0.0
+    last_answers: dict[bytes, float] = field(default_factory=dict)  # each body, when it came last
     _answered: float = 0.0
     _stop: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -83,26 +87,27 @@ class Clients:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_SECONDS)
         with closing(connection):
             while not self._stop:
-                good = self._request(connection)
-                self._count(good)
-                if not good:
+                body = self._request(connection)
+                self._count(body)
+                if body is None:
                     time.sleep(0.01)  # a client that is rejected does not come back at once
 
-    def _request(self, connection: http.client.HTTPConnection) -> bool:
+    def _request(self, connection: http.client.HTTPConnection) -> bytes | None:
         try:
             connection.request("POST", "/v2/models/tiny/infer", b"{}")
             response = connection.getresponse()
-            response.read()
+            body = response.read()
         except (OSError, http.client.HTTPException):
             connection.close()
-            return False
-        return response.status == http.HTTPStatus.OK
+            return None
+        return body if response.status == http.HTTPStatus.OK else None
 
-    def _count(self, good: bool) -> None:
+    def _count(self, body: bytes | None) -> None:
         with self._lock:
             now = time.monotonic()
             self.sent += 1
-            if good:
+            if body is not None:
+                self.last_answers[body] = now
                 self.outage = max(self.outage, now - self._answered)
                 self._answered = now
             else:
@@ -120,9 +125,9 @@ class Kill:
     outage: float
 
 
-def promote(number: int) -> int:
+def promote(number: int, spec: RolloutSpec = _SPEC) -> int:
     """Start the rollout to the revision with that number; return its id."""
-    return deployments.promote(_NAME, _revision(number), _SPEC)
+    return deployments.promote(_NAME, _revision(number), spec)
 
 
 def _revision(number: int) -> Revision:
@@ -222,11 +227,9 @@ def _orphans() -> int:
     return found
 
 
-def measure(kills: int, seed: int, result: BenchmarkResult) -> None:
-    """Add the table of `kills` kills, by victim in turn, at moments drawn from `seed`."""
-    rng = random.Random(seed)
-    victims = (CLIENT, *_VICTIMS)
-    found: dict[str, list[Kill]] = {victim: [] for victim in victims}
+@contextmanager
+def _deployed() -> Iterator[Clients]:
+    """Start a deployment under load; stop both at the end."""
     (port,) = free_ports(1)
     settings = DeploymentSettings(
         drain_seconds=2.0,
@@ -238,12 +241,51 @@ def measure(kills: int, seed: int, result: BenchmarkResult) -> None:
     try:
         clients = Clients(port)
         with clients.sending():
-            for number in range(kills):
-                victim = victims[number % len(victims)]
-                moment = rng.uniform(0.0, _MOMENTS_SECONDS)
-                found[victim].append(_run(victim, number + 1, moment, clients))
+            yield clients
     finally:
         deployments.down(_NAME)
+
+
+def measure_promotions(count: int, result: BenchmarkResult) -> None:
+    """Add the table of `count` promotions of a good candidate, each taken back by the command."""
+    outcomes: list[Outcome | None] = []
+    last_answers, commands = [], []
+    with _deployed() as clients:
+        clients.begin()
+        for number in range(1, count + 1):
+            promote(number, _KEPT_WARM)
+            outcomes.append(_await_end().outcome)
+            if outcomes[-1] is not Outcome.PROMOTED:
+                continue
+            started = time.monotonic()
+            subprocess.run([*_MLCTL, "rollback", _NAME], check=True, stdout=subprocess.DEVNULL)
+            commands.append(time.monotonic() - started)
+            _await_end()
+            answer = json.dumps({"model_version": _revision(number).digest}).encode()
+            last_answers.append(clients.last_answers[answer] - started)
+    table = result.table(
+        f"{count} promotions of a good candidate, each taken back by `mlctl rollback` while the "
+        f"previous version is warm; {_CLIENTS} clients, one request at a time",
+        *("promoted", "rolled back", "requests", "failed", "longest outage ms"),
+        *("last answer of the candidate after s, median", "max", "the command took s, median"),
+    )
+    table.add(
+        *(outcomes.count(Outcome.PROMOTED), outcomes.count(Outcome.ROLLED_BACK)),
+        *(clients.sent, clients.failed, 1000.0 * clients.outage),
+        *(median(last_answers), max(last_answers), median(commands)),
+    )
+
+
+def measure(kills: int, seed: int, result: BenchmarkResult) -> None:
+    """Add the table of `kills` kills, by victim in turn, at moments drawn from `seed`."""
+    rng = random.Random(seed)
+    victims = (CLIENT, *_VICTIMS)
+    found: dict[str, list[Kill]] = {victim: [] for victim in victims}
+    with _deployed() as clients:
+        for number in range(kills):
+            victim = victims[number % len(victims)]
+            moment = rng.uniform(0.0, _MOMENTS_SECONDS)
+            found[victim].append(_run(victim, number + 1, moment, clients))
     _tabulate(found, _orphans(), result)
 
 

@@ -1,4 +1,4 @@
-"""How soon a rollout goes back, what kills and Envoy cost, how often the gates are right.
+"""How soon a rollout goes back, what promotions, kills and Envoy cost, how often gates are right.
 
 Real daemons, Envoy and small servers first (`benchmarks.reaction`, `kills`, `proxies`), then
 simulations (`benchmarks.gates`, `benchmarks.effects`).
@@ -14,7 +14,7 @@ from benchmarks import effects, gates, kills, proxies, reaction
 from benchmarks.result import argument_parser, measuring
 from bundle.home import HOME_VARIABLE
 
-_PARTS = ("reaction", "kills", "proxies", "gates", "effects")
+_PARTS = ("reaction", "promotions", "kills", "proxies", "gates", "effects")
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--seeds", type=int, default=1000, help="simulated rollouts per case")
     parser.add_argument("--kills", type=int, default=100, help="kills of random processes")
+    parser.add_argument("--promotions", type=int, default=20, help="undisturbed promotions")
     parser.add_argument("--seed", type=int, default=1, help="which processes die, and when")
     options = parser.parse_args()
     with (
@@ -33,6 +34,8 @@ def main() -> None:
         for part in options.parts:
             if part == "reaction":
                 reaction.measure(Path(name), result)
+            elif part == "promotions":
+                kills.measure_promotions(options.promotions, result)
             elif part == "kills":
                 kills.measure(options.kills, options.seed, result)
             elif part == "proxies":

@@ -68,7 +68,6 @@ def main() -> None:
     parser = argument_parser("runners", __doc__)
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--batch-peers", metavar="PYTHON", help="a Python with the batch peers")
-    parser.add_argument("--faststream", metavar="PYTHON", help="a Python with FastStream")
     parser.add_argument("--kills", type=int, default=100, help="killed runs of each transport")
     parser.add_argument("--seed", type=int, default=1, help="when runs are killed")
     parser.add_argument("--keys", type=int, default=1_000_000, help="precomputed predictions")
@@ -76,7 +75,6 @@ def main() -> None:
     peers = (
         ["--python", options.batch_peers] if options.batch_peers else ["--engines", "ours", "loop"]
     )
-    faststream = ["--faststream", options.faststream] if options.faststream else []
     with (
         measuring("runners", options.json) as result,
         tempfile.TemporaryDirectory(prefix="mlctl-bench-") as name,
@@ -85,7 +83,7 @@ def main() -> None:
         if "batch" in options.parts:
             report_batch(run_program("batch", folder, *peers), result)
         if "stream" in options.parts:
-            report_stream(run_program("stream", folder, "--one-by-one", *faststream), result)
+            report_stream(run_program("stream", folder), result)
         if "kills" in options.parts:
             kills.measure(options.kills, options.seed, folder, result)
         if "precomputed" in options.parts:

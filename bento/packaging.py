@@ -60,7 +60,6 @@ _ONLY_COMMANDS = frozenset(
         "services/batch/spark.py",
         "services/online/security/exposure.py",
         "services/precomputed/manage.py",
-        "services/stream/recorded.py",
         "services/stream/tools.py",
     }
 )

@@ -1,10 +1,8 @@
-"""How the live picture of a deployment is drawn."""
+"""How the page of a deployment is drawn on a terminal."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -14,157 +12,108 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.output import printable
-from rollout.client.rendering import event_line
+from rollout.ui.view import GateRow, GateView, Page, RolloutPage
 
-if TYPE_CHECKING:
-    from rollout.client.live_state import LiveView
-    from rollout.client.view import GateView, RolloutView, ScreenState, SlotView
-    from rollout.journal.records import JournalEvent
-
-REDRAW_SECONDS = 0.5
 WIDEST = 110
 _STYLES = {"blue": "blue", "green": "green"}
 _OUTCOMES = {"promoted": "bold green", "restored": "bold green", "rolled_back": "bold red"}
-_NEAR = 0.5
-# A candidate that was promoted is live, and what was live before is the former.
-_ORDER = ("former", "live", "candidate")
+_SHOWN_EVENTS = 4
 
 
-def watch(console: Console, view: LiveView) -> None:
-    """Draw until the rollout that is seen ends, or for ever; the last picture stays."""
+def watch(console: Console, pages: Iterable[Page]) -> None:
+    """Draw each page; the last picture stays."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        while True:
-            state = view.observe()
-            live.update(picture(state, view.events), refresh=True)
-            if state.rollout is not None and state.rollout.outcome is not None:
-                return
-            time.sleep(REDRAW_SECONDS)
+        for page in pages:
+            live.update(picture(page), refresh=True)
 
 
-def picture(state: ScreenState, events: Iterable[JournalEvent] = ()) -> RenderableType:
+def picture(page: Page) -> RenderableType:
     """One picture, as wide as it may be."""
-    bentos = " -> ".join(each.bento for each in _from_to(state))
-    parts: list[RenderableType] = [_title(state), _text(bentos, "dim"), Text()]
-    parts += [_shares(state), _numbers(state)]
-    if state.rollout is not None:
-        parts += [Text(), *_progress(state.rollout), *_evidence(state.rollout)]
-        parts.append(_now(state.rollout))
-    lines = [_text(line, "dim") for event in events if (line := event_line(event))]
-    if lines:
-        parts += [Text(), *lines]
+    bentos = " -> ".join(each.bento for each in page.slots)
+    parts: list[RenderableType] = [_title(page), _text(bentos, "dim"), Text(), _shares(page)]
+    if page.rollout is not None:
+        rollout = page.rollout
+        parts += [_numbers(page), Text(), _progress(rollout)]
+        if rollout.answers:
+            parts.append(_text(f"{'answers':<21} {rollout.answers}"))
+        parts += _evidence(rollout)
+        parts.append(_text(rollout.verdict, "bold" if rollout.outcome else ""))
+        parts += [
+            Text(),
+            *(_text(line, "dim") for line in reversed(rollout.events[:_SHOWN_EVENTS])),
+        ]
     return Constrain(Group(*parts), WIDEST)
 
 
-def _title(state: ScreenState) -> RenderableType:
-    title = Text.assemble((state.name, "bold"), f"  {state.address}")
-    rollout = state.rollout
-    if not state.answers:
-        title.append("  the proxy does not answer", "bold red")
-    elif rollout is None:
-        title.append("  no rollout is under way", "dim")
+def _title(page: Page) -> RenderableType:
+    title = Text.assemble((page.name, "bold"), f"  {page.address}")
+    rollout = page.rollout
+    if rollout is None:
+        title.append("  no rollout yet", "dim")
     else:
-        ended = rollout.outcome.value if rollout.outcome else None
-        style = _OUTCOMES.get(ended, "bold yellow") if ended else "bold"
         title.append(f"  rollout {rollout.id} ")
-        title.append((ended or _where(rollout)).replace("_", " "), style)
+        title.append(rollout.state, _OUTCOMES.get(rollout.outcome or "", "bold"))
     return title
 
 
-def _from_to(state: ScreenState) -> list[SlotView]:
-    """The slots in the direction in which the traffic is to move."""
-    return sorted(state.slots, key=lambda each: _ORDER.index(each.part))
-
-
-def _where(rollout: RolloutView) -> str:
-    step = rollout.step
-    at_step = f" step {step.number} of {step.steps}" if step.number else ""
-    return f"{step.phase.value}{at_step}"
-
-
-def _shares(state: ScreenState) -> Table:
+def _shares(page: Page) -> Table:
     """The weights as bars."""
     table = _grid()
-    for each in state.slots:
-        weight = each.weight or 0
-        share = "?" if each.weight is None else f"{each.weight} %"
-        bar = _bar(weight / 100, _STYLES[each.slot.value])
-        name = Text(each.slot.value, _STYLES[each.slot.value])
-        table.add_row(name.append(f" {each.part}", "dim"), bar, share)
+    for each in page.slots:
+        bar = _bar(each.weight / 100, _STYLES[each.slot])
+        name = Text(each.slot, _STYLES[each.slot])
+        table.add_row(name.append(f" {each.part}", "dim"), bar, f"{each.weight} %")
     return table
 
 
-def _numbers(state: ScreenState) -> Table:
-    """What each slot does; latencies are the histogram's edges, so they read "at most"."""
+def _numbers(page: Page) -> Table:
+    """What each slot did; latencies are the histogram's edges, so they read "at most"."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, min_width=56, header_style="dim")
-    for name in ("", "req/s", "p50 ms", "p99 ms", "errors", "run"):
+    for name in ("", "requests", "req/s", "p50 ms", "p99 ms", "errors"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for each in state.slots:
-        table.add_row(Text(each.slot.value, _STYLES[each.slot.value]), *_cells(each))
+    for each in page.slots:
+        table.add_row(Text(each.slot, _STYLES[each.slot]), *each.cells)
     return table
 
 
-def _cells(each: SlotView) -> list[Text]:
-    errors = each.error_share
-    failing = "red" if errors else ""
-    running = Text(str(each.replicas), "" if each.healthy else "red")
-    return [
-        Text("-" if each.rate is None else f"{each.rate:.0f}"),
-        *(Text("-" if edge is None else f"<= {edge:g}") for edge in (each.p50, each.p99)),
-        Text("-" if errors is None else f"{errors:.2%}", failing),
-        running,
-    ]
-
-
-def _progress(rollout: RolloutView) -> list[RenderableType]:
-    """What the step still waits for, and how the answers compare."""
+def _progress(rollout: RolloutPage) -> Table:
+    """What the step still waits for."""
     step, table = rollout.step, _grid()
-    if rollout.outcome is None and step.least_seconds:
-        left = max(0.0, step.least_seconds - step.seconds)
-        done = _share(step.seconds, step.least_seconds)
+    if rollout.outcome is None and step.min_seconds:
+        left = max(0.0, step.min_seconds - step.seconds)
+        done = min(1.0, step.seconds / step.min_seconds)
         table.add_row("time", _bar(done, "cyan"), f"{_duration(left)} left")
     if rollout.outcome is None and step.needed:
-        done = _share(step.requests, step.needed)
+        done = min(1.0, step.requests / step.needed)
         table.add_row("requests", _bar(done, "cyan"), f"{step.requests} of {step.needed}")
     if rollout.outcome is None and rollout.deadline_left is not None:
         table.add_row("deadline", Text(f"in {_duration(rollout.deadline_left)}"), "")
-    if rollout.agreement is None:
-        return [table]
-    psi = "" if rollout.psi is None else f", PSI {rollout.psi:.3f}"
-    answers = f"{rollout.agreement:.2%} of {rollout.compared} alike{psi}"
-    return [table, _text(f"{'answers':<21} {answers}")]
-
-
-def _evidence(rollout: RolloutView) -> list[RenderableType]:
-    """Draw how near each e-value is to its threshold, on a logarithmic scale."""
-    parts: list[RenderableType] = []
-    for gates, title, harm in (
-        (rollout.harm, f"against it (taken back at {rollout.threshold:g})", True),
-        (rollout.proof, f"for it (goes on at {rollout.threshold:g})", False),
-    ):
-        if gates:
-            parts += [Text(title, "dim"), _gate_rows(gates, harm=harm)]
-    return parts
-
-
-def _gate_rows(gates: Iterable[GateView], *, harm: bool) -> Table:
-    table = _grid()
-    for gate in gates:
-        table.add_row(gate.gate, _bar(gate.filled, _style(gate, harm=harm)), _e_text(gate.value))
     return table
 
 
-def _style(gate: GateView, *, harm: bool) -> str:
-    if harm:
-        return "red" if gate.filled >= 1.0 else "yellow" if gate.filled > _NEAR else "green"
-    return "green" if gate.filled >= 1.0 else "cyan"
+def _evidence(rollout: RolloutPage) -> list[RenderableType]:
+    """Draw how near each e-value is to its threshold, on a logarithmic scale."""
+    threshold, found = f"{rollout.threshold:g}", rollout.gates
+    if not found:
+        return []
+    harm = _gate_rows(((each, each.harm) for each in found), "yellow", "red")
+    proof = _gate_rows(((each, each.proof) for each in found), "cyan", "green")
+    return [
+        Text(f"evidence of harm (rolled back at {threshold})", "dim"),
+        harm,
+        Text(f"proof of the limits (goes on at {threshold})", "dim"),
+        proof,
+    ]
 
 
-def _e_text(value: float) -> str:
-    return f"{value:.2f}" if 0.005 <= value < 1e4 else f"{value:.0e}"
-
-
-def _now(rollout: RolloutView) -> Text:
-    return _text(rollout.verdict, "bold" if rollout.outcome else "")
+def _gate_rows(gates: Iterable[tuple[GateRow, GateView | None]], style: str, full: str) -> Table:
+    table = _grid()
+    for row, view in gates:
+        if view is not None:
+            bar = _bar(view.filled, full if view.filled >= 1.0 else style)
+            value = f"{view.value:.2f}" if 0.005 <= view.value < 1e4 else f"{view.value:.0e}"
+            table.add_row(row.gate, bar, value)
+    return table
 
 
 def _grid() -> Table:
@@ -177,10 +126,6 @@ def _grid() -> Table:
 
 def _bar(done: float, style: str) -> ProgressBar:
     return ProgressBar(total=1.0, completed=done, complete_style=style, finished_style=style)
-
-
-def _share(done: float, of: float) -> float:
-    return min(1.0, done / of)
 
 
 def _duration(seconds: float) -> str:

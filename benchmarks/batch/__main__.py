@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.batch.measure import CommandCost, measure
 from benchmarks.workloads import make_workload
 
-ENGINES = ("ours", "loop", "polars", "duckdb", "pandas", "ray")
+ENGINES = ("ours", "loop", "polars")
 # The rows of each model, and the best rows in a call of the other engines.
 MODELS: Mapping[str, tuple[int, int]] = {"light": (2_000_000, 4096), "heavy": (400_000, 256)}
 _GROUP = 100_000

@@ -97,22 +97,6 @@ def loop(work: Work) -> None:
         each.join()
 
 
-def pandas(work: Work) -> None:
-    """The whole file as a frame; ONNX Runtime's own threads."""
-    import pandas as pd
-
-    frame = pd.read_parquet(work.rows)
-    session = open_model(work.model, work.threads)
-    columns = [name for name in frame.columns if name != "id"]
-    parts = []
-    for start in range(0, len(frame), 16_384):
-        piece = frame.iloc[start : start + 16_384]
-        x = piece[columns].to_numpy(np.float32) if work.wide else np.stack(piece["x"].to_list())
-        parts.append(session.run(None, {"x": x})[0][:, 0])
-    made = pd.DataFrame({"id": frame["id"], "y": np.concatenate(parts)})
-    made.to_parquet(work.out, compression="zstd")
-
-
 def polars(work: Work) -> None:
     """A lazy scan, with the model as a streamable function of batches."""
     pl: Any = importlib.import_module("polars")
@@ -132,70 +116,7 @@ def polars(work: Work) -> None:
     made.sink_parquet(work.out, compression="zstd")
 
 
-def duckdb(work: Work) -> None:
-    """The model as a scalar function of Arrow arrays, and COPY."""
-    import pyarrow as pa
-
-    db: Any = importlib.import_module("duckdb")
-
-    session = open_model(work.model, 1)
-
-    def flat(*columns: Any) -> Any:
-        arrays = [c.combine_chunks() if hasattr(c, "combine_chunks") else c for c in columns]
-        if work.wide:
-            x = np.stack([array.to_numpy() for array in arrays], axis=1)
-        else:
-            (array,) = arrays
-            x = array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), -1)
-        return pa.array(score(session, x, work.batch))
-
-    connection = db.connect(config={"threads": work.threads})
-    kinds = None if work.wide else ["FLOAT[64]"]
-    connection.create_function("scored", flat, kinds, "FLOAT", type="arrow")
-    columns = ", ".join(f"x_{index}" for index in range(64)) if work.wide else "x::FLOAT[64]"
-    connection.execute(
-        f"COPY (SELECT id, scored({columns}) AS y FROM read_parquet('{work.rows}')) "
-        f"TO '{work.out}' (FORMAT parquet, COMPRESSION zstd)"
-    )
-
-
-def ray(work: Work) -> None:
-    """Ray Data with a pool of actors."""
-    import ray as cluster
-
-    # One more than actors, or else nothing reads for them.
-    options: Any = {
-        "num_cpus": work.threads + 1,
-        "include_dashboard": False,
-        "log_to_driver": False,
-    }
-    cluster.init("local", **options)
-
-    class Model:
-        def __init__(self) -> None:
-            self.session = open_model(work.model, 1)
-
-        def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            if work.wide:
-                x = np.stack([batch[f"x_{index}"] for index in range(64)], axis=1)
-            else:
-                x = np.stack(list(batch["x"]))
-            return {"id": batch["id"], "y": score(self.session, x, work.batch)}
-
-    rows = cluster.data.read_parquet(str(work.rows))
-    pool = cluster.data.ActorPoolStrategy(size=work.threads)
-    scored = rows.map_batches(Model, compute=pool, batch_size=16_384, zero_copy_batch=True)
-    scored.write_parquet(str(work.out), compression="zstd")
-    cluster.shutdown()
-
-
-ENGINES: dict[str, Callable[[Work], None]] = {
-    "loop": loop,
-    "pandas": pandas,
-    "polars": polars,
-    "duckdb": duckdb,
-    "ray": ray,
-}
+ENGINES: dict[str, Callable[[Work], None]] = {"loop": loop, "polars": polars}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Measure and print: `python -m benchmarks.stream --faststream PEER/bin/python`."""
+"""Measure and print: `python -m benchmarks.stream`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.servers import mlctl_server
 from benchmarks.stream.brokers import SCHEMES, Broker, broker, fill, values
 from benchmarks.stream.engines import Spec
-from benchmarks.workloads import NetBundle, make_workload
+from benchmarks.workloads import make_workload
 from bundle.clock import SystemClock
 from services.stream.answer_headers import SOURCE
 from services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
@@ -33,8 +32,7 @@ from tests.support.wait import wait_until
 
 _STEPS = 50
 # Messages in a batch, the same for every engine.
-_BATCH = 4000
-_FEW = 2000
+_BATCH = 4096
 # Before latency is measured so many are answered, some at a time.
 _WARM, _ROUNDS, _KEY = 2000, 4, b"warm"
 
@@ -63,15 +61,14 @@ class StreamBenchmark:
         model, batch = str(self._bundle), int(self._options.batch)
         return Spec(engine, *urls, request.group, self._payload, model, count, batch)
 
-    def throughput(self, engine: str, url: str = "") -> dict[str, float]:
+    def throughput(self, engine: str) -> dict[str, float]:
         """The median by rate of some rounds over a full stream."""
         found = []
         for _ in range(self._options.rounds):
             request = self._stream.urls()
-            count = _FEW if engine in {"one by one", "faststream"} else self._options.messages
+            count = self._options.messages
             fill(request.source, values(self._payload, count))
-            spec = replace(self.spec(engine, request, count), url=url)
-            found.append(self._run(spec))
+            found.append(self._run(self.spec(engine, request, count)))
         found.sort(key=lambda each: each["messages"] / each["seconds"])
         return found[len(found) // 2]
 
@@ -110,13 +107,6 @@ class StreamBenchmark:
             "benchmarks.stream.engines",
             orjson.dumps(asdict(spec)).decode(),
         ]
-        if spec.engine == "faststream":
-            app = str(Path(__file__).with_name("faststream_app.py"))
-            model = str(Path(spec.bundle) / "model.onnx")
-            urls = [StreamUrl.parse(each) for each in (spec.source, spec.answers)]
-            ends = [urls[0].address, urls[0].topic, urls[1].topic]
-            command = [self._options.faststream, app, *ends, spec.group]
-            command += [model, spec.payload, str(spec.count)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
             try:
@@ -154,26 +144,12 @@ def send_at(url: StreamUrl, payload: str, count: int, rate: float) -> None:
             producer.publish([Outgoing(value, b"%d" % n) for n, value in those])
 
 
-@contextmanager
-def served(workload: NetBundle, folder: Path) -> Iterator[str]:
-    """Our server over HTTP, and where it is."""
-    server = mlctl_server(workload, folder)
-    process = server.start()
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        process.terminate()  # Its workers are ended by it, and by nothing else.
-        process.wait()
-
-
-def engines_of(scheme: str, options: argparse.Namespace) -> list[str]:
-    """What is compared on a broker."""
+def engines_of(scheme: str, payload: str, options: argparse.Namespace) -> list[str]:
+    """Return what is compared on a broker."""
     bare = [] if scheme == "sqlite" else [scheme]
-    # Over Redis it sends in a form of its own, which a message of other programs is not.
-    peers = ["faststream"] if options.faststream and scheme == "kafka" else []
-    return [
-        engine for engine in ("ours", "link", *bare, *peers) if engine in (options.only or [engine])
-    ]
+    by_hand = ["by hand"] if (scheme, payload) == ("kafka", "json") else []
+    engines = ("ours", "link", *bare, *by_hand)
+    return [engine for engine in engines if engine in (options.only or [engine])]
 
 
 def measure(scheme: str, payload: str, options: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -183,11 +159,7 @@ def measure(scheme: str, payload: str, options: argparse.Namespace, table: Table
         workload = make_workload("light", Path(scratch) / "bundle")
         with broker(scheme, Path(scratch) / "broker") as stream:
             bench = StreamBenchmark(stream, workload.bundle.root, payload, options)
-            if options.one_by_one and (scheme, payload) == ("sqlite", "json"):
-                with served(workload, Path(scratch)) as url:
-                    found["one by one"] = bench.throughput("one by one", url)
-                add_row(table, scheme, payload, "one by one", found["one by one"])
-            for engine in engines_of(scheme, options):
+            for engine in engines_of(scheme, payload, options):
                 found[engine] = result = bench.throughput(engine)
                 if engine == "ours":
                     p50, p99 = bench.latency(result["messages"] / result["seconds"] / 2)
@@ -215,11 +187,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=_BATCH)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency's run")
-    parser.add_argument("--faststream", help="a Python that has FastStream and ONNX Runtime")
-    parser.add_argument(
-        "--only", nargs="+", help="of these engines: ours, link, the client, faststream"
-    )
-    parser.add_argument("--one-by-one", action="store_true", help="also ask a server over HTTP")
+    parser.add_argument("--only", nargs="+", help="of: ours, link, the client, by hand")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Brokers and servers end as well.

@@ -6,15 +6,15 @@ that neither the start of the process nor the joining of the group counts.
 
 from __future__ import annotations
 
-import http.client
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
@@ -37,7 +37,6 @@ class Spec:
     count: int
     batch: int
     exactly_once: bool = False
-    url: str = ""
 
     def request(self) -> ConnectionRequest:
         """The link that it asks for."""
@@ -104,10 +103,33 @@ def _answer(message: Message) -> Outgoing:
 
 def kafka(spec: Spec, meter: CommitMeter) -> None:
     """confluent-kafka alone: consume, produce, flush, commit."""
+    _kafka(spec, meter, lambda values: [value[:4] for value in values])
+
+
+def by_hand(spec: Spec, meter: CommitMeter) -> None:
+    """The same loop with the work of a run: parse, score and write JSON."""
+    import onnxruntime
+
+    runtime: Any = onnxruntime
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = runtime.InferenceSession(f"{spec.bundle}/model.onnx", options)
+
+    def answers(values: Sequence[bytes]) -> list[bytes]:
+        x = np.array([orjson.loads(value)["x"] for value in values], np.float32)
+        (y,) = session.run(None, {"x": x})
+        return [orjson.dumps({"y": row}, option=orjson.OPT_SERIALIZE_NUMPY) for row in y]
+
+    _kafka(spec, meter, answers)
+
+
+def _kafka(
+    spec: Spec, meter: CommitMeter, answers: Callable[[Sequence[bytes]], Sequence[bytes]]
+) -> None:
     from confluent_kafka import Consumer, Producer
 
     request = spec.request()
-    address = {"bootstrap.servers": request.source.address}
+    address = {**request.source.options, "bootstrap.servers": request.source.address}
     settings = {**address, "group.id": spec.group, "enable.auto.commit": False}
     consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
     producer = Producer({**address, "enable.idempotence": True, "linger.ms": 5})
@@ -118,11 +140,10 @@ def kafka(spec: Spec, meter: CommitMeter) -> None:
         found = consumer.consume(spec.batch, 0.05)
         if not found:
             continue
-        for each in found:
+        values = answers([each.value() or b"" for each in found])
+        for each, value in zip(found, values, strict=True):
             source = f"bench:in/{each.partition()}/{each.offset()}".encode()
-            producer.produce(
-                topic, (each.value() or b"")[:4], each.key(), headers=[*shared, (SOURCE, source)]
-            )
+            producer.produce(topic, value, each.key(), headers=[*shared, (SOURCE, source)])
         producer.flush()
         consumer.commit(asynchronous=False)
         done += len(found)
@@ -159,32 +180,12 @@ def redis(spec: Spec, meter: CommitMeter) -> None:
         meter.done(done)
 
 
-def one_by_one(spec: Spec, meter: CommitMeter) -> None:
-    """Each message is a request to a server, answered and committed before the next one."""
-    from services.stream.transports.bridge import connect
-
-    server = http.client.HTTPConnection(spec.url.removeprefix("http://"))
-    done = 0
-    with connect(spec.request()) as opened:
-        while done < spec.count:
-            for each in opened.poll(1, 0.2):
-                headers = {"Content-Type": "application/json"}
-                rows = b'{"x":[' + each.value[len(b'{"x":') : -1] + b"]}"
-                server.request("POST", "/predict", rows, headers)
-                reply = server.getresponse()
-                body = reply.read()
-                assert reply.status == 200, body
-                opened.commit(Commit([each], [_answer(each)._replace(value=body)]))
-                done += 1
-                meter.done(done)
-
-
 ENGINES: Mapping[str, Callable[[Spec, CommitMeter], None]] = {
     "ours": ours,
     "link": link,
     "kafka": kafka,
+    "by hand": by_hand,
     "redis": redis,
-    "one by one": one_by_one,
 }
 
 

@@ -169,14 +169,13 @@ def lag_trigger(options: Mapping[str, Any]) -> LagTrigger:
     cannot read.
     """
     source = StreamUrl.parse(options["source"])
-    group = f"{options['group']}.shadow" if options["shadow"] else options["group"]
     batch = str(options["max_batch"])
     if source.scheme == "kafka":
         return LagTrigger(
             "kafka",
             {
                 "bootstrapServers": source.address,
-                "consumerGroup": group,
+                "consumerGroup": options["group"],
                 "topic": source.topic,
                 "lagThreshold": batch,
                 "activationLagThreshold": "0",
@@ -192,7 +191,7 @@ def lag_trigger(options: Mapping[str, Any]) -> LagTrigger:
                 "databaseIndex": database or "0",
                 "enableTLS": str(source.scheme == "rediss").lower(),
                 "stream": source.topic,
-                "consumerGroup": group,
+                "consumerGroup": options["group"],
                 "lagCount": batch,
                 "activationLagCount": "0",
             },

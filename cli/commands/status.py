@@ -72,10 +72,9 @@ def _draw(name: str) -> None:
     from rich.console import Console
 
     from cli.watch import watch
-    from rollout.client.live_state import open_live_view
+    from rollout.ui import feed
 
-    with open_live_view(name) as view:
-        watch(Console(highlight=False), view)
+    watch(Console(highlight=False), feed.watch(name))
 
 
 def _follow(output: CommandOutput, name: str) -> None:

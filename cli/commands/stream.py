@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bundle.errors import ERROR_TABLE, ErrorCode
 from cli.options import takes
 from cli.output import CommandOutput, counted, reporting
 from cli.progress import json_line, stopping
@@ -17,7 +16,6 @@ from cli.runners.stream import score_stream
 from cli.runners.stream_options import StreamRunOptions
 
 if TYPE_CHECKING:
-    from rollout.domain.streams import StreamsCompared
     from services.stream.base import Message, StreamUrl, Transport
 
 
@@ -48,11 +46,8 @@ def run(output: CommandOutput, /, bento: str, options: StreamRunOptions) -> None
 @click.argument("url")
 @click.option("--in", "source", help="File of lines to send.  [default: standard input]")
 @click.option("--key-field", "key", help="Field of each JSON object that is the message's key.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum messages a second.")
 @reporting
-def send(
-    output: CommandOutput, /, url: str, source: str | None, key: str | None, rate: float | None
-) -> None:
+def send(output: CommandOutput, /, url: str, source: str | None, key: str | None) -> None:
     """Send lines to URL, each as one message.
 
     URL is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders.
@@ -63,9 +58,7 @@ def send(
     target = StreamUrl.parse(url)
     path = None if source in (None, "-") else Path(str(source))
     with stopping(output) as stop, output.working() as show:
-        sent = send_lines(
-            target, path, stop, key=key, rate=rate, on_progress=lambda n: show(f"{n:,} sent")
-        )
+        sent = send_lines(target, path, stop, key=key, on_progress=lambda n: show(f"{n:,} sent"))
     if output.as_json:
         output.document({"url": target.redacted(), "sent": sent})
     else:
@@ -90,20 +83,6 @@ def peek(output: CommandOutput, /, url: str, count: int) -> None:
     """
     source, transport = _open(url)
     _show_messages(output, transport.browse(source, last=count))
-
-
-@stream.command()
-@click.argument("url")
-@reporting(json_lines=True)
-def tail(output: CommandOutput, /, url: str) -> None:
-    """Show new messages of URL, until Ctrl-C."""
-    source, transport = _open(url)
-    with stopping(output) as stop:
-        for message in transport.follow(source, 0.5):
-            if message is not None:
-                _show_messages(output, [message])
-            if stop.is_set():
-                return
 
 
 @stream.command()
@@ -209,90 +188,6 @@ def doctor(output: CommandOutput, /, url: str, group: str) -> None:
             output.marked("", "dim", f"  partition {name}", f"{count:,}")
     for remark in found.remarks:
         output.marked("-", "dim", "", remark)
-
-
-@stream.command()
-@click.argument("live")
-@click.argument("candidate")
-@click.option(
-    "-n",
-    "--last",
-    type=click.IntRange(1),
-    default=10_000,
-    help="Compare this many answers of each.",
-)
-@click.option(
-    "--min-agreement",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.99,
-    help="Minimum share of messages with equal answers.",
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0),
-    default=0.01,
-    help="Relative tolerance of numbers that are not class scores.",
-)
-@reporting
-def compare(
-    output: CommandOutput,
-    /,
-    live: str,
-    candidate: str,
-    last: int,
-    min_agreement: float,
-    tolerance: float,
-) -> None:
-    """Compare the answers at CANDIDATE, of a run with --shadow, with those at LIVE.
-
-    Answers are paired by their messages and judged as a rollout judges copied requests. Exits 0 if
-    agreement is proved, 10 if the candidate is worse, 11 without enough evidence.
-    """
-    from rollout.domain.spec import RolloutSpec
-    from rollout.domain.streams import judge_streams
-    from services.stream.base import StreamUrl
-    from services.stream.recorded import read_answers
-    from services.stream.run import default_dead
-
-    candidate_url = StreamUrl.parse(candidate)
-    expected = read_answers(StreamUrl.parse(live), None, last)
-    actual = read_answers(candidate_url, default_dead(candidate_url), last)
-    spec = RolloutSpec(max_disagreement=1.0 - min_agreement, tolerance=tolerance)
-    found = judge_streams(expected.answers, actual.answers, spec)
-    _show_comparison(output, found, sorted(expected.digests), sorted(actual.digests))
-    action = found.verdict.action.value
-    if action != "advance":
-        code = ErrorCode.ROLLED_BACK if action == "rollback" else ErrorCode.INCONCLUSIVE
-        raise click.exceptions.Exit(ERROR_TABLE[code].exit_code)
-
-
-def _show_comparison(
-    output: CommandOutput, found: StreamsCompared, live: list[str], candidate: list[str]
-) -> None:
-    verdict, window = found.verdict, found.window
-    if output.as_json:
-        output.document(
-            {
-                "verdict": verdict.action.value,
-                "gate": verdict.gate.value,
-                "why": verdict.why,
-                "live": live,
-                "candidate": candidate,
-                "messages": window.requests,
-                "differing": window.differed,
-                "distance": window.distance,
-                "psi": window.psi,
-                "sources": list(found.differing),
-                "left_out": list(found.left_out),
-            }
-        )
-        return
-    output.line(f"{verdict.action.value}: {verdict.why}")
-    output.line(f"{window.requests:,} messages compared, {window.differed:,} differ")
-    if found.left_out:
-        output.line(f"not compared, present on one side only: {', '.join(found.left_out)}")
-    for source in found.differing:
-        output.line(f"  {source}")
 
 
 def _open(url: str) -> tuple[StreamUrl, Transport]:

@@ -63,35 +63,45 @@ def event_display(output: CommandOutput) -> Iterator[EventDisplay]:
     """
     if output.as_json:
         with os.fdopen(os.dup(1), "w") as stream, only_results_on_stdout():
-            throttled = _Throttled(_JSON_PERIOD, lambda event: _event_line(event, stream))
-            yield EventDisplay(output, throttled, stream)
+            yield EventDisplay(output, stream=stream)
         return
     with only_results_on_stdout(), output.working() as show:
-        note = _Throttled(_PERIOD, _Changes(output.note))
-
-        def on_event(event: StreamEvent) -> None:
-            show(_event_text(event))
-            if not output.live:
-                note(event)
-
-        yield EventDisplay(output, on_event)
+        yield EventDisplay(output, show)
 
 
 class EventDisplay:
-    """Shows events, and the guarantee before the first one. `stream` is for --json."""
+    """Shows events, and the guarantee before the first one; `stream` is for --json.
+
+    Of frequent events only one in a while is printed, and of those of an idle run only the first.
+    """
 
     def __init__(
         self,
         output: CommandOutput,
-        show: Callable[[StreamEvent], None],
+        show: Callable[[str], None] = lambda _text: None,
         stream: TextIO | None = None,
     ) -> None:
         self._output = output
         self._show = show
         self._stream = stream
+        self._period = _PERIOD if stream is None else _JSON_PERIOD
+        self._next = 0.0
+        self._last: tuple[object, ...] = ()
 
     def __call__(self, event: StreamEvent) -> None:
-        self._show(event)
+        if self._stream is None:
+            self._show(_event_text(event))
+        if event.phase in {"committed", "idle"}:
+            if event.seconds < self._next:
+                return
+            self._next = event.seconds + self._period
+        if self._stream is not None:
+            _event_line(event, self._stream)
+            return
+        state = (event.phase, event.totals, event.lag, event.detail)
+        if not self._output.live and state != self._last:
+            self._output.note(_event_text(event))
+        self._last = state
 
     def opened(self, config: StreamConfig, connection: StreamConnection) -> None:
         """Print the guarantee and the streams."""
@@ -109,36 +119,6 @@ class EventDisplay:
             return
         self._output.note(f"{guarantee_text(connection, request.source)}.")
         self._output.note(f"{urls['in']} -> {urls['out']}, dead letters -> {urls['dead']}")
-
-
-class _Throttled:
-    """Shows events; of frequent ones only one in `period` seconds."""
-
-    def __init__(self, period: float, show: Callable[[StreamEvent], None]) -> None:
-        self._period = period
-        self._show = show
-        self._next = 0.0
-
-    def __call__(self, event: StreamEvent) -> None:
-        if event.phase in {"committed", "idle"}:
-            if event.seconds < self._next:
-                return
-            self._next = event.seconds + self._period
-        self._show(event)
-
-
-class _Changes:
-    """Shows an event if it differs from the last one: an idle run is reported once."""
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
-        self._last: tuple[object, ...] | None = None
-
-    def __call__(self, event: StreamEvent) -> None:
-        state = (event.phase, event.totals, event.lag, event.detail)
-        if state != self._last:
-            self._note(_event_text(event))
-        self._last = state
 
 
 def _event_text(event: StreamEvent) -> str:

@@ -40,9 +40,6 @@ class StreamRunOptions:
         name="--from",
         help="First message of a new group.",
     )
-    shadow: bool = option(
-        help="Read the same messages as GROUP.shadow; dead letters go beside --out."
-    )
     payload: str = option("json", help="Format of messages: json, arrow, raw, avro.")
     keep: tuple[str, ...] = option(
         metavar="FIELD[,FIELD...]",
@@ -89,7 +86,7 @@ def stream_config(options: StreamRunOptions, *, as_json: bool) -> StreamConfig:
     from services.stream.batching import BatchGoals
     from services.stream.engine import RunSettings
     from services.stream.payloads import PayloadRequest
-    from services.stream.run import StreamConfig, default_dead, shadow_of
+    from services.stream.run import StreamConfig, default_dead
 
     source = StreamUrl.parse(options.source)
     request = ConnectionRequest(
@@ -101,7 +98,7 @@ def stream_config(options: StreamRunOptions, *, as_json: bool) -> StreamConfig:
         options.exactly_once,
     )
     return StreamConfig(
-        shadow_of(request) if options.shadow else request,
+        request,
         PayloadRequest(
             options.payload,
             tuple(name for text in options.keep for name in text.split(",") if name),

@@ -1,4 +1,4 @@
-"""Where else a deployment and its rollouts are seen."""
+"""Where else a deployment and its rollouts are reported."""
 
 from __future__ import annotations
 

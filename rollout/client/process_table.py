@@ -14,6 +14,7 @@ import psutil
 
 from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
 from rollout.domain.process_ref import DAEMON, NO_PROCESS, PROXY, ProcessRef
+from rollout.domain.spec import Slot
 from rollout.drivers.local import processes
 from rollout.drivers.local.fleet import replica_of
 from rollout.journal import paths
@@ -75,6 +76,12 @@ def rows(journal: Journal, deployment: Deployment) -> tuple[ProcessRow, ...]:
         )
         for role in sorted(found, key=lambda role: (replica_of(role) is not None, role))
     )
+
+
+def slot_rows(journal: Journal, deployment: Deployment, slot: Slot) -> list[ProcessRow]:
+    """The replicas of one slot."""
+    found = ((row, replica_of(row.role)) for row in rows(journal, deployment))
+    return [row for row, replica in found if replica is not None and replica[0] is slot]
 
 
 def _row(

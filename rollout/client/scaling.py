@@ -7,9 +7,8 @@ from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client.lifecycle import ensure_daemon
-from rollout.client.process_table import rows
+from rollout.client.process_table import slot_rows
 from rollout.domain.spec import DeploymentSettings
-from rollout.drivers.local.fleet import replica_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
@@ -75,6 +74,5 @@ def settled(name: str) -> bool:
     """Whether exactly the wanted replicas of the live revision run, all of them ready."""
     with Journal(paths.journal()) as journal:
         deployment = journal.live_deployment(name)
-        live = deployment.slot
-        found = [r for r in rows(journal, deployment) if (replica_of(r.role) or (None,))[0] is live]
+        found = slot_rows(journal, deployment, deployment.slot)
         return len(found) == deployment.settings.replicas and all(row.healthy for row in found)

@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from bundle.errors import ErrorCode, MlctlError
+from rollout.domain import gates
 from rollout.domain.spec import RolloutSpec
 
 
@@ -37,11 +38,11 @@ def read_spec(path: Path) -> dict[str, Any]:
 
 
 def spec_yaml(spec: RolloutSpec) -> str:
-    """Return the text of a file that describes `spec`."""
+    """Return the text of a file that describes `spec`; a comment says what its times exclude."""
     document = {**asdict(spec), "steps": list(spec.steps)}
     document["on_inconclusive"] = spec.on_inconclusive.value
     text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=None)
-    return text
+    return f"# {gates.not_excluded(spec.representative_seconds)}\n{text}"
 
 
 def spec_schema() -> dict[str, Any]:

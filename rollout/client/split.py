@@ -6,9 +6,8 @@ import time
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client.lifecycle import ensure_daemon
-from rollout.client.process_table import rows
-from rollout.domain.spec import Revision, Slot
-from rollout.drivers.local.fleet import replica_of
+from rollout.client.process_table import slot_rows
+from rollout.domain.spec import Revision
 from rollout.drivers.local.logs import path as log_path
 from rollout.drivers.local.processes import log_tail
 from rollout.journal import paths
@@ -99,7 +98,7 @@ def _await_ready(journal: Journal, name: str) -> None:
     begun = journal.last_seq()
     deadline = time.monotonic() + settings.ready_seconds
     while time.monotonic() < deadline:
-        if _ready(journal, deployment, slot) >= settings.replicas:
+        if sum(row.healthy for row in slot_rows(journal, deployment, slot)) >= settings.replicas:
             return
         failures = journal.events_between(name, begun, journal.last_seq(), ("start_failed",))
         if failures:
@@ -107,11 +106,6 @@ def _await_ready(journal: Journal, name: str) -> None:
         time.sleep(_POLL_SECONDS)
     log = log_path(paths.directory(name) / "logs", f"{slot}/0")
     raise _not_ready(deployment, log_tail(log))
-
-
-def _ready(journal: Journal, deployment: Deployment, slot: Slot) -> int:
-    found = rows(journal, deployment)
-    return sum((replica_of(row.role) or (None,))[0] is slot and row.healthy for row in found)
 
 
 def _not_ready(deployment: Deployment, log: str) -> MlctlError:

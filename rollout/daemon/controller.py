@@ -90,7 +90,7 @@ class Controller:
             world.edges,
             rollout.slot,
             rollout.spec,
-            self._comparison,
+            None if self._comparison is None else self._comparison.observe,
             watch.record.total,
         )
         self._record = watch.record

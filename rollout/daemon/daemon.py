@@ -26,7 +26,6 @@ import psutil
 
 from bundle.clock import Clock, SystemClock
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.daemon.hourly_traffic import HourlyTraffic
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
 from rollout.daemon.reporting.outbox import EventSink, Outbox, run_command
@@ -61,6 +60,7 @@ from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal, StaleEpochError
 from rollout.journal.records import Deployment, Rollout, dumps
+from rollout.journal.traffic import HourlyTraffic
 
 _POLL_SECONDS = 0.02
 # A replica that starts serves soon after it is ready.
@@ -110,7 +110,7 @@ class Daemon:
         self._world = World(data_plane, meter, launcher, clock, edges_of(settings), recording)
         self._logs = directory / "logs"
         self._supervisor = Supervisor(
-            name, directory, proxy, self._world, journal, self._vitals, self._epoch
+            name, directory, proxy, self._world, journal, self._vitals.hung, self._epoch
         )
         self._scaler = Scaler(name, self._world, journal, self._epoch)
         self._record = TrafficRecord()

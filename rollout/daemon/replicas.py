@@ -7,10 +7,11 @@ finished its requests. The live slot and the slot of the previous revision have 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rollout.daemon.controller import World
 from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
@@ -31,11 +32,7 @@ _REMOVAL_SECONDS = 1.0
 _JOIN_SECONDS = 1.5
 _HUNG = "hung"
 
-
-class LivenessCheck(Protocol):
-    """Detects processes that hang."""
-
-    def hung(self, served: RunningRevision) -> bool: ...
+HungCheck = Callable[[RunningRevision], bool]
 
 
 @dataclass
@@ -77,15 +74,15 @@ class _Replica:
 
 
 class SlotReplicas:
-    """The replicas of one slot on behalf of the daemon with `epoch`."""
+    """The replicas of one slot on behalf of the daemon with `epoch`; `hung` says which hang."""
 
     def __init__(
-        self, name: str, world: World, journal: Journal, health: LivenessCheck, epoch: int
+        self, name: str, world: World, journal: Journal, hung: HungCheck, epoch: int
     ) -> None:
         self._name = name
         self._world = world
         self._journal = journal
-        self._health = health
+        self._hung = hung
         self._epoch = epoch
         self._fleet = Fleet(name, world.launcher, journal)
         self._replicas: dict[str, _Replica] = {}
@@ -157,7 +154,7 @@ class SlotReplicas:
     ) -> ProcessState:
         """Return READY, STARTING, or DEAD for a failed, hanging or late replica, which is ended."""
         probe, now = self._world.launcher.probe(served), self._now()
-        if probe is ProcessState.READY and not self._health.hung(served):
+        if probe is ProcessState.READY and not self._hung(served):
             replica.worked = True
             replica.restarts.works(now)
             return ProcessState.READY

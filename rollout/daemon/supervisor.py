@@ -15,7 +15,7 @@ import psutil
 
 from bundle.ports import free_ports
 from rollout.daemon.controller import World
-from rollout.daemon.replicas import LivenessCheck, Restarts, SlotReplicas
+from rollout.daemon.replicas import HungCheck, Restarts, SlotReplicas
 from rollout.domain.ports import DataPlaneUnavailable, Proxy
 from rollout.domain.process_ref import ACTIVATOR, NO_PROCESS, PROXY, ProcessRef
 from rollout.domain.spec import Endpoint, PreviousRevision
@@ -43,7 +43,7 @@ class Supervisor:
         proxy: Proxy,
         world: World,
         journal: Journal,
-        health: LivenessCheck,
+        hung: HungCheck,
         epoch: int,
     ) -> None:
         self._directory = directory
@@ -53,8 +53,8 @@ class Supervisor:
         self._epoch = epoch
         self._restarts = {PROXY: Restarts(), ACTIVATOR: Restarts()}
         self._started: set[str] = set()
-        self.live = SlotReplicas(name, world, journal, health, epoch)
-        self.other = SlotReplicas(name, world, journal, health, epoch)
+        self.live = SlotReplicas(name, world, journal, hung, epoch)
+        self.other = SlotReplicas(name, world, journal, hung, epoch)
         self._running_proxy: ProcessRef | None = None
         self.serving = False
 

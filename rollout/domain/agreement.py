@@ -43,7 +43,7 @@ def by_default(spec: RolloutSpec, live: Revision, candidate: Revision) -> Rollou
     """Return the spec with a limit on disagreement where one follows from the proofs.
 
     Variants of one source model answer as it does but for what optimize found, so they differ
-    from each other by no more than both together; a model trained anew may differ by anything.
+    from each other by no more than both together; a retrained model may differ by anything.
     """
     if spec.max_disagreement is not None or live.source != candidate.source:
         return spec
@@ -60,7 +60,7 @@ def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
     why = "no request is copied" if can_copy else "requests are not copied in a cluster"
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
-        f"a least agreement cannot be proved: {why}",
+        f"a minimum agreement cannot be proved: {why}",
         "Leave --min-agreement out, or copy some requests: --shadow-percent.",
     )
 
@@ -155,7 +155,7 @@ def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -
     total, disagreed = evidence.total, share(evidence.hits)
     why = (
         f"{100.0 * disagreed:.2f} % of {total.requests} compared requests ({total.differed} of "
-        f"{total.rows} rows) are answered otherwise than by the live revision "
+        f"{total.rows} rows) are not answered like the live revision's "
         f"(limit {100.0 * limit:.4g} %){end}"
     )
     return Verdict(action, Gate.DISAGREEMENT, why, disagreed, limit, total.requests)

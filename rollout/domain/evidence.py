@@ -26,7 +26,7 @@ HIGHEST_LIMIT = 0.99  # a limit of 1 could not be exceeded
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Ticks on end in which a gross fault was seen: their seconds, and both slots' sums."""
+    """Ticks on end with a gross fault: their seconds, and both slots' sums."""
 
     seconds: float = 0.0
     ours: Hits = (0, 0)
@@ -47,6 +47,8 @@ class GateTrials:
         worse, step_worse: the evidence that the candidate is worse than the live slot, of all and
             since the last step began, not yet divided by the design effect.
         streak: the gross fault that goes on now.
+        run, run_theirs: the candidate's trials since its share is beyond the limit in each block,
+            and the live slot's hits in that time.
     """
 
     ours: Trials = NO_TRIALS
@@ -57,6 +59,8 @@ class GateTrials:
     worse: Logs = NO_EVIDENCE
     step_worse: Logs = NO_EVIDENCE
     streak: Streak = field(default_factory=Streak)
+    run: Trials = NO_TRIALS
+    run_theirs: Hits = (0, 0)
 
     @cached_property
     def design_effect(self) -> float:
@@ -71,6 +75,18 @@ class GateTrials:
             logs = tuple(e_values.above((each.hits, each.n), limit) for each in scopes)
         effect = self.design_effect
         return e_values.log_mean(tuple(e_values.log_mean(each, effect) for each in logs))
+
+    def log_run(self, rule: GateRule, limit: float) -> float:
+        """Return the logarithm of the e-value of harm in the present run of bad blocks alone.
+
+        What was good before does not count, neither as requests nor as a part of the bursts.
+        """
+        run = self.run
+        logs = e_values.above((run.hits, run.n), limit)
+        if rule.versus_live:
+            allowed = usual(self, self.theirs.n, limit)
+            logs = _worse((run.hits, run.n), self.run_theirs, self, allowed)
+        return e_values.log_mean(logs, max(run.design_effect, self.theirs.design_effect))
 
 
 _NOTHING = GateTrials()
@@ -157,7 +173,14 @@ def next_step(evidence: GateEvidence) -> GateEvidence:
     return replace(
         evidence,
         trials={
-            gate: replace(each, step=NO_TRIALS, step_worse=NO_EVIDENCE, streak=Streak())
+            gate: replace(
+                each,
+                step=NO_TRIALS,
+                step_worse=NO_EVIDENCE,
+                streak=Streak(),
+                run=NO_TRIALS,
+                run_theirs=(0, 0),
+            )
             for gate, each in evidence.trials.items()
         },
     )
@@ -218,23 +241,33 @@ def _fold_gate(
     if rule.versus_live and spec.sticky:
         # Each client keeps its slot, so the slots' clients differ. Compared is the whole traffic,
         # now and before the rollout.
-        ours, theirs = (ours[0] + theirs[0], ours[1] + theirs[1]), (0, 0)
+        ours, theirs = _plus(ours, theirs), (0, 0)
         counted = replace(counted, theirs=counted.before)
     allowed, tick = limit, NO_EVIDENCE
     if rule.versus_live:
         tick = _worse(ours, theirs, counted, usual(counted, counted.theirs.n, allowed))
         allowed = counted.theirs.share + spec.margin * allowed
-    burst, (hits, n) = spec.burst_seconds, counted.representative
+    burst, proof = spec.burst_seconds, counted.representative
+    run = counted.run.add(*ours, window.seconds, burst=burst, limit=allowed)
+    run_theirs = _plus(counted.run_theirs, theirs)
+    if run.blocks[0].closed > run.bad_blocks:  # a good block ends it
+        run, run_theirs = NO_TRIALS, (0, 0)
     return GateTrials(
         ours=counted.ours.add(*ours, window.seconds, burst=burst, limit=allowed),
         step=counted.step.add(*ours, window.seconds, burst=burst, limit=allowed),
         theirs=counted.theirs.add(*theirs, window.seconds, burst=burst, limit=allowed),
         before=counted.before,
-        representative=(hits + ours[0], n + ours[1]) if window.representative else (hits, n),
+        representative=_plus(proof, ours) if window.representative else proof,
         worse=e_values.add(counted.worse, tick),
         step_worse=e_values.add(counted.step_worse, tick),
         streak=streak,
+        run=run,
+        run_theirs=run_theirs,
     )
+
+
+def _plus(hits: Hits, more: Hits) -> Hits:
+    return hits[0] + more[0], hits[1] + more[1]
 
 
 def _worse(ours: Hits, theirs: Hits, counted: GateTrials, allowed: float) -> Logs:
@@ -251,8 +284,4 @@ def _streak(streak: Streak, rule: GateRule, ours: Hits, theirs: Hits, seconds: f
         return streak
     if share(ours) < rule.gross.share / 2.0:
         return Streak()
-    return Streak(
-        streak.seconds + seconds,
-        (streak.ours[0] + ours[0], streak.ours[1] + ours[1]),
-        (streak.theirs[0] + theirs[0], streak.theirs[1] + theirs[1]),
-    )
+    return Streak(streak.seconds + seconds, _plus(streak.ours, ours), _plus(streak.theirs, theirs))

@@ -70,42 +70,6 @@ class GateRule:
         return f"{share:.2f} % of {hits[1]:.0f} requests {self.words.format(**limits)}"
 
 
-def _errors(counts: Counts) -> Hits:
-    return counts.errors, counts.requests
-
-
-def _failed(counts: Counts) -> Hits:
-    return counts.errors + counts.abandoned, counts.total
-
-
-def _client_errors(counts: Counts) -> Hits:
-    return counts.client_errors, counts.requests
-
-
-def _slow(counts: Counts) -> Hits:
-    return counts.slow, counts.timed
-
-
-def _late(counts: Counts) -> Hits:
-    return counts.late, counts.timed
-
-
-def _tail(counts: Counts) -> Hits:
-    return counts.tail, counts.timed
-
-
-def _late_first(counts: Counts) -> Hits:
-    return counts.late_first, counts.begun
-
-
-def _slow_tokens(counts: Counts) -> Hits:
-    return counts.slow_tokens, counts.continued
-
-
-def _no_hits(_counts: Counts) -> Hits:
-    return 0, 0
-
-
 def _max_error_rate(spec: RolloutSpec) -> float:
     return spec.max_error_rate
 
@@ -116,57 +80,62 @@ _GROSS_ERRORS = GrossRule(share=0.25, seconds=1.5, hits=5)
 _GROSS_LATENCY = GrossRule(share=0.8, seconds=8.0, hits=8)
 
 GATES: dict[Gate, GateRule] = {
-    Gate.ERRORS_VS_LIMIT: GateRule(_errors, "failed", _max_error_rate, gross=_GROSS_ERRORS),
+    Gate.ERRORS_VS_LIMIT: GateRule(
+        lambda counts: (counts.errors, counts.requests),
+        "failed",
+        _max_error_rate,
+        gross=_GROSS_ERRORS,
+    ),
     Gate.LATENCY_VS_LIMIT: GateRule(
-        _slow,
+        lambda counts: (counts.slow, counts.timed),
         "took longer than {p99:g} ms",
         lambda spec: None if spec.max_p99_ms is None else SLOW_SHARE,
         representative=True,
         gross=_GROSS_LATENCY,
     ),
     Gate.MEDIAN_VS_LIMIT: GateRule(
-        _late,
+        lambda counts: (counts.late, counts.timed),
         "took longer than {p50:g} ms",
         lambda spec: None if spec.max_p50_ms is None else LATE_SHARE,
         representative=True,
     ),
     Gate.ERRORS_VS_LIVE: GateRule(
-        _failed,
+        lambda counts: (counts.errors + counts.abandoned, counts.total),
         "failed or were given up by their clients",
         _max_error_rate,
         versus_live=True,
         gross=_GROSS_ERRORS,
     ),
     Gate.CLIENT_ERRORS_VS_LIVE: GateRule(
-        _client_errors,
+        lambda counts: (counts.client_errors, counts.requests),
         "were rejected as the client's error",
         _max_error_rate,
         versus_live=True,
         gross=GrossRule(share=0.5, seconds=1.5, hits=5),
     ),
     Gate.LATENCY_VS_LIVE: GateRule(
-        _tail,
+        lambda counts: (counts.tail, counts.timed),
         "were slower than the live revision's p99 and its margin",
         lambda _spec: SLOW_SHARE,
         versus_live=True,
         gross=_GROSS_LATENCY,
     ),
     Gate.TTFT_VS_LIMIT: GateRule(
-        _late_first,
+        lambda counts: (counts.late_first, counts.begun),
         "had their first token after more than {ttft:g} ms",
         lambda spec: None if spec.max_ttft_ms is None else SLOW_ANSWER_SHARE,
         representative=True,
         gross=_GROSS_LATENCY,
     ),
     Gate.TPOT_VS_LIMIT: GateRule(
-        _slow_tokens,
+        lambda counts: (counts.slow_tokens, counts.continued),
         "took longer than {tpot:g} ms for each token",
         lambda spec: None if spec.max_tpot_ms is None else SLOW_ANSWER_SHARE,
         representative=True,
         gross=_GROSS_LATENCY,
     ),
     Gate.ACCURACY_VS_LIMIT: GateRule(
-        _no_hits,
+        lambda _counts: (0, 0),
         "with a label were answered wrong",
         lambda spec: spec.max_wrong,
         by_labels=True,

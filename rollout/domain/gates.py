@@ -1,6 +1,8 @@
 """The verdict on a candidate: pure functions of the evidence.
 
 - Rollback at once for a gross fault, or for NaN where the live revision answers a number.
+- Rollback for a fault that began and stays: several blocks on end beyond the limit, judged by
+  these blocks alone.
 - Rollback for lasting harm: the mean of all gates' e-values and that of one gate reach 1/alpha,
   with bursts counted as one event; that gate's share over all requests is beyond its limit; and
   at least three blocks of time were.
@@ -39,13 +41,13 @@ __all__ = [
     "begin",
     "breaks",
     "doubtful",
-    "excluded_period",
     "fold",
     "fold_labels",
     "fold_shadow",
     "harm",
     "judge_shadow",
     "next_step",
+    "not_excluded",
     "tick_breaks_limit",
     "unproved",
 ]
@@ -54,29 +56,20 @@ MIN_TICKS = 3
 MAX_UNHEALTHY_TICKS = 3
 # What comes at random every T seconds is seen in 3 T with a probability of 95 % (rule of three).
 _PERIODS_TO_SEE = 3.0
-# Independent requests at their usual share reach this with a chance of 1e-4 per streak.
-_GROSS_EVIDENCE = math.log(1e4)
+# Independent requests at their usual share reach this with a chance of 1e-4 per streak or run.
+_SURE = math.log(1e4)
+# Two bursts touch at most four blocks.
+_RUN_BLOCKS = 5
 
 
 def harm(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """Return ROLLBACK with the strongest gate that fires, or None."""
-    found = agreement.broken(evidence.shadow) or _gross(evidence, spec)
-    if found is not None:
-        return found
-    threshold = math.log(1.0 / spec.alpha)
-    values = evidence.log_values(spec)
-    if e_values.log_mean(tuple(values.values())) < threshold:
-        return None
-    for gate, value in sorted(values.items(), key=lambda item: -item[1]):
-        if value < threshold:
-            return None
-        if gate is Gate.DISAGREEMENT:
-            verdict = agreement.disagrees(evidence.shadow, spec)
-        else:
-            verdict = _lasting(gate, GATES[gate], evidence, spec)
-        if verdict is not None:
-            return verdict
-    return None
+    return (
+        agreement.broken(evidence.shadow)
+        or _gross(evidence, spec)
+        or _lasting(evidence, spec)
+        or _begun(evidence, spec)
+    )
 
 
 def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
@@ -130,12 +123,10 @@ def judge_shadow(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     )
 
 
-def excluded_period(evidence: GateEvidence) -> float:
-    """Return the seconds T such that a fault that comes every T seconds would have been seen.
-
-    What comes less often is not excluded by watching for this long.
-    """
-    return evidence.representative_seconds / _PERIODS_TO_SEE
+def not_excluded(representative_seconds: float) -> str:
+    """Return which faults watching a representative share for so long cannot exclude."""
+    period = representative_seconds / _PERIODS_TO_SEE
+    return f"a fault that comes less often than every {period:.0f} s is not excluded"
 
 
 def tick_breaks_limit(ours: Counts, spec: RolloutSpec) -> bool:
@@ -169,16 +160,50 @@ def _gross(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     return None
 
 
+def _lasting(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
+    """Return ROLLBACK if the evidence of the whole rollout, or of this step, is harm."""
+    threshold = math.log(1.0 / spec.alpha)
+    values = evidence.log_values(spec)
+    if e_values.log_mean(tuple(values.values())) < threshold:
+        return None
+    shown = [gate for gate, value in values.items() if value >= threshold]
+    strongest_first = sorted(shown, key=lambda gate: -values[gate])
+    verdicts = (_beyond_limit(gate, evidence, spec) for gate in strongest_first)
+    return next((verdict for verdict in verdicts if verdict is not None), None)
+
+
+def _begun(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
+    """Return ROLLBACK for a fault that began and stays, however much was good before."""
+    for gate, rule in GATES.items():
+        counted, limit = evidence.of(gate), rule.limit(spec)
+        if limit is None or counted.run.bad_blocks < _RUN_BLOCKS:
+            continue
+        run, allowed = counted.run, limit
+        if rule.versus_live:
+            if spec.sticky:
+                continue  # the slots have different clients
+            live = share(counted.run_theirs) if counted.run_theirs[1] else counted.theirs.share
+            allowed = live + spec.margin * limit
+        if breaks((run.hits, run.n), allowed) and counted.log_run(rule, limit) >= _SURE:
+            why = (
+                f"{rule.sentence((run.hits, run.n), spec)} in {run.bad_blocks} blocks of "
+                f"{spec.burst_seconds:g} s on end ({100.0 * allowed:.4g} % allowed)"
+            )
+            return Verdict(Action.ROLLBACK, gate, why, run.share, allowed, run.n)
+    return None
+
+
 def _beyond_chance(ours: Hits, live: float, rule: GateRule, spec: RolloutSpec) -> bool:
     """Return whether `ours` cannot be chance where the usual share is `live`, or the limit."""
     usual_share = min(max(live, rule.limit(spec) or 0.0), HIGHEST_LIMIT)
-    return e_values.log_mean(e_values.above(ours, usual_share)) >= _GROSS_EVIDENCE
+    return e_values.log_mean(e_values.above(ours, usual_share)) >= _SURE
 
 
-def _lasting(
-    gate: Gate, rule: GateRule, evidence: GateEvidence, spec: RolloutSpec
-) -> Verdict | None:
+def _beyond_limit(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     """Return ROLLBACK if the share over all requests is beyond the limit, in several blocks."""
+    if gate is Gate.DISAGREEMENT:
+        return agreement.disagrees(evidence.shadow, spec)
+    rule = GATES[gate]
     counted = evidence.of(gate)
     allowed = rule.limit(spec) or 0.0  # a gate without a limit has no e-value
     if rule.versus_live:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
 from rollout.domain.counts import Counts, LatencyRule, Reading, Totals, Window, difference
@@ -15,16 +14,12 @@ from rollout.domain.spec import RolloutSpec, Slot
 from rollout.domain.state_machine import TickObservation
 
 
-class Comparison(Protocol):
-    """What finds both slots' answers to the same requests."""
-
-    def observe(self, live_requests: int) -> ShadowWindow:
-        """What was found since the tick before; `live_requests` came in that time."""
-        ...
-
-
 class TrafficObserver:
-    """Watches one rollout. Holds only what may be lost: a restart begins counting anew."""
+    """Watches one rollout. Holds only what may be lost: after a restart it counts from zero.
+
+    `compare` returns what was found of both slots' answers to the same requests since the tick
+    before, given how many live requests came in that time; None where nothing is compared.
+    """
 
     def __init__(
         self,
@@ -32,14 +27,14 @@ class TrafficObserver:
         edges: tuple[float, ...],
         candidate: Slot,
         spec: RolloutSpec,
-        comparison: Comparison | None = None,
+        compare: Callable[[int], ShadowWindow] | None = None,
         before: Totals | None = None,
     ) -> None:
         self._meter = meter
         self._edges = edges
         self._candidate = candidate
         self._spec = spec
-        self._comparison = comparison
+        self._compare_answers = compare
         self._before: Reading | None = None
         self._live_history = before or Totals()
         self._seen: dict[str, Totals] = {}
@@ -50,7 +45,7 @@ class TrafficObserver:
             self._before = self._meter.read()
 
     def latencies(self) -> dict[str, list[tuple[float | None, int]]]:
-        """The last tick's latencies of both sides, for the record: see `seen.edges.sparse`."""
+        """The last tick's latencies of both sides, for the record: see `latency_edges.sparse`."""
         return {side: sparse(totals, self._edges) for side, totals in self._seen.items()}
 
     def observe(
@@ -72,7 +67,11 @@ class TrafficObserver:
         self._seen = {}
         if parts is None or live is None:
             return TickObservation(None, healthy, alive, shadow), reference
-        ours = copies if mirrored and weight == 0 else parts[self._candidate]
+        ours = parts[self._candidate]
+        if mirrored and weight == 0:
+            ours = copies
+        elif before is not None and not (before.healthy[self._candidate] or healthy):
+            ours = ours.rescued()
         self._seen = {"candidate": ours, "live": live}
         self._live_history = self._live_history.plus(live)
         rule = LatencyRule(
@@ -109,9 +108,9 @@ class TrafficObserver:
         )
 
     def _compare(self, live: Totals | None, seconds: float) -> ShadowWindow | None:
-        if self._comparison is None:
+        if self._compare_answers is None:
             return None
-        found = self._comparison.observe(0 if live is None else live.requests)
+        found = self._compare_answers(0 if live is None else live.requests)
         return replace(found, seconds=seconds)
 
 

@@ -164,7 +164,7 @@ class RolloutSpec(Checked):
         on_inconclusive: which of the two.
         shadow_percent: share of the live traffic that is copied to the candidate before any
             user gets its answers; 0 leaves this out. shadow_seconds, shadow_requests: the
-            least time and copies until its verdict. shadow_wait_seconds: longest time in it for
+            minimum time and copies until its verdict. shadow_wait_seconds: longest time in it for
             lack of answers to compare; None to wait until the deadline.
         mirror_percent: share that goes on being copied during the steps, so that the
             predictions stay under comparison.
@@ -246,6 +246,12 @@ class RolloutSpec(Checked):
         can show harm there, but no proof.
         """
         return self.allow_low_weight_proof or weight >= REPRESENTATIVE_WEIGHT
+
+    @property
+    def representative_seconds(self) -> float:
+        """The minimum time at a share of the traffic that can be a proof."""
+        steps = sum(self.representative(weight) for weight in self.steps[:-1])
+        return steps * self.step_seconds + self.bake_seconds
 
     @property
     def times_answers(self) -> bool:

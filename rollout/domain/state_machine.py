@@ -359,9 +359,7 @@ def judge(
 def _kept(progress: RolloutProgress) -> str:
     if progress.phase is not RolloutPhase.BAKE:
         return "every gate is kept"
-    period = gates.excluded_period(progress.evidence)
-    why = f"a fault that comes less often than every {period:.0f} s is not excluded"
-    return f"every gate is kept; {why}"
+    return f"every gate is kept; {gates.not_excluded(progress.evidence.representative_seconds)}"
 
 
 def _hard(progress: RolloutProgress, observation: TickObservation) -> Verdict | None:
@@ -421,7 +419,7 @@ def _not_yet(progress: RolloutProgress, spec: RolloutSpec, now: float) -> Verdic
         # Only answers are data: a candidate that hangs must not pass on requests it lost.
         why = f"{n} answers in {progress.step_ticks} ticks at this step, {needed} are needed"
         return Verdict(Action.HOLD, HoldReason.DATA, why, n, needed, n)
-    minimum = least_seconds(progress.phase, spec)
+    minimum = min_seconds(progress.phase, spec)
     if now - progress.since < minimum:
         why = f"{now - progress.since:.1f} of {minimum:g} s at this step"
         return Verdict(Action.HOLD, HoldReason.STEP_TIME, why, now - progress.since, minimum, n)
@@ -442,7 +440,7 @@ def needed_requests(phase: RolloutPhase, spec: RolloutSpec) -> int:
     return spec.shadow_requests if phase is RolloutPhase.SHADOW else spec.min_requests
 
 
-def least_seconds(phase: RolloutPhase, spec: RolloutSpec) -> float:
+def min_seconds(phase: RolloutPhase, spec: RolloutSpec) -> float:
     """The shortest time at a step of `phase`."""
     times = {RolloutPhase.SHADOW: spec.shadow_seconds, RolloutPhase.BAKE: spec.bake_seconds}
     return times.get(phase, spec.step_seconds)

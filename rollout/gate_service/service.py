@@ -92,7 +92,7 @@ class GateService:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"blue and green are both {terms.blue!r}")
 
     def _opened(self, name: str, terms: Terms) -> _Open:
-        """What is kept of the session; anew if it expired. INVALID_INPUT, QUEUE_FULL."""
+        """What is kept of the session, made again if it expired. INVALID_INPUT, QUEUE_FULL."""
         with self._lock:
             stored = self._store.names()
             self._open = {each: kept for each, kept in self._open.items() if each in stored}

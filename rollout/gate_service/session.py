@@ -81,8 +81,8 @@ def absorb(
         return session
     ours, theirs = observation.window.candidate, observation.window.live
     if weight is None:
-        seen = ours.total + theirs.total
-        enough = seen > 0 and 100 * ours.total >= _NEARLY_EQUAL * seen
+        total = ours.total + theirs.total
+        enough = total > 0 and 100 * ours.total >= _NEARLY_EQUAL * total
     else:
         enough = spec.representative(weight)
     window = replace(observation.window, representative=enough)

@@ -36,7 +36,7 @@ class Terms:
 
 
 class SessionStore:
-    """At most `limit` sessions, each forgotten after `expire_seconds` without a question."""
+    """At most `limit` sessions, each forgotten after `expire_seconds` without a request."""
 
     def __init__(self, path: Path, clock: Clock, *, limit: int, expire_seconds: float) -> None:
         self._db = open_database(path, _SCHEMA, _VERSION, check_same_thread=False)

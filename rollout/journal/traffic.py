@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import TypeAdapter
 
+from bundle.clock import Clock
 from bundle.files import write_atomic
-from rollout.domain.batch_traffic import KEPT_HOURS, TrafficHour
+from rollout.domain.batch_traffic import HOUR_SECONDS, KEPT_HOURS, TrafficHour
 from rollout.journal import paths
 
 _HOURS = TypeAdapter(tuple[TrafficHour, ...])
@@ -17,7 +20,30 @@ def read_traffic(name: str) -> tuple[TrafficHour, ...]:
     return _HOURS.validate_json(path.read_bytes()) if path.exists() else ()
 
 
-def add_traffic(name: str, hour: TrafficHour) -> None:
-    """Add an hour, and forget the oldest one after a week."""
-    kept = (*read_traffic(name), hour)[-KEPT_HOURS:]
-    write_atomic(paths.traffic(name), _HOURS.dump_json(kept))
+class HourlyTraffic:
+    """Records the work of the deployment `name`, for the hint of `mlctl status`.
+
+    `take_work` returns rows and model seconds since its last call.
+    """
+
+    def __init__(
+        self, name: str, take_work: Callable[[], tuple[float, float]], clock: Clock
+    ) -> None:
+        self._name = name
+        self._take_work = take_work
+        self._clock = clock
+        self._began = clock.wall()
+
+    def observe(self, workers: int) -> None:
+        """Record the last hour once it is over, and forget what is older than a week.
+
+        `workers` run now.
+        """
+        now, began = self._clock.wall(), self._began
+        if now // HOUR_SECONDS == began // HOUR_SECONDS:
+            return
+        self._began = now
+        rows, seconds = self._take_work()
+        hour = TrafficHour(began, rows, seconds, workers * (now - began))
+        kept = (*read_traffic(self._name), hour)[-KEPT_HOURS:]
+        write_atomic(paths.traffic(self._name), _HOURS.dump_json(kept))

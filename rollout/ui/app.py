@@ -32,11 +32,10 @@ from rollout.client import deployments
 from rollout.client.rendering import local_time
 from rollout.journal import paths
 from rollout.journal.journal import Journal
-from rollout.journal.traffic import read_traffic
 from rollout.ui.access import HEADERS, HOSTS, PageAccess
-from rollout.ui.view import COMMANDS, Page, RolloutRecord, allowed, deployment_page
+from rollout.ui.feed import REDRAW_SECONDS, Feed
+from rollout.ui.view import COMMANDS, allowed
 
-REDRAW_SECONDS = 1.0
 _FOLDER = Path(__file__).parent
 _ASSETS = {
     "style.css": CHARTS / "style.css",
@@ -45,7 +44,6 @@ _ASSETS = {
     "session.js": _FOLDER / "session.js",
 }
 _REASON = "from the page of mlctl ui"
-_PAGE = 2000
 
 
 def ui_app(
@@ -113,38 +111,6 @@ class _Site:
 
     def _feed(self, request: Request) -> Feed:
         return Feed(request.path_params["name"], _rollout_id(request), self._clock)
-
-
-class Feed:
-    """The page of one deployment, read from the journal again and again.
-
-    `chosen` is the rollout to show; None for the one under way, or else the newest.
-    """
-
-    def __init__(self, name: str, chosen: int | None, clock: Clock) -> None:
-        self.chosen = chosen
-        self._clock = clock
-        self._name = name
-        self._record: RolloutRecord | None = None
-
-    def read(self) -> Page:
-        """Return the page as it is now; DEPLOYMENT_NOT_FOUND, or NOT_FOUND without that rollout."""
-        with Journal(paths.journal()) as journal:
-            deployment = journal.deployment(self._name)
-            rollouts = journal.rollouts(self._name)
-            shown = next((each for each in rollouts if self.chosen in (None, each.id)), None)
-            if shown is None and self.chosen is not None:
-                raise MlctlError(
-                    ErrorCode.NOT_FOUND, f"{self._name!r} has no rollout {self.chosen}"
-                )
-            if shown is not None:
-                if self._record is None or self._record.rollout != shown.id:
-                    self._record = RolloutRecord(shown)
-                record = self._record
-                while events := journal.events(self._name, record.seq, shown.id, limit=_PAGE):
-                    record.add(events)
-        traffic = read_traffic(self._name)
-        return deployment_page(deployment, rollouts, self._record, self._clock.wall(), traffic)
 
 
 async def _updates(feed: Feed, stopping: Callable[[], bool]) -> AsyncIterator[str]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from optimize.charts.shapes import Chart
 from rollout.client.rendering import event_line, verdict_text
-from rollout.client.view import GateView, RolloutView, rollout_view
 from rollout.daemon.reporting.series import Series, SeriesPoint
+from rollout.domain import state_machine as machine
 from rollout.domain.batch_traffic import TrafficHour, batch_hint
 from rollout.domain.evidence import GateEvidence
 from rollout.domain.gate_table import GATES
 from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.spec import Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import PAUSABLE, REVERSIBLE, RolloutPhase
+from rollout.domain.spec import Outcome, Revision, RolloutSpec, Slot
+from rollout.domain.state_machine import PAUSABLE, REVERSIBLE, WATCHED, RolloutPhase
 from rollout.domain.verdict import Gate
 from rollout.drivers.listener import url_of
 from rollout.journal.records import ENDED, TICK, Deployment, JournalEvent, Rollout
@@ -34,6 +35,25 @@ COMMANDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class GateView:
+    """One e-value; `filled` is how far it has come to the threshold, by logarithms: 0 to 1."""
+
+    gate: str
+    value: float
+    filled: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """How long a rollout is at its phase or step, and what it still waits for there."""
+
+    seconds: float
+    min_seconds: float
+    requests: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChainLink:
     """One link of the chain from model to traffic; `detail` is the whole digest, or empty."""
 
@@ -48,6 +68,7 @@ class SlotRow:
 
     slot: Slot
     part: str
+    bento: str
     chain: tuple[ChainLink, ...]
     weight: int
     cells: tuple[str, ...]
@@ -65,12 +86,21 @@ class GateRow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPage:
-    """The rollout that is shown; `allowed` are the names of the commands that it can take now."""
+    """The rollout that is shown; `allowed` are the names of the commands that it can take now.
+
+    Evidence of harm at `threshold` rolls it back, proof at it moves it on. `deadline_left` is in
+    seconds, None while its clock stands still. `answers` says how the compared answers agree, empty
+    without any.
+    """
 
     id: int
+    outcome: Outcome | None
     state: str
     verdict: str
-    view: RolloutView
+    step: StepView
+    deadline_left: float | None
+    threshold: float
+    answers: str
     charts: tuple[Chart, ...]
     gates: tuple[GateRow, ...]
     events: tuple[str, ...]
@@ -151,12 +181,8 @@ def deployment_page(
     hint = batch_hint(traffic)
     cluster = deployment.settings.kubernetes
     shown = next((each for each in rollouts if record and each.id == record.rollout), None)
-    if shown is None or record is None:
-        weight = 100 if deployment.up else 0
-        slots: tuple[SlotRow, ...] = (
-            _slot_row(deployment.name, deployment.slot, "live", deployment.live, weight),
-        )
-    else:
+    slots = _slots_at_rest(deployment)
+    if shown and record and (shown.outcome is None or deployment.split is None):
         slots = _slots(shown, record)
     return Page(
         name=deployment.name,
@@ -177,19 +203,22 @@ def _rollout_page(
         rollout.slot.other: record.line("live/p99_ms"),
         rollout.slot: record.line("candidate/p99_ms"),
     }
-    view = rollout_view(now, rollout, record.tick)
     traffic = traffic_chart(record.weights, until, rollout.slot)
     latency = latency_chart(latencies, rollout.spec.max_p99_ms, until)
     return RolloutPage(
         id=rollout.id,
+        outcome=rollout.outcome,
         state=_state(rollout),
         verdict=_verdict(rollout, record),
-        view=view,
+        step=_step(now, rollout),
+        deadline_left=_deadline_left(now, rollout),
+        threshold=1.0 / rollout.spec.alpha,
+        answers=_answers(record.tick.body if record.tick else {}),
         charts=(traffic,) if latency is None else (traffic, latency),
         # No gate judges the return to the previous version.
         gates=()
         if rollout.reverts is not None
-        else tuple(gate_rows(view, rollout.progress.evidence, rollout.spec)),
+        else tuple(gate_rows(rollout.progress.evidence, rollout.spec)),
         events=tuple(reversed(record.lines[-_SHOWN_EVENTS:])),
         allowed=allowed(deployment, rollout),
     )
@@ -209,12 +238,23 @@ def allowed(deployment: Deployment, rollout: Rollout) -> tuple[str, ...]:
     return (*names, "rollback")
 
 
-def gate_rows(view: RolloutView, evidence: GateEvidence, spec: RolloutSpec) -> Iterator[GateRow]:
-    """Yield a row for each gate of the last tick, with what it counted."""
-    harm, proof = ({each.gate: each for each in views} for views in (view.harm, view.proof))
-    for gate in (each for each in Gate if each in harm or each in proof):
-        counted = _counted(gate, evidence, spec)
-        yield GateRow(gate.replace("_", " "), counted, harm.get(gate), proof.get(gate))
+def gate_rows(evidence: GateEvidence, spec: RolloutSpec) -> Iterator[GateRow]:
+    """Yield a row for each gate that `spec` has a limit for, with what it counted."""
+    threshold = math.log(1.0 / spec.alpha)
+    harm, proof = evidence.log_values(spec), evidence.proof_values(spec)
+    for gate in harm | proof:
+        yield GateRow(
+            gate.replace("_", " "),
+            _counted(gate, evidence, spec),
+            _gate_view(gate, harm.get(gate), threshold),
+            _gate_view(gate, proof.get(gate), threshold),
+        )
+
+
+def _gate_view(gate: Gate, log: float | None, threshold: float) -> GateView | None:
+    if log is None:
+        return None
+    return GateView(gate, math.exp(min(log, 700.0)), min(1.0, max(0.0, log / threshold)))
 
 
 def _counted(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> str:
@@ -245,6 +285,16 @@ def _slots(rollout: Rollout, record: RolloutRecord) -> tuple[SlotRow, ...]:
     )
 
 
+def _slots_at_rest(deployment: Deployment) -> tuple[SlotRow, ...]:
+    """Return the live slot, and the other one while the traffic is split."""
+    name, slot, split = deployment.name, deployment.slot, deployment.split
+    other = 0 if split is None else split.percent
+    live = _slot_row(name, slot, "live", deployment.live, (100 - other) * deployment.up)
+    if split is None:
+        return (live,)
+    return live, _slot_row(name, slot.other, "split", split.revision, other)
+
+
 def _slot_row(
     name: str,
     slot: Slot,
@@ -262,7 +312,7 @@ def _slot_row(
         ChainLink("Bento", revision.bento),
         ChainLink("deployment", f"{name}, {slot}"),
     )
-    return SlotRow(slot, part, chain, weight, cells)
+    return SlotRow(slot, part, revision.bento, chain, weight, cells)
 
 
 def _cells(record: RolloutRecord, side: str, requests: int) -> tuple[str, ...]:
@@ -282,6 +332,16 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.2f} %"
 
 
+def _answers(tick: Mapping[str, Any]) -> str:
+    """Return "99.75 % of 400 compared requests agree, PSI 0.013"; empty without any."""
+    disagreed, compared = tick.get("compared", (0.0, 0))
+    if not compared:
+        return ""
+    psi = (tick.get("shadow") or {}).get("psi")
+    drift = "" if psi is None else f", PSI {psi:.3f}"
+    return f"{_percent(1.0 - disagreed / compared)} of {compared:,} compared requests agree{drift}"
+
+
 def _state(rollout: Rollout) -> str:
     if rollout.outcome is not None:
         return rollout.outcome.replace("_", " ")
@@ -296,3 +356,23 @@ def _verdict(rollout: Rollout, record: RolloutRecord) -> str:
     if ruling is not None:
         return verdict_text(asdict(ruling))
     return verdict_text(record.tick.body["verdict"]) if record.tick else ""
+
+
+def _step(now: float, rollout: Rollout) -> StepView:
+    progress, spec = rollout.progress, rollout.spec
+    watched = progress.stage in WATCHED
+    # A pause is no time at the step.
+    until = now if progress.paused is None else progress.paused
+    return StepView(
+        seconds=max(0.0, until - progress.since),
+        min_seconds=machine.min_seconds(progress.stage, spec) if watched else 0.0,
+        requests=progress.step_requests,
+        needed=machine.needed_requests(progress.stage, spec) if watched else 0,
+    )
+
+
+def _deadline_left(now: float, rollout: Rollout) -> float | None:
+    progress = rollout.progress
+    if progress.paused is not None or progress.stage not in WATCHED:
+        return None
+    return max(0.0, progress.started + rollout.spec.deadline_seconds - now)

@@ -104,10 +104,6 @@ class PrecomputedStore(Protocol):
         """Return the record of the generation's job; None if no job made it."""
         ...
 
-    def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
-        """Put `rows` into the live generation of `digest`; create one if there is none."""
-        ...
-
     def seal(self, generation: int, committed: int = 0) -> None:
         """Mark a generation as complete; raises what `commit` does."""
         ...

@@ -54,12 +54,6 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 redis.call('HSET', KEYS[2], unpack(ARGV))
 return redis.call('HLEN', KEYS[2])
 """
-# Sets rows of a generation only while it is the live one of its digest; returns 1 if it was.
-_UPSERT = """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[2], unpack(ARGV, 3))
-return 1
-"""
 _FLIP = """
 if redis.call('HLEN', KEYS[4]) < tonumber(redis.call('HGET', KEYS[1], 'rows') or 0) then
     return 0
@@ -126,35 +120,6 @@ class RedisStore:
             units = {key.decode(): value.decode() for key, value in found.items()}
             intact = self._db.hlen(self._rows(generation)) >= int(rows or 0)
             return JobRecord(job.decode(), units, intact)
-
-    def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
-        with _translate_errors():
-            for start in range(0, len(rows), _FIELDS):
-                part = rows[start : start + _FIELDS]
-                values = [
-                    each for row in part for each in (row.key, _AT.pack(row.at) + row.payload)
-                ]
-                # Another writer may flip or drop the generation after its number was read.
-                while not self._upsert(self._live(digest, part[0].at), digest, values):
-                    pass
-
-    def _live(self, digest: str, at: float) -> int:
-        """Return the live generation of `digest`; create one if there is none."""
-        pointer = f"{self._prefix}:live"
-        live = self._db.hget(pointer, digest)
-        if live is not None:
-            return int(live)
-        number = self.create(digest, at)
-        self.seal(number)
-        if self._db.hsetnx(pointer, digest, number):
-            self._db.hset(self._meta(number), "flipped_at", repr(at))
-            return number
-        self.drop(number)  # another writer was first
-        return self._live(digest, at)
-
-    def _upsert(self, generation: int, digest: str, values: Sequence[str | bytes]) -> bool:
-        keys = (f"{self._prefix}:live", self._rows(generation))
-        return bool(self._db.eval(_UPSERT, len(keys), *keys, digest, generation, *values))
 
     def seal(self, generation: int, committed: int = 0) -> None:
         with _translate_errors():

@@ -80,16 +80,6 @@ class SqliteStore:
             # Rows and units are committed in one transaction, so no rows are lost.
             return JobRecord(found[0], dict(units))
 
-    def upsert(self, digest: str, rows: Sequence[PrecomputedRow]) -> None:
-        with self._transaction() as db:
-            found = db.execute("SELECT generation FROM live WHERE digest = ?", (digest,)).fetchone()
-            if found is None:
-                generation = _create(db, digest, rows[0].at, "", sealed=True)
-                _flip(db, generation, rows[0].at)
-            else:
-                (generation,) = found
-            _put(db, generation, rows)
-
     def seal(self, generation: int, committed: int = 0) -> None:
         with self._transaction() as db:
             _check(db, generation, committed)
@@ -241,12 +231,10 @@ def _table(generation: int) -> str:
     return f"rows_{int(generation)}"
 
 
-def _create(
-    db: sqlite3.Connection, digest: str, made_at: float, job: str, *, sealed: bool = False
-) -> int:
+def _create(db: sqlite3.Connection, digest: str, made_at: float, job: str) -> int:
     cursor = db.execute(
-        "INSERT INTO generations (digest, made_at, job, sealed) VALUES (?, ?, ?, ?)",
-        (digest, made_at, job, sealed),
+        "INSERT INTO generations (digest, made_at, job, sealed) VALUES (?, ?, ?, 0)",
+        (digest, made_at, job),
     )
     number = int(cursor.lastrowid or 0)
     db.execute(

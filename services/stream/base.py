@@ -19,7 +19,7 @@ from bundle.errors import ErrorCode, MlctlError
 
 Headers = tuple[tuple[str, bytes], ...]
 # Schemes whose address is a path or a name, which never contains a password.
-_WITHOUT_USERS = frozenset({"file", "sqlite", "precomputed"})
+_WITHOUT_USERS = frozenset({"file", "sqlite"})
 # Schemes whose path may be a secret, as that of a webhook.
 _SECRET_PATHS = frozenset({"http", "https"})
 
@@ -322,10 +322,6 @@ class Transport(ABC):
 
     def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:  # noqa: ARG002
         """Yield the stored messages, oldest first: all, or only the `last` ones."""
-        raise _cannot_read(url)
-
-    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:  # noqa: ARG002
-        """Yield new messages, and None each time `wait_s` seconds brought none."""
         raise _cannot_read(url)
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:  # noqa: ARG002

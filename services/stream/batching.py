@@ -55,18 +55,19 @@ class BatchingWindow:
         self._costs.observe(messages, seconds)
         self._full = self._full + 1 if messages >= self.limit else 0
         self._largest = max(self._largest, messages)
-        bound = min(self.goals.messages, max(_FIRST_LIMIT, _GROWTH * self._largest))
+        bound = max(_FIRST_LIMIT, _GROWTH * self._largest)
         # A batch of one message may already take longer, as with a distant broker: more messages
         # in a batch then keep up with the stream, and cost hardly any latency.
         alone = self._costs.median_seconds.get(1, 0.0)
         working = max(_WORKING * self.goals.latency_s, _ALONE * alone)
-        # Powers of two, so that costs of few sizes have to be learned.
         self.limit = 1
-        while 2 * self.limit <= bound and self._costs.seconds(2 * self.limit) <= working:
-            self.limit *= 2
+        while self.limit < (larger := self._larger()) <= bound:
+            if self._costs.seconds(larger) > working:
+                break
+            self.limit = larger
         # A stall in the only batch of a size would keep all later batches below that size.
-        if self._full >= _FULL_BATCHES and 2 * self.limit <= bound:
-            self.limit *= 2
+        if self._full >= _FULL_BATCHES and self.limit < self._larger() <= bound:
+            self.limit = self._larger()
             self._full = 0
 
     def linger(self, messages: int) -> float:
@@ -79,6 +80,10 @@ class BatchingWindow:
     def high_water(self) -> int:
         """The number of waiting messages from which on no more are fetched."""
         return 4 * self.limit
+
+    def _larger(self) -> int:
+        """Return the next limit: powers of two, so that costs of few sizes have to be learned."""
+        return min(2 * self.limit, self.goals.messages)
 
 
 class MessageBuffer:

@@ -51,15 +51,6 @@ def default_dead(source: StreamUrl) -> StreamUrl:
     )
 
 
-def shadow_of(request: ConnectionRequest) -> ConnectionRequest:
-    """Return the shadow's request: its own consumer group, dead letters beside its answers."""
-    answers = request.answers
-    assert answers is not None
-    is_default = request.dead == default_dead(request.source)
-    dead = default_dead(answers) if is_default else request.dead
-    return replace(request, group=f"{request.group}.shadow", dead=dead)
-
-
 def guarantee_text(connection: StreamConnection, source: StreamUrl) -> str:
     """Return the run's guarantee as a sentence."""
     if source.scheme == "-":
@@ -68,20 +59,14 @@ def guarantee_text(connection: StreamConnection, source: StreamUrl) -> str:
 
 
 def _payload(config: StreamConfig, model: Scorable) -> Payload:
-    answers = config.connection.answers
     request = replace(config.payload, optional=model.optional_inputs)
-    if answers is None or not transport_of(answers).answers_only:
-        return open_payload(request, model.signature)
-    if answers.scheme != "precomputed":
-        if request.name != "json":
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"--payload {request.name}: only JSON answers can go to {answers.redacted()}",
-            )
-        return open_payload(request, model.signature)
-    from services.stream.payloads.precomputed import PrecomputedPayload
-
-    return PrecomputedPayload(request, model.signature, answers.options.get("key"))
+    answers = config.connection.answers
+    if answers and request.name != "json" and transport_of(answers).answers_only:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"--payload {request.name}: only JSON answers can go to {answers.redacted()}",
+        )
+    return open_payload(request, model.signature)
 
 
 @contextmanager

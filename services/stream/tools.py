@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 
-from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import ATTEMPTS, OURS
 from services.stream.base import (
@@ -29,8 +28,6 @@ from services.stream.transports.lines import LineReader, from_line
 REDRIVE_GROUP = "mlctl-redrive"
 _BATCH = 1000
 _WAIT_SECONDS = 0.2
-# Batches per second with a rate.
-_STEPS = 20
 _SHOWN_BYTES = 2000
 
 OnProgress = Callable[[int], None]
@@ -42,24 +39,20 @@ def send(
     stop: threading.Event,
     *,
     key: str | None = None,
-    rate: float | None = None,
     on_progress: OnProgress = lambda _sent: None,
-    clock: Clock | None = None,
 ) -> int:
     """Send each line of `source`, or of standard input, as a message; return their number.
 
-    With `key`, lines are JSON objects, and that field is the message's key. At most `rate`
-    messages per second. INVALID_INPUT for a line without the key; the lines before it were sent.
+    With `key`, lines are JSON objects, and that field is the message's key. INVALID_INPUT for a
+    line without the key; the lines before it were sent.
     """
-    clock = clock or SystemClock()
-    sent, began = 0, clock.monotonic()
-    page = _BATCH if rate is None else max(1, min(_BATCH, int(rate / _STEPS)))
+    sent = 0
     file = 0 if source is None else _opened(source)
     try:
         lines = LineReader(file)
         with transport_of(url).open_producer(url) as producer:
             while not lines.ended and not stop.is_set():
-                found = lines.read(page, _WAIT_SECONDS)
+                found = lines.read(_BATCH, _WAIT_SECONDS)
                 batch: list[Outgoing] = []
                 try:
                     for _offset, line in found:
@@ -68,8 +61,6 @@ def send(
                     producer.publish(batch)
                     sent += len(batch)
                     on_progress(sent)
-                if rate is not None and batch:
-                    stop.wait(max(0.0, began + sent / rate - clock.monotonic()))
     finally:
         if source is not None:
             os.close(file)

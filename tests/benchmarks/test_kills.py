@@ -36,6 +36,19 @@ def test_kills__client_and_daemon_killed__promotions_end_without_failed_requests
 
 
 @pytest.mark.slow
+def test_promotions__one_taken_back__costs_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLCTL_HOME", str(tmp_path))
+    result = empty_result()
+    kills.measure_promotions(1, result)
+    ((promoted, rolled_back, requests, failed, _outage, last_answer, *_),) = result.tables[0].rows
+    assert (promoted, rolled_back, failed) == ("1", "0", "0")
+    assert requests != "0"
+    assert float(last_answer) > 0.0
+
+
+@pytest.mark.slow
 def test_stream_kills__one_kill__counts_every_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,8 @@ def test_promote_dry_run__printed_file__describes_the_same_rollout(tmp_path: Pat
     file = tmp_path / "rollout.yaml"
     file.write_text(printed.stdout)
     assert dry_run("-f", str(file)) == dry_run(*options)
+    first = "# a fault that comes less often than every 110 s is not excluded\n"
+    assert printed.stdout.startswith(first)
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ from bundle.ports import free_ports
 from cli.main import cli
 from cli.watch import picture
 from rollout.client import deployments
-from rollout.client.view import ScreenState, Snapshot, screen
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from rollout.journal.records import Deployment, JournalEvent, Rollout
+from rollout.ui.view import GateRow, GateView, Page, RolloutRecord, deployment_page
 from tests.support.mlctl import Mlctl
 from tests.support.receiver import receiving
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision
@@ -41,15 +41,20 @@ BODY = {
     "phase": "shift",
     "weight": 25,
     "step": 2,
-    "verdict": {"why": "33 answers, 50 are needed"},
+    "window": {side: {"requests": 60, "errors": 0} for side in ("candidate", "live")},
+    "verdict": {"gate": "data", "value": 33, "limit": 50, "n": 33, "why": "50 are needed"},
     "shadow": {"psi": 0.013},
     "compared": [1.0, 400],
-    "e_values": {"client_errors_vs_live": 0.9, "errors_vs_limit": 25.0, "latency_vs_live": 6.5},
-    "proofs": {"errors_vs_limit": 9.4e19, "latency_vs_limit": 4.2},
+    "e_values": {},
 }
+GATES = (
+    GateRow("client errors vs live", "", GateView("", 0.9, 0.0), None),
+    GateRow("errors vs limit", "", GateView("", 25.0, 1.0), GateView("", 9.4e19, 1.0)),
+    GateRow("latency vs live", "", GateView("", 6.5, 0.6), GateView("", 4.2, 0.5)),
+)
 
 
-def state(candidate: str = CANDIDATE.bento) -> ScreenState:
+def page(candidate: str = CANDIDATE.bento) -> Page:
     """Step 3 of 5, with 33 of 50 requests."""
     spec = RolloutSpec(max_p99_ms=50, min_requests=50)
     deployment = Deployment(
@@ -70,23 +75,17 @@ def state(candidate: str = CANDIDATE.bento) -> ScreenState:
     )
     to = replace(CANDIDATE, bento=candidate)
     rollout = Rollout(3, "shop", Slot.GREEN, LIVE, to, spec, progress, None, 900.0)
-    return screen(
-        Snapshot(
-            now=1000.0,
-            deployment=deployment,
-            weights={Slot.BLUE: 75, Slot.GREEN: 25},
-            healthy=dict.fromkeys(Slot, True),
-            replicas=dict.fromkeys(Slot, 2),
-            rollout=rollout,
-            tick=JournalEvent(9, "shop", 3, 999.5, "tick", BODY),
-        )
-    )
+    record = RolloutRecord(rollout)
+    record.add([JournalEvent(9, "shop", 3, 999.5, "tick", BODY)])
+    found = deployment_page(deployment, [rollout], record, 1000.0)
+    assert found.rollout is not None
+    return replace(found, rollout=replace(found.rollout, gates=GATES))
 
 
-def drawn(shown: ScreenState, width: int, *, slot: bool = True) -> str:
+def drawn(shown: Page, width: int, *, colours: bool = True) -> str:
     out = io.StringIO()
     console = Console(
-        file=out, width=width, force_terminal=True, color_system="truecolor", no_color=not slot
+        file=out, width=width, force_terminal=True, color_system="truecolor", no_color=not colours
     )
     console.print(picture(shown))
     return out.getvalue()
@@ -97,22 +96,22 @@ def plain(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_drawn__each_terminal_width__everything_fits(width: int) -> None:
-    lines = plain(drawn(state(), width))
+def test_picture__each_terminal_width__everything_fits(width: int) -> None:
+    lines = plain(drawn(page(), width))
     assert max(map(len, lines)) <= min(width, 110)
     text = "\n".join(lines)
     for words in (
-        "rollout 3 shift step 3 of 5",
+        "rollout 3 shift, step 3 of 5",
         "digits:3f2a9c1b7d -> digits:77ab01c9f2",
         "75 %",
         "25 %",
         "6 s left",
         "33 of 50",
         "in 58:20 min",
-        "99.75% of 400 alike, PSI 0.013",
-        "taken back at 20",
+        "99.75 % of 400 compared requests",
+        "rolled back at 20",
         "goes on at 20",
-        "client_errors_vs_live",
+        "client errors vs live",
         "9e+19",
         "50 are needed",
     ):
@@ -120,32 +119,31 @@ def test_drawn__each_terminal_width__everything_fits(width: int) -> None:
 
 
 def test_watch__evidence_at_its_threshold__fills_the_bar() -> None:
-    bars = {line.split()[0]: line.count("━") for line in plain(drawn(state(), 80, slot=False))
-            if "vs" in line}  # fmt: skip
-    # Without slot the rest of a bar is empty. The proof of errors is full, and drawn last.
-    assert bars["client_errors_vs_live"] == 0
-    assert 0 < bars["latency_vs_live"] < bars["errors_vs_limit"]
+    bars: dict[str, int] = {}
+    for line in plain(drawn(page(), 80, colours=False)):
+        bars.setdefault(line[:21].rstrip(), line.count("━"))  # harm is drawn before proof
+    # Without colours the rest of a bar is empty.
+    assert bars["client errors vs live"] == 0
+    assert 0 < bars["latency vs live"] < bars["errors vs limit"]
 
 
-def test_drawn__colours_off__has_no_colour_codes() -> None:
-    assert not re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(state(), 80, slot=False))
-    assert re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(state(), 80))
+def test_picture__colours_off__has_no_colour_codes() -> None:
+    assert not re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(page(), 80, colours=False))
+    assert re.search(r"\x1b\[(3[0-9]|38|9[0-7])", drawn(page(), 80))
 
 
-def test_drawn__name_with_an_escape_sequence__is_neutralized() -> None:
-    assert "\x1b]0;" not in drawn(state("evil:\x1b]0;owned\x07"), 80)
+def test_picture__name_with_an_escape_sequence__is_neutralized() -> None:
+    assert "\x1b]0;" not in drawn(page("evil:\x1b]0;owned\x07"), 80)
 
 
-def test_drawn__finished_rollout_or_silent_proxy__is_shown() -> None:
-    shown = state()
+def test_picture__rollout_ended_or_none__says_so() -> None:
+    shown = page()
     assert shown.rollout is not None
-    ended = replace(shown, rollout=replace(shown.rollout, outcome=Outcome.ROLLED_BACK))
-    text = "\n".join(plain(drawn(ended, 80)))
+    rollout = replace(shown.rollout, outcome=Outcome.ROLLED_BACK, state="rolled back")
+    text = "\n".join(plain(drawn(replace(shown, rollout=rollout), 80)))
     assert "rolled back" in text
     assert "left" not in text
-    silent = replace(shown, answers=False, rollout=None)
-    assert "the proxy does not answer" in drawn(silent, 80)
-    assert "no rollout is under way" in drawn(replace(silent, answers=True), 80)
+    assert "no rollout yet" in drawn(replace(shown, rollout=None), 80)
 
 
 class Terminal:
@@ -210,7 +208,7 @@ def test_watch__active_rollout__is_in_each_view(
         settings = replace(quick_settings(), metrics_port=metrics, webhooks=(receiver.url,))
         with up(tmp_path, settings, port) as mlctl:
             idle = Terminal(mlctl, "status", "shop", "--watch")
-            wait_until(lambda: "req/s" in idle.text)
+            wait_until(lambda: "no rollout yet" in idle.text)
             idle.process.send_signal(signal.SIGINT)
             assert idle.end() == 0
             assert "shop goes on." in idle.text

@@ -213,7 +213,7 @@ def test_registry__unreachable__server_answers_and_command_names_the_address(
 def test_disk__full__server_loses_log_lines_and_batch_resumes(
     served: FaultServer, faulty_os: FaultyOs, tmp_path: Path
 ) -> None:
-    rows = range(2000)
+    rows = range(10_000)
     table, out = tmp_path / "in.jsonl", faulty_os.disk / "out"
     table.write_text("".join(json.dumps({"id": row, "text": TEXT}) + "\n" for row in rows))
     batch = ["batch", "run", str(served.bundle.root), "--in", str(table), "--out", str(out)]
@@ -222,7 +222,8 @@ def test_disk__full__server_loses_log_lines_and_batch_resumes(
     check_answers(served, "one")
     faulty_os.leave_room(0)
     check_answers(served, "one", times=20)
-    faulty_os.leave_room(4_000)  # enough for the job's record (0.5 kB), not for its part (7 kB)
+    # Enough for the server's log and the job's record (0.5 kB), not for its part (35 kB).
+    faulty_os.leave_room(16_000)
     check_error(
         served.mlctl(tmp_path, *batch), 13, "there is no space left for", "run the same command"
     )

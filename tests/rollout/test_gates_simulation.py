@@ -111,6 +111,15 @@ def test_rollback__candidate_is_worse_than_live__happens_in_time(
     assert seconds(found, Outcome.ROLLED_BACK) <= at_most_seconds
 
 
+def test_rollback__fault_begins_in_a_long_step__takes_half_a_minute() -> None:
+    """What was good for 250 s neither outweighs the fault nor makes a burst of it."""
+    spec = replace(LIMITED, steps=(50, 100), step_seconds=600.0)
+    faulty = Version(errors=0.08, since=250.0)
+    counted, found = ends(faulty, Version(errors=0.001), spec, 50)
+    assert counted[Outcome.ROLLED_BACK] == 50
+    assert max(each.seconds for each in found) <= faulty.since + 30.0
+
+
 def test_rollback__half_of_the_requests_fail__takes_two_seconds() -> None:
     """At 20 requests a second; 10 s after the start, because the first second is not judged."""
     counted, found = ends(Version(errors=0.5), GOOD, BAKE_ONLY, 50, replace(FAST, per_second=20.0))
@@ -122,6 +131,25 @@ def test_rollback__bake_is_slower_than_live_ever_was__takes_ten_seconds() -> Non
     counted, found = ends(Version(slow=1.0), Version(slow=0.01), BAKE_ONLY, 50, FAST)
     assert counted[Outcome.ROLLED_BACK] == 50
     assert max(each.seconds for each in found) <= 10.0
+
+
+@pytest.mark.parametrize(
+    ("candidate", "live", "service"),
+    [
+        pytest.param(Version(slow=0.3, until=10.0), GOOD, Service(), id="slow start"),
+        pytest.param(
+            Version(slow=0.005), Version(slow=0.005), Service(growth=2.0), id="drift of the day"
+        ),
+        pytest.param(
+            Version(errors=0.005), Version(errors=0.005), Service(retries=True), id="retries"
+        ),
+    ],
+)
+def test_promotion__good_candidate_in_a_restless_service__happens(
+    candidate: Version, live: Version, service: Service
+) -> None:
+    counted, _ = ends(candidate, live, LIMITED, 12, service)
+    assert counted[Outcome.PROMOTED] == 12, counted
 
 
 def test_stall__one_second_of_both_versions__rolls_nothing_back() -> None:

@@ -77,7 +77,7 @@ class Doors:
 
     def __init__(self, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
         service = build_service(bundle, ServerSettings())
-        self.host: ServedModel = service.inner.host
+        self.host: ServedModel = service.inner.serving
         self.host._registry = CollectorRegistry()
         self.front = service.to_asgi()
         self.failure: BaseException = RuntimeError()

@@ -127,7 +127,9 @@ def test_stop__grpc_call_in_flight__is_answered(
             return {"y": inputs["x"]}
 
         class Model(seam.Worker):  # type: ignore[misc]
-            host = ServedModel(bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry())
+            serving = ServedModel(
+                bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry()
+            )
 
         worker = Model()
         await worker.start()
@@ -137,7 +139,7 @@ def test_stop__grpc_call_in_flight__is_answered(
             await asyncio.wait_for(asked.wait(), 20)
             stopping = asyncio.create_task(worker.stop())
             await asyncio.sleep(0)
-            assert not worker.host.ready
+            assert not worker.serving.ready
             gate.set()
             assert await call
             await stopping
@@ -156,7 +158,9 @@ def test_stop__grpc_client_continues__is_answered_until_the_goaway(
 
     async def main() -> None:
         class Model(seam.Worker):  # type: ignore[misc]
-            host = ServedModel(bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry())
+            serving = ServedModel(
+                bundle, ServerSettings(grpc_port=port), registry=CollectorRegistry()
+            )
 
         worker = Model()
         await worker.start()
@@ -165,7 +169,7 @@ def test_stop__grpc_client_continues__is_answered_until_the_goaway(
         assert (await raw.trailers(raw.ask(head(), body)))[b"grpc-status"] == b"0"
         stopping = asyncio.create_task(worker.stop())
         await asyncio.sleep(0)
-        assert not worker.host.ready
+        assert not worker.serving.ready
         # Asked when the stop has begun, of which this client has not read yet.
         asked = [raw.ask(head(), body) for _ in range(3)]
         data, farewell = b"", frame(PING, 0, 0, b"mlctlend")

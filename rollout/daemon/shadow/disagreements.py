@@ -1,4 +1,4 @@
-"""A bounded sample of the rows that two revisions answered differently, kept to be looked at."""
+"""A bounded sample of the rows that two revisions answered differently, for a person to read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEY = (REQUEST_ID, ROW, AT)
 class Disagreements:
     """One Parquet file: request_id, row, at, in.NAME, live.NAME and candidate.NAME.
 
-    The first ones are kept. It is written anew when rows are added, and continued after a
+    The first ones are kept. It is written again when rows are added, and continued after a
     restart of the daemon. pyarrow is imported with the first row.
     """
 

@@ -1,12 +1,11 @@
 """Envoy's admin answers as values; pure.
 
 A slot's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
-together). A request that the other slot had to rescue is an error of the slot that was
-asked: the retry counter says so. A streaming answer is counted apart (`stream`), since its time
-is the length of a conversation: it may fail, but it is not timed. A request whose client left
-before any answer is counted by the cluster that held it (`own`), because Envoy completes it
-nowhere. Copies of requests have a cluster of their own (`shadow`); testers too, which is not
-read at all.
+together). A request that was retried on the other slot is an error of the slot that it was routed
+to: the retry counter says so. A streaming answer is counted apart (`stream`), since its time is the
+length of a conversation: it may fail, but it is not timed. A request whose client left before any
+answer is counted by the cluster that held it (`own`), because Envoy completes it nowhere. Copies of
+requests have a cluster of their own (`shadow`); testers too, which is not read at all.
 """
 
 from __future__ import annotations
@@ -36,11 +35,8 @@ from rollout.drivers.envoy.names import (
 _Naming = Callable[[Slot, str], str]
 
 _GRPC_PREFIXES = tuple(f"grpc.{INFER_SERVICE}.{method}." for method in INFER_METHODS)
-_ERRORS = (
-    "upstream_rq_5xx",
-    "upstream_rq_retry",
-    "upstream_rq_rx_reset",
-    *(f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_FAILURES),
+_STATUS_FAILURES = tuple(
+    f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_FAILURES
 )
 _CLIENT_ERRORS = (
     "upstream_rq_4xx",
@@ -57,7 +53,7 @@ _LET_GO = (
 # The statistics of one scrape.
 STATS_FILTER = (
     r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
-    r"(upstream_rq_(time|completed|5xx|4xx|retry|rx_reset|active|tx_reset|cancelled|timeout)|"
+    r"(upstream_rq_(time|completed|5xx|4xx|retry|active|tx_reset|cancelled|timeout)|"
     r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
     + "|".join(map(re.escape, _GRPC_PREFIXES))
     + ")[0-9]+)$"
@@ -116,7 +112,7 @@ def _totals(
         timeouts = values.get(f"{prefix}upstream_rq_timeout", 0)
         part = Totals(
             requests=values.get(f"{prefix}upstream_rq_completed", 0),
-            errors=sum(values.get(prefix + name, 0) for name in _ERRORS),
+            errors=_failures(prefix, values) + values.get(f"{prefix}upstream_rq_retry", 0),
             timed=within[-1],
             within=within,
             client_errors=sum(values.get(prefix + name, 0) for name in _CLIENT_ERRORS),
@@ -124,6 +120,12 @@ def _totals(
         )
         total = total.plus(part)
     return total
+
+
+def _failures(prefix: str, values: Mapping[str, int]) -> int:
+    """Return the failed requests, each once: a gRPC call that was reset has a 503 and a status."""
+    statuses = sum(values.get(prefix + name, 0) for name in _STATUS_FAILURES)
+    return max(values.get(f"{prefix}upstream_rq_5xx", 0), statuses)
 
 
 def _untimed(totals: Totals) -> Totals:

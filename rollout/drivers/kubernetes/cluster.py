@@ -53,7 +53,7 @@ class Cluster:
     """One namespace of a cluster.
 
     Raises DataPlaneUnavailable if the API server does not answer or denies access.
-    `progress` is called after every question, answered or not.
+    `progress` is called after every request, answered or not.
     """
 
     def __init__(self, reach: Reach, progress: Callable[[], object] = lambda: None) -> None:

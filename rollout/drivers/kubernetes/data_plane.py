@@ -17,7 +17,7 @@ from rollout.domain.spec import Endpoint, Slot
 from rollout.drivers.kubernetes import route as routes
 from rollout.drivers.kubernetes.cluster import Cluster, ConflictError
 from rollout.drivers.kubernetes.meter import ServiceSource, SourceMeter
-from rollout.drivers.kubernetes.route import Claim, Json, RouteUnfitError, Word
+from rollout.drivers.kubernetes.route import Acceptance, Claim, Json, RouteUnfitError
 from rollout.journal.journal import StaleEpochError
 
 _TRIES = 8
@@ -107,7 +107,7 @@ class KubernetesDataPlane:
     def _write(self, weights: Mapping[Slot, int]) -> Json:
         """The route with these weights in it."""
         if self._claim is None:
-            raise DataPlaneUnavailable("this data_plane was opened for reading only")
+            raise DataPlaneUnavailable("this data plane was opened for reading only")
         for attempt in range(_TRIES):
             found = self.cluster.route(self._target.route)
             self._check(routes.claim_of(found), self._claim)
@@ -125,13 +125,13 @@ class KubernetesDataPlane:
         if found is None:
             return
         if found.holder != ours.holder:
-            raise DataPlaneRejected(foreign(self._target, found.holder))
+            raise DataPlaneRejected(held_by_other(self._target, found.holder))
         if found.epoch > ours.epoch:
             raise StaleEpochError(f"epoch {ours.epoch} of HTTPRoute {self._target.route} is over")
 
     def _require_ready(self, found: Json, weights: Mapping[Slot, int]) -> None:
         """No more traffic for a slot without a ready pod, unless the other has none either."""
-        before = routes.least_of(found, self._target)
+        before = routes.min_shares(found, self._target)
         for slot in Slot:
             if weights[slot] <= before[slot] or self._ready(slot):
                 continue
@@ -145,10 +145,10 @@ class KubernetesDataPlane:
     def _await_accepted(self, found: Json) -> None:
         deadline = time.monotonic() + self._accept_seconds
         while True:
-            word, why = routes.word(found)
-            if word is Word.ACCEPTED:
+            state, why = routes.acceptance(found)
+            if state is Acceptance.ACCEPTED:
                 return
-            if word is Word.REJECTED:
+            if state is Acceptance.REJECTED:
                 raise DataPlaneRejected(why)
             if time.monotonic() > deadline:
                 raise DataPlaneUnavailable(why)
@@ -161,7 +161,7 @@ class KubernetesDataPlane:
         )
 
 
-def foreign(target: KubernetesTarget, holder: str) -> str:
+def held_by_other(target: KubernetesTarget, holder: str) -> str:
     """Why the route is left alone, and what to do."""
     return (
         f"{target.where} belongs to another deployment ({holder}); if that one is gone, "

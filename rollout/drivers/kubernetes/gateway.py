@@ -68,9 +68,9 @@ class Gateway:
 
     def _require_free(self, holder: str | None) -> None:
         if holder is not None and holder != self._name():
-            from rollout.drivers.kubernetes.data_plane import foreign
+            from rollout.drivers.kubernetes.data_plane import held_by_other
 
-            raise DataPlaneRejected(foreign(self._target, holder))
+            raise DataPlaneRejected(held_by_other(self._target, holder))
 
     def _name(self) -> str:
         """Return the identity of this deployment among the writers of the route; made once."""

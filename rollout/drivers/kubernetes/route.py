@@ -21,8 +21,8 @@ HOLDER = "mlctl.io/holder"
 Json = dict[str, Any]
 
 
-class Word(StrEnum):
-    """What the Gateways of a route say of its newest version."""
+class Acceptance(StrEnum):
+    """Whether the Gateways of a route have accepted its newest version."""
 
     ACCEPTED = "accepted"
     WAITING = "waiting"
@@ -66,8 +66,8 @@ def weights_of(route: Json, target: KubernetesTarget) -> dict[Slot, int] | None:
     return _shares(pair)
 
 
-def least_of(route: Json, target: KubernetesTarget) -> dict[Slot, int]:
-    """The least percent that each slot has in any rule that is ours. RouteUnfitError."""
+def min_shares(route: Json, target: KubernetesTarget) -> dict[Slot, int]:
+    """The smallest percent that each slot has in any rule that is ours. RouteUnfitError."""
     shares = [_shares(pair) or dict.fromkeys(Slot, 0) for pair in _pairs(route, target)]
     if not shares:
         raise _no_rule(target)
@@ -100,7 +100,7 @@ def patched(
     return patch
 
 
-def word(route: Json) -> tuple[Word, str]:
+def acceptance(route: Json) -> tuple[Acceptance, str]:
     """What the Gateways that report on the route say of it, and why.
 
     Without any report there is nothing to wait for: accepted.
@@ -113,14 +113,14 @@ def word(route: Json) -> tuple[Word, str]:
             if condition.get("type") not in ("Accepted", "ResolvedRefs"):
                 continue
             if condition.get("observedGeneration", generation) < generation:
-                waiting = f"Gateway {name} has not yet seen the weights"
+                waiting = f"Gateway {name} has not accepted the weights yet"
             elif condition.get("status") == "False":
                 reason, message = condition.get("reason", "?"), condition.get("message", "")
                 return (
-                    Word.REJECTED,
+                    Acceptance.REJECTED,
                     f"Gateway {name} rejects the route: {reason} {message}".strip(),
                 )
-    return (Word.WAITING, waiting) if waiting else (Word.ACCEPTED, "")
+    return (Acceptance.WAITING, waiting) if waiting else (Acceptance.ACCEPTED, "")
 
 
 def _pairs(route: Json, target: KubernetesTarget) -> Iterator[dict[Slot, Json]]:

@@ -21,8 +21,8 @@ HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
 class HealthService:
     """Answer for the whole server, whose name is "", and for each of `services`."""
 
-    def __init__(self, host: Serving, *services: str) -> None:
-        self._host = host
+    def __init__(self, serving: Serving, *services: str) -> None:
+        self._serving = serving
         self._known = frozenset({"", *services})
         self._stopping = asyncio.Event()
         self._watches = 0
@@ -47,7 +47,7 @@ class HealthService:
 
     async def _watch(self, request: Any, _call: GrpcCall) -> AsyncIterator[Any]:
         # A watch needs no token and has no time limit; a client needs one for each connection.
-        if self._watches >= self._host.settings.max_connections:
+        if self._watches >= self._serving.settings.max_connections:
             raise MlctlError(ErrorCode.QUEUE_FULL, "too many watch already")
         self._watches += 1
         try:
@@ -57,7 +57,7 @@ class HealthService:
                 return
             last = None
             while True:
-                turned = self._host.turned  # before the answer, so that no change is missed
+                turned = self._serving.turned  # before the answer, so that no change is missed
                 answer = self._answer()
                 if answer != last:
                     yield answer
@@ -78,6 +78,6 @@ class HealthService:
                 task.cancel()
 
     def _answer(self) -> Any:
-        serving = self._host.ready and not self._stopping.is_set()
+        serving = self._serving.ready and not self._stopping.is_set()
         status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
         return HealthCheckResponse(status=status)

@@ -67,7 +67,7 @@ class InferCall(Hold):
         """Decode and queue the call whose message follows its prefix in `message`."""
         start = perf_counter()
         handler, arrived = self._handler, len(message) - PREFIX_BYTES
-        observer = self.model.host.observer
+        observer = self.model.served.observer
         if observer is not None and observer.active:
             self._started, self._head, self._arrived = start, head, arrived
         try:
@@ -75,7 +75,7 @@ class InferCall(Hold):
                 handler.access.require(head.authorization)
             self.grow(arrived)
             if handler.rejecting and handler.is_single and b"priority" not in message:
-                full = self.model.host.quick_reject(Priority.NORMAL, arrived)
+                full = self.model.served.quick_reject(Priority.NORMAL, arrived)
                 handler.rejecting = full is not None
                 if full is not None:
                     raise full  # noqa: TRY301 - as the decoder does
@@ -85,7 +85,7 @@ class InferCall(Hold):
                 seconds = head.timeout
                 timeout = seconds if timeout is None or seconds is None else min(seconds, timeout)
             self._parse_seconds = perf_counter() - start
-            self._queued = self.model.host.handle(request, self, timeout, request.priority)
+            self._queued = self.model.served.handle(request, self, timeout, request.priority)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self.set_exception(error)
 
@@ -104,10 +104,10 @@ class InferCall(Hold):
         connection = self._connection
         connection.outbox.answer(self.stream, data, self._handler.seconds)
         connection.over(self)
-        host, parse = model.host, self._parse_seconds
+        served, parse = model.served, self._parse_seconds
         queue, infer = answer.queue_seconds, answer.infer_seconds
         serialize = perf_counter() - start
-        host.answered(GRPC, parse, queue, infer, serialize)
+        served.answered(GRPC, parse, queue, infer, serialize)
         if self._started:
             model.calls.answered(
                 self._head, self._arrived, self._started, request.inputs, answer,
@@ -153,7 +153,7 @@ class InferCall(Hold):
         connection.over(self)
 
     def _report(self, error: BaseException) -> None:
-        self.model.host.count(GRPC, error)
+        self.model.served.count(GRPC, error)
         if self._started:
             self.model.calls.ended(self._head, self._arrived, self._started, error)
 

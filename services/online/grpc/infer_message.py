@@ -111,7 +111,7 @@ class InferMessages:
             whole = codec.encode(self._response, request, outputs, parameters)
             serialized: bytes = whole.SerializeToString()
             return serialized
-        key = (model.host.name, *[(name, outputs[name].shape) for name in request.outputs])
+        key = (model.served.name, *[(name, outputs[name].shape) for name in request.outputs])
         described = self._outputs.get(key)
         if described is None:
             described = self._describe(codec, request, outputs)

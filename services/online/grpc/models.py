@@ -19,7 +19,7 @@ from services.runtime.access import Access
 class GrpcModel(NamedTuple):
     """One model as gRPC serves it."""
 
-    host: ServedModel
+    served: ServedModel
     codec: GrpcCodec
     calls: GrpcCalls
 
@@ -30,12 +30,12 @@ class GrpcModels:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._by_name = {
-            host.name: GrpcModel(
-                host, GrpcCodec(host.name, host.digest, host.signature), GrpcCalls(host)
+            served.name: GrpcModel(
+                served, GrpcCodec(served.name, served.digest, served.signature), GrpcCalls(served)
             )
-            for host in serving.hosts
+            for served in serving.models
         }
-        self.default = self._by_name[serving.hosts[0].name]
+        self.default = self._by_name[serving.models[0].name]
 
     @property
     def all(self) -> list[GrpcModel]:
@@ -81,5 +81,5 @@ class RequestContext:
 
     def ended(self, failure: BaseException | None) -> None:
         """Count and report the end of a request that has no answer of its own."""
-        self.model.host.count(GRPC, failure)
+        self.model.served.count(GRPC, failure)
         self.model.calls.ended(self.head, self.size, self.started, failure)

@@ -1,4 +1,4 @@
-"""The V2 protocol over gRPC, in the worker's own event loop, sharing the host with HTTP.
+"""The V2 protocol over gRPC, in the worker's own event loop, sharing the models with HTTP.
 
 Beside it are the models' typed services, and the standard ones of health and reflection.
 Statuses come from the error table. Several workers share the port (SO_REUSEPORT).
@@ -40,19 +40,19 @@ from services.protocol.wire import invalid
 class GrpcServer:
     """One gRPC server for the models of one process; `stop` lets open calls end."""
 
-    def __init__(self, host: Serving, address: str, port: int, tls: Tls | None = None) -> None:
-        self._host = host
-        self._models = GrpcModels(host)
+    def __init__(self, serving: Serving, address: str, port: int, tls: Tls | None = None) -> None:
+        self._serving = serving
+        self._models = GrpcModels(serving)
         self._methods = methods()
         typed = typed_services(self._models)
-        self._health = HealthService(host, SERVICE, *(service.name for service in typed))
+        self._health = HealthService(serving, SERVICE, *(service.name for service in typed))
         answered = {
             **self._v2_handlers(),
             **{service.path: service.handler() for service in typed},
             **self._health.handlers(),
             **_reflection(typed),
         }
-        self._server = Http2Server(host, answered, InferCalls(self._models).open)
+        self._server = Http2Server(serving, answered, InferCalls(self._models).open)
         self.port = self._server.listen(address, port, None if tls is None else tls.context())
 
     async def start(self) -> None:
@@ -102,34 +102,34 @@ class GrpcServer:
         return self._methods[method].response(**fields)
 
     async def _server_live(self, _request: Any) -> Any:
-        return self._response("ServerLive", live=self._host.live)
+        return self._response("ServerLive", live=self._serving.live)
 
     async def _server_ready(self, _request: Any) -> Any:
-        return self._response("ServerReady", ready=self._host.ready)
+        return self._response("ServerReady", ready=self._serving.ready)
 
     async def _model_ready(self, request: Any) -> Any:
-        ready = is_ready(self._host, request.name, request.version)
+        ready = is_ready(self._serving, request.name, request.version)
         return self._response("ModelReady", ready=ready)
 
     async def _server_metadata(self, _request: Any) -> Any:
         return self._response("ServerMetadata", **server_metadata())
 
     async def _model_metadata(self, request: Any) -> Any:
-        document = metadata(self._host, request.name, request.version)
+        document = metadata(self._serving, request.name, request.version)
         return self._response("ModelMetadata", **document)
 
     async def _model_config(self, request: Any) -> Any:
-        host = self._host.find(request.name, request.version)
-        return self._response("ModelConfig", config=model_config(host))
+        serving = self._serving.find(request.name, request.version)
+        return self._response("ModelConfig", config=model_config(serving))
 
     async def _model_statistics(self, request: Any) -> Any:
-        hosts = self._host.hosts
+        models = self._serving.models
         if request.name:
-            hosts = self._host.find(request.name, request.version).hosts
-        return self._response("ModelStatistics", **model_statistics(*hosts))
+            models = self._serving.find(request.name, request.version).models
+        return self._response("ModelStatistics", **model_statistics(*models))
 
     async def _repository_index(self, request: Any) -> Any:
-        models = repository_index(self._host, ready=request.ready)
+        models = repository_index(self._serving, ready=request.ready)
         return self._response("RepositoryIndex", models=models)
 
     async def _repository_load(self, _request: Any) -> Any:
@@ -165,7 +165,7 @@ class GrpcServer:
         """`answer`, which takes a request, as one that takes a message."""
 
         async def parse_first(message: bytes, _call: GrpcCall) -> Any:
-            with Hold(self._host.inflight) as hold:
+            with Hold(self._serving.inflight) as hold:
                 hold.grow(len(message))
                 return await answer(_parse(self._methods[name], message))
 

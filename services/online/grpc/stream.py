@@ -70,7 +70,7 @@ class StreamInfer:
         limits = [limit for limit in (call.time_remaining(), decoded.timeout) if limit is not None]
         priority = lane_of(call) or decoded.priority
         timeout = min(limits, default=None)
-        with closing(model.host.stream(decoded.inputs, timeout, priority)) as pieces:
+        with closing(model.served.stream(decoded.inputs, timeout, priority)) as pieces:
             async for piece in pieces:
                 response = model.codec.encode_piece(self._response, decoded, piece.outputs)
                 await call.write(self._method.response(infer_response=response))

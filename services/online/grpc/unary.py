@@ -41,15 +41,15 @@ async def ask(
     encode: Callable[[Answer], Any],
 ) -> Any:
     """Return the response to `request`, which took `parse` seconds to parse."""
-    host = model.host
+    served = model.served
     limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
     priority = lane_of(call) or request.priority
-    answer = await host.ask(request, min(limits, default=None), priority)
+    answer = await served.ask(request, min(limits, default=None), priority)
     start = perf_counter()
     response = encode(answer)
     serialize = perf_counter() - start
-    host.answered(GRPC, parse, answer.queue_seconds, answer.infer_seconds, serialize)
-    if host.observer is not None:
+    served.answered(GRPC, parse, answer.queue_seconds, answer.infer_seconds, serialize)
+    if served.observer is not None:
         model.calls.answered(
             context.head, context.size, context.started, request.inputs, answer,
             parse, serialize, response.ByteSize(),

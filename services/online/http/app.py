@@ -67,8 +67,8 @@ class V2App:
     The first one also counts requests that name no model.
     """
 
-    def __init__(self, host: Serving, inference: InferHandler, *others: InferHandler) -> None:
-        self._host = host
+    def __init__(self, serving: Serving, inference: InferHandler, *others: InferHandler) -> None:
+        self._serving = serving
         self._inference = inference
         self._inferences = {each.name: each for each in (inference, *others)}
 
@@ -99,12 +99,12 @@ class V2App:
             case []:
                 return 200, server_metadata()
             case ["health", "live"]:
-                return (200 if self._host.live else 503), {"live": self._host.live}
+                return (200 if self._serving.live else 503), {"live": self._serving.live}
             case ["health", "ready"]:
                 # The protocol's text calls this one `live`, too.
-                return _readiness(self._host.ready, live=self._host.live)
+                return _readiness(self._serving.ready, live=self._serving.live)
             case ["models", "stats"] if "stats" not in self._inferences:
-                return 200, model_statistics(*self._host.hosts)
+                return 200, model_statistics(*self._serving.models)
             case ["models", name, *rest]:
                 return self._describe_model(name, rest)
         raise _no_such_path()
@@ -117,20 +117,20 @@ class V2App:
             raise _no_such_path()
         match rest:
             case ["ready"]:
-                return _readiness(is_ready(self._host, name, version), name=name)
+                return _readiness(is_ready(self._serving, name, version), name=name)
             case ["config"]:
-                return 200, model_config(self._host.find(name, version))
+                return 200, model_config(self._serving.find(name, version))
             case ["stats"]:
-                return 200, model_statistics(self._host.find(name, version))
-        return 200, metadata(self._host, name, version)
+                return 200, model_statistics(self._serving.find(name, version))
+        return 200, metadata(self._serving, name, version)
 
     async def _repository(self, parts: list[str], receive: Receive) -> Response:
         match parts:
             case ["index"]:
                 end = asyncio.get_running_loop().time() + self._inference.seconds
-                with Hold(self._host.inflight) as hold:
+                with Hold(self._serving.inflight) as hold:
                     body = await read_in_time(receive, self._inference, hold, end)
-                return json_response(200, repository_index(self._host, ready=only_ready(body)))
+                return json_response(200, repository_index(self._serving, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
                 reject_change(verb)
         raise _no_such_path()
@@ -181,9 +181,9 @@ class V2App:
     def _require_path(self, parts: list[str]) -> None:
         match parts[2:-1]:
             case [name]:
-                self._host.find(name)
+                self._serving.find(name)
             case [name, "versions", version]:
-                self._host.find(name, version)
+                self._serving.find(name, version)
             case _:
                 raise _no_such_path()
 

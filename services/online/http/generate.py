@@ -186,7 +186,7 @@ class GenerateApp:
         self._handlers = {each.name: each for each in handlers}
         self._default = handlers[0]
         self.models = {
-            host.name: host for host in serving.hosts if isinstance(host, ServedGenerator)
+            served.name: served for served in serving.models if isinstance(served, ServedGenerator)
         }
 
     def answers(self, path: str) -> bool:
@@ -260,17 +260,23 @@ class GenerateApp:
         return answer(model, request, stream=parsed.stream, counts_tokens=parsed.counts_tokens)
 
     def _find(self, name: str, version: str = "") -> ServedGenerator:
-        host = self._serving.find(name, version)
-        if not isinstance(host, ServedGenerator):
+        served = self._serving.find(name, version)
+        if not isinstance(served, ServedGenerator):
             raise ParameterError("model", f"model {name!r} does not generate text")
-        if not host.ready and not host.draining:
-            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {name!r} is {host.state}")
-        return host
+        if not served.ready and not served.draining:
+            raise MlctlError(ErrorCode.UNAVAILABLE, f"model {name!r} is {served.state}")
+        return served
 
     def _list(self, name: str) -> Response:
         models = [
-            {"id": each, "object": "model", "created": 0, "owned_by": "mlctl", "root": host.digest}
-            for each, host in self.models.items()
+            {
+                "id": each,
+                "object": "model",
+                "created": 0,
+                "owned_by": "mlctl",
+                "root": served.digest,
+            }
+            for each, served in self.models.items()
         ]
         if name:
             self._find(name)

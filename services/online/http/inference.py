@@ -97,13 +97,13 @@ class StreamedAnswer:
 class InferHandler:
     """Answers the infer requests of one model."""
 
-    def __init__(self, host: ServedModel) -> None:
-        self._host = host
-        path = f"/v2/models/{quote(host.name, safe='')}"
-        paths = (f"{path}/infer", f"{path}/versions/{host.digest}/infer")
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+        path = f"/v2/models/{quote(served.name, safe='')}"
+        paths = (f"{path}/infer", f"{path}/versions/{served.digest}/infer")
         # The request targets of this model's infer endpoint, as clients spell them.
         self.targets = frozenset(path.encode() for path in paths)
-        self._codec = V2Codec(host.name, host.digest, host.signature)
+        self._codec = V2Codec(served.name, served.digest, served.signature)
         # Two threads, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
         self._ids = RequestIds()
@@ -111,10 +111,10 @@ class InferHandler:
         self._full_wire: tuple[QueueFullError, bytes, bytes, bytes] | None = None
         # Whether a request was rejected since one found room in the queue.
         self.rejecting = False
-        self.inflight = host.inflight
+        self.inflight = served.inflight
         # The maximum time of a request from its headers to its answer, in seconds.
-        self.seconds = host.settings.deadline_ms / 1000
-        self.max_body_bytes = host.settings.max_body_bytes
+        self.seconds = served.settings.deadline_ms / 1000
+        self.max_body_bytes = served.settings.max_body_bytes
         # A declared length of fewer digits is below that.
         self._digits = len(str(self.max_body_bytes))
         self._times = (0.0, 0.0, 0.0)
@@ -123,12 +123,12 @@ class InferHandler:
     @property
     def name(self) -> str:
         """The model's."""
-        return self._host.name
+        return self._served.name
 
     @property
     def signature(self) -> Signature:
         """The model's."""
-        return self._host.signature
+        return self._served.signature
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
         """Return the caller's X-Request-Id if it can be echoed, else a new id."""
@@ -136,7 +136,7 @@ class InferHandler:
 
     def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
         """Return the observability record of this request, or None if it has none."""
-        observer = self._host.observer
+        observer = self._served.observer
         if observer is None:
             return None
         traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
@@ -156,7 +156,7 @@ class InferHandler:
         `read_headers` raises.
         """
         pending.request_id = self._ids.of(headers.get(b"x-request-id"))
-        observer, access = self._host.observer, self._host.access
+        observer, access = self._served.observer, self._served.access
         if observer is not None and observer.active:
             pending.started = perf_counter()
         if access.required:
@@ -200,7 +200,7 @@ class InferHandler:
         start = perf_counter()
         pending.bytes_in = pending.size
         if self.rejecting and pending.coding == IDENTITY and b"priority" not in body:
-            full = self._host.quick_reject(pending.priority or Priority.NORMAL, len(body))
+            full = self._served.quick_reject(pending.priority or Priority.NORMAL, len(body))
             if full is not None:
                 raise full
         if (len(body) > _HEAVY_JSON or pending.coding != IDENTITY) and _is_heavy(pending, body):
@@ -212,7 +212,7 @@ class InferHandler:
         pending.parse_seconds = perf_counter() - start
         if request.timeout is not None and request.timeout < timeout:
             timeout = request.timeout
-        return self._host.handle(request, pending, timeout, pending.priority or request.priority)
+        return self._served.handle(request, pending, timeout, pending.priority or request.priority)
 
     async def submit_stream(self, pending: PendingRequest, body: bytes) -> StreamedAnswer:
         """Decode the body and queue the request for a streamed answer, sent as JSON.
@@ -227,7 +227,7 @@ class InferHandler:
                 "Request it as JSON, or use ModelStreamInfer of the gRPC API.",
             )
         priority = pending.priority or request.priority
-        parts = self._host.stream(request.inputs, request.timeout, priority)
+        parts = self._served.stream(request.inputs, request.timeout, priority)
         return StreamedAnswer(request, parts)
 
     def encode_part(self, streamed: StreamedAnswer, part: Answer) -> bytes:
@@ -236,7 +236,7 @@ class InferHandler:
 
     def encode_end(self, streamed: StreamedAnswer) -> bytes:
         """Encode the response that ends a streamed answer, and count the request."""
-        self._host.count(HTTP, None)
+        self._served.count(HTTP, None)
         return self._codec.encode_final(streamed.request)
 
     def respond(
@@ -261,8 +261,8 @@ class InferHandler:
             headers, pending.request_id, self._times_text, body, header_length, packing, close=close
         )
         serialize = perf_counter() - start
-        self._host.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
-        observer = self._host.observer
+        self._served.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
+        observer = self._served.observer
         if pending.started and observer is not None and pending.bytes_in is not None:
             observer.finished(
                 HTTP, pending.request_id, pending.headers, pending.started, pending.bytes_in,
@@ -277,7 +277,7 @@ class InferHandler:
         if not is_public(error):
             logger.error("infer request %s failed", request_id.decode(), exc_info=error)
             error = failed()
-        self._host.count(HTTP, error)
+        self._served.count(HTTP, error)
         self.report(record, error)
         if not isinstance(error, QueueFullError):
             return error_response(error, [(b"x-request-id", request_id)])
@@ -295,19 +295,19 @@ class InferHandler:
         cost less than an answer. None for a request that is unusual in any way, which the parser
         then reads. `headers` are the server's own header lines.
         """
-        if self._host.access.required:
+        if self._served.access.required:
             return None
         size = whole_request_size(request, self.targets)
         full = None
-        if size is not None and self._host.rejecting and b"priority" not in request:
-            full = self._host.quick_reject(Priority.NORMAL, size)
+        if size is not None and self._served.rejecting and b"priority" not in request:
+            full = self._served.quick_reject(Priority.NORMAL, size)
         if full is None:
             self.rejecting = size is None
             return None
         own = header_value(request, b"x-request-id")
         request_id = self._ids.of(own)
-        self._host.count(HTTP, full)
-        if self._host.observer is not None and self._host.observer.active:
+        self._served.count(HTTP, full)
+        if self._served.observer is not None and self._served.observer.active:
             trace = {b"traceparent": header_value(request, b"traceparent")}
             fields = {name: value for name, value in trace.items() if value is not None}
             self.report(self.observe(fields, request_id), full)
@@ -322,13 +322,13 @@ class InferHandler:
     def connection_rejected(self, status: int) -> None:
         """Count a connection that the protocol rejected with `status` before any request."""
         error = MlctlError(_PROTOCOL_CODES[status], "the connection was rejected")
-        self._host.count(HTTP, error)
+        self._served.count(HTTP, error)
         self.report(self.observe({}, self.request_id({})), error, status)
 
     def disconnected(self, record: RequestRecord | None = None) -> None:
         """Count a request whose client disconnected."""
         error = asyncio.CancelledError()
-        self._host.count(HTTP, error)
+        self._served.count(HTTP, error)
         self.report(record, error)
 
     def report(
@@ -341,8 +341,8 @@ class InferHandler:
 
         `status` is the HTTP status if it is not that of the error.
         """
-        if record is not None and self._host.observer is not None:
-            self._host.observer.ended(record, error, status)
+        if record is not None and self._served.observer is not None:
+            self._served.observer.ended(record, error, status)
 
     async def _submit_apart(self, pending: PendingRequest, body: bytes, seconds: float) -> Answer:
         start = perf_counter()
@@ -355,7 +355,7 @@ class InferHandler:
         pending.parse_seconds = perf_counter() - start
         left = seconds - pending.parse_seconds
         limit = left if request.timeout is None else min(left, request.timeout)
-        return await self._host.ask(request, limit, pending.priority or request.priority)
+        return await self._served.ask(request, limit, pending.priority or request.priority)
 
     async def _decode_apart(self, pending: PendingRequest, body: bytes) -> InferRequest:
         """Decode a body of any size and coding, on another thread if that takes long."""

@@ -37,7 +37,7 @@ class SageMakerApp:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._calls = Invocations(serving.hosts[0])
+        self._calls = Invocations(serving.models[0])
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["path"] == INVOCATIONS:

@@ -12,8 +12,8 @@ OPENAPI_PATH = "/openapi.json"
 class OpenApiPage:
     """An ASGI application that answers with the document of a server's models."""
 
-    def __init__(self, host: Serving) -> None:
-        self._host = host
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
         self._text = b""
 
     async def __call__(self, scope: Message, _receive: Receive, send: Send) -> None:
@@ -31,14 +31,14 @@ class OpenApiPage:
             from services.online.openapi.document import document, to_text
             from services.online.openapi.model import describe
 
-            host = self._host
+            serving = self._serving
             models = [
                 describe(
                     *(each.name, each.digest, each.signature, each.optional_inputs),
                     generates=each.generates,
                 )
-                for each in host.hosts
+                for each in serving.models
             ]
-            made = document(models, version=host.digest, token=host.access.required)
+            made = document(models, version=serving.digest, token=serving.access.required)
             self._text = to_text(made).encode()
         return self._text

@@ -219,9 +219,9 @@ class ModelCalls:
 
 def predict_routes(serving: Serving) -> dict[str, ServedModel]:
     """The paths of the typed APIs: one for the default model, and each one's own of several."""
-    routes = {ROUTE: serving.hosts[0]}
-    if len(serving.hosts) > 1:
-        routes |= {f"{ROUTE}/{host.name}": host for host in serving.hosts}
+    routes = {ROUTE: serving.models[0]}
+    if len(serving.models) > 1:
+        routes |= {f"{ROUTE}/{served.name}": served for served in serving.models}
     return routes
 
 

@@ -30,7 +30,7 @@ def server_metadata() -> dict[str, Any]:
 
 def is_group(serving: Serving, name: str, version: str) -> bool:
     """Whether that means all models of the server together, by the Bento's name and digest."""
-    several = all(host.name != serving.name for host in serving.hosts) and name == serving.name
+    several = all(served.name != serving.name for served in serving.models) and name == serving.name
     return several and version in ("", serving.digest)
 
 
@@ -53,25 +53,25 @@ def is_ready(serving: Serving, name: str, version: str = "") -> bool:
     return serving.find(name, version).ready
 
 
-def model_metadata(host: ServedModel) -> dict[str, Any]:
+def model_metadata(served: ServedModel) -> dict[str, Any]:
     """The model's versions (it has one: its digest) and its tensors."""
     return {
-        "name": host.name,
-        "versions": [host.digest],
+        "name": served.name,
+        "versions": [served.digest],
         "platform": PLATFORM,
-        "inputs": [_tensor(spec) for spec in host.signature.inputs],
-        "outputs": [_tensor(spec) for spec in host.signature.outputs],
+        "inputs": [_tensor(spec) for spec in served.signature.inputs],
+        "outputs": [_tensor(spec) for spec in served.signature.outputs],
     }
 
 
 def repository_index(serving: Serving, *, ready: bool) -> list[dict[str, str]]:
     """The models here, with their state and the reason for it; with `ready` only ready ones."""
-    return [_indexed(host) for host in serving.hosts if host.ready or not ready]
+    return [_indexed(served) for served in serving.models if served.ready or not ready]
 
 
-def _indexed(host: ServedModel) -> dict[str, str]:
-    state, reason = (_READY, "") if host.ready else (_UNAVAILABLE, host.state)
-    return {"name": host.name, "version": host.digest, "state": state, "reason": reason}
+def _indexed(served: ServedModel) -> dict[str, str]:
+    state, reason = (_READY, "") if served.ready else (_UNAVAILABLE, served.state)
+    return {"name": served.name, "version": served.digest, "state": state, "reason": reason}
 
 
 def only_ready(body: bytes) -> bool:

@@ -27,7 +27,7 @@ from services.runtime.bento_layout import BentoContents
 
 
 class Serving(Protocol):
-    """What a server serves: `hosts` are its models, the default one first.
+    """The models of a server: `models` holds them all, the default one first.
 
     `name` and `digest` are the model's, or those of all together. See `ServedModel` for the rest.
     """
@@ -41,7 +41,7 @@ class Serving(Protocol):
     turned: asyncio.Event
 
     @property
-    def hosts(self) -> tuple[ServedModel, ...]:
+    def models(self) -> tuple[ServedModel, ...]:
         """The models."""
         ...
 
@@ -118,16 +118,16 @@ class ModelRepository:
         )
         self._pipelines: tuple[ServedPipeline, ...] = ()
         if pipeline is not None:
-            stages = {host.name: host for host in self._models}
+            stages = {served.name: served for served in self._models}
             whole = ServedPipeline(packed, stages, settings, registry)
             self._pipelines = (whole,)
-        self.hosts: tuple[ServedModel, ...] = (*self._pipelines, *self._models)
-        self._by_name = {host.name: host for host in self.hosts}
+        self.models: tuple[ServedModel, ...] = (*self._pipelines, *self._models)
+        self._by_name = {served.name: served for served in self.models}
 
     @property
     def ready(self) -> bool:
         """Whether all models are."""
-        return all(host.ready for host in self.hosts)
+        return all(served.ready for served in self.models)
 
     @property
     def live(self) -> bool:
@@ -135,18 +135,18 @@ class ModelRepository:
 
         All are checked, so that each model that hangs is logged.
         """
-        found = [host.live for host in self.hosts]
+        found = [served.live for served in self.models]
         return all(found)
 
     @property
     def state(self) -> str:
         """That of the first model that is not ready, else "ready"."""
-        return next((host.state for host in self.hosts if not host.ready), "ready")
+        return next((served.state for served in self.models if not served.ready), "ready")
 
     def find(self, name: str, version: str = "") -> ServedModel:
         """Return the model `name`; MODEL_NOT_FOUND lists the models."""
-        host = self._by_name.get(name)
-        if host is None:
+        served = self._by_name.get(name)
+        if served is None:
             names = ", ".join(map(repr, self._by_name))
             what = f"{name!r} is several models" if name == self.name else f"no model {shown(name)}"
             raise MlctlError(
@@ -154,43 +154,43 @@ class ModelRepository:
                 f"{what} here; this server has {names}",
                 "POST /v2/repository/index lists the models of a server.",
             )
-        return host.find(name, version)
+        return served.find(name, version)
 
     def drain(self) -> None:
         """Drain all models; see `ServedModel.drain`."""
         self.draining = True
-        for host in self.hosts:
-            host.drain()
+        for served in self.models:
+            served.drain()
         turned, self.turned = self.turned, asyncio.Event()
         turned.set()
 
     def publish(self) -> None:
         """See `ServedModel.publish`."""
-        for host in self.hosts:
-            host.publish()
+        for served in self.models:
+            served.publish()
 
     async def start(self) -> None:
         """One model after the other: each is timed as it warms up, and must have the machine.
 
         An error names the model that must not serve.
         """
-        for host in (*self._models, *self._pipelines):
+        for served in (*self._models, *self._pipelines):
             try:
-                await host.start()
+                await served.start()
             except MlctlError as error:
-                message = f"model {host.name!r}: {error.message}"
+                message = f"model {served.name!r}: {error.message}"
                 raise MlctlError(error.code, message, error.hint) from error
 
     async def stop(self) -> None:
         """Stop all models at once, after the pipeline that uses them."""
         for pipeline in self._pipelines:
             await pipeline.stop()
-        await asyncio.gather(*(host.stop() for host in self._models))
+        await asyncio.gather(*(served.stop() for served in self._models))
 
     def abandon(self) -> None:
         """Fail what is open at all models: the process ends."""
-        for host in self.hosts:
-            host.abandon()
+        for served in self.models:
+            served.abandon()
 
 
 def serving_of(packed: BentoContents, settings: ServerSettings) -> ServedModel | ModelRepository:

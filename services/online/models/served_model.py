@@ -1,8 +1,8 @@
 """The life of one served model: verified, proved, warm, ready; then drained and stopped.
 
 Nothing is answered before `start` has returned and nothing after `stop` was called.
-HTTP, gRPC and BentoML's own API all ask the model through `infer`. Several models of one
-process are several hosts, which `services.online.models.repository` holds together.
+HTTP, gRPC and BentoML's own API all call the model through `infer`. Several models of one
+process are held together by `services.online.models.repository`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _HANG_FACTOR = 20
 _STOP_GRACE_SECONDS = 5.0
 # The collector's thresholds: young objects, and collections between those of older generations.
 _COLLECTED = (10_000, 20, 50)
-logger = logging.getLogger("mlctl.host")
+logger = logging.getLogger("mlctl.model")
 
 
 class ModelPhase(Enum):
-    """Where a host is in its life."""
+    """The phases of a served model."""
 
     NEW = "starting"
     READY = "ready"
@@ -105,7 +105,7 @@ class ServedModel:
         self._precomputed: PrecomputedLookup | None = None
 
     @property
-    def hosts(self) -> tuple[ServedModel, ...]:
+    def models(self) -> tuple[ServedModel, ...]:
         """The models that are served: this one alone."""
         return (self,)
 
@@ -126,7 +126,7 @@ class ServedModel:
 
     @property
     def state(self) -> str:
-        """The phase in a word, or that the host drains or hangs."""
+        """The phase in a word, or that the model drains or hangs."""
         if self._hung:
             return "hung"
         return "draining" if self.draining and self.phase is ModelPhase.READY else self.phase.value

@@ -20,23 +20,23 @@ _BACKEND = "onnxruntime"
 _LANES = 2
 
 
-def model_config(host: ServedModel) -> dict[str, Any]:
+def model_config(served: ServedModel) -> dict[str, Any]:
     """How the model is served, as a `ModelConfig`; UNAVAILABLE before it is ready.
 
     Shapes leave the batch out where the model has one, which `max_batch_size` then bounds:
     more rows in a request are taken as well, and run in several batches.
     """
-    limits = host.limits
+    limits = served.limits
     if limits is None:
-        raise _not_yet(host)
-    batched = host.signature.batched
+        raise _not_yet(served)
+    batched = served.signature.batched
     config: dict[str, Any] = {
-        "name": host.name,
+        "name": served.name,
         "platform": PLATFORM,
         "backend": _BACKEND,
         "max_batch_size": limits.max_rows if batched else 0,
-        "input": [_tensor(spec, batched=batched) for spec in host.signature.inputs],
-        "output": [_tensor(spec, batched=batched) for spec in host.signature.outputs],
+        "input": [_tensor(spec, batched=batched) for spec in served.signature.inputs],
+        "output": [_tensor(spec, batched=batched) for spec in served.signature.outputs],
     }
     if limits.joinable:
         config["dynamic_batching"] = {
@@ -47,22 +47,22 @@ def model_config(host: ServedModel) -> dict[str, Any]:
     return config
 
 
-def model_statistics(*hosts: ServedModel) -> dict[str, Any]:
+def model_statistics(*models: ServedModel) -> dict[str, Any]:
     """What this worker counted since it started, times in nanoseconds; UNAVAILABLE before that.
 
     Requests count in `inference_stats`, rows in `inference_count`, batches in the rest. The
     time of requests that failed is not measured: most are rejected before there is any.
     """
-    return {"model_stats": [_statistics(host) for host in hosts]}
+    return {"model_stats": [_statistics(served) for served in models]}
 
 
-def _statistics(host: ServedModel) -> dict[str, Any]:
-    tally = host.tally
+def _statistics(served: ServedModel) -> dict[str, Any]:
+    tally = served.tally
     if tally is None:
-        raise _not_yet(host)
+        raise _not_yet(served)
     batches = sorted(tally.batches.items())
     return {
-        "name": host.name,
+        "name": served.name,
         # perf_analyzer ends on a version that is no number; the digest is in the metadata.
         "version": TRITON_VERSION,
         "last_inference": round(tally.last * 1e3),
@@ -113,5 +113,5 @@ def _tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
     }
 
 
-def _not_yet(host: ServedModel) -> MlctlError:
-    return MlctlError(ErrorCode.UNAVAILABLE, f"model {host.name!r} is {host.state}")
+def _not_yet(served: ServedModel) -> MlctlError:
+    return MlctlError(ErrorCode.UNAVAILABLE, f"model {served.name!r} is {served.state}")

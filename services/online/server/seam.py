@@ -101,28 +101,30 @@ class MlctlService(bentoml.Service[Any]):
     """A BentoML service whose ASGI application is behind `Front`."""
 
     def to_asgi(self, is_main: bool = True) -> Any:
-        host: Serving = self.inner.host
-        inference, *others = [InferHandler(each) for each in host.hosts]
-        serve_http(host.settings, inference, *others)
+        serving: Serving = self.inner.serving
+        inference, *others = [InferHandler(each) for each in serving.models]
+        serve_http(serving.settings, inference, *others)
 
         def publish() -> None:
             forget_dead_workers()
-            host.publish()
+            serving.publish()
 
-        v2, page = V2App(host, inference, *others), OpenApiPage(host)
+        v2, page = V2App(serving, inference, *others), OpenApiPage(serving)
         other = make_bento_app(self, is_main=is_main)
         generate = None
-        if any(each.generates for each in host.hosts):
+        if any(each.generates for each in serving.models):
             from services.online.http.generate import GenerateApp
 
-            generate = GenerateApp(host, inference, *others)
-        front = Front(v2, page, PredictApp(host), SageMakerApp(host), other, publish, generate)
-        return gated(front, inference, host)
+            generate = GenerateApp(serving, inference, *others)
+        front = Front(
+            v2, page, PredictApp(serving), SageMakerApp(serving), other, publish, generate
+        )
+        return gated(front, inference, serving)
 
 
-def gated(app: App, inference: InferHandler, host: Serving) -> App:
+def gated(app: App, inference: InferHandler, serving: Serving) -> App:
     """Put `app` behind the token check if the server requires tokens."""
-    if not host.access.required:
+    if not serving.access.required:
         return app
 
     def reject(error: MlctlError, scope: Message) -> Response:
@@ -131,7 +133,7 @@ def gated(app: App, inference: InferHandler, host: Serving) -> App:
         record = inference.observe(headers, request_id)
         return inference.reject(error, request_id, record)
 
-    return TokenGate(app, host.access, reject)
+    return TokenGate(app, serving.access, reject)
 
 
 def serve_http(settings: ServerSettings, inference: InferHandler, *others: InferHandler) -> None:
@@ -146,17 +148,17 @@ def build_service(found: VerifiedBundle | BentoContents, settings: ServerSetting
     """Return the service of one bundle or several; a worker loads the models when it starts."""
     settings.check()
     packed = found if isinstance(found, BentoContents) else BentoContents((found,))
-    host = serving_of(packed, settings)
+    serving = serving_of(packed, settings)
     hook = bentoml.on_deployment(partial(_prepare_server, settings))
-    attributes = {"host": host, "prepare_server": hook}
-    for number, (route, each) in enumerate(predict_routes(host).items()):
+    attributes = {"serving": serving, "prepare_server": hook}
+    for number, (route, each) in enumerate(predict_routes(serving).items()):
         attributes[f"predict_{number}" if number else "predict"] = make_predict(each, route)
     inner = type("Model", (Worker,), attributes)
     tls = settings.tls
     options = {} if tls is None else {"ssl": tls.bentoml_options()}
     service: Any = bentoml.service  # mypy takes it for a module of that name
     decorate = service(
-        name=re.sub(r"[^a-z0-9]", "_", host.name),
+        name=re.sub(r"[^a-z0-9]", "_", serving.name),
         service_class=MlctlService,
         workers=settings.workers,
         **options,
@@ -168,7 +170,7 @@ def build_service(found: VerifiedBundle | BentoContents, settings: ServerSetting
 class Worker:
     """What runs in a worker process; BentoML makes one and calls its hooks."""
 
-    host: Serving
+    serving: Serving
 
     def __init__(self) -> None:
         self._grpc: GrpcServer | None = None
@@ -179,7 +181,7 @@ class Worker:
     async def start(self) -> None:
         _share_log()
         try:
-            await self.host.start()
+            await self.serving.start()
             await self._start_grpc()
             self._start_watchdog()
             if is_worker():
@@ -195,33 +197,35 @@ class Worker:
     async def stop(self) -> None:
         if self._parent is not None:
             self._parent.stop()
-        self.host.drain()
+        self.serving.drain()
         if self._grpc is not None:
             self._grpc.announce_stop()
             await self._grpc.drain(_GRPC_FAREWELL_SECONDS)
-        await self.host.stop()
+        await self.serving.stop()
         if self._grpc is not None:
             await self._grpc.stop(_GRPC_GRACE_SECONDS)
         if self._watchdog is not None:
             self._watchdog.stop()
 
     async def __is_ready__(self) -> bool:
-        return self.host.ready
+        return self.serving.ready
 
     async def __is_alive__(self) -> bool:
-        return self.host.live
+        return self.serving.live
 
     async def _start_grpc(self) -> None:
-        settings = self.host.settings
+        settings = self.serving.settings
         if settings.grpc_port is not None:
-            self._grpc = GrpcServer(self.host, settings.grpc_host, settings.grpc_port, settings.tls)
+            self._grpc = GrpcServer(
+                self.serving, settings.grpc_host, settings.grpc_port, settings.tls
+            )
             await self._grpc.start()
             logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
 
     def _start_watchdog(self) -> None:
         if is_worker():
-            seconds = self.host.settings.hang_s
-            self._watchdog = Watchdog(lambda: self.host.live, self.host.abandon, seconds)
+            seconds = self.serving.settings.hang_s
+            self._watchdog = Watchdog(lambda: self.serving.live, self.serving.abandon, seconds)
 
 
 def _prepare_server(settings: ServerSettings) -> None:

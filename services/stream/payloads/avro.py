@@ -69,7 +69,7 @@ class AvroPayload:
                         raise
                     rejected[index] = error.message
             documents.append(document)
-        return self._reader.read(documents, rejected)
+        return self._reader.read([documents], rejected)
 
     def encode(
         self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()

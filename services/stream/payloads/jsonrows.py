@@ -22,6 +22,9 @@ from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest
 from services.stream.payloads.objects import Carried, ObjectReader
 
+# Messages that are parsed together: their numbers fit into the processor's cache.
+_BLOCK = 256
+
 
 class JsonPayload:
     """Decodes and encodes JSON for one signature."""
@@ -39,8 +42,9 @@ class JsonPayload:
     def decode(self, values: Sequence[bytes]) -> Sequence[Decoded]:
         rejected = too_long(values, self._max_bytes)
         self._values = values
-        documents = _parsed(values, rejected)
-        return self._reader.read(documents, rejected)
+        starts = range(0, len(values), _BLOCK)
+        blocks = (_parsed(values[start : start + _BLOCK], start, rejected) for start in starts)
+        return self._reader.read(blocks, rejected)
 
     def encode(
         self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any] = ()
@@ -111,22 +115,25 @@ def too_long(values: Sequence[bytes], max_bytes: int) -> dict[int, str]:
     }
 
 
-def _parsed(values: Sequence[bytes], rejected: dict[int, str]) -> list[Any]:
-    """Return the documents, None for rejected ones; add invalid ones to `rejected`."""
+def _parsed(values: Sequence[bytes], first: int, rejected: dict[int, str]) -> list[Any]:
+    """Return the documents, None for rejected ones; add invalid ones to `rejected`.
+
+    `first` is the index of the first of `values`.
+    """
     documents: list[Any] = []
-    if not rejected:
+    if rejected.keys().isdisjoint(range(first, first + len(values))):
         try:
             documents = list(map(orjson.loads, values))
         except orjson.JSONDecodeError:
             documents = []
     if not documents:
-        documents = [_loaded(i, value, rejected) for i, value in enumerate(values)]
+        documents = [_loaded(i, value, rejected) for i, value in enumerate(values, first)]
     for index in _maybe_duplicate_keys(values, documents):
         try:
-            if index not in rejected:
+            if first + index not in rejected:
                 parse_object(values[index])
         except MlctlError as error:
-            rejected[index] = error.message.replace("the body", "the message")
+            rejected[first + index] = error.message.replace("the body", "the message")
     return documents
 
 

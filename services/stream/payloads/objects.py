@@ -8,14 +8,16 @@ or no field is a missing value of an input that may lack values.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.protocol.json_data import decode_data, decode_nullable
 from services.protocol.wire import Declared, declare, invalid
 from services.stream.base import Decoded
@@ -24,6 +26,20 @@ from services.stream.payloads import KEEP_ALL, PayloadRequest
 # Fewer messages than this are read one by one to find the one at fault.
 _FEW = 8
 _EXACT = 1 << 63
+# Codes of the module `array`; floats are rounded afterwards.
+_CODES: Mapping[Datatype, str] = MappingProxyType(
+    {
+        **dict.fromkeys((Datatype.FP16, Datatype.FP32, Datatype.FP64), "d"),
+        Datatype.INT8: "b",
+        Datatype.INT16: "h",
+        Datatype.INT32: "i",
+        Datatype.INT64: "q",
+        Datatype.UINT8: "B",
+        Datatype.UINT16: "H",
+        Datatype.UINT32: "I",
+        Datatype.UINT64: "Q",
+    }
+)
 
 
 class Carried(NamedTuple):
@@ -64,26 +80,39 @@ class ObjectReader:
         }
         self._fixed = all(DYNAMIC not in spec.shape[1:] for spec in signature.inputs)
 
-    def read(self, documents: Sequence[Any], rejected: dict[int, str]) -> Sequence[Decoded]:
-        """Return the documents that are not in `rejected`, and add to it those that are invalid."""
-        indices = [i for i in range(len(documents)) if i not in rejected] if rejected else None
-        found = self._pieces(documents, indices or range(len(documents)), rejected)
-        return joined([] if indices == [] else found, rejected)
+    def read(self, blocks: Iterable[Sequence[Any]], rejected: dict[int, str]) -> Sequence[Decoded]:
+        """Return the documents that are not in `rejected`, and add to it those that are invalid.
+
+        Each block is converted before the next one is parsed: its values are still in the
+        processor's cache, and their memory is used again.
+        """
+        pieces: list[MessageGroup] = []
+        end = 0
+        for block in blocks:
+            start, end = end, end + len(block)
+            indices: Sequence[int] = range(start, end)
+            documents = block
+            if rejected:
+                indices = [index for index in indices if index not in rejected]
+                documents = [block[index - start] for index in indices]
+            if indices:
+                pieces += self._pieces(documents, indices, rejected)
+        return joined(pieces, rejected)
 
     def _pieces(
         self, documents: Sequence[Any], indices: Sequence[int], rejected: dict[int, str]
     ) -> Iterator[MessageGroup]:
-        piece = self._whole([documents[i] for i in indices], indices) if self._fixed else None
+        piece = self._whole(documents, indices) if self._fixed else None
         if piece is not None:
             yield piece
         elif len(indices) > _FEW and self._fixed:
             half = len(indices) // 2
-            yield from self._pieces(documents, indices[:half], rejected)
-            yield from self._pieces(documents, indices[half:], rejected)
+            yield from self._pieces(documents[:half], indices[:half], rejected)
+            yield from self._pieces(documents[half:], indices[half:], rejected)
         else:
-            for index in indices:
+            for index, document in zip(indices, documents, strict=True):
                 try:
-                    yield self._one(index, documents[index])
+                    yield self._one(index, document)
                 except MlctlError as error:
                     rejected[index] = error.message
 
@@ -96,7 +125,7 @@ class ObjectReader:
             carried: list[Carried | None] = [None] * len(documents)
             if self._keep:
                 carried = [self._carried(document, many=False) for document in documents]
-        except (KeyError, TypeError, MlctlError):
+        except (KeyError, TypeError, OverflowError, MlctlError):
             return None
         return MessageGroup(indices, inputs, [1] * len(documents), carried)
 
@@ -186,17 +215,38 @@ def _decoded(pieces: Sequence[MessageGroup], rejected: dict[int, str]) -> Decode
 
 
 def _column(spec: TensorSpec, values: list[Any]) -> np.ndarray:
-    """Return one plain row of an input per message; MlctlError or TypeError otherwise."""
+    """Return one plain row of an input per message; TypeError or an error of decoding otherwise."""
     shape = spec.shape[1:]
     width, count = math.prod(shape), len(values)
+    rows = [values]
     if shape and not (width == 1 and set(map(type, values)).isdisjoint({list, dict})):
         if set(map(type, values)) != {list} or set(map(len, values)) != {width}:
             raise TypeError("not flat")
-        values = list(chain.from_iterable(values))
-    # Declared as flat: nested data is rejected.
+        rows = values
     dtype = np.dtype(spec.dtype.numpy_name)
-    array = decode_data(Declared(spec, (count * width,), count * width, dtype), values)
-    return array.reshape(count, *shape)
+    if spec.dtype in _CODES:
+        return _numbers(_CODES[spec.dtype], rows, dtype).reshape(count, *shape)
+    # Declared as flat: nested data is rejected.
+    declared = Declared(spec, (count * width,), count * width, dtype)
+    return decode_data(declared, list(chain.from_iterable(rows))).reshape(count, *shape)
+
+
+def _numbers(code: str, rows: Sequence[list[Any]], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the numbers of lists of equal length; TypeError or OverflowError for other values.
+
+    It takes less than half of the time of `decode_data`, which then reports what is wrong.
+    """
+    values = array(code)
+    for row in rows:
+        values.fromlist(row)
+    with np.errstate(over="ignore"):
+        found = np.frombuffer(values, code).astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(found).all():
+        raise OverflowError("not finite")
+    # An `array` takes true and false for 1 and 0.
+    if ((found == 0) | (found == 1)).any() and bool in set(map(type, chain.from_iterable(rows))):
+        raise TypeError("not a number")
+    return found
 
 
 def _value(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:

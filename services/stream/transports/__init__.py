@@ -21,7 +21,6 @@ BY_SCHEME: Mapping[str, str] = MappingProxyType(
         "rediss": "services.stream.transports.redis",
         "file": "services.stream.transports.lines",
         "-": "services.stream.transports.lines",
-        "precomputed": "services.stream.transports.precomputed",
         "postgresql": _TABLE,
         "postgres": _TABLE,
         "https": _WEBHOOK,

@@ -96,21 +96,6 @@ class KafkaTransport(Transport):
             found.sort(key=lambda message: message.time_ms)
             yield from found[-last:] if last else ()
 
-    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        with closing(_Browser(url)) as browser:
-            browser.assign({at: high for at, (_low, high) in browser.watermarks().items()})
-            deadline = time.monotonic() + wait_s
-            while True:
-                first = browser.consumer.poll(max(deadline - time.monotonic(), 0.0))
-                raw = [] if first is None else [first, *browser.consumer.consume(_PAGE, 0)]
-                browser.check(raw)
-                messages = converted(raw, browser.names)
-                yield from messages
-                if messages or time.monotonic() >= deadline:
-                    if not messages:
-                        yield None
-                    deadline = time.monotonic() + wait_s
-
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         """Return the state; a group that never committed has all messages as its lag."""
         with closing(_Browser(url, group)) as browser:
@@ -173,16 +158,11 @@ class _Browser:
                 for each in self.partitions()
             }
 
-    def assign(self, offsets: Mapping[int, int]) -> None:
-        self.consumer.assign(
-            [self._partition(self._url.topic, at, offset) for at, offset in offsets.items()]
-        )
-
     def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
         """Yield the messages of a partition with offsets from `first` to before `end`."""
         if first >= end:
             return
-        self.assign({partition: first})
+        self.consumer.assign([self._partition(self._url.topic, partition, first)])
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             # One call for both would wait for a full page.
@@ -195,7 +175,7 @@ class _Browser:
                 raise MlctlError(
                     ErrorCode.BROKER_UNAVAILABLE, f"{self._url.redacted()} does not answer"
                 )
-            at_end = self.check(raw)
+            at_end = self._check(raw)
             for message in converted(raw, self.names):
                 if int(message.offset) < end:
                     yield message
@@ -203,7 +183,7 @@ class _Browser:
             if at_end or any(each.offset() >= end - 1 for each in raw if each.error() is None):
                 return
 
-    def check(self, raw: list[Any]) -> bool:
+    def _check(self, raw: list[Any]) -> bool:
         """Raise a permanent error; return whether a partition's end was reached."""
         at_end = False
         for each in raw:

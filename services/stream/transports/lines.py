@@ -21,7 +21,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -361,16 +361,6 @@ class LinesTransport(Transport):
             lines = chain.from_iterable(pages)
             for at, line in lines if last is None else deque(lines, last):
                 yield Message("0", at, *from_line(line))
-
-    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        with nullcontext(0) if url.scheme == PIPE else _existing(url) as file:
-            end = 0 if url.scheme == PIPE else os.lseek(file, _end_of_lines(file), os.SEEK_SET)
-            reader = LineReader(file, end, follow=url.scheme != PIPE)
-            while not reader.ended:
-                found = reader.read(_PAGE, wait_s)
-                yield from (Message("0", at, *from_line(line)) for at, line in found)
-                if not found:
-                    yield None
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         if url.scheme == PIPE:

@@ -118,7 +118,7 @@ def connect(url: StreamUrl) -> Any:
 
 
 def _tls_options(url: StreamUrl) -> dict[str, str]:
-    """Return the TLS options of `url`; INVALID_INPUT if they or their files cannot be used."""
+    """Return the TLS options of `url`; INVALID_INPUT if their files cannot be used."""
     options = {name: url.options[name] for name in _TLS_OPTIONS if name in url.options}
     if options and url.scheme != "rediss":
         raise MlctlError(
@@ -126,27 +126,16 @@ def _tls_options(url: StreamUrl) -> dict[str, str]:
             f"{url.redacted()} does not use TLS, so {next(iter(options))} has no effect",
             "Write it as rediss://HOST:PORT/DATABASE#STREAM.",
         )
-    if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT, "ssl_keyfile needs a certificate", "Add ssl_certfile."
-        )
-    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-        if name in options and not os.access(options[name], os.R_OK):
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"{name} names a file that cannot be read: {options[name]}",
-                "Correct the path or the file's permissions.",
-            )
     try:
-        # The library would report an invalid file later, and for each connection.
+        # The library would report an unusable file later, and for each connection.
         context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-        if "ssl_certfile" in options:
-            key = options.get("ssl_keyfile")
-            context.load_cert_chain(options["ssl_certfile"], key, lambda: "")
-    except ssl.SSLError as error:
+        if {"ssl_certfile", "ssl_keyfile"} & options.keys():
+            certificate = options.get("ssl_certfile", "")
+            context.load_cert_chain(certificate, options.get("ssl_keyfile"), lambda: "")
+    except OSError as error:  # an SSLError is one
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"the TLS files of {url.redacted()} cannot be used: {error.reason or error}",
+            f"the TLS files of {url.redacted()} cannot be used: {error.strerror or error}",
             "PEM is needed: the authority's certificate, your own, and its key without a password.",
         ) from error
     return options
@@ -514,20 +503,6 @@ class RedisTransport(Transport):
                 if len(rows) < _PAGE:
                     return
                 after = b"(" + rows[-1][0]
-
-    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        with connect(url) as db:
-            after = _last_id(db, url)
-            block = ("COUNT", _PAGE, "BLOCK", max(1, int(wait_s * 1000)))
-            while True:
-                with translate_errors(url):
-                    reply = db.execute_command("XREAD", *block, "STREAMS", url.topic, after)
-                if not reply:
-                    yield None
-                    continue
-                rows = reply[0][1]
-                after = rows[-1][0]
-                yield from read_entries(url.topic, rows, _field(url))
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         with translate_errors(url), connect(url) as db:

@@ -420,21 +420,6 @@ class SqliteTransport(Transport):
         with _existing(url) as (log, topic):
             yield from log.pages(topic, -1 if last is None else log.last_offset(topic) - last)
 
-    def follow(self, url: StreamUrl, wait_s: float) -> Iterator[Message | None]:
-        with _existing(url) as (log, topic):
-            after = log.last_offset(topic)
-            deadline = time.monotonic() + wait_s
-            while True:
-                if found := log.read(topic, after, _PAGE):
-                    after = int(found[-1].offset)
-                    yield from found
-                elif time.monotonic() < deadline:
-                    time.sleep(min(wait_s, _MAX_SLEEP))
-                    continue
-                else:
-                    yield None
-                deadline = time.monotonic() + wait_s
-
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         with _existing(url) as (log, topic), translate_errors():
             now = time.time()

@@ -49,7 +49,6 @@ OPTIONS: dict[str, Any] = {
     "source": "kafka://a:9092,b:9092#orders",
     "target": "kafka://a:9092#scores",
     "group": "mlctl",
-    "shadow": False,
     "start": "earliest",
     "max_batch": 512,
     "max_messages": None,
@@ -190,8 +189,8 @@ def test_stream__metrics__can_be_scraped_by_the_permitted_clients(port: int | No
     assert "ingress" not in made(JOB)["NetworkPolicy"]["spec"]
 
 
-def test_lag_trigger__redis_shadow__names_the_server_without_its_user() -> None:
-    options = {**OPTIONS, "source": "rediss://me@redis:6380/2#orders", "shadow": True}
+def test_lag_trigger__redis__names_the_server_without_its_user() -> None:
+    options = {**OPTIONS, "source": "rediss://me@redis:6380/2#orders"}
     found = lag_trigger(options)
     assert found == LagTrigger(
         "redis-streams",
@@ -200,7 +199,7 @@ def test_lag_trigger__redis_shadow__names_the_server_without_its_user() -> None:
             "databaseIndex": "2",
             "enableTLS": "true",
             "stream": "orders",
-            "consumerGroup": "mlctl.shadow",
+            "consumerGroup": "mlctl",
             "lagCount": "512",
             "activationLagCount": "0",
         },

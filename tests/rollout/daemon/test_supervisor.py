@@ -55,7 +55,7 @@ class Stage:
     def take_over(self) -> Supervisor:
         self.epoch = self.journal.take_over("shop")
         return Supervisor(
-            "shop", self._directory, self._files, self._world, self.journal, self, self.epoch
+            "shop", self._directory, self._files, self._world, self.journal, self.hung, self.epoch
         )
 
     def hung(self, served: RunningRevision) -> bool:

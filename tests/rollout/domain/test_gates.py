@@ -83,6 +83,88 @@ def test_harm__overwhelming_but_too_few_bad_blocks__asks_the_weaker_gates_too() 
     assert gates.harm(evidence, SPEC) is None
 
 
+def began(bad: int, before: int, live: Counts, spec: RolloutSpec = SPEC) -> GateEvidence:
+    """`before` good blocks, then `bad` ones in which 8 % fail."""
+    evidence = folded(before, same(), live, spec)
+    for _ in range(bad):
+        evidence = gates.fold(evidence, block(same(errors=8), live), spec)
+    return evidence
+
+
+def test_harm__fault_begins_after_a_long_good_time__is_judged_by_its_own_blocks() -> None:
+    """The change of level looks like bursts, in which hundreds of requests count as one."""
+    assert gates.harm(began(4, 50, same()), SPEC) is None
+    verdict = gates.harm(began(5, 50, same()), SPEC)
+    assert verdict is not None
+    assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIMIT)
+    assert verdict.why == "8.00 % of 500 requests failed in 5 blocks of 5 s on end (1 % allowed)"
+    assert (verdict.value, verdict.limit, verdict.n) == (0.08, 0.01, 500)
+
+
+def test_harm__good_block_between_bad_ones__ends_the_run() -> None:
+    evidence = gates.fold(began(4, 50, same()), block(same(), same()), SPEC)
+    for _ in range(4):
+        evidence = gates.fold(evidence, block(same(errors=8), same()), SPEC)
+    assert gates.harm(evidence, SPEC) is None
+
+
+def test_harm__next_step__begins_a_new_run() -> None:
+    evidence = gates.next_step(began(4, 50, same()))
+    evidence = gates.fold(evidence, block(same(errors=8), same()), SPEC)
+    assert evidence.of(Gate.ERRORS_VS_LIMIT).run.bad_blocks == 1
+    assert gates.harm(evidence, SPEC) is None
+
+
+def test_harm__fault_begins_on_both_slots__is_not_the_candidates() -> None:
+    """A database that both use: the share of the live slot allows the same to the candidate."""
+    spec = RolloutSpec(max_error_rate=0.3, margin=0.0)
+    evidence = folded(50, same(), same(), spec)
+    for _ in range(20):
+        evidence = gates.fold(evidence, block(same(errors=20), same(errors=20)), spec)
+    assert evidence.of(Gate.ERRORS_VS_LIVE).run.bad_blocks == 20
+    assert gates.harm(evidence, spec) is None
+
+
+def test_harm__fault_begins_while_live_stays_good__is_compared_with_live_in_that_time() -> None:
+    spec = RolloutSpec(max_error_rate=0.3)
+    evidence = folded(50, same(), same(errors=1), spec)
+    for _ in range(5):
+        evidence = gates.fold(evidence, block(same(errors=20), same(errors=2)), spec)
+    verdict = gates.harm(evidence, spec)
+    assert verdict is not None
+    assert verdict.gate is Gate.ERRORS_VS_LIVE
+    assert verdict.why.endswith("in 5 blocks of 5 s on end (9.5 % allowed)")
+
+
+def test_harm__fault_begins_in_the_bake__is_compared_with_live_before() -> None:
+    evidence = gates.begin([(rejecting(1), 5.0)] * 100, SPEC)
+    for share in (*[1] * 50, *[8] * 5):
+        evidence = gates.fold(evidence, block(rejecting(share), Counts()), SPEC)
+    verdict = gates.harm(evidence, SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
+    assert verdict.why.endswith("in 5 blocks of 5 s on end (1.25 % allowed)")
+
+
+def test_harm__fault_of_some_clients_begins_under_sticky_routing__takes_the_whole_traffic() -> None:
+    """The clients of the two slots differ, so their shares in a short time do not compare."""
+    spec = RolloutSpec(sticky=True)
+    evidence = gates.begin([(rejecting(1), 5.0)] * 100, spec)
+    for share in (*[1] * 50, *[8] * 5):
+        evidence = gates.fold(evidence, block(rejecting(share), rejecting(share)), spec)
+    assert evidence.of(Gate.CLIENT_ERRORS_VS_LIVE).run.bad_blocks == 5
+    assert gates.harm(evidence, spec) is None
+
+
+def test_harm__fault_begins_where_live_has_bursts__needs_a_longer_run() -> None:
+    """One request in a burst of the live slot says little, so it takes more of them."""
+    bursty = [(same(errors=50 if each % 40 == 0 else 0), 5.0) for each in range(200)]
+    evidence = gates.begin(bursty, SPEC)
+    for errors in (*[0] * 50, *[8] * 5):
+        evidence = gates.fold(evidence, block(same(errors=errors), same()), SPEC)
+    assert gates.harm(evidence, SPEC) is None
+
+
 def test_harm__three_lone_failures_among_750__holds_or_goes_on() -> None:
     """Requests that come alone after an idle time: 0.4 %, and the limit is 1 %."""
     evidence = GateEvidence()
@@ -155,8 +237,9 @@ def test_sticky__clients_error_moves_with_its_client__is_no_harm() -> None:
     assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
 
 
-def test_excluded_period__good_ticks__is_a_third_of_their_time() -> None:
-    assert gates.excluded_period(folded(60, same(), same())) == 100.0
+def test_not_excluded__good_ticks__is_a_third_of_the_representative_time() -> None:
+    why = "a fault that comes less often than every 100 s is not excluded"
+    assert gates.not_excluded(folded(60, same(), same()).representative_seconds) == why
 
 
 def test_harm__more_than_half_beyond_the_median_limit__breaks_it() -> None:

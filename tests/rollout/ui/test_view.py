@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rollout.domain.batch_traffic import TrafficHour
@@ -10,6 +12,7 @@ from rollout.journal.records import JournalEvent
 from rollout.ui.charts import latency_chart, traffic_chart
 from rollout.ui.view import Page, RolloutPage, RolloutRecord, allowed, deployment_page
 from tests.support.played import Played
+from tests.support.rollouts import revision
 
 
 def shown(played: Played) -> tuple[Page, RolloutPage]:
@@ -50,6 +53,42 @@ def test_page__step__has_the_split_of_the_journal(played: Played) -> None:
     assert rollout.allowed == ("pause", "rollback")
 
 
+def test_page__step_in_progress__shows_what_it_waits_for(played: Played) -> None:
+    played.until(RolloutPhase.SHIFT)
+    played.tick(2)
+    _, rollout = shown(played)
+    step = rollout.step
+    assert (step.seconds, step.min_seconds, step.needed) == (2.0, 3.0, 20)
+    ready = 1002  # the candidate's, when its deadline begins
+    assert rollout.deadline_left == pytest.approx(200 - (played.clock.wall() - ready))
+    assert rollout.threshold == pytest.approx(20.0)
+    assert rollout.verdict
+    assert rollout.answers == ""
+
+
+def test_page__compared_answers__show_their_agreement(played: Played) -> None:
+    played.until(RolloutPhase.SHIFT)
+    played.tick()
+    record = RolloutRecord(played.journal.rollout(1))
+    (tick,) = (each for each in played.journal.events("shop") if each.kind == "tick")
+    record.add([replace(tick, body={**tick.body, "compared": [1.0, 50], "shadow": {"psi": 0.013}})])
+    rollouts = played.journal.rollouts("shop")
+    deployment = played.journal.deployment("shop")
+    page = deployment_page(deployment, rollouts, record, played.clock.wall())
+    assert page.rollout is not None
+    assert page.rollout.answers == "98.00 % of 50 compared requests agree, PSI 0.013"
+
+
+def test_page__split__shows_both_versions(played: Played) -> None:
+    played.until(RolloutPhase.DONE)
+    played.journal.split("shop", revision("tiny:cc"), 10, sticky=False)
+    page, _ = shown(played)
+    assert [(row.part, row.bento, row.weight) for row in page.slots] == [
+        ("live", "tiny:bb", 90),
+        ("split", "tiny:cc", 10),
+    ]
+
+
 def test_page__gates__show_counts_and_both_kinds_of_evidence(played: Played) -> None:
     played.until(RolloutPhase.DONE, errors=10)
     _, rollout = shown(played)
@@ -80,11 +119,15 @@ def test_page__return_to_the_previous_version__shows_no_gates(played: Played) ->
     assert shown(played)[1].gates == ()
 
 
-def test_page__paused__offers_to_resume(played: Played) -> None:
+def test_page__paused__offers_to_resume_and_its_clocks_stop(played: Played) -> None:
     played.until(RolloutPhase.SHIFT)
     played.journal.request("shop", OperatorCommand.PAUSE, "lunch")
     played.tick()
-    assert shown(played)[1].allowed == ("resume", "rollback")
+    before = shown(played)[1]
+    assert before.allowed == ("resume", "rollback")
+    played.clock.advance(50)
+    after = shown(played)[1]
+    assert (after.step.seconds, after.deadline_left) == (before.step.seconds, None)
 
 
 def test_record__events_page_by_page__are_folded_as_at_once(played: Played) -> None:

@@ -42,6 +42,13 @@ def test_location__glob_or_file__lists_what_matches(folder: Path) -> None:
     assert names(f"{folder}/_SUCCESS") == ["_SUCCESS"]
 
 
+def test_location__links_and_spaces__are_followed(folder: Path, tmp_path: Path) -> None:
+    (folder / "k=1").rename(tmp_path / "k = [1]")
+    (folder / "day=2").symlink_to(tmp_path / "k = [1]")
+    assert names(str(folder), ".parquet") == ["a.parquet", "b.parquet", "day=2/c.parquet"]
+    assert names(str(tmp_path / "k = [1]")) == ["c.parquet"]
+
+
 def test_location__url__is_listed_by_fsspec(folder: Path) -> None:
     system = fsspec.filesystem("memory")
     system.put(str(folder), "/place", recursive=True)

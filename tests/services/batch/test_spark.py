@@ -1,8 +1,13 @@
-"""The function that Spark's workers call, on numpy batches; Spark itself is not needed for it."""
+"""The function that Spark's workers call: on numpy batches, and once by Spark itself."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import json
+import os
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -102,3 +107,45 @@ def test_spark__other_bundle_in_the_folder__is_not_loaded(tmp_path: Path) -> Non
     with pytest.raises(MlctlError) as caught:
         make_predict(replace(meant, root=other.root))()
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
+
+
+# In a process of its own: Spark leaves threads and connections behind.
+_JOB = """
+import json, sys
+from pyspark.sql import SparkSession
+from services.batch.spark import predict_udf
+
+bundle, rows, copy = sys.argv[1:]
+settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
+spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+table = spark.read.parquet(rows)
+spark.sparkContext.addFile(copy, recursive=True)
+by_path = table.withColumn("y", predict_udf(bundle)("x"))
+by_name = table.withColumn("y", predict_udf(copy, name="copy")("x"))
+found = [[[row.id, row.y] for row in each.collect()] for each in (by_path, by_name)]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("pyspark") is None or shutil.which("java") is None,
+    reason="pyspark or Java is not installed",
+)
+def test_spark__column_of_a_real_table__has_the_answers_of_the_scorer(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    shutil.copytree(bundle.root, tmp_path / "copy")
+    x = tables.write_rows(tmp_path / "rows.parquet", 300)
+    paths = [str(tmp_path / name) for name in ("bundle", "rows.parquet", "copy")]
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _JOB, *paths], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    for found in json.loads(done.stdout.splitlines()[-1]):
+        assert [number for number, _y in found] == [*range(300)]
+        np.testing.assert_allclose([y for _number, y in found], expected(x), rtol=1e-4, atol=1e-5)

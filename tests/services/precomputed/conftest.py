@@ -23,7 +23,7 @@ from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
-from services.precomputed.base import PrecomputedRow
+from services.precomputed.base import PrecomputedRow, PrecomputedStore
 from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.messages import SERVICE, methods
@@ -47,6 +47,15 @@ Ask = Callable[..., Awaitable[Said]]
 INFER = "/v2/models/tiny/infer"
 
 
+def make_live(store: PrecomputedStore, digest: str, *rows: PrecomputedRow) -> int:
+    """Make a generation of `rows` the live one of `digest`."""
+    number = store.create(digest, rows[0].at)
+    store.commit(number, rows)
+    store.seal(number)
+    store.flip(number, rows[0].at)
+    return number
+
+
 @dataclass(slots=True)
 class Bench:
     """A bundle, a folder of answers for it, and what its last server counted."""
@@ -62,15 +71,12 @@ class Bench:
         """A live generation; each key's answer is four times the same number."""
         store = self.store()
         codec = RowCodec(self.bundle.manifest.signature.outputs)
-        number = store.create(digest or self.bundle.digest, at)
         y = np.array([[value] * 4 for value in answers.values()], np.float32)
         payloads = codec.encode({"y": y})
         rows = [PrecomputedRow(key, at, p) for key, p in zip(answers, payloads, strict=True)]
-        store.commit(number, rows)
-        store.seal(number)
-        store.flip(number, at)
+        number = make_live(store, digest or self.bundle.digest, *rows)
         store.close()
-        return int(number)
+        return number
 
     def counted(self, result: str) -> float:
         labels = {"model": "tiny", "result": result}

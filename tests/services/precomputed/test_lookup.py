@@ -17,7 +17,15 @@ from bundle.verify import VerifiedBundle
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.precomputed.base import PrecomputedRow
-from tests.services.precomputed.conftest import DOORS, INFER, NAME, Ask, Bench, served
+from tests.services.precomputed.conftest import (
+    DOORS,
+    INFER,
+    NAME,
+    Ask,
+    Bench,
+    make_live,
+    served,
+)
 from tests.support.bundles import make_bundle
 
 X = [1.0, 2.0, 3.0, 4.0]
@@ -143,7 +151,7 @@ def test_lookup__stored_answer_of_another_shape__is_not_served(
     bench: Bench, tiny: VerifiedBundle
 ) -> None:
     store = bench.store()
-    store.upsert(tiny.digest, [PrecomputedRow("a", time.time(), bytes(20))])
+    make_live(store, tiny.digest, PrecomputedRow("a", time.time(), bytes(20)))
     store.close()
 
     async def use(ask: Ask, _host: ServedModel) -> None:

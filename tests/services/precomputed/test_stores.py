@@ -16,9 +16,8 @@ from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
 from services.online.models.served_model import ServedModel
 from services.precomputed.base import JobRecord, PrecomputedRow, PrecomputedStore
-from services.precomputed.redis_store import RedisStore
 from services.precomputed.store_urls import list_names, open_store
-from tests.services.precomputed.conftest import NAME, Ask, Bench
+from tests.services.precomputed.conftest import NAME, Ask, Bench, make_live
 from tests.services.precomputed.servers import redis_server
 from tests.support import tables
 from tests.support.bundles import expected
@@ -134,45 +133,6 @@ def test_commit__units__are_recorded_with_the_job(store: PrecomputedStore) -> No
     assert store.record(number) is None
 
 
-@pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_upsert__with_or_without_a_live_generation__is_visible(store: PrecomputedStore) -> None:
-    reader = store.reader("blue", 5.0)
-    store.upsert("blue", [PrecomputedRow("a", 1.0, b"1")])
-    store.upsert("blue", [PrecomputedRow("a", 2.0, b"2"), PrecomputedRow("b", 2.0, b"2")])
-    assert reader.get(["a", "b"]) == [
-        PrecomputedRow("a", 2.0, b"2"),
-        PrecomputedRow("b", 2.0, b"2"),
-    ]
-    assert [(each.rows, each.live, each.sealed) for each in store.generations()] == [
-        (2, True, True)
-    ]
-    reader.close()
-
-
-@pytest.mark.parametrize("place", ["redis"], indirect=True)
-@pytest.mark.parametrize("created", [True, False])
-def test_upsert__another_writer_is_faster__keeps_the_rows(
-    store: PrecomputedStore, name: str, place: str, monkeypatch: pytest.MonkeyPatch, created: bool
-) -> None:
-    rival = open_store(name, place)
-    if created:
-        rival.upsert("blue", [PrecomputedRow("b", 1.0, b"1")])
-    read_live, others = RedisStore._live, iter([True])
-
-    def overtaken(self: RedisStore, digest: str, at: float) -> int:
-        number = read_live(self, digest, at)
-        if self is store and next(others, False):
-            other = rival.create("blue", 2.0)
-            rival.seal(other)
-            rival.flip(other, 2.0)
-        return number
-
-    monkeypatch.setattr(RedisStore, "_live", overtaken)
-    store.upsert("blue", [PrecomputedRow("a", 3.0, b"3")])
-    assert store.reader("blue", 5.0).get(["a"]) == [PrecomputedRow("a", 3.0, b"3")]
-    rival.close()
-
-
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
 def test_shared_store__batch_run__is_served_to_others(
     bench: Bench, place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +163,7 @@ X = [[1.0, 2.0, 3.0, 4.0]]
 def fill(bench: Bench, place: str) -> None:
     store = open_store(NAME, place)
     row = PrecomputedRow("a", time.time(), np.full(4, 7, "<f4").tobytes())
-    store.upsert(bench.bundle.digest, [row])
+    make_live(store, bench.bundle.digest, row)
     store.close()
 
 
@@ -235,7 +195,7 @@ def test_redis__dies_and_returns__only_stored_answers_are_missing(
 def test_get__concurrent_flips__rows_are_of_one_generation(tmp_path: Path) -> None:
     keys, place = [str(key) for key in range(20)], str(tmp_path)
     writer, reader = open_store(NAME, place), open_store(NAME, place).reader("blue", 5.0)
-    writer.upsert("blue", [PrecomputedRow(key, -1.0, b"") for key in keys])
+    make_live(writer, "blue", *(PrecomputedRow(key, -1.0, b"") for key in keys))
 
     def flip_often() -> None:
         for turn in range(40):

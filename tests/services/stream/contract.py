@@ -334,17 +334,3 @@ class TransportContract:
         assert examined.messages in {None, 35}
         assert examined.lag is None or sum(examined.lag.values()) == 5
         assert numbers(read(places.source)) == [*range(35)]
-
-    def test_transport__follow__shows_new_messages(self, places: Places) -> None:
-        transport = transport_of(places.source)
-        send(places.source, numbered(0, 3))
-        followed = transport.follow(places.source, 0.05)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        assert next(followed) is None
-        send(places.source, numbered(3, 6))
-        found: list[Message] = []
-        while len(found) < 3:
-            assert time.monotonic() < deadline
-            message = next(followed)
-            found += [] if message is None else [message]
-        assert numbers(found) == [3, 4, 5]

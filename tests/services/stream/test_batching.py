@@ -27,7 +27,8 @@ def test_batch_size__latency_goal__is_as_large_as_it_allows() -> None:
     assert slow.limit * 100e-6 + 0.002 <= 0.04
     assert slow.limit >= 128
     assert trained(BatchGoals(latency_s=0.1), 0.002, 1e-6).limit == 8192
-    assert trained(BatchGoals(latency_s=0.1, messages=100), 0.002, 1e-6).limit <= 100
+    assert trained(BatchGoals(latency_s=0.1, messages=100), 0.002, 1e-6).limit == 100
+    assert trained(BatchGoals(latency_s=0.1, messages=5000), 0.002, 1e-6).limit == 5000
     # Two messages together are done before two batches of one.
     assert trained(BatchGoals(latency_s=0.01), 0.5, 1.0).limit == 2
 

@@ -1,6 +1,7 @@
 """Kafka: the contract and the faults, over TCP with librdkafka's mock brokers.
 
-What they cannot show runs with MLCTL_KAFKA=HOST:PORT against a real cluster.
+What they cannot show runs with MLCTL_KAFKA=HOST:PORT against a real cluster, and with
+MLCTL_KAFKA=noida against noida-db.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from tests.services.stream.contract import (
     take,
 )
 from tests.support.kafka import Api, MockKafka, Refusal
+from tests.support.tansu import noida_broker
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -51,6 +53,16 @@ if TYPE_CHECKING:
 
 _REAL = os.environ.get("MLCTL_KAFKA")
 OPTIONS = "session.timeout.ms=1400&heartbeat.interval.ms=50&fetch.wait.max.ms=20"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    global _REAL
+    if _REAL != "noida":
+        yield
+        return
+    with noida_broker(tmp_path_factory.mktemp("noida")) as _REAL:
+        yield
 
 
 @pytest.fixture(scope="module")

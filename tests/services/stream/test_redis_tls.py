@@ -42,12 +42,9 @@ def test_redis_url__useless_options__are_named(tmp_path: Path) -> None:
     made = issue_certificates(tmp_path)
     for place, told in (
         (f"redis://127.0.0.1:9/0?ssl_ca_certs={made.ca}#x", "does not use TLS, so ssl_ca_certs"),
-        ("rediss://127.0.0.1:9/0?ssl_ca_certs=/nowhere#x", "ssl_ca_certs names a file that cannot"),
+        ("rediss://127.0.0.1:9/0?ssl_ca_certs=/nowhere#x", "cannot be used: No such file"),
         (f"rediss://127.0.0.1:9/0?ssl_ca_certs={made.server[1]}#x", "cannot be used"),
-        (
-            f"rediss://127.0.0.1:9/0?ssl_keyfile={made.caller[1]}#x",
-            "ssl_keyfile needs a certificate",
-        ),
+        (f"rediss://127.0.0.1:9/0?ssl_keyfile={made.caller[1]}#x", "cannot be used"),
     ):
         with pytest.raises(MlctlError, match=told) as caught:
             send(StreamUrl.parse(place), [])

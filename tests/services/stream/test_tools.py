@@ -50,21 +50,6 @@ def test_send__line_without_the_key__is_reported(
         send(places["in"], rows, threading.Event(), key="id")
 
 
-def test_send__rate__is_kept(places: dict[str, StreamUrl], tmp_path: Path) -> None:
-    rows = tmp_path / "rows"
-    rows.write_bytes(b"1\n" * 60)
-    waits: list[float] = []
-
-    class Stop(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.append(timeout or 0.0)
-            return False
-
-    assert send(places["in"], rows, Stop(), rate=200.0) == 60
-    assert len(waits) == 6
-    assert sum(waits) > 0.2
-
-
 def test_redrive__dead_letters__are_sent_again_once(places: dict[str, StreamUrl]) -> None:
     ours = (("own", b"1"), ("mlctl-error", b"bad"), ("mlctl-attempts", b"2"))
     _publish(places["dead"], *(Outgoing(b"%d" % n, b"k", ours) for n in range(5)))

@@ -21,8 +21,8 @@ class GrpcCalls:
     `started` is when the message of a call, of `size` bytes, arrived: a time of `perf_counter`.
     """
 
-    def __init__(self, host: ServedModel) -> None:
-        self._host = host
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
         self._ids = RequestIds()
 
     def answered(
@@ -37,7 +37,7 @@ class GrpcCalls:
         bytes_out: int,
     ) -> None:
         """Report a call with one answer of `bytes_out` bytes; other times are seconds."""
-        observer = self._host.observer
+        observer = self._served.observer
         if observer is None or not observer.active:
             return
         headers = head.per_call
@@ -50,7 +50,7 @@ class GrpcCalls:
         self, head: CallHead, size: int | None, started: float, error: BaseException | None
     ) -> None:
         """Report that a call failed, or that its stream ended."""
-        observer = self._host.observer
+        observer = self._served.observer
         if observer is None or not observer.active:
             return
         headers = head.per_call
@@ -66,5 +66,5 @@ class GrpcCalls:
 
     def rejected(self, error: MlctlError, head: CallHead) -> None:
         """Count and report a call that was rejected before its message was read."""
-        self._host.count(GRPC, error)
+        self._served.count(GRPC, error)
         self.ended(head, None, perf_counter(), error)

@@ -34,21 +34,21 @@ _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
 class Http2Server:
-    """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `host`.
+    """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `serving`.
 
     If a token is required, callers without one are rejected before a message is read.
     """
 
     def __init__(
         self,
-        host: Serving,
+        serving: Serving,
         handlers: Mapping[str, MethodHandler],
         open_whole: OpenWhole,
     ) -> None:
-        self._host = host
+        self._serving = serving
         self._handlers = handlers
         self._open_whole = open_whole
-        self._calls = GrpcCalls(host.hosts[0])
+        self._calls = GrpcCalls(serving.models[0])
         self._room = Inflight(_CALLS_BYTES)
         self._probes = Inflight(_PROBES_BYTES)
         self._times = Times()
@@ -123,21 +123,21 @@ class Http2Server:
             await asyncio.wait(gone)
 
     def _connect(self) -> Connection:
-        most = self._host.settings.max_connections
+        most = self._serving.settings.max_connections
         return Connection(
             self._open, self._connections, most, self._times, self._parking, self._open_whole
         )
 
     def _open(self, connection: Connection, stream: int, head: CallHead, ended: bool) -> GrpcCall:
         """Return the call of a new stream, which has begun or is answered already."""
-        settings = self._host.settings
+        settings = self._serving.settings
         probes = self._probes if is_probe(head.path) else None
         call = GrpcCall(
             connection,
             stream,
             head,
             limit=message_limit(head.path, settings.max_body_bytes),
-            inflight=probes or self._host.inflight,
+            inflight=probes or self._serving.inflight,
             room=probes or self._room,
             seconds=settings.deadline_ms / 1000,
             ended=ended,
@@ -156,7 +156,7 @@ class Http2Server:
         return call
 
     def _begin(self, call: GrpcCall, head: CallHead) -> None:
-        if not is_admitted(self._host.access, head.path, head.authorization):
+        if not is_admitted(self._serving.access, head.path, head.authorization):
             raise unauthenticated()
         handler = self._handlers.get(head.path)
         if handler is None:
@@ -170,7 +170,7 @@ class Http2Server:
         listener = socket.socket(family, kind)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if self._host.settings.workers > 1:
+            if self._serving.settings.workers > 1:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

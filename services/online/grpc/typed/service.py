@@ -23,11 +23,11 @@ class TypedService:
     """Answer the typed calls to one model."""
 
     def __init__(self, models: GrpcModels, model: GrpcModel) -> None:
-        host = model.host
+        served = model.served
         self._models = models
         self._model = model
-        self._layout = lay_out(describe(host.name, host.digest, host.signature))
-        self._codec = TypedCodec(self._layout, host.digest, host.signature)
+        self._layout = lay_out(describe(served.name, served.digest, served.signature))
+        self._codec = TypedCodec(self._layout, served.digest, served.signature)
 
     @property
     def name(self) -> str:

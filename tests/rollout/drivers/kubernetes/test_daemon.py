@@ -14,7 +14,6 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from rollout.client import deployments
 from rollout.client import scaling as resizing
-from rollout.client.live_state import open_live_view
 from rollout.client.process_table import listing
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.ports import TrafficSplit
@@ -98,8 +97,6 @@ def test_kubernetes__up_promote_and_down__moves_the_weights(
         route = state.objects.pop(("httproutes", "web"))
         (status,) = deployments.status("shop")
         assert status.weights is None
-        with open_live_view("shop") as view:
-            assert not view.observe().answers
         state.objects["httproutes", "web"] = route
     finally:
         deployments.down("shop")

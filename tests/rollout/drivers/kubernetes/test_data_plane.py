@@ -194,7 +194,7 @@ def test_apply__gateway_status_is_old__is_unavailable_until_seen(
     state: FakeKube, data_plane: KubernetesDataPlane
 ) -> None:
     state.accepts = None  # the status stays that of the version before
-    with pytest.raises(DataPlaneUnavailable, match="not yet seen"):
+    with pytest.raises(DataPlaneUnavailable, match="not accepted the weights yet"):
         data_plane.apply(share(10))
     state.accepts = True
     state.put("httproutes", state.route())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.spec import Slot
 from rollout.drivers.kubernetes import route as routes
-from rollout.drivers.kubernetes.route import Claim, RouteUnfitError, Word
+from rollout.drivers.kubernetes.route import Acceptance, Claim, RouteUnfitError
 from tests.support.kube import route
 
 TARGET = KubernetesTarget("shop", "web", "shop-blue", "shop-green")
@@ -83,16 +83,18 @@ def ruled(kind: str, status: str, seen: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("made", "word"),
+    ("made", "found"),
     [
-        (read(), Word.ACCEPTED),
-        (ruled("Accepted", "True", 3), Word.ACCEPTED),
-        (ruled("Accepted", "True", 2), Word.WAITING),
-        (ruled("Accepted", "False", 2), Word.WAITING),
-        (ruled("Accepted", "False", 3), Word.REJECTED),
-        (ruled("ResolvedRefs", "False", 3), Word.REJECTED),
-        (ruled("Programmed", "False", 3), Word.ACCEPTED),
+        (read(), Acceptance.ACCEPTED),
+        (ruled("Accepted", "True", 3), Acceptance.ACCEPTED),
+        (ruled("Accepted", "True", 2), Acceptance.WAITING),
+        (ruled("Accepted", "False", 2), Acceptance.WAITING),
+        (ruled("Accepted", "False", 3), Acceptance.REJECTED),
+        (ruled("ResolvedRefs", "False", 3), Acceptance.REJECTED),
+        (ruled("Programmed", "False", 3), Acceptance.ACCEPTED),
     ],
 )
-def test_word__status_of_each_gateway__is_read(made: dict[str, Any], word: Word) -> None:
-    assert routes.word(made)[0] is word
+def test_acceptance__status_of_each_gateway__is_read(
+    made: dict[str, Any], found: Acceptance
+) -> None:
+    assert routes.acceptance(made)[0] is found

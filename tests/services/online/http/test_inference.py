@@ -41,7 +41,7 @@ def asked(inference: InferHandler, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         calls.append(arguments)
         return loop.create_future()
 
-    monkeypatch.setattr(inference._host, "handle", handle)
+    monkeypatch.setattr(inference._served, "handle", handle)
     yield calls
     loop.close()
 

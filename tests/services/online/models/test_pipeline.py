@@ -55,7 +55,7 @@ def body(number: int) -> dict[str, Any]:
 
 def test_pipeline__http__answers_as_one_model(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
-        inferences = [InferHandler(host) for host in hosts.hosts]
+        inferences = [InferHandler(host) for host in hosts.models]
         protocol = infer_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
@@ -75,7 +75,7 @@ def test_pipeline__http__answers_as_one_model(packed: BentoContents) -> None:
             assert [each["name"] for each in index] == ["both", "double", "triple"]
             refused = await client.post("/v2/models/both/infer", json={"inputs": []})
             assert refused.status_code == 400
-            hosts.hosts[2].drain()
+            hosts.models[2].drain()
             assert (await client.get("/v2/models/both/ready")).status_code == 503
         assert list(predict_routes(hosts)) == [
             "/predict", "/predict/both", "/predict/double", "/predict/triple",
@@ -115,7 +115,7 @@ def test_pipeline__stage_is_full__names_it_and_the_retry_time(packed: BentoConte
 
     async def use() -> None:
         await hosts.start()
-        both, _, last = hosts.hosts
+        both, _, last = hosts.models
         stage: Any = last
         stage.infer = refuse
         with pytest.raises(QueueFullError, match=r"^stage 'triple': 5 rows wait") as caught:
@@ -139,7 +139,7 @@ def test_pipeline__deadline_cancel_and_stop__reach_the_stages(packed: BentoConte
     entered, released = threading.Event(), threading.Event()
 
     async def use(hosts: ModelRepository) -> None:
-        both, _, last = hosts.hosts
+        both, _, last = hosts.models
         batching: Any = last._batching
         batching._inline = False
         run = batching._model.run
@@ -199,4 +199,4 @@ def test_pipeline__sample_folder__records_the_whole_only(
     hosts = ModelRepository(
         packed, ServerSettings(sample_dir=tmp_path), registry=CollectorRegistry()
     )
-    assert [host.settings.sample_dir for host in hosts.hosts] == [tmp_path, None, None]
+    assert [host.settings.sample_dir for host in hosts.models] == [tmp_path, None, None]

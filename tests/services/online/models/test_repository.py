@@ -74,7 +74,7 @@ def test_repository__two_models_on_one_connection__both_answer(packed: BentoCont
         assert answer["outputs"][0]["data"] == expected(x, scale=SCALES[name]).ravel().tolist()
 
     async def use(hosts: ModelRepository) -> None:
-        inferences = [InferHandler(host) for host in hosts.hosts]
+        inferences = [InferHandler(host) for host in hosts.models]
         protocol = infer_protocol(*inferences)
         async with (
             listening(V2App(hosts, *inferences), protocol) as server,
@@ -99,14 +99,14 @@ def test_repository__two_models_on_one_connection__both_answer(packed: BentoCont
 
 def test_repository__index_metadata_and_metrics__list_each_model(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
-        app = V2App(hosts, *[InferHandler(host) for host in hosts.hosts])
+        app = V2App(hosts, *[InferHandler(host) for host in hosts.models])
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             index = (await client.post("/v2/repository/index")).json()
             assert [(each["name"], each["state"]) for each in index] == [
                 ("double", "READY"), ("triple", "READY"),
             ]  # fmt: skip
-            for host in hosts.hosts:
+            for host in hosts.models:
                 told = (await client.get(f"/v2/models/{host.name}")).json()
                 assert told["versions"] == [host.digest]
                 assert (await client.get(f"/v2/models/{host.name}/config")).status_code == 200
@@ -118,7 +118,7 @@ def test_repository__index_metadata_and_metrics__list_each_model(packed: BentoCo
             refused = await client.post("/v2/models/shop/infer", json={})
             assert refused.status_code == 404
             assert refused.json()["error"].startswith("'shop' is several models here")
-            hosts.hosts[1].drain()
+            hosts.models[1].drain()
             for path, status in {
                 "/v2/models/double/ready": 200, "/v2/models/triple/ready": 503,
                 "/v2/models/shop/ready": 503, "/v2/health/ready": 503, "/v2/health/live": 200,
@@ -206,7 +206,7 @@ def test_repository__one_model_hangs__the_other_answers(packed: BentoContents) -
     released = threading.Event()
 
     async def use(hosts: ModelRepository) -> None:
-        slow, quick = hosts.hosts
+        slow, quick = hosts.models
         batching: Any = slow._batching
         batching._inline = False
         run = batching._model.run
@@ -259,7 +259,7 @@ def test_repository__drained__drains_each_model(packed: BentoContents) -> None:
     async def use(hosts: ModelRepository) -> None:
         assert hosts.ready
         hosts.drain()
-        assert not any(host.ready for host in hosts.hosts)
+        assert not any(host.ready for host in hosts.models)
         assert [*predict_routes(hosts)] == ["/predict", "/predict/double", "/predict/triple"]
 
     serve(packed, use)

@@ -82,6 +82,36 @@ def test_payload__one_bad_message__others_are_answered() -> None:
     assert "given twice" in found.rejected[64]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (Datatype.FP32, "true"),
+        (Datatype.FP32, "null"),
+        (Datatype.FP32, '"1"'),
+        (Datatype.FP32, "[1]"),
+        (Datatype.FP32, "1e39"),
+        (Datatype.INT64, "false"),
+        (Datatype.INT64, "2.5"),
+        (Datatype.INT64, "9223372036854775808"),
+        (Datatype.UINT8, "-1"),
+        (Datatype.UINT8, "256"),
+    ],
+)
+def test_json_payload__one_wrong_number_of_many__is_rejected_alone(
+    dtype: Datatype, value: str
+) -> None:
+    signature = Signature(inputs=(_spec("x", dtype, 2),), outputs=FOUR.outputs)
+    values = [b'{"x":[%d,1]}' % (number % 100) for number in range(700)]
+    values[300] = f'{{"x":[{value},0]}}'.encode()
+    values[400] = b'{"x":[1,2,3]}'
+    values[401] = b'{"x":[1]}'
+    (found,) = _decode(signature, *values)
+    assert sorted(found.rejected) == [300, 400, 401]
+    assert list(found.kept) == [i for i in range(700) if i not in found.rejected]
+    expected = [[i % 100, 1] for i in found.kept]
+    np.testing.assert_array_equal(found.inputs["x"], np.array(expected, dtype.numpy_name))
+
+
 def test_json_payload__broken_message__does_not_reach_its_neighbours() -> None:
     cut = [b'{"x":[1,2', b"3,4]}", b'{"x":[1,2,3,4]},{"x":[1,2,3,4]}']
     (found,) = _decode(FOUR, *cut)

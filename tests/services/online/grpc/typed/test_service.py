@@ -214,6 +214,6 @@ def test_typed_services__names_of_one_package__have_none(
     assert [each.name for each in typed_services(models)] == ["mlctl.models.a_b.v1.Predictor"]
     other = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
     other.name = "a.b"
-    models._by_name = {"a-b": only, "a.b": only._replace(host=other)}
+    models._by_name = {"a-b": only, "a.b": only._replace(served=other)}
     assert typed_services(models) == []
     assert "mlctl.models.a_b.v1.Predictor" in caplog.text

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.daemon.hourly_traffic import HourlyTraffic
 from rollout.domain.batch_traffic import KEPT_HOURS, TrafficHour
-from rollout.journal.traffic import read_traffic
+from rollout.journal.traffic import HourlyTraffic, read_traffic
 from tests.support.clock import ManualClock
 
 
