@@ -97,7 +97,6 @@ class Daemon:
         self._heartbeat = paths.heartbeat(name)
         self._unwatched = unwatched_seconds
         self._epoch = journal.take_over(name)
-        journal.prune(name)
         settings = deployment.settings
         proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
         data_plane = stack.enter_context(proxy.data_plane())
@@ -244,6 +243,7 @@ class Daemon:
         recording.observe(requests, inputs=False, max_share=share)
 
     def _take_up(self, active: Rollout) -> Controller:
+        self._journal.prune(self._name)
         controller = Controller(active, self._world, self._journal, self._watch)
         if active.progress.phase is not RolloutPhase.PENDING:
             controller.resume(self._unwatched)

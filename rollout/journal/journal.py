@@ -142,7 +142,8 @@ class Journal:
     def prune(self, name: str) -> None:
         """Delete the ticks of rollouts that ended and were reported, after `KEEP_TICKS_SECONDS`.
 
-        All other events stay, so the history of the deployment is complete.
+        All other events stay, so the history of the deployment is complete. The file becomes
+        smaller by what was deleted.
         """
         unreported = self.unreported(name) if self.deployment(name).settings.runs else ()
         with transaction(self._db):
@@ -152,6 +153,7 @@ class Journal:
                 f" and rollout not in ({_marks(unreported)})",
                 (name, self._clock.wall() - KEEP_TICKS_SECONDS, *unreported),
             )
+        self._db.executescript("pragma incremental_vacuum")  # `execute` frees one page
 
     def take_over(self, name: str) -> int:
         """Become the deployment's daemon: the new epoch, which fences out earlier ones."""

@@ -115,6 +115,8 @@ def open_database(
             isolation_level=None,
             check_same_thread=check_same_thread,
         )
+        if _layout(connection) == (0, 0):
+            connection.execute("pragma auto_vacuum = incremental")  # possible in an empty file only
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = full")
         if _layout(connection) == (0, 0):

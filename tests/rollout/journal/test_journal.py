@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -411,6 +412,27 @@ def test_prune__old_ticks_of_an_ended_rollout__deleted_and_all_else_stays(
     assert "tick" not in {event.kind for event in journal.events("shop", rollout=ended)}
     assert "tick" in {event.kind for event in journal.events("shop", rollout=unreported)}
     assert [event.kind for event in journal.events("shop", ticks=False)] == kinds
+
+
+def test_prune__many_old_ticks__makes_the_file_smaller(
+    journal: Journal, clock: ManualClock, tmp_path: Path
+) -> None:
+    def pages() -> int:
+        with closing(connect(tmp_path / "journal.db")) as db:
+            return int(db.execute("pragma page_count").fetchone()[0])
+
+    create(journal)
+    epoch = journal.take_over("shop")
+    ended = journal.begin("shop", GREEN, SPEC)
+    before = pages()
+    for _ in range(200):
+        journal.append("shop", ended, "tick", {"counts": "x" * 1000}, epoch)
+    finish(journal, ended, epoch)
+    journal.put_delivery("shop", run_sink(ended), Delivery(1, body={"closed": True}))
+    assert pages() > before + 40
+    clock.advance(KEEP_TICKS_SECONDS + 1.0)
+    journal.prune("shop")
+    assert pages() < before + 10
 
 
 def test_begin__proved_score_is_clearly_worse__rejected_unless_the_spec_allows_it(
