@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
-from optimize.metrics.scores import METRICS, compare_metric
+from optimize.metrics.scores import METRICS, LabelKind, compare_metric
 
 Case = tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]
 TRIALS = 200
@@ -27,7 +27,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def labels_for(name: str, labels: np.ndarray) -> np.ndarray:
-    return np.eye(6)[labels] if name == "rmse" else labels
+    return np.eye(6)[labels] if METRICS[name].labels is LabelKind.QUANTITIES else labels
 
 
 @settings(max_examples=40)
