@@ -16,7 +16,7 @@ demo: .venv/.demo ## Walk one real model through the whole chain
 REPORTS := build/reports
 # Four processes share the tests file by file: many wait for servers most of the time. Five were
 # no faster on two cores.
-PYTEST := $(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: check ## Run all checks and the whole test suite; writes build/reports/tests.xml
 	$(PYTEST) --retry-stalled --junit-xml $(REPORTS)/tests.xml

@@ -53,7 +53,7 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     Trains, optimizes, builds, deploys and promotes it, and rolls a bad version back. Needs no
     setup; state is in a temporary folder, which is removed at the end without --keep-running.
     """
-    from bundle.ports import free_ports, require_free
+    from bundle.ports import require_free
     from examples.digits.story import Story
 
     if port is not None:
@@ -61,7 +61,7 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     finished = False
     with interruptible():
         home = Path(tempfile.mkdtemp(prefix="mlctl-demo-"))
-        story = Story(home, port or free_ports(1)[0], _Narration(output))
+        story = Story(home, port, _Narration(output))
         try:
             summary = story.run()
             finished = True

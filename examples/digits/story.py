@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from bundle.ports import free_ports
 from examples.digits.client import infer_with_all
 from examples.digits.data import load_split
 from examples.digits.traffic import LoadThread, TrafficWindow, request_body
@@ -96,11 +97,13 @@ class Summary:
 class Story:
     """Runs the steps with all state under `home`; the user's own registry stays untouched."""
 
-    def __init__(self, home: Path, port: int, narrator: Narrator, *, quiet: bool = False) -> None:
-        """With `quiet` the commands show only their stderr."""
+    def __init__(
+        self, home: Path, port: int | None, narrator: Narrator, *, quiet: bool = False
+    ) -> None:
+        """Without `port` the deployment gets a free one. With `quiet` commands show only stderr."""
         self.home = home
         self._quiet = quiet
-        self.port = port
+        self.port = port or 0
         self._narrator = narrator
         self._started = False
         self._variants: dict[str, Sequence[Mapping[str, Any]]] = {}
@@ -115,6 +118,8 @@ class Story:
         first = self._optimize_and_build("small", "3. Build a Bento of the best one")
         self._narrator.chapter("4. Deploy it behind Envoy, HTTP and gRPC on one port")
         self._started = True  # a start that is interrupted may leave something as well
+        # Not earlier: another process could take it while the model is trained.
+        self.port = self.port or free_ports(1)[0]
         self._mlctl("up", DEPLOYMENT, first, "--port", str(self.port))
         self._compare_protocols()
         self._narrator.chapter("5. Train a better version and promote it under live load")
