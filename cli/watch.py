@@ -101,7 +101,7 @@ def _evidence(rollout: RolloutPage) -> list[RenderableType]:
     return [
         Text(f"evidence of harm (rolled back at {threshold})", "dim"),
         harm,
-        Text(f"proof of the limits (goes on at {threshold})", "dim"),
+        Text(f"proof of the limits (promoted at {threshold})", "dim"),
         proof,
     ]
 

@@ -145,7 +145,7 @@ def send_at(url: StreamUrl, payload: str, count: int, rate: float) -> None:
 
 
 def engines_of(scheme: str, payload: str, options: argparse.Namespace) -> list[str]:
-    """Return what is compared on a broker."""
+    """Return the engines to compare on a broker."""
     bare = [] if scheme == "sqlite" else [scheme]
     by_hand = ["by hand"] if (scheme, payload) == ("kafka", "json") else []
     engines = ("ours", "link", *bare, *by_hand)

@@ -142,8 +142,7 @@ class Journal:
     def prune(self, name: str) -> None:
         """Delete the ticks of rollouts that ended and were reported, after `KEEP_TICKS_SECONDS`.
 
-        All other events stay, so the history of the deployment is complete. The file becomes
-        smaller by what was deleted.
+        All other events stay, so the history of the deployment is complete. The file shrinks.
         """
         unreported = self.unreported(name) if self.deployment(name).settings.runs else ()
         with transaction(self._db):

@@ -110,7 +110,7 @@ def test_picture__each_terminal_width__everything_fits(width: int) -> None:
         "in 58:20 min",
         "99.75 % of 400 compared requests",
         "rolled back at 20",
-        "goes on at 20",
+        "promoted at 20",
         "client errors vs live",
         "9e+19",
         "50 are needed",
@@ -220,7 +220,7 @@ def test_watch__active_rollout__is_in_each_view(
                 watching = Terminal(mlctl, "status", "shop", "--watch")
                 lines = run("status", "shop", "--watch").stdout
                 assert watching.end() == 0
-            assert "goes on at 20" in watching.text
+            assert "promoted at 20" in watching.text
             assert "promoted" in watching.text
             assert re.search(r"shift +50 %", lines), lines
             (found,) = json.loads(run("status", "shop", "--json").stdout)["deployments"]

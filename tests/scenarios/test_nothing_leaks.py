@@ -1,4 +1,4 @@
-"""What a caller learns of a failure: nothing of the server's inside, at any front door.
+"""What a caller learns of a failure: nothing of the server's inside, at any interface.
 
 Every code of the error table and an unexpected exception happen while a request is
 answered, with messages as they are where they are raised: full of paths and addresses.
@@ -52,7 +52,7 @@ Ask = Callable[[], Any]
 
 
 def failures() -> list[BaseException]:
-    """Every code, with a message that names the inside unless its place is at a front door."""
+    """Every code, with a message that names the inside unless callers cause it."""
     found: list[BaseException] = [
         MlctlError(code, INSIDE, f"Look at {INSIDE}.") for code in ErrorCode if code not in CALLERS
     ]
@@ -65,15 +65,15 @@ def failures() -> list[BaseException]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ErrorAnswer:
     """All of an answer that a caller can read."""
 
     text: str
     status: str
 
 
-class Doors:
-    """One host that fails as it is told, behind every front door."""
+class Interfaces:
+    """One model with a chosen failure, behind every interface."""
 
     def __init__(self, bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
         service = build_service(bundle, ServerSettings())
@@ -126,14 +126,14 @@ async def living(app: Any) -> AsyncIterator[None]:
     await running
 
 
-async def _post(client: httpx.AsyncClient, path: str, body: Any) -> Told:
+async def _post(client: httpx.AsyncClient, path: str, body: Any) -> ErrorAnswer:
     answer = await client.post(path, json=body)
-    told = {name: value for name, value in answer.headers.items() if name not in _BENTOMLS_OWN}
-    headers = " ".join(f"{name}: {value}" for name, value in told.items())
-    return Told(f"{headers}\n{answer.text}", str(answer.status_code))
+    found = {name: value for name, value in answer.headers.items() if name not in _BENTOMLS_OWN}
+    headers = " ".join(f"{name}: {value}" for name, value in found.items())
+    return ErrorAnswer(f"{headers}\n{answer.text}", str(answer.status_code))
 
 
-async def _call(channel: Any) -> Told:
+async def _call(channel: Any) -> ErrorAnswer:
     request = methods()["ModelInfer"].request(model_name="tiny")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4]).contents.fp32_contents.extend(
         [1] * 4
@@ -145,35 +145,35 @@ async def _call(channel: Any) -> Told:
         status = Status.FromString(trailing.pop("grpc-status-details-bin"))
         details = b" ".join(detail.value for detail in status.details).decode(errors="replace")
         text = f"{error.details()} {status.message} {details} {json.dumps(trailing)}"
-        return Told(text, error.code().name)
+        return ErrorAnswer(text, error.code().name)
     raise AssertionError("the call was answered")
 
 
 @pytest.fixture
-def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doors:
+def interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interfaces:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path / "bentoml"))
-    return Doors(make_bundle(tmp_path / "bundle"), monkeypatch)
+    return Interfaces(make_bundle(tmp_path / "bundle"), monkeypatch)
 
 
 # BentoML reads a field of pydantic in a way that is going to end.
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_fields':DeprecationWarning")
-async def test_errors__of_each_kind__show_no_internals(doors: Doors) -> None:
-    async with doors.open() as found:
+async def test_errors__of_each_kind__show_no_internals(interfaces: Interfaces) -> None:
+    async with interfaces.open() as senders:
         for failure in failures():
-            doors.failure = failure
-            for door, ask in found.items():
-                told = await ask()
-                leak = _LEAK.search(told.text)
-                assert leak is None, (door, failure, told.text)
-                assert told.status == expected(door, failure), (door, failure, told)
+            interfaces.failure = failure
+            for interface, send in senders.items():
+                answer = await send()
+                leak = _LEAK.search(answer.text)
+                assert leak is None, (interface, failure, answer.text)
+                assert answer.status == expected(interface, failure), (interface, failure, answer)
 
 
-def expected(door: str, failure: BaseException) -> str:
+def expected(interface: str, failure: BaseException) -> str:
     """The table's status for what callers may know of, and INTERNAL's for all else."""
     known = isinstance(failure, MlctlError) and failure.code in CALLERS
     code = failure.code if known and isinstance(failure, MlctlError) else ErrorCode.INTERNAL
     spec = ERROR_TABLE[code]
-    return spec.grpc if door == "grpc" else str(spec.http)
+    return spec.grpc if interface == "grpc" else str(spec.http)
 
 
 def test_hints__for_callers__show_no_internals() -> None:

@@ -1,8 +1,8 @@
 """Keep all temporary files of a run in one folder, in memory where there is room: a pytest plugin.
 
 Servers that tests kill leave files behind, and some libraries always do. This folder is the TMPDIR
-of each process of a run, and is removed at its end unless a test failed. It is in memory because a
-disk's file system takes a tenth of the suite's CPU time to create files.
+of each process of a run, and is removed at its end unless a test failed. It is in memory because
+profiles of the suite show its kernel time in the creation of files on a disk.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Recorder:
         )
 
     def flush(self) -> None:
-        """Read the control file, and write what is due; OSError if that fails."""
+        """Read the control file, and write the samples that are due; OSError if that fails."""
         now = self._clock.wall()
         before, self._sampling = self._sampling, self._control.poll(now)
         self._gather()

@@ -28,12 +28,12 @@ async def test_watch__server_drains__is_notified_once(shared_bundle: VerifiedBun
         health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
         watches = [health.Watch(HealthCheckRequest()) for _ in range(2)]
 
-        async def told() -> set[int]:
+        async def statuses() -> set[int]:
             return {(await watch.read()).status for watch in watches}
 
-        assert await told() == {SERVING}
+        assert await statuses() == {SERVING}
         host.drain()
-        assert await told() == {NOT_SERVING}
+        assert await statuses() == {NOT_SERVING}
         host.drain()  # nothing new
         await server.stop(20)
         assert {await watch.read() for watch in watches} == {grpc.aio.EOF}
