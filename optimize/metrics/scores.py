@@ -178,7 +178,7 @@ def _equal(reference: Tensors, outputs: Tensors) -> bool:
 
 
 def _no_decisions(reference: Tensors, outputs: Tensors) -> float:
-    """Return 0: every change of an output changes the metric, so no effect is unseen."""
+    """Return 0: each row counts by all its values or pairs, not by one decision that may flip."""
     del reference, outputs
     return 0.0
 

@@ -273,7 +273,7 @@ class Core(Receiving):
             self.window += more
             if not more or self.window > frames.MAX_WINDOW:
                 raise BrokenError(Reason.FLOW_CONTROL_ERROR, "a window opens too far, or not")
-            if was_closed:  # else it was not for this one that anything waits
+            if was_closed:  # else nothing waits for this window
                 yield WindowOpened(0)
         else:
             self._check_met(stream)
