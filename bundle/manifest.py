@@ -22,7 +22,7 @@ from pydantic import (
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import check_relative
-from bundle.tensors import DYNAMIC, Signature
+from bundle.tensors import DYNAMIC, NULLABLE_DATATYPES, MissingValues, Signature
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -135,12 +135,13 @@ class InputConstraints(_Value):
     """Requirements on inputs beyond the signature, checked before the model runs.
 
     `ranges` are the minimum and maximum value of integer inputs, both inclusive. The dimensions of
-    each group in `equal_lengths` must have equal sizes in a request. Inputs in `optional` may lack
-    a value in a row: NaN stands for a missing number, empty text for missing text.
+    each group in `equal_lengths` must have equal sizes in a request. Values of inputs in `nullable`
+    may be missing, and inputs in `optional` may be absent; see `MissingValues`.
     """
 
     ranges: dict[str, tuple[int, int]] = {}
     equal_lengths: tuple[Annotated[tuple[Axis, ...], Field(min_length=2)], ...] = ()
+    nullable: tuple[Annotated[str, Field(max_length=256)], ...] = ()
     optional: tuple[Annotated[str, Field(max_length=256)], ...] = ()
 
 
@@ -233,8 +234,16 @@ class Manifest(_Value):
                 raise ValueError(
                     f"input_constraints.ranges: {name!r} is no integer input from {low} to {high}"
                 )
-        if unknown := sorted(set(constraints.optional) - specs.keys()):
-            raise ValueError(f"input_constraints.optional: there is no input {unknown[0]!r}")
+        for name in constraints.nullable:
+            if name not in specs or specs[name].dtype not in NULLABLE_DATATYPES:
+                raise ValueError(
+                    f"input_constraints.nullable: {name!r} is no input of FP32, FP64 or BYTES"
+                )
+        for name in constraints.optional:
+            if name not in constraints.nullable or specs[name].shape != (DYNAMIC,):
+                raise ValueError(
+                    f"input_constraints.optional: {name!r} is no nullable input of shape [-1]"
+                )
         for each in (axis for group in constraints.equal_lengths for axis in group):
             shape = specs[each.input].shape if each.input in specs else ()
             if shape[each.axis : each.axis + 1] != (DYNAMIC,):
@@ -245,9 +254,10 @@ class Manifest(_Value):
         return self
 
     @property
-    def optional_inputs(self) -> frozenset[str]:
-        """The inputs that may lack a value in a row."""
-        return frozenset(() if self.input_constraints is None else self.input_constraints.optional)
+    def missing(self) -> MissingValues:
+        """The inputs whose values may be missing."""
+        found = self.input_constraints or InputConstraints()
+        return MissingValues(frozenset(found.nullable), frozenset(found.optional))
 
     @property
     def model_signature(self) -> Signature:
@@ -261,9 +271,6 @@ class Manifest(_Value):
         for name in ("transform", "generation", "input_constraints"):
             if document[name] is None:
                 del document[name]
-        constraints = document.get("input_constraints")
-        if constraints is not None and not constraints["optional"]:
-            del constraints["optional"]
         for name in _OPTIONAL_BATCHING:
             if document["batching"][name] is None:
                 del document["batching"][name]

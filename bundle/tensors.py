@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Self
@@ -137,3 +138,22 @@ class Signature(BaseModel):
             spec.dtype is not Datatype.BYTES and DYNAMIC not in spec.shape[first:]
             for spec in self.inputs
         )
+
+
+# The datatypes that can represent a missing value: NaN, or empty text.
+NULLABLE_DATATYPES = frozenset({Datatype.FP32, Datatype.FP64, Datatype.BYTES})
+
+
+@dataclass(frozen=True, slots=True)
+class MissingValues:
+    """The inputs whose values may be missing: NaN stands for a number, empty text for text.
+
+    A value of an input in `nullable` may be null. An input in `optional`, which is nullable too,
+    may also be absent from a row, a request or a file.
+    """
+
+    nullable: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+
+
+NO_MISSING = MissingValues()

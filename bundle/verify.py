@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.files import sha256_file, write_atomic
 from bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
 from bundle.paths import check_relative, reject_link, resolve_inside
-from bundle.tensors import Signature
+from bundle.tensors import MissingValues, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class VerifiedBundle:
         return self.manifest.signature
 
     @property
-    def optional_inputs(self) -> frozenset[str]:
-        """The inputs that may lack a value in a row."""
-        return self.manifest.optional_inputs
+    def missing(self) -> MissingValues:
+        """The inputs whose values may be missing."""
+        return self.manifest.missing
 
     def path(self, name: str) -> Path:
         """Return the path of a listed file; FILE_MISSING if the manifest does not list it."""

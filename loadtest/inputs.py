@@ -10,10 +10,9 @@ import numpy as np
 import orjson
 
 from bundle.manifest import GOLDEN_NAME
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from optimize.data.check import Pass
 from optimize.data.load import open_source
-from optimize.data.source import Missing
 from services.protocol.json_data import encode_data
 from services.protocol.messages import methods
 from services.protocol.wire import encode_raw, invalid
@@ -58,8 +57,7 @@ def all_rows(
     """
     if Path(source).name == GOLDEN_NAME:
         return {name: array[:max_rows] for name, array in load_golden(Path(source))[0].items()}
-    texts = frozenset(spec.name for spec in signature.inputs)
-    missing = Missing(numbers=True, texts=texts)
+    missing = MissingValues(nullable=frozenset(spec.name for spec in signature.inputs))
     found = Pass(open_source(source, signature, missing), signature, missing)
     chunks = []
     for chunk in found.chunks():

@@ -45,10 +45,13 @@ def find_constraints(exported: ExportedModel) -> InputConstraints | None:
         row = exported.baseline.rows.head(1).inputs
         groups = [kept for group in groups if len(kept := _proven(session, row, group)) > 1]
     missing = exported.prepared.missing
-    optional = tuple(spec.name for spec in signature.inputs if missing.allows(spec))
-    if not ranges and not groups and not optional:
-        return None
-    return InputConstraints(ranges=ranges, equal_lengths=tuple(groups), optional=optional)
+    found = InputConstraints(
+        ranges=ranges,
+        equal_lengths=tuple(groups),
+        nullable=tuple(sorted(missing.nullable)),
+        optional=tuple(sorted(missing.optional)),
+    )
+    return None if found == InputConstraints() else found
 
 
 def _ranges(graph: Any, signature: Signature) -> dict[str, tuple[int, int]]:

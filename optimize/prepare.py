@@ -6,10 +6,10 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.tensors import Signature
+from bundle.tensors import NO_MISSING, MissingValues, Signature
 from optimize.batching import DEFAULT, BatchingOptions
 from optimize.data import EvalData, RowLimits, Rows, load_data
-from optimize.data.source import NO_MISSING, ColumnMap, Missing
+from optimize.data.source import ColumnMap
 from optimize.estimators import with_outputs
 from optimize.metrics.scores import Metric, load_metric, require_labels
 from optimize.recipes.base import Target
@@ -57,9 +57,9 @@ class Prepared:
     batching_options: BatchingOptions = DEFAULT
 
     @property
-    def missing(self) -> Missing:
-        """The inputs that may lack a value in a row."""
-        return _missing(self.source, self.transform)
+    def missing(self) -> MissingValues:
+        """The inputs whose values may be missing; none of those that a transform takes."""
+        return NO_MISSING if self.transform is not None else self.source.missing
 
     @property
     def api_signature(self) -> Signature:
@@ -86,12 +86,11 @@ def prepare(source: SourceModel, data: str | Path, options: OptimizeOptions) -> 
         transform = read_transform(options.transform, source.signature)
     signature = source.signature if transform is None else transform.data_signature
     options.batching_options.check(signature)
-    missing = _missing(source, transform)
     raw = load_data(
         data,
         signature,
         options.sampling,
-        missing,
+        NO_MISSING if transform is not None else source.missing,
         options.columns,
         options.batching_options.pad,
     )
@@ -105,10 +104,6 @@ def prepare(source: SourceModel, data: str | Path, options: OptimizeOptions) -> 
         metric,
         options.batching_options,
     )
-
-
-def _missing(source: SourceModel, transform: SourceTransform | None) -> Missing:
-    return NO_MISSING if transform is not None else Missing(source.takes_nan, source.optional)
 
 
 def _metric(name: str | None, rows: Rows) -> Metric | None:

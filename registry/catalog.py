@@ -12,7 +12,13 @@ from typing import Protocol
 from bundle.files import sha256_file
 from bundle.manifest import canonical_json
 from bundle.paths import reject_link
-from bundle.tensors import Signature
+from bundle.tensors import (
+    NO_MISSING,
+    NULLABLE_DATATYPES,
+    Datatype,
+    MissingValues,
+    Signature,
+)
 from bundle.verify import VerifiedBundle
 
 CHAMPION = "champion"
@@ -50,8 +56,8 @@ class SourceModel:
 
     `sha256` covers the relative path and content of every file under `artifacts`;
     `model_path` is the model inside it (a directory that MLflow loads, or a file). `columns` says
-    that the inputs are the columns of a table; text is missing in rows where an input of
-    `optional` is empty. `generates` says that it is a causal language model: a prompt in, text out.
+    that the inputs are the columns of a table, of which a caller may leave out those in `optional`.
+    `generates` says that it is a causal language model: a prompt in, text out.
     The outputs of an estimator follow from the estimator, not from what MLflow
     recorded: `optimize.estimators` fills them in.
     """
@@ -71,9 +77,20 @@ class SourceModel:
     generates: bool = False
 
     @property
-    def takes_nan(self) -> bool:
-        """Whether NaN stands for a missing number: estimators have their own rule for it."""
-        return self.format.is_estimator
+    def missing(self) -> MissingValues:
+        """The inputs whose values may be missing: estimators have their own rule for NaN.
+
+        Empty text is missing only in a column that the signature calls optional.
+        """
+        if not self.format.is_estimator:
+            return NO_MISSING
+        nullable = frozenset(
+            spec.name
+            for spec in self.signature.inputs
+            if spec.dtype in NULLABLE_DATATYPES
+            and (spec.dtype is not Datatype.BYTES or spec.name in self.optional)
+        )
+        return MissingValues(nullable, nullable & self.optional if self.columns else frozenset())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def find_source(reference: str, token: str | None = None) -> ApiModel:
         model = find_scorable(reference)
         generates = isinstance(model, VerifiedBundle) and model.manifest.generation is not None
         return describe(
-            model.name, model.digest, model.signature, model.optional_inputs, generates=generates
+            model.name, model.digest, model.signature, model.missing, generates=generates
         )
     parts = urlsplit(reference)
     address = parse_url(urlunsplit(parts._replace(path="", query="", fragment="")), token)

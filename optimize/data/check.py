@@ -9,18 +9,18 @@ from types import MappingProxyType
 import numpy as np
 
 from bundle.manifest import canonical_json
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from optimize.data.rows import Rows, Tensors
 from optimize.data.source import (
     NO_PAD,
     Columns,
-    Missing,
     Pad,
     RowSource,
     find_columns,
     invalid,
 )
 from services.protocol.wire import encode_raw
+from services.runtime.input_checks import add_absent
 
 _PAD_HINT = (
     "Pad all rows to one length, or name the input with its fill value in --batching, which pads "
@@ -42,7 +42,7 @@ class Pass:
         self,
         source: RowSource,
         signature: Signature,
-        missing: Missing,
+        missing: MissingValues,
         pad: Pad = NO_PAD,
         padded_to: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
@@ -52,6 +52,7 @@ class Pass:
         self.lengths: dict[str, int] = {}
         self._source = source
         self._signature = signature
+        self._optional = [spec for spec in signature.inputs if spec.name in missing.optional]
         self._forms: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._hashes: dict[str, hashlib._Hash] = {}
         self.rows = 0
@@ -62,7 +63,7 @@ class Pass:
         INVALID_INPUT names the array, the row, and the expected form.
         """
         for arrays in self._source.chunks():
-            columns = find_columns(arrays, self._signature)
+            columns = find_columns(arrays, self._signature, self._missing.optional)
             count = self._same_length(arrays)
             if count == 0:
                 continue
@@ -84,6 +85,7 @@ class Pass:
             spec.name: self._input(name, arrays[name], spec)
             for name, spec in columns.inputs.items()
         }
+        add_absent(inputs, self._optional)
         name = columns.labels
         return Rows(inputs, None if name is None else self._labels(name, arrays[name]))
 
@@ -107,14 +109,14 @@ class Pass:
                 _PAD_HINT,
             )
         if spec.dtype is Datatype.BYTES:
-            array = _as_bytes(name, array, missing=self._missing.allows(spec))
+            array = _as_bytes(name, array, missing=spec.name in self._missing.nullable)
         try:
             datatype = Datatype.from_numpy_name(array.dtype.name)
         except ValueError as error:
             raise invalid(f"array {name!r}: {error}{self._where()}") from error
         if problem := spec.mismatch(datatype, (DYNAMIC, *array.shape[1:])):
             raise invalid(f"array {name!r} does not fit the model: {problem}{self._where()}")
-        self._reject_not_finite(name, array, nan=self._missing.allows(spec))
+        self._reject_not_finite(name, array, nan=spec.name in self._missing.nullable)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def _padded(self, name: str, array: np.ndarray, spec: TensorSpec) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bundle.manifest import canonical_json
 from bundle.os_errors import translate_os_error
-from bundle.tensors import Signature
+from bundle.tensors import NO_MISSING, MissingValues, Signature
 from optimize.data.check import Pass
 from optimize.data.function import FunctionSource
 from optimize.data.npz import NpzSource
@@ -21,10 +21,8 @@ from optimize.data.parquet import FolderSource, ParquetRows, open_folder
 from optimize.data.rows import MIN_ROWS, EvalData, RowLimits, Rows, choose_rows
 from optimize.data.source import (
     NO_MAP,
-    NO_MISSING,
     NO_PAD,
     ColumnMap,
-    Missing,
     Pad,
     RowSource,
     invalid,
@@ -41,7 +39,7 @@ def load_data(
     source: str | Path,
     signature: Signature,
     sampling: RowLimits | None = None,
-    missing: Missing = NO_MISSING,
+    missing: MissingValues = NO_MISSING,
     columns: ColumnMap = NO_MAP,
     pad: Pad | None = None,
 ) -> EvalData:
@@ -50,8 +48,8 @@ def load_data(
     Arrays or columns are named as the inputs (the only input may be `x` or `inputs`),
     with `labels`, `label` or `y` for the labels; a folder is read as the Parquet files in it,
     which may be a server's samples. INVALID_INPUT names the array and its expected form, and
-    values that `missing` does not allow to be absent. `columns` are for Parquet. Rows of inputs in
-    `pad` may differ in length: they are filled up to the longest, as the server does.
+    values or arrays that `missing` does not allow to be missing. `columns` are for Parquet. Rows of
+    inputs in `pad` may differ in length: they are filled up to the longest, as the server does.
     """
     found = open_source(source, signature, missing, columns)
     return read_rows(found, signature, sampling or RowLimits(), missing, pad or NO_PAD)
@@ -60,7 +58,7 @@ def load_data(
 def open_source(
     source: str | Path,
     signature: Signature,
-    missing: Missing = NO_MISSING,
+    missing: MissingValues = NO_MISSING,
     columns: ColumnMap = NO_MAP,
 ) -> RowSource:
     """Return the source at `source` by its content; INVALID_INPUT if it is none."""
@@ -74,7 +72,7 @@ def open_source(
 
 
 def _open(
-    source: str | Path, signature: Signature, missing: Missing, columns: ColumnMap
+    source: str | Path, signature: Signature, missing: MissingValues, columns: ColumnMap
 ) -> RowSource:
     path = Path(source)
     if isinstance(source, str) and is_function_name(source) and not path.exists():
@@ -95,7 +93,7 @@ def read_rows(
     source: RowSource,
     signature: Signature,
     sampling: RowLimits,
-    missing: Missing = NO_MISSING,
+    missing: MissingValues = NO_MISSING,
     pad: Pad = NO_PAD,
 ) -> EvalData:
     """Check all rows of `source` and return those that `sampling` chooses."""

@@ -11,16 +11,14 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.sampling import INPUT_PREFIX, REQUEST_ID
-from bundle.tensors import Signature
+from bundle.tensors import NO_MISSING, MissingValues, Signature
 from optimize.data.rows import Tensors
 from optimize.data.source import (
     CHUNK_BYTES,
     LABEL_NAMES,
     LABELS,
     NO_MAP,
-    NO_MISSING,
     ColumnMap,
-    Missing,
     chunk_rows,
     invalid,
     one_label,
@@ -53,7 +51,7 @@ class ParquetRows:
     path: Path
     signature: Signature
     chunk_bytes: int = CHUNK_BYTES
-    missing: Missing = NO_MISSING
+    missing: MissingValues = NO_MISSING
     columns: ColumnMap = field(default_factory=dict)
 
     @property
@@ -98,8 +96,7 @@ class ParquetRows:
             labels = list(columns.pop(LABELS))
             if len(labels) > 1 or labels[0] not in schema.names:
                 raise invalid(f"--map {LABELS}: there is no column {','.join(labels)!r}")
-        optional = {spec.name for spec in self.signature.inputs if self.missing.allows(spec)}
-        feeds = find_feeds(schema, self.signature, columns, optional)
+        feeds = find_feeds(schema, self.signature, columns, self.missing)
         fed = {name for feed in feeds for name in feed.columns}
         labels = one_label(name for name in labels if name not in fed)
         if not self.columns:
@@ -129,7 +126,10 @@ class FolderSource:
 
 
 def open_folder(
-    folder: Path, signature: Signature, missing: Missing = NO_MISSING, columns: ColumnMap = NO_MAP
+    folder: Path,
+    signature: Signature,
+    missing: MissingValues = NO_MISSING,
+    columns: ColumnMap = NO_MAP,
 ) -> FolderSource:
     """Return the files in `folder` now: a server may still be writing. INVALID_INPUT if empty."""
     paths = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.tensors import Signature, TensorSpec
 from optimize.data.rows import Tensors
 from registry.names import printable, suggestion
 
@@ -24,23 +24,6 @@ NO_MAP: ColumnMap = MappingProxyType({})
 Pad = Mapping[str, float]
 NO_PAD: Pad = MappingProxyType({})
 _SINGLE_INPUT_NAMES = ("x", "inputs")
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """The inputs that may lack a value in a row: NaN stands for a number, empty text for text."""
-
-    numbers: bool = False
-    texts: frozenset[str] = frozenset()
-
-    def allows(self, spec: TensorSpec) -> bool:
-        """Return whether values of this input may be missing."""
-        if spec.dtype is Datatype.BYTES:
-            return spec.name in self.texts
-        return self.numbers and spec.dtype in (Datatype.FP32, Datatype.FP64)
-
-
-NO_MISSING = Missing()
 
 
 class RowSource(Protocol):
@@ -62,14 +45,17 @@ class Columns:
     labels: str | None
 
 
-def find_columns(names: Iterable[str], signature: Signature) -> Columns:
+def find_columns(
+    names: Iterable[str], signature: Signature, optional: Container[str] = ()
+) -> Columns:
     """Assign arrays to inputs; INVALID_INPUT for one that is missing, unknown or ambiguous.
 
-    The only input may be called `x` or `inputs`. An array that is neither an input nor
-    labels is rejected: it is usually one of them misspelt.
+    The only input may be called `x` or `inputs`; inputs in `optional` may be absent. An array that
+    is neither an input nor labels is rejected: it is usually one of them misspelt.
     """
     found = sorted(names)
-    inputs = {_input_name(spec, found, signature): spec for spec in signature.inputs}
+    present = [spec for spec in signature.inputs if spec.name in found or spec.name not in optional]
+    inputs = {_input_name(spec, found, signature): spec for spec in present}
     rest = [name for name in found if name not in inputs]
     labels = one_label(name for name in rest if name in LABEL_NAMES)
     reject_unknown((name for name in rest if name not in LABEL_NAMES), signature)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from bundle.os_errors import translate_os_error
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
 from optimize.data import MIN_ROWS, EvalData, RowLimits, Rows
 from optimize.data.check import Pass
 from optimize.data.load import open_source
-from optimize.data.source import NO_MISSING, ColumnMap, invalid
+from optimize.data.source import ColumnMap, invalid
 
 INPUT = "prompt"
 COLUMN = "text"

@@ -68,7 +68,7 @@ def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> Scorin
     condition = Filter(config.filter) if config.filter else None
     if condition is not None:
         condition.check(schema)
-    feeds = find_feeds(schema, model.signature, parse_map(config.map), model.optional_inputs)
+    feeds = find_feeds(schema, model.signature, parse_map(config.map), model.missing)
     columns = schema.names if KEEP_ALL in config.keep else config.keep
     keep = tuple(dict.fromkeys((*columns, *config.partition_by)))
     answers = config.answers

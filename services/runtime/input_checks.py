@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -24,6 +24,25 @@ def describe_mismatch(spec: TensorSpec, array: np.ndarray) -> str | None:
             f"expected {spec.dtype.numpy_name} ({spec.dtype.value})"
         )
     return spec.mismatch(spec.dtype, array.shape)
+
+
+def absent_rows(spec: TensorSpec, rows: int) -> np.ndarray:
+    """Return the values of a column that is absent: NaN, or empty text."""
+    return np.full((rows,), b"" if spec.dtype is Datatype.BYTES else np.nan, _DTYPES[spec.dtype])
+
+
+def add_absent(inputs: dict[str, np.ndarray], optional: Iterable[TensorSpec]) -> None:
+    """Add to `inputs` the absent columns of `optional`, with as many rows as the others have.
+
+    Without any input there are no rows to add to.
+    """
+    if not inputs:
+        return
+    first = next(iter(inputs.values()))
+    rows = len(first) if first.ndim else 0
+    for spec in optional:
+        if spec.name not in inputs:
+            inputs[spec.name] = absent_rows(spec, rows)
 
 
 def check_inputs(

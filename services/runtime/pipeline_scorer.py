@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bundle.errors import MlctlError
-from bundle.tensors import Signature
+from bundle.tensors import NO_MISSING, MissingValues, Signature
 from bundle.verify import VerifiedBundle
 from services.runtime.input_checks import check_inputs
 from services.runtime.pipeline import Arrays, Pipeline, pipeline_signature, with_stage
@@ -31,7 +31,7 @@ class VerifiedPipeline:
     signature: Signature
     pipeline: Pipeline
     stages: tuple[VerifiedBundle, ...]
-    optional_inputs: frozenset[str] = frozenset()
+    missing: MissingValues = NO_MISSING
 
     @classmethod
     def of(cls, contents: BentoContents) -> VerifiedPipeline | None:

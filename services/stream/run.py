@@ -59,7 +59,7 @@ def guarantee_text(connection: StreamConnection, source: StreamUrl) -> str:
 
 
 def _payload(config: StreamConfig, model: Scorable) -> Payload:
-    request = replace(config.payload, optional=model.optional_inputs)
+    request = replace(config.payload, missing=model.missing)
     answers = config.connection.answers
     if answers and request.name != "json" and transport_of(answers).answers_only:
         raise MlctlError(

@@ -12,6 +12,7 @@ from bundle.manifest import (
     manifest_json_schema,
     parse_manifest,
 )
+from bundle.tensors import MissingValues
 from tests.support.manifests import ZERO_SHA, manifest_document, small_manifest
 
 
@@ -233,7 +234,11 @@ def constrained(**constraints: Any) -> dict[str, Any]:
     """The document of a model of tokens with `constraints` on its inputs."""
     document = manifest_document()
     pair = {"dtype": "INT64", "shape": [-1, -1]}
-    inputs = [{"name": "ids", **pair}, {"name": "mask", **pair, "dtype": "FP32"}]
+    inputs = [
+        {"name": "ids", **pair},
+        {"name": "mask", **pair, "dtype": "FP32"},
+        {"name": "age", "dtype": "FP64", "shape": [-1]},
+    ]
     signature = {**document["signature"], "inputs": inputs}
     return document | {"signature": signature, "input_constraints": constraints}
 
@@ -264,7 +269,13 @@ def test_input_constraints__none__are_not_mentioned() -> None:
         ({"ranges": {"other": [0, 1]}}, "'other' is no integer input"),
         ({"ranges": {"mask": [0, 1]}}, "'mask' is no integer input"),
         ({"ranges": {"ids": [2, 1]}}, "from 2 to 1"),
-        ({"optional": ["ids", "other"]}, "there is no input 'other'"),
+        ({"nullable": ["other"]}, "'other' is no input of FP32, FP64 or BYTES"),
+        ({"nullable": ["ids"]}, "'ids' is no input of FP32, FP64 or BYTES"),
+        ({"optional": ["age"]}, "'age' is no nullable input of shape \\[-1\\]"),
+        (
+            {"nullable": ["mask"], "optional": ["mask"]},
+            "'mask' is no nullable input of shape \\[-1\\]",
+        ),
         ({"equal_lengths": axes(("ids", 1))}, "equal_lengths"),
         ({"equal_lengths": axes(("ids", 1), ("other", 1))}, "'other' has no dynamic dimension 1"),
         ({"equal_lengths": axes(("ids", 1), ("mask", 2))}, "'mask' has no dynamic dimension 2"),
@@ -278,10 +289,11 @@ def test_input_constraints__do_not_fit_the_signature__are_refused(
     assert caught.value.code is ErrorCode.MANIFEST_INVALID
 
 
-def test_input_constraints__optional_inputs__are_known_by_name() -> None:
-    manifest = parse_manifest(json.dumps(constrained(optional=["mask"])).encode())
-    assert manifest.optional_inputs == {"mask"}
-    assert small_manifest().optional_inputs == frozenset()
+def test_input_constraints__missing_values__are_known_by_name() -> None:
+    constraints = constrained(nullable=["age", "mask"], optional=["age"])
+    manifest = parse_manifest(json.dumps(constraints).encode())
+    assert manifest.missing == MissingValues(frozenset({"age", "mask"}), frozenset({"age"}))
+    assert small_manifest().missing == MissingValues()
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from bundle.manifest import InputConstraints
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
 from optimize.constraints import find_constraints
 from optimize.data import Rows
-from optimize.data.source import NO_MISSING
 from registry.catalog import ModelFormat
 
 OUTPUT = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, DYNAMIC))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype
+from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
 from optimize.data import RowLimits, Rows, Tensors, load_data, read_rows, split
 from optimize.metrics.scores import METRICS, LabelKind, require_labels
-from tests.support.eval_rows import TOKENS, Batches, signature
+from tests.support.eval_rows import TOKENS, Batches, save_parquet, signature
 from tests.support.sources import save_rows
 
 SIGNATURE = signature(2)
@@ -160,6 +160,25 @@ def test_load_data__several_inputs__go_by_name(tmp_path: Path) -> None:
         load_data(save_rows(tmp_path / "u.npz", {"x": ids, "mask": ids}), TOKENS)
     with pytest.raises(MlctlError, match="datatype is FP64, expected INT64"):
         load_data(save_rows(tmp_path / "v.npz", {"ids": ids, "mask": ids / 2}), TOKENS)
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_load_data__an_absent_column__is_nan_only_if_it_is_optional(
+    tmp_path: Path, form: str
+) -> None:
+    columns = [TensorSpec(name=name, dtype=Datatype.FP64, shape=(-1,)) for name in ("age", "pay")]
+    table = Signature(inputs=tuple(columns), outputs=tuple(columns[:1]))
+    ages = np.arange(40.0)
+    source = save_rows(tmp_path / "t.npz", {"age": ages})
+    if form == "parquet":
+        source = save_parquet(tmp_path / "t.parquet", {"age": ages})
+    both = frozenset({"age", "pay"})
+    found = load_data(source, table, missing=MissingValues(both, frozenset({"pay"}))).held_out
+    assert np.isnan(found.inputs["pay"]).all()
+    assert found.inputs["pay"].shape == found.inputs["age"].shape
+    assert not np.isnan(found.inputs["age"]).any()
+    with pytest.raises(MlctlError, match="input 'pay'"):
+        load_data(source, table, missing=MissingValues(both))
 
 
 def test_require_labels__each_metric__names_what_it_needs() -> None:

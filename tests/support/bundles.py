@@ -26,6 +26,7 @@ from services.runtime.golden import save_golden
 
 OPSET = 20
 LOOKUP_ROWS = 10
+TABLE = ("age", "income", "y")
 
 
 def expected(x: np.ndarray, *, scale: float = 2.0, row_independent: bool = True) -> np.ndarray:
@@ -90,6 +91,48 @@ def make_lookup_bundle(
     signature = Signature(inputs=inputs, outputs=outputs)
     update = {"signature": signature, "input_constraints": constraints}
     return seal(root, manifest.model_copy(update=update))
+
+
+def make_table_bundle(root: Path, *, name: str = "table") -> VerifiedBundle:
+    """A bundle of two columns FP64: `y` is 1000 * `age` + `income`, where -1 replaces NaN.
+
+    Both columns are nullable, and `income` is optional.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    onnx.save(_table_model(), str(root / MODEL_NAME))
+    age, income = np.arange(8.0), np.arange(8.0) / 8
+    save_golden(root / GOLDEN_NAME, {"age": age, "income": income}, {"y": age * 1000 + income})
+    (root / EVIDENCE_NAME).write_text(json.dumps({"variants": [{"recipe": "fp32"}]}))
+    specs = [TensorSpec(name=each, dtype=Datatype.FP64, shape=(-1,)) for each in TABLE]
+    evidence = Evidence(rows=1000, max_abs_error=1e-5, relative_l2=1e-6)
+    manifest = _manifest(name, 4, row_independent=True, evidence=evidence)
+    update = {
+        "signature": Signature(inputs=tuple(specs[:2]), outputs=tuple(specs[2:])),
+        "input_constraints": InputConstraints(nullable=("age", "income"), optional=("income",)),
+    }
+    return seal(root, manifest.model_copy(update=update))
+
+
+def _table_model() -> onnx.ModelProto:
+    nodes = []
+    for column in TABLE[:2]:
+        nodes += [
+            helper.make_node("IsNaN", [column], [f"{column} is missing"]),
+            helper.make_node("Where", [f"{column} is missing", "fill", column], [f"any {column}"]),
+        ]
+    nodes += [
+        helper.make_node("Mul", ["any age", "thousand"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "any income"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(each, TensorProto.DOUBLE, ["rows"]) for each in TABLE]
+    constants = [
+        helper.make_tensor("fill", TensorProto.DOUBLE, [], [-1.0]),
+        helper.make_tensor("thousand", TensorProto.DOUBLE, [], [1000.0]),
+    ]
+    graph = helper.make_graph(nodes, "table", values[:2], values[2:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    model.ir_version = 10
+    return model
 
 
 def _lookup_model() -> onnx.ModelProto:

@@ -34,7 +34,7 @@ class OpenApiPage:
             serving = self._serving
             models = [
                 describe(
-                    *(each.name, each.digest, each.signature, each.optional_inputs),
+                    *(each.name, each.digest, each.signature, each.missing),
                     generates=each.generates,
                 )
                 for each in serving.models

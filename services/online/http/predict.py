@@ -15,7 +15,7 @@ import inspect
 import keyword
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
@@ -23,7 +23,7 @@ import orjson
 from pydantic import BeforeValidator, PlainValidator, create_model
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from services.online.batching.budget import Hold
 from services.online.http.app import (
     GoneError,
@@ -178,15 +178,22 @@ class ModelCalls:
         check_values(body)
         arguments = parse_document(body)
         if isinstance(arguments, list):
-            return read_records(arguments, self._model.signature, self._model.optional_inputs)
-        missing = [f"{shown(name)} is missing" for name in self._inputs if name not in arguments]
+            return read_records(arguments, self._model.signature, self._model.missing)
+        absent = [name for name, spec in self._inputs.items() if name not in arguments]
+        optional = self._model.missing.optional
+        missing = [name for name in absent if self._inputs[name].name not in optional]
         if missing:
+            names = ", ".join(f"{shown(name)} is missing" for name in missing[:_MAX_NAMED])
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"the arguments are wrong: {', '.join(missing[:_MAX_NAMED])}",
+                f"the arguments are wrong: {names}",
                 "GET /docs.json describes the arguments.",
             )
-        return {spec.name: to_array(spec, arguments[name]) for name, spec in self._inputs.items()}
+        return {
+            spec.name: to_array(spec, arguments[name])
+            for name, spec in self._inputs.items()
+            if name not in absent
+        }
 
     def _image(self, media_type: str, body: bytes) -> dict[str, np.ndarray]:
         specs = self._model.signature.inputs
@@ -325,12 +332,12 @@ def to_array(spec: TensorSpec, value: Any) -> np.ndarray:
 
 
 def read_records(
-    rows: list[Any], signature: Signature, optional: Collection[str]
+    rows: list[Any], signature: Signature, missing: MissingValues
 ) -> dict[str, np.ndarray]:
     """Return the inputs of rows that are objects with one value for each input.
 
-    A value that is null or not there is missing: an input in `optional` then gets NaN, or empty
-    text. INVALID_INPUT names the row, counted from 0, and the column.
+    NaN, or empty text, stands for null and for a column that a row lacks, where `missing` allows
+    it. INVALID_INPUT names the row, counted from 0, and the column.
     """
     if not signature.batched:
         raise invalid("the model has no batch dimension, so its inputs are no rows")
@@ -346,17 +353,19 @@ def read_records(
                 f"row {number}: the model has no column {shown(min(unknown))}",
                 f"Its columns are {', '.join(spec.name for spec in signature.inputs)}.",
             )
-    return {
-        spec.name: _column(spec, rows, optional=spec.name in optional) for spec in signature.inputs
-    }
+    return {spec.name: _column(spec, rows, missing) for spec in signature.inputs}
 
 
-def _column(spec: TensorSpec, rows: list[dict[str, Any]], *, optional: bool) -> np.ndarray:
-    values = [row.get(spec.name) for row in rows]
-    missing = [number for number, value in enumerate(values) if value is None]
-    if missing and not (optional and len(spec.shape) == 1):
-        problem = "is null" if spec.name in rows[missing[0]] else "is missing"
-        raise invalid(f"row {missing[0]}: column {spec.name!r} {problem}")
+def _column(spec: TensorSpec, rows: list[dict[str, Any]], missing: MissingValues) -> np.ndarray:
+    name, is_column = spec.name, len(spec.shape) == 1
+    values = [row.get(name) for row in rows]
+    for number, value in enumerate(values):
+        if value is not None:
+            continue
+        if name not in rows[number] and name not in missing.optional:
+            raise invalid(f"row {number}: column {name!r} is missing")
+        if not (is_column and name in missing.nullable):
+            raise invalid(f"row {number}: column {name!r} is null")
     try:
         return decode_nullable(spec, values, lambda filled: to_array(spec, filled))
     except MlctlError:

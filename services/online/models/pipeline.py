@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import MlctlError
-from bundle.tensors import Signature
+from bundle.tensors import NO_MISSING, Signature
 from services.online.batching.model_executor import forward, one_piece
 from services.online.batching.scheduler import Limits, Priority, deadline_exceeded
 from services.online.batching.split import Cancellable, Waiter
@@ -47,7 +47,7 @@ class ServedPipeline(ServedModel):
         self.name = packed.name
         self.digest = packed.digest
         signatures = {stage.name: stage.signature for stage in self._stages}
-        self.optional_inputs = frozenset()
+        self.missing = NO_MISSING
         self.signature: Signature = pipeline_signature(self._pipeline, signatures)
         self._open: set[asyncio.Task[Answer]] = set()
 

@@ -36,6 +36,7 @@ from services.online.observability.observer import Observer, open_observer
 from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, shown
 from services.runtime.batch_costs import BatchCosts
+from services.runtime.input_checks import add_absent
 from services.runtime.padding import MAX_MEASURED_ROWS, LengthPadding
 from services.runtime.scorer import Scorer
 from services.runtime.streaming import AnswerStream
@@ -84,7 +85,10 @@ class ServedModel:
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
         self.generates = bundle.manifest.generation is not None
-        self.optional_inputs = bundle.manifest.optional_inputs
+        self.missing = bundle.manifest.missing
+        self._optional = tuple(
+            spec for spec in self.signature.inputs if spec.name in self.missing.optional
+        )
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)
         self._deadline = settings.deadline_ms / 1000
@@ -227,6 +231,8 @@ class ServedModel:
 
         Raises UNAVAILABLE unless ready, and what `ModelExecutor.submit` raises.
         """
+        if self._optional:
+            add_absent(inputs, self._optional)
         return self._serving().submit(inputs, self._seconds(timeout), priority)
 
     @property
@@ -257,6 +263,8 @@ class ServedModel:
         `timeout` (seconds) can only shorten the deadline. Returns what withdraws the request.
         Raises UNAVAILABLE unless ready, and what `ModelExecutor.enqueue` raises.
         """
+        if self._optional:
+            add_absent(request.inputs, self._optional)
         if self._precomputed is None or not request.keys or self.phase is not ModelPhase.READY:
             limit = self._deadline
             seconds = limit if timeout is None or timeout > limit else timeout
@@ -283,6 +291,8 @@ class ServedModel:
 
         A model that makes its answer as a whole has one piece. Raises what `infer` does.
         """
+        if self._optional:
+            add_absent(inputs, self._optional)
         return self._serving().stream(inputs, self._seconds(timeout), priority)
 
     def _serving(self) -> ModelExecutor:

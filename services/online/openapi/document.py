@@ -50,11 +50,11 @@ def document(
     schemas: Schema = {"Error": error_schema(), **described_schemas()}
     for label, model in _labelled(models):
         kind = type_name(label)
-        schemas[f"{kind}Request"] = request_schema(model.inputs, model.outputs)
+        schemas[f"{kind}Request"] = request_schema(model.inputs, model.outputs, model.missing)
         schemas[f"{kind}Response"] = response_schema(model.name, model.digest, model.outputs)
         paths.update(_model_paths(label, model))
         if model.takes_columns:
-            schemas[f"{kind}Rows"] = records_schema(model.inputs, model.optional)
+            schemas[f"{kind}Rows"] = records_schema(model.inputs, model.missing)
             path = "/predict" if len(models) == 1 else f"/predict/{quote(model.name, safe='')}"
             paths[path] = {"post": _predict(model, label, kind)}
     if generating := [model for model in models if model.generates]:

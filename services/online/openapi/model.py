@@ -8,7 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bundle import __version__
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import (
+    DYNAMIC,
+    NO_MISSING,
+    Datatype,
+    MissingValues,
+    Signature,
+    TensorSpec,
+)
 
 # What generated requests and answers have, or use, beside the tensors.
 _TAKEN = frozenset({"meta", "np", "npt", "self"})
@@ -42,7 +49,7 @@ class ApiTensor:
 class ApiModel:
     """A served model. `digest` is its version in the API, `identifier` its name for code.
 
-    `optional` are inputs that may lack a value in a row. A model that `generates` is a language
+    `missing` are the inputs whose values may be missing. A model that `generates` is a language
     model.
     """
 
@@ -50,7 +57,7 @@ class ApiModel:
     digest: str
     inputs: tuple[ApiTensor, ...]
     outputs: tuple[ApiTensor, ...]
-    optional: frozenset[str] = frozenset()
+    missing: MissingValues = NO_MISSING
     generates: bool = False
 
     @property
@@ -78,13 +85,13 @@ def describe(
     name: str,
     digest: str,
     signature: Signature,
-    optional: frozenset[str] = frozenset(),
+    missing: MissingValues = NO_MISSING,
     *,
     generates: bool = False,
 ) -> ApiModel:
     """Return the model of that name, with the tensors of `signature`."""
     inputs, outputs = _tensors(signature.inputs), _tensors(signature.outputs)
-    return ApiModel(name, digest, inputs, outputs, optional, generates)
+    return ApiModel(name, digest, inputs, outputs, missing, generates)
 
 
 def type_name(identifier: str) -> str:

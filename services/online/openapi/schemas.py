@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from bundle.errors import ERROR_TABLE
-from bundle.tensors import DYNAMIC, Datatype
+from bundle.tensors import DYNAMIC, NO_MISSING, Datatype, MissingValues
 from services.online.openapi.model import ApiTensor
 from services.online.security.public import CALLERS
 from services.protocol.json_data import BINARY_ONLY
@@ -23,16 +23,21 @@ _KEY: Schema = {
 }
 
 
-def request_schema(inputs: tuple[ApiTensor, ...], outputs: tuple[ApiTensor, ...]) -> Schema:
+def request_schema(
+    inputs: tuple[ApiTensor, ...],
+    outputs: tuple[ApiTensor, ...],
+    missing: MissingValues = NO_MISSING,
+) -> Schema:
     """The JSON of an infer request."""
+    required = [tensor.name for tensor in inputs if tensor.name not in missing.optional]
     tensors: Schema = {
         "type": "array",
-        "minItems": len(inputs),
+        "minItems": max(1, len(required)),
         "maxItems": len(inputs),
         "items": _one_of([_input(tensor) for tensor in inputs]),
     }
     if len(inputs) > 1:
-        names = [{"contains": {"properties": {"name": {"const": each.name}}}} for each in inputs]
+        names = [{"contains": {"properties": {"name": {"const": name}}}} for name in required]
         tensors["allOf"] = names
     return {
         "type": "object",
@@ -51,15 +56,17 @@ def request_schema(inputs: tuple[ApiTensor, ...], outputs: tuple[ApiTensor, ...]
     }
 
 
-def records_schema(inputs: tuple[ApiTensor, ...], optional: frozenset[str]) -> Schema:
+def records_schema(inputs: tuple[ApiTensor, ...], missing: MissingValues) -> Schema:
     """The JSON of rows of a table: objects with one value for each column."""
     columns: Schema = {}
     for tensor in inputs:
         value = _value(tensor.dtype)
-        columns[tensor.name] = {"anyOf": [value, _NULL]} if tensor.name in optional else value
+        columns[tensor.name] = (
+            {"anyOf": [value, _NULL]} if tensor.name in missing.nullable else value
+        )
     row: Schema = {
         "type": "object",
-        "required": [tensor.name for tensor in inputs if tensor.name not in optional],
+        "required": [tensor.name for tensor in inputs if tensor.name not in missing.optional],
         "properties": columns,
         "additionalProperties": False,
     }

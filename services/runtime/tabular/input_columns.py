@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import (
+    DYNAMIC,
+    NO_MISSING,
+    Datatype,
+    MissingValues,
+    Signature,
+    TensorSpec,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,12 +32,12 @@ class InputColumns:
 
     Lists are flat or nested, in row-major order; one size of a row may be dynamic.
 
-    In an `optional` input null is NaN, or empty text.
+    In a `nullable` input null is NaN, or empty text. Without columns all values are null.
     """
 
     spec: TensorSpec
     columns: tuple[str, ...]
-    optional: bool = False
+    nullable: bool = False
 
     @property
     def width(self) -> int:
@@ -55,12 +62,13 @@ def find_feeds(
     schema: pa.Schema,
     signature: Signature,
     mapped: Mapping[str, tuple[str, ...]],
-    optional: Container[str] = (),
+    missing: MissingValues = NO_MISSING,
 ) -> tuple[InputColumns, ...]:
     """Return the columns of each input; INVALID_INPUT lists the columns, and how to map them.
 
     Without `--map` an input is the column of its name, or else columns NAME_0, NAME_1...; the
-    only input may be called `x` or `inputs` as well. Inputs in `optional` may lack values.
+    only input may be called `x` or `inputs` as well. `missing` says which inputs may be null, and
+    which need no column.
     """
     names = {spec.name for spec in signature.inputs}
     if unknown := sorted(mapped.keys() - names):
@@ -70,8 +78,8 @@ def find_feeds(
         if spec.name in mapped:
             columns = _expanded(mapped[spec.name], schema, signature)
         else:
-            columns = _by_name(spec, schema, signature)
-        feed = InputColumns(spec, columns, spec.name in optional)
+            columns = _by_name(spec, schema, signature, missing.optional)
+        feed = InputColumns(spec, columns, spec.name in missing.nullable)
         if problem := _problem(feed, schema):
             raise _mapping_error(f"input {spec.name!r}: {problem}", schema, signature)
         feeds.append(feed)
@@ -89,7 +97,9 @@ def _expanded(patterns: Sequence[str], schema: pa.Schema, signature: Signature) 
     return tuple(columns)
 
 
-def _by_name(spec: TensorSpec, schema: pa.Schema, signature: Signature) -> tuple[str, ...]:
+def _by_name(
+    spec: TensorSpec, schema: pa.Schema, signature: Signature, optional: Container[str]
+) -> tuple[str, ...]:
     single = len(signature.inputs) == 1
     for name in (spec.name, *(_SINGLE_INPUT_NAMES if single else ())):
         if name in schema.names:
@@ -97,12 +107,16 @@ def _by_name(spec: TensorSpec, schema: pa.Schema, signature: Signature) -> tuple
         wide = tuple(f"{name}_{index}" for index in range(math.prod(spec.shape[1:])))
         if wide and all(column in schema.names for column in wide):
             return wide
+    if spec.name in optional:
+        return ()
     raise _mapping_error(f"no column feeds input {spec.name!r}", schema, signature)
 
 
 def _problem(feed: InputColumns, schema: pa.Schema) -> str | None:
     """Return why columns of these types cannot feed the input, or None."""
     fields = [schema.field(name) for name in feed.columns]
+    if not fields:
+        return None
     if len(fields) > 1:
         if feed.width != len(fields):
             return f"it has {_width(feed)}, but {len(fields)} columns are mapped to it"

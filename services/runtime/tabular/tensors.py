@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from services.runtime.input_checks import absent_rows
 from services.runtime.tabular.input_columns import InputColumns
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def _grouped(
 def _fixed(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     """Return all rows of an input with a fixed row size; bad rows have arbitrary values."""
     shape = (table.num_rows, *feed.spec.shape[1:])
+    if not feed.columns:
+        return absent_rows(feed.spec, table.num_rows)
     if len(feed.columns) > 1:
         return _wide(table, feed, reasons).reshape(shape)
     column = _flat(table.column(feed.columns[0]))
@@ -132,7 +135,7 @@ def _wide(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     for index, name in enumerate(feed.columns):
         matrix[:, index] = _values(
             _flat(table.column(name)),
-            InputColumns(feed.spec, (name,), feed.optional),
+            InputColumns(feed.spec, (name,), feed.nullable),
             every,
             1,
             reasons,
@@ -229,7 +232,7 @@ def _values(
         column = _elements(column)
     column = _flat(column)
     name = feed.columns[0]
-    if column.null_count and feed.optional:
+    if column.null_count and feed.nullable:
         column = _filled(column, feed.spec)
     elif column.null_count:
         for index in np.flatnonzero(column.is_null()).tolist():

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature
+from bundle.tensors import NO_MISSING, MissingValues, Signature
 
 if TYPE_CHECKING:
     from services.stream.base import Payload
@@ -41,7 +41,7 @@ class PayloadRequest:
 
     `keep` are fields of a message that its answer has as well, or KEEP_ALL. A message of more than
     `max_bytes`, or of more than `max_rows` rows, is rejected. `map` says which columns feed
-    which input, as `mlctl batch run --map`. Inputs in `optional` may be null.
+    which input, as `mlctl batch run --map`. `missing` says which inputs may be null or absent.
     """
 
     name: str = "json"
@@ -49,7 +49,7 @@ class PayloadRequest:
     max_bytes: int = MAX_BYTES
     max_rows: int = MAX_ROWS
     map: tuple[str, ...] = ()
-    optional: frozenset[str] = frozenset()
+    missing: MissingValues = NO_MISSING
     options: Mapping[str, str] = field(default_factory=dict)
 
 

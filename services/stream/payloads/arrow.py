@@ -115,7 +115,7 @@ class ArrowPayload:
             if len(self._feeds) >= _KEPT_SCHEMAS:
                 self._feeds.clear()
             try:
-                feeds = find_feeds(schema, self._signature, self._map, self._request.optional)
+                feeds = find_feeds(schema, self._signature, self._map, self._request.missing)
             except MlctlError as error:
                 feeds = error.message
             missing = [name for name in self._request.keep if name not in (KEEP_ALL, *schema.names)]

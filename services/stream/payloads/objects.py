@@ -73,11 +73,9 @@ class ObjectReader:
         self._outputs = frozenset(spec.name for spec in signature.outputs)
         self._max_rows = request.max_rows
         self._alone = alone
-        self._optional = {
-            spec.name
-            for spec in signature.inputs
-            if spec.name in request.optional and len(spec.shape) == 1
-        }
+        columns = {spec.name for spec in signature.inputs if len(spec.shape) == 1}
+        self._nullable = request.missing.nullable & columns
+        self._optional = request.missing.optional
         self._fixed = all(DYNAMIC not in spec.shape[1:] for spec in signature.inputs)
 
     def read(self, blocks: Iterable[Sequence[Any]], rejected: dict[int, str]) -> Sequence[Decoded]:
@@ -131,9 +129,12 @@ class ObjectReader:
 
     def _column(self, spec: TensorSpec, documents: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return the rows of an input; KeyError for a field that no message may lack."""
-        if spec.name not in self._optional:
-            return _column(spec, [document[spec.name] for document in documents])
-        values = [document.get(spec.name) for document in documents]
+        if spec.name in self._optional:
+            values = [document.get(spec.name) for document in documents]
+        else:
+            values = [document[spec.name] for document in documents]
+            if spec.name not in self._nullable:
+                return _column(spec, values)
         return decode_nullable(spec, values, lambda filled: _column(spec, filled))
 
     def _one(self, index: int, document: Any) -> MessageGroup:
@@ -144,12 +145,12 @@ class ObjectReader:
         if found is None:
             found = {}
             for name, spec in self._specs.items():
-                if name in self._optional and document.get(name) is None:
-                    found[name] = self._column(spec, [document])
-                    continue
-                if name not in document:
+                if name not in document and name not in self._optional:
                     names = ", ".join(repr(each) for each in self._specs)
                     raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
+                if name in self._nullable and document.get(name) is None:
+                    found[name] = self._column(spec, [document])
+                    continue
                 found[name], several = _value(spec, document[name])
                 many = many or several
         rows = check_rows(found, self._specs, self._max_rows)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from bento.clients.languages import openapi_files
-from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
 from services.online.openapi.document import document
 from services.online.openapi.model import describe
 from services.online.openapi.schemas import request_schema
@@ -103,13 +103,25 @@ def test_document__model_of_columns__describes_records() -> None:
         for name, dtype in (("the age", Datatype.FP64), ("city", Datatype.BYTES))
     )
     signature = Signature(inputs=inputs, outputs=inputs[:1])
-    made = document([describe("churn", DIGEST, signature, frozenset({"city"}))])
+    made = document(
+        [
+            describe(
+                "churn",
+                DIGEST,
+                signature,
+                MissingValues(frozenset({"the age", "city"}), frozenset({"city"})),
+            )
+        ]
+    )
     require_valid(made)
     assert "post" in made["paths"]["/predict"]
     row = made["components"]["schemas"]["ChurnRows"]["items"]
     assert row["required"] == ["the age"]
+    tensors = made["components"]["schemas"]["ChurnRequest"]["properties"]["inputs"]
+    assert (tensors["minItems"], tensors["maxItems"]) == (1, 2)
+    assert tensors["allOf"] == [{"contains": {"properties": {"name": {"const": "the age"}}}}]
     assert row["properties"] == {
-        "the age": {"type": "number"},
+        "the age": {"anyOf": [{"type": "number"}, {"type": "null"}]},
         "city": {"anyOf": [{"type": "string"}, {"type": "null"}]},
     }
     assert "/predict" not in document([MODEL])["paths"]

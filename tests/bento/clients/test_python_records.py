@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from services.online.openapi.model import describe
 from tests.bento.clients.rendered import load_client
 
@@ -25,11 +25,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
     output = TensorSpec(name="label", dtype=Datatype.INT64, shape=(DYNAMIC,))
     signature = Signature(inputs=inputs, outputs=(output,))
-    model = describe("table", "e" * 64, signature, frozenset({"age", "the city"}))
+    model = describe(
+        "table",
+        "e" * 64,
+        signature,
+        MissingValues(frozenset({"age", "the city"}), frozenset({"the city"})),
+    )
     return load_client(model, tmp_path_factory.mktemp("client"))
 
 
-def test_records__missing_values_of_optional_inputs__are_nan_and_empty_text(client: Any) -> None:
+def test_records__missing_values__are_nan_and_empty_text(client: Any) -> None:
     rows = [
         {"age": 41, "the city": "Rome", "visits": 3},
         {"age": None, "visits": 4},
@@ -45,16 +50,18 @@ def test_records__missing_values_of_optional_inputs__are_nan_and_empty_text(clie
     ("row", "message"),
     [
         ({"age": 1}, "'visits' is missing in row 1"),
+        ({"visits": 1}, "'age' is missing in row 1"),
+        ({"age": 1, "visits": None}, "'visits' is missing in row 1"),
         ({"visits": 1, "agee": 2}, "row 1: the model has no input 'agee'"),
-        ({"visits": "x"}, "'visits' is not an array of INT64"),
-        ({"visits": 1, "the city": 4}, "'the city' has a int, expected bytes or str"),
+        ({"age": 1, "visits": "x"}, "'visits' is not an array of INT64"),
+        ({"age": 1, "visits": 1, "the city": 4}, "'the city' has a int, expected bytes or str"),
     ],
 )
 def test_records__a_wrong_row__names_the_row_or_the_input(
     client: Any, row: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(client.InvalidInputError, match=message):
-        client.Request.from_records([{"visits": 0}, row])
+        client.Request.from_records([{"age": 1, "visits": 0}, row])
 
 
 def test_records__a_model_of_matrices__has_no_records(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_records__missing_values_and_unseen_categories__answer_like_the_source(
             del record[name]
     assert {len(record) for record in records} == {4, 5}
     source = estimator.source
-    inputs = read_records(records, source.signature, source.optional)
+    inputs = read_records(records, source.signature, source.missing)
     found = open_session(tmp_path / "model.onnx").run(inputs)
     np.testing.assert_allclose(
         found["probabilities"], model.predict_proba(fresh), rtol=0, atol=DOUBLE

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
-from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.online.batching.executor import Answer
 from services.online.http.predict import PredictApp, read_records
@@ -26,7 +26,7 @@ COLUMNS = {
     "plan": Datatype.BYTES,
     "vip": Datatype.BOOL,
 }
-OPTIONAL = frozenset({"age", "the city"})
+MISSING = MissingValues(frozenset({"age", "the city"}), frozenset({"the city"}))
 ROW = {"age": 41.5, "visits": 3, "the city": "Paris", "plan": "free", "vip": True}
 
 
@@ -41,7 +41,7 @@ def signature(**shapes: tuple[int, ...]) -> Signature:
 
 
 def test_records__one_value_for_each_column__become_the_inputs() -> None:
-    found = read_records([ROW, {**ROW, "age": 7}], signature(), OPTIONAL)
+    found = read_records([ROW, {**ROW, "age": 7}], signature(), MISSING)
     assert {name: array.tolist() for name, array in found.items()} == {
         "age": [41.5, 7.0],
         "visits": [3, 3],
@@ -53,21 +53,22 @@ def test_records__one_value_for_each_column__become_the_inputs() -> None:
         assert array.dtype.name == COLUMNS[name].numpy_name
 
 
-def test_records__null_or_no_value_of_an_optional_column__is_missing() -> None:
-    rows = [ROW, {**ROW, "age": None}, {key: ROW[key] for key in ("visits", "plan", "vip")}]
-    found = read_records(rows, signature(), OPTIONAL)
+def test_records__null_and_an_absent_optional_column__are_missing_values() -> None:
+    rows = [ROW, {**ROW, "age": None, "the city": None}, {**ROW, "age": None}]
+    del rows[2]["the city"]
+    found = read_records(rows, signature(), MISSING)
     np.testing.assert_array_equal(found["age"], [41.5, np.nan, np.nan])
-    assert found["the city"].tolist() == [b"Paris", b"Paris", b""]
+    assert found["the city"].tolist() == [b"Paris", b"", b""]
 
 
 def test_records__a_list_for_each_row__becomes_a_matrix() -> None:
     rows = [{**ROW, "age": [1, 2]}, {**ROW, "age": [3, 4]}]
-    found = read_records(rows, signature(age=(-1, 2)), OPTIONAL)
+    found = read_records(rows, signature(age=(-1, 2)), MISSING)
     assert found["age"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
     with pytest.raises(MlctlError, match=r"^row 1: column 'age': shape is \[1, 1\]"):
-        read_records([rows[0], {**ROW, "age": [3]}], signature(age=(-1, 2)), OPTIONAL)
+        read_records([rows[0], {**ROW, "age": [3]}], signature(age=(-1, 2)), MISSING)
     with pytest.raises(MlctlError, match="row 1: column 'age' is null"):
-        read_records([rows[0], {**ROW, "age": None}], signature(age=(-1, 2)), OPTIONAL)
+        read_records([rows[0], {**ROW, "age": None}], signature(age=(-1, 2)), MISSING)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_records__a_list_for_each_row__becomes_a_matrix() -> None:
         ({**ROW, "agee": 1}, "row 1: the model has no column 'agee'"),
         ({**ROW, "plan": None}, "row 1: column 'plan' is null"),
         ({"age": 1}, "row 1: column 'visits' is missing"),
+        ({name: ROW[name] for name in ROW if name != "age"}, "row 1: column 'age' is missing"),
         (
             {**ROW, "age": "old"},
             "row 1: column 'age': 'old' is not of datatype FP64, which accepts numbers",
@@ -96,21 +98,21 @@ def test_records__a_list_for_each_row__becomes_a_matrix() -> None:
 )
 def test_records__a_wrong_row__is_named_with_its_column(row: Any, message: str) -> None:
     with pytest.raises(MlctlError) as caught:
-        read_records([ROW, row, ROW], signature(), OPTIONAL)
+        read_records([ROW, row, ROW], signature(), MISSING)
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert caught.value.message.startswith(message)
 
 
 def test_records__a_value_that_overflows__is_named_with_its_row() -> None:
     with pytest.raises(MlctlError, match=r"^row 2: column 'visits': a value is outside"):
-        read_records([ROW, ROW, {**ROW, "visits": 1 << 63}], signature(), OPTIONAL)
+        read_records([ROW, ROW, {**ROW, "visits": 1 << 63}], signature(), MISSING)
 
 
 def test_records__no_rows_or_a_model_without_rows__is_rejected() -> None:
     with pytest.raises(MlctlError, match="no rows"):
-        read_records([], signature(), OPTIONAL)
+        read_records([], signature(), MISSING)
     with pytest.raises(MlctlError, match="no batch dimension"):
-        read_records([ROW], signature(age=(3,)), OPTIONAL)
+        read_records([ROW], signature(age=(3,)), MISSING)
 
 
 def test_predict__records__are_scored_as_columns_are(
@@ -118,7 +120,10 @@ def test_predict__records__are_scored_as_columns_are(
 ) -> None:
     document = bundle.manifest.model_dump()
     document["signature"] = signature().model_dump()
-    document["input_constraints"] = {"optional": sorted(OPTIONAL)}
+    document["input_constraints"] = {
+        "nullable": sorted(MISSING.nullable),
+        "optional": sorted(MISSING.optional),
+    }
     odd = VerifiedBundle(bundle.root, Manifest.model_validate(document), bundle.digest)
     model = ServedModel(odd, ServerSettings(), registry=CollectorRegistry())
     given: list[dict[str, np.ndarray]] = []

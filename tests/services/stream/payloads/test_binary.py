@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from services.stream.payloads import PayloadRequest, open_payload
 
 
@@ -68,12 +68,12 @@ def test_arrow__compressed__is_rejected(codec: str, batches: int) -> None:
     assert "compressed Arrow messages" in found.rejected[0]
 
 
-def test_arrow__null_in_an_optional_input__is_a_missing_value() -> None:
+def test_arrow__null_in_a_nullable_input__is_a_missing_value() -> None:
     signature = Signature(inputs=(_spec("x", Datatype.FP32),), outputs=FOUR.outputs)
     message = _message({"x": [1.0, None]}, x=pa.float32())
     (strict,) = open_payload(PayloadRequest("arrow"), signature).decode([message])
     assert "null" in strict.rejected[0]
-    request = PayloadRequest("arrow", optional=frozenset({"x"}))
+    request = PayloadRequest("arrow", missing=MissingValues(frozenset({"x"})))
     (found,) = open_payload(request, signature).decode([message])
     np.testing.assert_array_equal(found.inputs["x"], np.array([1.0, np.nan], np.float32))
 

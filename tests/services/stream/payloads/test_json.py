@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from services.online.http.predict import to_array
 from services.stream.base import Decoded
 from services.stream.payloads import PayloadRequest, open_payload
@@ -52,9 +52,11 @@ def test_json_payload__missing_values__only_of_inputs_that_may_lack_them(count: 
         inputs=(_spec("age", Datatype.FP64), _spec("city", Datatype.BYTES)), outputs=FOUR.outputs
     )
     values = [b'{"age":null,"city":"Oslo"}', b'{"age":41.0,"city":null}', b'{"age":41.0}'] * count
-    optional = PayloadRequest(optional=frozenset({"age", "city"}))
-    (found,) = open_payload(optional, signature).decode(values)
-    assert not found.rejected
+    missing = MissingValues(frozenset({"age", "city"}), frozenset({"city"}))
+    payload = open_payload(PayloadRequest(missing=missing), signature)
+    (found,) = payload.decode([*values, b'{"city":"Oslo"}'])
+    assert set(found.rejected) == {3 * count}
+    assert found.rejected[3 * count].startswith("input 'age' is missing")
     assert found.inputs["city"].tolist() == [b"Oslo", b"", b""] * count
     np.testing.assert_array_equal(found.inputs["age"], [math.nan, 41.0, 41.0] * count)
     (found,) = _decode(signature, *values)
