@@ -2,9 +2,9 @@
 
 Among those that meet the goals, the best by the preferred number wins. Variants that are
 not slower than the fastest by more than 5 %, with 99 % confidence, tie with it. So do variants
-that are at most 10 us slower for a single row and answer as many rows per second. The smallest
-file of a tie wins, first among those whose requests can be batched; of files whose sizes differ by
-less than 2 %, the fastest.
+that are at most 10 us slower for a single row and answer as many rows per second. Of a tie win, in
+this order, variants whose requests can be batched, files smaller by more than 10 MB, and the
+variant that costs the least accuracy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from optimize.variant import Measured, Variant
 BASELINES = ("fp32", "gen-fp32")
 # A request takes twice as long in the server beside the model.
 TIE_MS = 0.01
-SAME_SIZE = 0.02
 MEGABYTE = 1_000_000
+# 4 % of the memory of a server with one worker and a model of a few kB (255 MB).
+SAME_SIZE = 10 * MEGABYTE
 
 
 class VariantVerdict(StrEnum):
@@ -58,11 +59,15 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The winner, why it won, and all variants that tie with it by the preferred number."""
+    """The winner, why it won, and all variants that tie with it by the preferred number.
+
+    Variants of up to `max_size` bytes count as equally large.
+    """
 
     winner: Variant
     why: str
     tied: tuple[Variant, ...]
+    max_size: int
 
 
 def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
@@ -92,12 +97,14 @@ def _judge(
         return Judged(variant, accurate, passed=True, chosen=True, reason=reason)
     if variant not in choice.tied:
         won_by = f"wins by {goals.prefer.value}"
-    elif _size(variant) > _size(choice.winner) * (1 + SAME_SIZE):
+    elif _size(variant) > choice.max_size:
         won_by = f"wins by {Prefer.SIZE.value}"
-    elif _is_batched(variant) or not _is_batched(choice.winner):
-        won_by = "is as small and not slower"
-    else:
+    elif _is_batched(choice.winner) and not _is_batched(variant):
         won_by = "wins: it answers requests in batches"
+    else:
+        won_by = "wins: it costs less accuracy"
+        if _accuracy_cost(variant) == _accuracy_cost(choice.winner):
+            won_by = "is as accurate and not larger"
     reason = f"passes, but {choice.winner.recipe} {won_by}"
     return Judged(variant, accurate, passed=True, chosen=False, reason=reason)
 
@@ -166,15 +173,15 @@ def _inaccuracies(measured: Measured, goals: Goals) -> Iterator[str]:
 
 def _best(passing: Sequence[Variant], prefer: Prefer) -> _Choice:
     """Return the winner and why; every variant of `passing` is measured."""
-    smallest = min(passing, key=_size)
+    smallest = min(passing, key=lambda variant: (_size(variant), *_accuracy_cost(variant)))
     if prefer is Prefer.SIZE:
-        return _Choice(smallest, "the smallest that passes", tuple(passing))
+        return _Choice(smallest, "the smallest that passes", tuple(passing), _size(smallest))
     if not all(_latencies(variant) for variant in passing):
         why = (
             "the smallest that passes; latency was not measured, because the target is "
             "not on this machine"
         )
-        return _Choice(smallest, why, tuple(passing))
+        return _Choice(smallest, why, tuple(passing), _size(smallest))
     timed = [(variant, _preferred(variant, prefer)) for variant in passing]
     fastest = min((latency for _, latency in timed), key=_row_ms)
     quickest = next(variant for variant, latency in timed if latency is fastest)
@@ -185,23 +192,29 @@ def _best(passing: Sequence[Variant], prefer: Prefer) -> _Choice:
         or (prefer is Prefer.LATENCY and _as_good(variant, quickest))
     )
     batched = [variant for variant in tied if _is_batched(variant)] or tied
-    least = min(map(_size, batched))
-    small = (variant for variant in batched if _size(variant) <= least * (1 + SAME_SIZE))
-    winner = min(small, key=lambda variant: _row_ms(_preferred(variant, prefer)))
+    max_size = min(map(_size, batched)) + SAME_SIZE
+    small = [variant for variant in batched if _size(variant) <= max_size]
+    winner = min(small, key=lambda variant: (*_accuracy_cost(variant), _size(variant)))
     goal = "lowest latency" if prefer is Prefer.LATENCY else "highest throughput"
     if len(tied) == 1:
-        return _Choice(winner, f"the {goal} that passes", tied)
+        return _Choice(winner, f"the {goal} that passes", tied, max_size)
     others = ", ".join(variant.recipe for variant in tied if variant is not winner)
-    settled = "the smaller file wins"
-    if least > min(map(_size, tied)):
-        settled = "the smallest file wins whose requests can be batched"
-    elif _size(winner) > least:
-        settled = "the faster of the smallest files wins"
+    settled = "it is the smallest" if len(small) == 1 else "it costs the least accuracy"
+    if len(batched) < len(tied):
+        settled += " of those whose requests can be batched"
     limits = (
         f"{TIE:.0%}, 10 us or the noise" if prefer is Prefer.LATENCY else f"{TIE:.0%} or the noise"
     )
     why = f"a tie: its {prefer.value} differs from {others} by less than {limits}; {settled}"
-    return _Choice(winner, why, tied)
+    return _Choice(winner, why, tied, max_size)
+
+
+def _accuracy_cost(variant: Variant) -> tuple[float, float]:
+    """Return the upper bound of the drop, 0 without labels, and the relative L2 to the source."""
+    measured = variant.measured
+    assert measured is not None
+    drop = 0.0 if measured.score is None else measured.score.drop.high
+    return max(0.0, drop), measured.parity.relative_l2
 
 
 def _as_good(variant: Variant, quickest: Variant) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.choice import choose
+from optimize.choice import MEGABYTE, choose
 from optimize.goals import Goals, Prefer
 from optimize.metrics.parity import Parity
 from optimize.metrics.scores import load_metric
@@ -97,7 +97,8 @@ def test_goals__an_error_metric__may_rise_by_a_share_of_the_source() -> None:
 
 
 def test_choose__fp16_as_fast_as_fp32__says_that_it_is_not_faster() -> None:
-    variants = [variant("fp32", ms=1.0, size=100), variant("fp16", ms=0.99, size=50)]
+    fp32 = variant("fp32", ms=1.0, size=100 * MEGABYTE)
+    variants = [fp32, variant("fp16", ms=0.99, size=50 * MEGABYTE)]
     assert choose(variants, Goals())[1].reason.endswith(
         "it is not faster than fp32 (0.99x its time)"
     )
@@ -105,7 +106,7 @@ def test_choose__fp16_as_fast_as_fp32__says_that_it_is_not_faster() -> None:
     assert (
         by_size == "chosen: the smallest that passes; it is not faster than fp32 (0.99x its time)"
     )
-    faster = [variant("fp32", ms=1.0, size=100), variant("fp16", ms=0.5, size=50)]
+    faster = [fp32, variant("fp16", ms=0.5, size=50 * MEGABYTE)]
     assert choose(faster, Goals())[1].reason == "chosen: the lowest latency that passes"
 
 
@@ -126,8 +127,8 @@ def test_choose__each_preference__has_its_winner() -> None:
 
 def test_choose__latencies_that_noise_does_not_separate__the_smallest_wins() -> None:
     variants = [
-        variant("big", ms=1.0, spread=0.2, size=100),
-        variant("small", ms=1.3, spread=0.2, size=10),
+        variant("big", ms=1.0, spread=0.2, size=100 * MEGABYTE),
+        variant("small", ms=1.3, spread=0.2, size=10 * MEGABYTE),
         variant("slow", ms=9.0, spread=0.2, size=1),
     ]
     judged = choose(variants, Goals())
@@ -143,8 +144,8 @@ def test_choose__a_few_microseconds_slower__wins_if_smaller_and_as_good_in_batch
     ms: float, batch_ms: float, winner: str
 ) -> None:
     variants = [
-        variant("quick", ms=0.02, batch_ms=0.08, size=100),
-        variant("small", ms=ms, batch_ms=batch_ms, size=10),
+        variant("quick", ms=0.02, batch_ms=0.08, size=100 * MEGABYTE),
+        variant("small", ms=ms, batch_ms=batch_ms, size=10 * MEGABYTE),
     ]
     assert chosen(variants, Goals()) == winner
     assert chosen(variants, Goals(prefer=Prefer.THROUGHPUT)) == (
@@ -178,16 +179,16 @@ def test_choose__row_by_row_without_a_loss__says_nothing() -> None:
 
 def test_choose__a_tie__goes_to_a_variant_that_can_be_batched() -> None:
     variants = [
-        variant("fp32", ms=1.0, size=100),
-        variant("fp16", ms=1.0, size=50),
-        variant("int8", ms=1.0, size=10, batched=False),
-        variant("slow", ms=9.0, size=200),
+        variant("fp32", ms=1.0, size=100 * MEGABYTE),
+        variant("fp16", ms=1.0, size=50 * MEGABYTE),
+        variant("int8", ms=1.0, size=10 * MEGABYTE, batched=False),
+        variant("slow", ms=9.0, size=200 * MEGABYTE),
     ]
     fp32, fp16, int8, slow = choose(variants, Goals())
     assert fp16.reason == (
         "chosen: a tie: its latency differs from fp32, int8 by less than 5%, 10 us or the "
-        "noise; the smallest file wins whose requests can be batched; it is not faster than fp32 "
-        "(1.00x its time)"
+        "noise; it is the smallest of those whose requests can be batched; it is not faster than "
+        "fp32 (1.00x its time)"
     )
     assert fp32.reason == "passes, but fp16 wins by size"
     assert int8.reason == "passes, but fp16 wins: it answers requests in batches"
@@ -195,10 +196,11 @@ def test_choose__a_tie__goes_to_a_variant_that_can_be_batched() -> None:
 
 
 def test_choose__less_than_5_percent__is_a_tie() -> None:
-    small = variant("small", ms=1.04, size=10)
-    assert chosen([variant("big", ms=1.0, size=100), small], Goals()) == "small"
-    small = variant("small", ms=1.06, size=10)
-    judged = choose([variant("big", ms=1.0, size=100), small], Goals())
+    big = variant("big", ms=1.0, size=100 * MEGABYTE)
+    small = variant("small", ms=1.04, size=10 * MEGABYTE)
+    assert chosen([big, small], Goals()) == "small"
+    small = variant("small", ms=1.06, size=10 * MEGABYTE)
+    judged = choose([big, small], Goals())
     assert judged[0].chosen
     assert judged[1].reason == "passes, but big wins by latency"
 
@@ -206,6 +208,31 @@ def test_choose__less_than_5_percent__is_a_tie() -> None:
 def test_goals__a_share_over_one__is_rejected() -> None:
     with pytest.raises(MlctlError, match=r"min_agreement = 1\.5 is out of range"):
         Goals(min_agreement=1.5)
+
+
+def test_choose__a_tie_of_small_models__goes_to_the_one_that_costs_the_least_accuracy() -> None:
+    variants = [
+        variant("int4", ms=1.0, size=2_000, drop=-0.01, bound=0.014, relative_l2=0.1),
+        variant("int8", ms=0.99, size=3_000, bound=0.002, relative_l2=0.01),
+        variant("fp16", ms=1.01, size=4_000, relative_l2=1e-4),
+        variant("fp32", ms=1.0, size=9_000, relative_l2=1e-7),
+    ]
+    int4, int8, fp16, fp32 = choose(variants, Goals())
+    assert fp32.reason == (
+        "chosen: a tie: its latency differs from int4, int8, fp16 by less than 5%, 10 us or the "
+        "noise; it costs the least accuracy"
+    )
+    assert {item.reason for item in (int4, int8, fp16)} == {
+        "passes, but fp32 wins: it costs less accuracy"
+    }
+    unlabelled = [variant("int8", drop=None, relative_l2=0.01), variant("fp16", drop=None)]
+    assert chosen(unlabelled, Goals()) == "fp16"
+
+
+@pytest.mark.parametrize(("saved", "winner"), [(10 * MEGABYTE, "fp32"), (10_000_001, "int8")])
+def test_choose__a_tie__goes_to_a_file_that_saves_more_than_10_mb(saved: int, winner: str) -> None:
+    int8 = variant("int8", size=5 * MEGABYTE, drop=0.005)
+    assert chosen([variant("fp32", size=5 * MEGABYTE + saved), int8], Goals()) == winner
 
 
 def test_choose__no_latency__the_smallest_wins_and_the_reason_says_why() -> None:

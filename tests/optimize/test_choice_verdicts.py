@@ -72,32 +72,26 @@ def test_choose__another_gate_than_the_drop_missed__has_no_bound(drop: float | N
 
 
 def test_choose__slower_by_the_width_of_a_tie__wins_by_size() -> None:
-    large, small = choose([variant("large", ms=1.0), variant("small", ms=1.05, size=10)], Goals())
+    large, small = choose(
+        [variant("large", size=20_000_000), variant("small", ms=1.05, size=10)], Goals()
+    )
     assert small.reason == (
         "chosen: a tie: its latency differs from large by less than 5%, 10 us or the noise; "
-        "the smaller file wins"
+        "it is the smallest"
     )
     assert large.reason == "passes, but small wins by size"
 
 
-def test_choose__tie_of_equal_size__takes_the_first() -> None:
+def test_choose__tie_of_equal_variants__takes_the_first() -> None:
     first, second = choose([variant("first"), variant("second")], Goals())
     assert first.chosen
-    assert second.reason == "passes, but first is as small and not slower"
+    assert second.reason == "passes, but first is as accurate and not larger"
 
 
-def test_choose__tie_of_sizes_within_two_percent__takes_the_fastest() -> None:
-    fast, small = choose(
-        [variant("fast", ms=1.0, size=1010), variant("small", ms=1.04, size=1000)], Goals()
-    )
-    assert fast.chosen
-    assert fast.reason.endswith("; the faster of the smallest files wins")
-    assert small.reason == "passes, but fast is as small and not slower"
-    larger, small = choose(
-        [variant("larger", ms=1.0, size=1030), variant("small", ms=1.04, size=1000)], Goals()
-    )
+def test_choose__tie_of_equal_accuracy__takes_the_smaller() -> None:
+    large, small = choose([variant("large", size=1010), variant("small", size=1000)], Goals())
     assert small.chosen
-    assert larger.reason == "passes, but small wins by size"
+    assert large.reason == "passes, but small is as accurate and not larger"
 
 
 LOWEST = "chosen: the lowest latency that passes"
