@@ -11,10 +11,11 @@ NONE = "-"
 
 
 def variants_table(output: CommandOutput, variants: Sequence[Mapping[str, Any]]) -> None:
-    """Print one row per variant, then the reasons."""
+    """Print one row per measured variant, then the reasons of all."""
     sizes = _timed_sizes(variants)
     columns = ("Variant", "Verdict", *number_columns(sizes))
-    output.table(*filled(columns, (_row(variant, sizes) for variant in variants)))
+    rows = (_row(variant, sizes) for variant in variants if variant["measured"] is not None)
+    output.table(*filled(columns, rows))
     for variant in variants:
         output.line(f"  {variant['recipe']}: {variant['reason']}")
 
@@ -50,11 +51,11 @@ def number_cells(measured: Mapping[str, Any] | None, sizes: Sequence[int]) -> tu
         {} if generates else {batch["batch"]: batch["median_ms"] for batch in measured["latency"]}
     )
     return (
-        _number(score and score["value"], ".4f"),
-        _number(score and score["drop"]["value"], "+.4f"),
-        _number(score and score["drop"]["high"], "+.4f"),
-        _number(measured["parity"]["agreement"], ".4f"),
-        _number(measured["parity"]["centred_cosine"], ".4f"),
+        _number(score and score["value"], "z.4f"),
+        _number(score and score["drop"]["value"], "+z.4f"),
+        _number(score and score["drop"]["high"], "+z.4f"),
+        _number(measured["parity"]["agreement"], "z.4f"),
+        _number(measured["parity"]["centred_cosine"], "z.4f"),
         *(_number(latency.get(size), ".3f") for size in sizes),
         _number(measured.get("first_token_ms"), ".3f"),
         _number(measured.get("tokens_per_second"), ".1f"),

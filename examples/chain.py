@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 
 def example(
@@ -55,6 +56,44 @@ def register(flavor: str, model: Any, name: str, **options: Any) -> None:
         )
     version = str(logged.registered_model_version)
     mlflow.MlflowClient().set_registered_model_alias(name, "candidate", version)
+
+
+def fit_classifier(net: Any, inputs: np.ndarray, labels: np.ndarray, epochs: int) -> Any:
+    """Train a torch module that returns logits, with the same steps each time; return it."""
+    import torch
+
+    rows, targets = torch.from_numpy(inputs), torch.from_numpy(labels)
+    optimizer = torch.optim.Adam(net.parameters(), 2e-3)
+    for _ in range(epochs):
+        for part in torch.split(torch.randperm(len(rows)), 50):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(rows[part]), targets[part])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return net.eval()
+
+
+def register_classifier(net: Any, name: str, inputs: Mapping[str, np.ndarray]) -> None:
+    """Register a torch module that turns rows as in `inputs`, one array FP32, into `logits`."""
+    import torch
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    ((input_name, rows),) = inputs.items()
+    with torch.no_grad():
+        logits = net(torch.from_numpy(rows[:2])).numpy()
+    inner, outer = (
+        Schema([TensorSpec(array.dtype, (-1, *array.shape[1:]), tensor)])
+        for tensor, array in ((input_name, rows), ("logits", logits))
+    )
+    register(
+        "pytorch",
+        net,
+        name,
+        signature=ModelSignature(inner, outer),
+        input_example=rows[:2],
+        serialization_format="pt2",
+    )
 
 
 def signature_of(rows: Any, answers: Any) -> Any:

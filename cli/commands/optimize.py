@@ -331,7 +331,10 @@ def _show(output: CommandOutput, judged: Sequence[Judged]) -> None:
 
 
 class StepDisplay:
-    """Shows the step in progress on a status line, and prints a line for each finished one."""
+    """Shows the step in progress on a status line, and prints a line for each finished one.
+
+    Reasons of variants that failed or are not applicable follow with the result.
+    """
 
     def __init__(self, output: CommandOutput, show: Callable[[str], None]) -> None:
         self._output = output
@@ -343,6 +346,6 @@ class StepDisplay:
             self._show(f"{name} ...")
         elif event.status.value == "working":
             self._show(f"{name}: {event.detail} {event.done}/{event.total}")
-        else:
-            detail = f": {event.detail}" if event.detail else ""
+        elif event.status.value != "not applicable":
+            detail = f": {event.detail}" if event.detail and event.status.value != "failed" else ""
             self._output.note(f"  {name} {event.status.value}{detail}")

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from pyarrow import parquet
 from torch import nn
 
-from examples.chain import example, register
+from examples.chain import example, fit_classifier, register_classifier
 from examples.images.transform.transform import LABELS, SIZE, preprocess
 
 NAME = "images"
@@ -49,45 +49,17 @@ def pictures(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return files, labels
 
 
-def fit(rows: int = TRAINING_ROWS, epochs: int = EPOCHS) -> nn.Module:
-    """Return a small convolutional net, trained on what the transform makes of the files."""
+def train(folder: Path) -> Path:
+    """Train and register a version; write evaluation rows and a picture; return the rows' file."""
     torch.manual_seed(0)
     net = nn.Sequential(
         *(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU()),
         *(nn.Conv2d(8, 16, 5, stride=2, padding=2), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(16 * (SIZE // 4) ** 2, len(LABELS))),
     )
-    files, labels = pictures(rows, 1)
-    pixels = torch.from_numpy(preprocess({"image": files})["pixels"])
-    targets = torch.from_numpy(labels)
-    optimizer = torch.optim.Adam(net.parameters(), 2e-3)
-    for _ in range(epochs):
-        for part in torch.split(torch.randperm(rows), 50):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(pixels[part]), targets[part])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    return net.eval()
-
-
-def train(folder: Path) -> Path:
-    """Train and register a version; write evaluation rows and a picture; return the rows' file."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
-    real = np.dtype("float32")
-    signature = ModelSignature(
-        Schema([TensorSpec(real, (-1, 3, SIZE, SIZE), "pixels")]),
-        Schema([TensorSpec(real, (-1, len(LABELS)), "logits")]),
-    )
-    register(
-        "pytorch",
-        fit(),
-        NAME,
-        signature=signature,
-        input_example=np.zeros((2, 3, SIZE, SIZE), np.float32),
-        serialization_format="pt2",
-    )
+    files, labels = pictures(TRAINING_ROWS, 1)
+    inputs = preprocess({"image": files})
+    register_classifier(fit_classifier(net, inputs["pixels"], labels, EPOCHS), NAME, inputs)
     files, labels = pictures(EVALUATION_ROWS, 2)
     path = folder / "evaluation.parquet"
     parquet.write_table(pa.table({"image": pa.array(files.tolist()), "labels": labels}), path)

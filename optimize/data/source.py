@@ -77,7 +77,7 @@ def reject_unknown(names: Iterable[str], signature: Signature) -> None:
         near = suggestion(unknown[0], expected, "the model takes")
         raise invalid(
             f"{printable(unknown[0])!r} is neither an input nor labels; {near}",
-            "Rename it, or leave it out of the data.",
+            "Rename it, leave it out, or name the labels of a Parquet file: --map labels=COLUMN.",
         )
 
 

@@ -206,8 +206,9 @@ class _Rewriting:
             return False
         kind = next((outer.kinds[value] for outer in scope.chain() if value in outer.kinds), 0)
         if kind == 0:
+            makers = (node.op_type for node in scope.graph.node if value in node.output)
             raise NotApplicableError(
-                f"value {value!r} is not a tensor, or its type cannot be inferred"
+                f"the type of the values of {next(makers, value)} cannot be inferred"
             )
         return kind == self._wide
 

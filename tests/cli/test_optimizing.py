@@ -29,15 +29,16 @@ def test_progress__steps__has_a_status_and_a_line_for_each_finished_one(
     display.event(StepEvent(Stage.VARIANT, StepStatus.WORKING, "fp32", "sensitivity", 1, 2))
     display.event(StepEvent(Stage.VARIANT, StepStatus.FINISHED, "fp32"))
     display.event(StepEvent(Stage.VARIANT, StepStatus.FAILED, "int4", "no kernel"))
+    display.event(StepEvent(Stage.VARIANT, StepStatus.NOT_APPLICABLE, "int8", "no MatMul"))
     assert shown == ["fp32 ...", "fp32: sensitivity 1/2"]
-    assert capsys.readouterr() == ("", "  fp32 finished\n  int4 failed: no kernel\n")
+    assert capsys.readouterr() == ("", "  fp32 finished\n  int4 failed\n")
     StepDisplay(CommandOutput(as_json=True), shown.append).event(
         StepEvent(Stage.VARIANT, StepStatus.FINISHED, "fp32")
     )
     assert capsys.readouterr() == ("", "")
 
 
-def test_variants_table__each_verdict__has_numbers_or_a_reason(
+def test_variants_table__each_verdict__has_numbers_or_only_a_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     variants = [variant("fp32"), variant("int8-cpu", drop=0.02, bound=0.004), failed("int4")]
@@ -49,8 +50,7 @@ def test_variants_table__each_verdict__has_numbers_or_a_reason(
     # The smallest and the largest batch size of the model's own.
     assert printed[0].split()[-3:] == ["ms@1", "ms@8", "Size"]
     assert printed[2].split()[:5] == ["int8-cpu", "rejected", "0.8800", "+0.0200", "+0.0240"]
-    assert printed[3].split()[:3] == ["int4", "failed", "-"]
-    assert printed[4].startswith("int8-dynamic  not applicable")
+    assert printed[3].startswith("  fp32: chosen")
     assert printed[-2] == "  int4: failed: no kernel"
     assert printed[-1].startswith("  int8-dynamic: not applicable: the model has no MatMul")
     models_table(CommandOutput(as_json=False), {"small": records})

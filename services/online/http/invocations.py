@@ -1,7 +1,7 @@
 """SageMaker's contract for containers: `GET /ping`, and `POST /invocations` to the default model.
 
 A body is JSON or a picture as `/predict` takes it, a V2 request as JSON, or CSV without a header;
-the answer has the same form, and is JSON for a picture. SageMaker starts an image with the argument
+the answer has the same form, and is JSON for a file. SageMaker starts an image with the argument
 `serve` and calls port 8080, which BENTOML_PORT sets.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
 from services.online.http.app import Message, Receive, Send, send_error, send_response
-from services.online.http.predict import IMAGES, Encode, ModelCalls, check_values, to_array, to_json
+from services.online.http.predict import FILES, Encode, ModelCalls, check_values, to_array, to_json
 from services.online.http.responses import MethodError, json_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
@@ -62,7 +62,7 @@ class Invocations(ModelCalls):
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
         if media_type == _CSV:
             return self._read_csv(body), self._write_csv
-        if media_type in IMAGES:
+        if media_type in FILES:
             return super().read(media_type, body)
         check_values(body)
         document = parse_document(body)

@@ -50,7 +50,7 @@ from services.protocol.wire import declare, invalid, shown
 ROUTE = "/predict"
 # The arguments are read on the event loop, at about a microsecond for each value.
 MAX_VALUES = 1 << 20
-IMAGES = frozenset({"image/jpeg", "image/png"})
+FILES = frozenset({"image/jpeg", "image/png", "audio/wav"})
 _JSON = "application/json"
 _MAX_NAMED = 5
 logger = logging.getLogger("mlctl.predict")
@@ -79,7 +79,7 @@ Encode = Callable[[Mapping[str, np.ndarray]], bytes]
 class ModelCalls:
     """Answers the calls of one model, at one path."""
 
-    media_types = frozenset({"", _JSON}) | IMAGES
+    media_types = frozenset({"", _JSON}) | FILES
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -128,7 +128,7 @@ class ModelCalls:
         else:
             model.count(PREDICT, None)
             extra = [(b"x-request-id", request_id)]
-            answered = _JSON if media_type in IMAGES else media_type or _JSON
+            answered = _JSON if media_type in FILES else media_type or _JSON
             response = make_response(200, answered.encode(), body, extra)
         await send_response(send, response)
 
@@ -167,10 +167,10 @@ class ModelCalls:
         return content
 
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
-        """Return the inputs in `body`, and what encodes the outputs; JSON for an image."""
+        """Return the inputs in `body`, and what encodes the outputs; JSON for a file."""
         assert media_type in self.media_types
-        if media_type in IMAGES:
-            return self._image(media_type, body), self._encode
+        if media_type in FILES:
+            return self._file(media_type, body), self._encode
         return self._decode(body), self._encode
 
     def _decode(self, body: bytes) -> dict[str, np.ndarray]:
@@ -195,9 +195,9 @@ class ModelCalls:
             if name not in absent
         }
 
-    def _image(self, media_type: str, body: bytes) -> dict[str, np.ndarray]:
+    def _file(self, media_type: str, body: bytes) -> dict[str, np.ndarray]:
         specs = self._model.signature.inputs
-        if not takes_images(specs):
+        if not takes_files(specs):
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MEDIA_TYPE,
                 f"{media_type} is for a model whose only input is BYTES [-1]; inputs of this one: "
@@ -232,8 +232,8 @@ def predict_routes(serving: Serving) -> dict[str, ServedModel]:
     return routes
 
 
-def takes_images(specs: Sequence[TensorSpec]) -> bool:
-    """Return whether a body may be an image: the model's only input is BYTES [-1]."""
+def takes_files(specs: Sequence[TensorSpec]) -> bool:
+    """Return whether a body may be a file: the model's only input is BYTES [-1]."""
     return len(specs) == 1 and specs[0].dtype is Datatype.BYTES and specs[0].shape == (DYNAMIC,)
 
 

@@ -303,9 +303,7 @@ def test_narrow__an_operator_of_unknown_type__is_rejected(tmp_path: Path) -> Non
     graph = helper.make_graph(nodes, "g", [floats("x", 4)], [floats("y", 4)])
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "model.onnx")
-    with pytest.raises(
-        ValueError, match="value 'a' is not a tensor, or its type cannot be inferred"
-    ):
+    with pytest.raises(ValueError, match="the type of the values of Gelu cannot be inferred"):
         narrow(tmp_path / "model.onnx")
 
 

@@ -1,0 +1,1 @@
+"""Classification of sounds: a transform that decodes WAV files."""
