@@ -6,7 +6,6 @@ import asyncio
 import re
 from urllib.parse import urlsplit, urlunsplit
 
-from bundle.verify import VerifiedBundle
 from loadtest.target import describe_http, parse_url
 from services.online.openapi.model import ApiModel, describe
 from services.protocol.wire import invalid, shown
@@ -24,10 +23,7 @@ def find_source(reference: str, token: str | None = None) -> ApiModel:
     """
     if "://" not in reference:
         model = find_scorable(reference)
-        generates = isinstance(model, VerifiedBundle) and model.manifest.generation is not None
-        return describe(
-            model.name, model.digest, model.signature, model.missing, generates=generates
-        )
+        return describe(model.name, model.digest, model.signature, model.missing)
     parts = urlsplit(reference)
     address = parse_url(urlunsplit(parts._replace(path="", query="", fragment="")), token)
     found = asyncio.run(describe_http(address, parts.path.strip("/") or None))

@@ -96,10 +96,3 @@ def polyline(corners: Sequence[tuple[float, float]], kind: str) -> Shape:
 def points(corners: Sequence[tuple[float, float]]) -> str:
     """Return `corners` as the attribute `points` of a polygon or polyline."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
-
-
-def log_scale(ends: tuple[float, float], start: float, end: float) -> Scale:
-    """Return a logarithmic scale with a margin beyond both `ends`."""
-    low, high = ends
-    margin = max((high / low) ** 0.08, 1.1)
-    return Scale(low / margin, high * margin, start, end, log=True)

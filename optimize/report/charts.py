@@ -6,26 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from optimize.charts.numbers import milliseconds, significant
-from optimize.charts.scale import Scale, Tick, fit
+from optimize.charts.numbers import significant
+from optimize.charts.scale import Scale, fit
 from optimize.charts.shapes import (
     Area,
     Chart,
     Shape,
     columns,
     horizontal,
-    log_scale,
     note,
-    points,
     polyline,
     rows,
     shape,
 )
-from optimize.choice import MEGABYTE, Judged, VariantVerdict
+from optimize.choice import MEGABYTE, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
 from optimize.metrics.latency import BatchLatency
-from optimize.variant import Measured
 
 # A variant is drawn at the edge if it is this many times as far from the best as the limit is: one
 # broken variant would otherwise squeeze the others into a line.
@@ -187,66 +184,6 @@ def pareto_chart(view: Tradeoff) -> Chart:
     title = f"{view.quality} against {view.cost}"
     description = f"Better is up and to the left. {listed}."
     return Chart(title, description, width, height, tuple(shapes))
-
-
-def latency_charts(report: OptimizeReport) -> list[Chart]:
-    """Draw a panel per variant on common axes: median, quartiles as a band, the others in grey."""
-    variants = report.measured
-    batches = [batch for _, found in variants for batch in found.latency]
-    sizes = [batch.batch for batch in batches]
-    x_ends = min(sizes), max(sizes)
-    y_ends = min(batch.q1_ms for batch in batches), max(batch.q3_ms for batch in batches)
-    return [_panel(item, found, variants, x_ends, y_ends) for item, found in variants]
-
-
-def _panel(
-    item: Judged,
-    found: Measured,
-    variants: Sequence[tuple[Judged, Measured]],
-    x_ends: tuple[float, float],
-    y_ends: tuple[float, float],
-) -> Chart:
-    width, height = 280.0, 210.0
-    area = Area(46, 30, width - 14, height - 46)
-    x = log_scale(x_ends, area.left, area.right)
-    y = log_scale(y_ends, area.bottom, area.top)
-    recipe, verdict, latency = item.variant.recipe, item.verdict, found.latency
-    band = [(x(each.batch), y(each.q3_ms)) for each in latency]
-    band += [(x(each.batch), y(each.q1_ms)) for each in reversed(latency)]
-    others = (other.latency for each, other in variants if each is not item)
-    shapes = [
-        *rows(y, area, 4),
-        *columns([Tick(each.batch, str(each.batch)) for each in latency], x, area),
-        *(polyline(_medians(other, x, y), "other") for other in others),
-        shape("polygon", points=points(band), class_="band"),
-        polyline(_medians(latency, x, y), f"line {verdict}"),
-        *(
-            shape(
-                "circle",
-                title=_latency_text(recipe, each),
-                cx=x(each.batch),
-                cy=y(each.median_ms),
-                r=3,
-                class_=f"dot {verdict}",
-            )
-            for each in latency
-        ),
-        shape("text", recipe, x=area.left, y=area.top - 12, class_=f"name {verdict}"),
-        note("ms by batch size", area.right, area.bottom + 36, "end"),
-    ]
-    text = "; ".join(_latency_text(recipe, each) for each in latency)
-    return Chart(f"Latency by batch size, {recipe}", text, width, height, tuple(shapes))
-
-
-def _medians(latency: Sequence[BatchLatency], x: Scale, y: Scale) -> list[tuple[float, float]]:
-    return [(x(each.batch), y(each.median_ms)) for each in latency]
-
-
-def _latency_text(recipe: str, latency: BatchLatency) -> str:
-    return (
-        f"{recipe}, batch {latency.batch}: median {milliseconds(latency.median_ms)}, quartiles "
-        f"{milliseconds(latency.q1_ms)} to {milliseconds(latency.q3_ms)}, {latency.runs} runs"
-    )
 
 
 def _reference_lines(view: Tradeoff, y: Scale, area: Area) -> Iterator[Shape]:

@@ -13,7 +13,7 @@ from optimize.choice import BASELINES, Judged, VariantVerdict
 from optimize.evidence import OptimizeReport
 from optimize.metrics.scores import Metric
 from optimize.recipes.base import LayerCost
-from optimize.report.charts import latency_charts, pareto_chart, tradeoff
+from optimize.report.charts import pareto_chart, tradeoff
 from optimize.variant import Measured
 
 SHOWN_LAYERS = 20
@@ -76,8 +76,7 @@ def report_html(report: OptimizeReport) -> str:
             variants=[_variant_row(item, columns) for item in report.judged],
             sensitivities=list(_sensitivities(report)),
             significant=significant,
-            batches=batches,
-            panels=latency_charts(report) if report.timed and not report.generates else [],
+            batches=batches if report.timed and not report.generates else [],
             latencies=[
                 (item.variant.recipe, _latency(found, batches)) for item, found in report.measured
             ],

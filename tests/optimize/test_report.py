@@ -185,20 +185,6 @@ def test_report_html__names_from_a_registry__are_escaped() -> None:
     assert '<script>alert("x")</script>&amp;\ufffd' in words(report)
 
 
-def test_report_html__one_variant__has_a_latency_panel_of_the_usual_size() -> None:
-    def panels(name: str) -> list[ET.Element]:
-        return [
-            chart
-            for figure in tree(REPORTS[name]).iter("figure")
-            if figure.get("class") == "panels"
-            for chart in svgs(figure)
-        ]
-
-    (alone,) = panels("one")
-    assert len(panels("labelled")) == 3
-    assert {each.get("viewBox") for each in panels("labelled")} == {alone.get("viewBox")}
-
-
 def test_report_html__many_layers__draws_the_costliest_and_counts_the_rest() -> None:
     report = REPORTS["untimed"]
     bars = [each for each in tree(report).iter() if each.get("class", "").startswith("cost ")]

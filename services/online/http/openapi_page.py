@@ -33,10 +33,7 @@ class OpenApiPage:
 
             serving = self._serving
             models = [
-                describe(
-                    *(each.name, each.digest, each.signature, each.missing),
-                    generates=each.generates,
-                )
+                describe(each.name, each.digest, each.signature, each.missing)
                 for each in serving.models
             ]
             made = document(models, version=serving.digest, token=serving.access.required)

@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from services.online.openapi.generation import generation_document
 from services.online.openapi.model import ApiModel, type_name
 from services.online.openapi.schemas import (
     Schema,
@@ -57,10 +56,6 @@ def document(
             schemas[f"{kind}Rows"] = records_schema(model.inputs, model.missing)
             path = "/predict" if len(models) == 1 else f"/predict/{quote(model.name, safe='')}"
             paths[path] = {"post": _predict(model, label, kind)}
-    if generating := [model for model in models if model.generates]:
-        more_paths, more_schemas = generation_document(generating)
-        paths |= more_paths
-        schemas |= more_schemas
     secured: Schema = {}
     if token is not False:
         schemes = {"token": {"type": "http", "scheme": "bearer"}}

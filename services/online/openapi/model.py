@@ -49,8 +49,7 @@ class ApiTensor:
 class ApiModel:
     """A served model. `digest` is its version in the API, `identifier` its name for code.
 
-    `missing` are the inputs whose values may be missing. A model that `generates` is a language
-    model.
+    `missing` are the inputs whose values may be missing.
     """
 
     name: str
@@ -58,7 +57,6 @@ class ApiModel:
     inputs: tuple[ApiTensor, ...]
     outputs: tuple[ApiTensor, ...]
     missing: MissingValues = NO_MISSING
-    generates: bool = False
 
     @property
     def takes_columns(self) -> bool:
@@ -86,12 +84,10 @@ def describe(
     digest: str,
     signature: Signature,
     missing: MissingValues = NO_MISSING,
-    *,
-    generates: bool = False,
 ) -> ApiModel:
     """Return the model of that name, with the tensors of `signature`."""
     inputs, outputs = _tensors(signature.inputs), _tensors(signature.outputs)
-    return ApiModel(name, digest, inputs, outputs, missing, generates)
+    return ApiModel(name, digest, inputs, outputs, missing)
 
 
 def type_name(identifier: str) -> str:

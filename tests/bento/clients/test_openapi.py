@@ -127,25 +127,6 @@ def test_document__model_of_columns__describes_records() -> None:
     assert "/predict" not in document([MODEL])["paths"]
 
 
-def test_document__language_model__describes_the_openai_endpoints() -> None:
-    text = TensorSpec(name="prompt", dtype=Datatype.BYTES, shape=(-1,))
-    model = describe("writer", DIGEST, Signature(inputs=(text,), outputs=(text,)), generates=True)
-    made = document([model])
-    require_valid(made)
-    schemas = made["components"]["schemas"]
-    for path, required in (
-        ("/v1/completions", {"model", "prompt"}),
-        ("/v1/chat/completions", {"model", "messages"}),
-        ("/v2/models/writer/generate", {"text_input"}),
-        ("/v2/models/writer/generate_stream", {"text_input"}),
-    ):
-        body = made["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        name = body["schema"]["$ref"].rpartition("/")[2]
-        assert set(schemas[name]["required"]) == required
-    assert "get" in made["paths"]["/v1/models"]
-    assert "/v1/completions" not in document([MODEL])["paths"]
-
-
 @pytest.mark.slow
 def test_server__requests_from_its_document__are_answered_as_documented(
     server: Server, tmp_path: Path
