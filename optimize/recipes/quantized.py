@@ -66,7 +66,7 @@ class Int4:
     name: str = "int4"
     precision: Precision = "int4"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 3
+    version: int = 4
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -43,6 +43,8 @@ _MIN_SHARE = 0.1
 _INT4_BLOCK = 32
 _INT4_TENSORRT_BLOCK = 64
 _INT4_OPSET, _INT4_IR_VERSION = 21, 10
+# The library's level of products with activations rounded to 8 bits, in blocks as the weights are.
+_INT8_ACTIVATIONS = 4
 
 Calibrator = Literal["minmax", "percentile"]
 
@@ -268,10 +270,10 @@ def _unbounded(graph: Any, ranges: Any) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class WeightsOnly:
-    """4-bit weights in blocks along the inputs of a product; the arithmetic stays in fp32.
+    """4-bit weights in blocks along the inputs of a product.
 
-    For the CPU in ONNX Runtime's own operators, which multiply with such weights and look
-    them up. For TensorRT as INT4 behind a blocked DequantizeLinear, without zero points.
+    For the CPU in ONNX Runtime's own operators, which look such weights up and multiply them with
+    activations of 8 bits, scaled per block. For TensorRT as INT4 behind a blocked DequantizeLinear, without zero points.
     """
 
     source: Path
@@ -294,6 +296,7 @@ class WeightsOnly:
                 model,
                 block_size=_INT4_TENSORRT_BLOCK if self.tensorrt else _INT4_BLOCK,
                 is_symmetric=self.tensorrt,
+                accuracy_level=None if self.tensorrt else _INT8_ACTIVATIONS,
                 quant_format=formats.QDQ if self.tensorrt else formats.QOperator,
                 op_types_to_quantize=_PRODUCTS if self.tensorrt else (*_PRODUCTS, *_TABLES),
                 nodes_to_exclude=_nodes(self.layers, kept),
