@@ -273,7 +273,8 @@ class WeightsOnly:
     """4-bit weights in blocks along the inputs of a product.
 
     For the CPU in ONNX Runtime's own operators, which look such weights up and multiply them with
-    activations of 8 bits, scaled per block. For TensorRT as INT4 behind a blocked DequantizeLinear, without zero points.
+    activations of 8 bits, scaled per block. For TensorRT as INT4 behind a blocked DequantizeLinear,
+    without zero points.
     """
 
     source: Path
