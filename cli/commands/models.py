@@ -84,7 +84,7 @@ def import_(
       mlctl models import cnn.onnx --name cnn --signature image=-1,3,224,224
       mlctl models import llama/ --name llama
     """
-    from registry.hugging_face import SIGNATURE
+    from registry.hugging_face import ENCODER_SIGNATURE, SIGNATURE
 
     imported = _import(output, path, name, shapes, constants)
     if output.as_json:
@@ -94,13 +94,15 @@ def import_(
         )
         return
     output.line(f"{imported.uri} is registered")
+    # The outputs of an encoder follow from its task, which `mlctl optimize` reads.
+    outputs = () if imported.signature == ENCODER_SIGNATURE else imported.signature.outputs
     output.table(
         ("Tensor", "Datatype", "Shape"),
         (
             (f"{side} {spec.name}", spec.dtype.value, str(list(spec.shape)))
             for side, specs in (
                 ("input", imported.signature.inputs),
-                ("output", imported.signature.outputs),
+                ("output", outputs),
             )
             for spec in specs
         ),

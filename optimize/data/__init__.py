@@ -10,7 +10,6 @@ from optimize.data.rows import (
     Tensors,
     row_bytes,
     row_count,
-    split,
 )
 
 __all__ = [
@@ -24,5 +23,4 @@ __all__ = [
     "read_rows",
     "row_bytes",
     "row_count",
-    "split",
 ]

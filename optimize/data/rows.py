@@ -99,12 +99,6 @@ def choose_rows(
     return order[:first], order[first : first + sampling.held_out_rows]
 
 
-def split(rows: Rows, sampling: RowLimits | None = None) -> tuple[Rows, Rows]:
-    """Split rows in memory into calibration rows and held-out rows, as `choose_rows` does."""
-    first, second = choose_rows(rows.count, rows.labels, sampling or RowLimits())
-    return rows.take(first), rows.take(second)
-
-
 def _interleaved(labels: np.ndarray) -> np.ndarray:
     """Return an order in which any prefix holds each label in proportion to its frequency.
 

@@ -9,7 +9,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
-from optimize.data import RowLimits, Rows, Tensors, load_data, read_rows, split
+from optimize.data import RowLimits, Rows, Tensors, load_data, read_rows
+from optimize.data.rows import choose_rows
 from optimize.metrics.scores import METRICS, LabelKind, require_labels
 from tests.support.eval_rows import TOKENS, Batches, save_parquet, signature
 from tests.support.sources import save_rows
@@ -77,16 +78,14 @@ def test_split__labels__stay_with_rows_in_proportion() -> None:
 
 def test_split__any_prefix__has_labels_in_proportion() -> None:
     labels = np.array([0] * 300 + [1] * 100)
-    calibration, held_out = split(Rows({"x": np.arange(400)[:, None]}, labels))
-    assert calibration.count == 100
-    assert held_out.head(100).labels is not None
-    assert np.bincount(held_out.head(100).labels).tolist() == [75, 25]  # type: ignore[arg-type]
-    np.testing.assert_array_equal(labels[held_out.inputs["x"][:, 0]], held_out.labels)
+    calibration, held_out = choose_rows(400, labels, RowLimits())
+    assert len(calibration) == 100
+    assert np.bincount(labels[held_out[:100]]).tolist() == [75, 25]
 
 
 def test_split__another_seed__takes_other_rows() -> None:
-    first, second = (split(Rows({"x": X}, None), RowLimits(seed=seed))[0] for seed in (1, 2))
-    assert not np.array_equal(first.inputs["x"], second.inputs["x"])
+    first, second = (choose_rows(len(X), None, RowLimits(seed=seed))[0] for seed in (1, 2))
+    assert not np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("limits", [{"calibration_rows": 0}, {"held_out_rows": 0}, {"seed": -1}])

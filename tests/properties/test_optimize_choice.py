@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from optimize.choice import choose
-from optimize.data import Rows, split
+from optimize.data import RowLimits
+from optimize.data.rows import choose_rows
 from optimize.goals import Goals, Prefer
 from optimize.metrics.parity import compare
 from optimize.variant import Variant
@@ -109,12 +110,9 @@ def test_compare__shifted_outputs__distances_are_in_range(want: np.ndarray, shif
 
 @given(st.lists(st.integers(0, 3), min_size=8, max_size=200))
 def test_split__any_labels__has_each_row_once_in_proportion(labels: list[int]) -> None:
-    index = np.arange(len(labels))
-    calibration, held_out = split(Rows({"x": index}, np.array(labels)))
-    joined = np.concatenate([calibration.inputs["x"], held_out.inputs["x"]])
-    assert sorted(joined) == list(index)
-    assert calibration.count == len(labels) // 4
+    found = np.array(labels)
+    calibration, held_out = choose_rows(len(labels), found, RowLimits())
+    assert sorted([*calibration, *held_out]) == list(range(len(labels)))
+    assert len(calibration) == len(labels) // 4
     for label, total in zip(*np.unique(labels, return_counts=True), strict=True):
-        assert calibration.labels is not None
-        found = int(np.sum(calibration.labels == label))
-        assert abs(found - total / 4) <= 2.5
+        assert abs(int(np.sum(found[calibration] == label)) - total / 4) <= 2.5
