@@ -171,7 +171,7 @@ class AccessLog:
         if shared != self._shared or int(record.at * 1e3) != self._ms:
             self._begin_lines(record.at, shared)
             self._until = 0.0
-        if self._is_full:
+        if len(self._waiting) >= 2 * MAX_WAITING:
             self._excess += 1
             return
         trace = None if record.traceparent is None else trace_id(record.traceparent)
