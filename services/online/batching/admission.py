@@ -89,6 +89,13 @@ def too_many_rows(rows: int, limit: int) -> MlctlError:
     )
 
 
+def too_many_bytes(limit: int) -> MlctlError:
+    """Return the error of a request whose body is larger than `limit` bytes."""
+    return MlctlError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the body is larger than the limit of {limit} bytes"
+    )
+
+
 class Forecast:
     """Predicted waits of one model's queue."""
 
