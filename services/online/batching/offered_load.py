@@ -18,7 +18,8 @@ _MAX_UTILIZATION = 3.0
 # Above this utilization overload is certain; below, with this lasting excess.
 _PLAIN = 1.5
 _EXCESS = 1 / 4
-_MAX_DOUBT = 16.0
+# Clients that wait for their answers, with requests of many sizes, are rejected from 4 down.
+_MAX_DOUBT = 8.0
 
 
 class OfferedLoad:
@@ -31,7 +32,7 @@ class OfferedLoad:
 
     @property
     def doubt(self) -> float:
-        """Return the doubt about overload: 1 is certain, 16 is unlikely, inf is none.
+        """Return the doubt about overload: 1 is certain, 8 is unlikely, inf is none.
 
         It falls with the third power of the lasting excess: twice the excess, an eighth.
         """
