@@ -367,6 +367,7 @@ def test_kafka__brokers_come_back__no_duplicates(
                 with pytest.raises(MlctlError) as away:
                     answer(link, found[1:])
                 assert away.value.code is ErrorCode.BROKER_UNAVAILABLE
+                assert source.address in away.value.message
             with pytest.raises(MlctlError) as away:
                 wait_until(lambda: link.poll(10, 0.1))
             assert away.value.code is ErrorCode.BROKER_UNAVAILABLE
