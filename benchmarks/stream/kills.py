@@ -46,7 +46,7 @@ _PRELOADED = [
 # A run that joins waits for the session timeout of one that was killed.
 _TANSU = "session.timeout.ms=1500&heartbeat.interval.ms=300&transaction.timeout.ms=3000"
 # So many that Kafka's runs answer for longer than they join.
-_KAFKA_WAVE = 3000
+_KAFKA_WAVE = 1000
 
 
 @dataclass(frozen=True, slots=True)
