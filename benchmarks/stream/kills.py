@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -156,7 +156,7 @@ class KillRun:
         longest = self._wave_seconds()
         while self.counts.kills < self._kills:
             self._send()
-            runs = [self._start() for _ in range(self._stream.runs)]
+            runs = [self._start(number) for number in range(self._stream.runs)]
             self._kill(runs[0], longest)
             for each in runs[1:]:
                 # A run whose stream has no end is stopped like one that is killed.
@@ -198,10 +198,15 @@ class KillRun:
             producer.publish([Outgoing(message(number), b"%d" % number) for number in numbers])
         self.sent += self._stream.wave
 
-    def _start(self) -> BaseProcess:
+    def _start(self, number: int) -> BaseProcess:
+        """Start the run `number`; one with transactions ends those of its killed predecessor."""
+        request = self._stream.request
+        if request.exactly_once and request.answers is not None:
+            options = {**request.answers.options, "transactional.id": f"run-{number}"}
+            request = replace(request, answers=replace(request.answers, options=options))
         process = self._context.Process(
             target=answer,
-            args=(self._stream.request, self._bundle),
+            args=(request, self._bundle),
             kwargs={"until_empty": self._stream.until_empty},
         )
         process.start()
@@ -230,16 +235,17 @@ class KillRun:
         self.counts.early += len(self.answered()) < _answers(self.sent)
 
     def _finish(self) -> None:
-        process = self._start()
         if self._stream.until_empty:
-            self._await_end(process)
+            self._await_end(self._start(0))
             return
+        runs = [self._start(number) for number in range(self._stream.runs)]
         try:
             self.answered()
             self.dead()
         finally:
-            process.kill()
-            process.join()
+            for each in runs:
+                each.kill()
+                each.join()
 
 
 def message(number: int) -> bytes:
