@@ -20,6 +20,7 @@ from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.protocol.json_data import decode_data, decode_nullable
 from services.protocol.wire import Declared, declare, invalid
+from services.runtime.input_checks import absent_rows
 from services.stream.base import Decoded
 from services.stream.payloads import KEEP_ALL, PayloadRequest
 
@@ -145,14 +146,17 @@ class ObjectReader:
         if found is None:
             found = {}
             for name, spec in self._specs.items():
-                if name not in document and name not in self._optional:
-                    names = ", ".join(repr(each) for each in self._specs)
-                    raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
-                if name in self._nullable and document.get(name) is None:
-                    found[name] = self._column(spec, [document])
+                if name not in document:
+                    if name not in self._optional:
+                        names = ", ".join(repr(each) for each in self._specs)
+                        raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
                     continue
-                found[name], several = _value(spec, document[name])
+                read = _nullable if name in self._nullable else _value
+                found[name], several = read(spec, document[name])
                 many = many or several
+            count = len(next(iter(found.values()))) if found else 1
+            for name in self._specs.keys() - found.keys():
+                found[name] = absent_rows(self._specs[name], count)
         rows = check_rows(found, self._specs, self._max_rows)
         return MessageGroup([index], found, [rows], [self._carried(document, many=many)])
 
@@ -248,6 +252,13 @@ def _numbers(code: str, rows: Sequence[list[Any]], dtype: np.dtype[Any]) -> np.n
     if ((found == 0) | (found == 1)).any() and bool in set(map(type, chain.from_iterable(rows))):
         raise TypeError("not a number")
     return found
+
+
+def _nullable(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
+    """Return what `_value` does for an input of plain rows, of which some may be null."""
+    many = isinstance(value, list)
+    rows = value if many else [value]
+    return decode_nullable(spec, rows, lambda filled: _value(spec, filled)[0]), many
 
 
 def _value(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
