@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.spec import Slot
@@ -87,10 +87,6 @@ class Totals:
             self.client_errors + other.client_errors,
             self.abandoned + other.abandoned,
         )
-
-    def rescued(self) -> Totals:
-        """Return these as errors: the other slot answered them, the only one that is healthy."""
-        return replace(self, errors=self.requests, timed=0, within=(0,) * len(self.within))
 
     def slower_than(self, limit_ms: float, edges: tuple[float, ...]) -> int:
         """How many took longer than the first edge at or above `limit_ms`."""
