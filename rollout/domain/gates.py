@@ -82,6 +82,8 @@ def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
         if limit is None or (rule.versus_live and not counted.theirs.n):
             continue
         for trials in (counted.ours, counted.step):
+            if not trials.hits:
+                continue
             hits = (trials.hits, trials.n)
             allowed = usual(counted, trials.n, limit) if rule.versus_live else limit
             if breaks(hits, allowed):
