@@ -53,7 +53,10 @@ CASES = (
         "the same, compared only, no record of the live version", _NEAR, _NEAR, COMPARED, _UNKNOWN
     ),
     GateCase(
-        "equal, 0.6 % errors: 30 % of 5 s, every 250 s; 20 minutes", _OUTAGES, _OUTAGES, _SHORT
+        "equal, 30 % errors of 5 s, every 250 s, deadline of 20 minutes",
+        _OUTAGES,
+        _OUTAGES,
+        _SHORT,
     ),
     GateCase(
         "the same outages, no record of the live version", _OUTAGES, _OUTAGES, _SHORT, _UNKNOWN
