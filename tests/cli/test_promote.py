@@ -212,8 +212,8 @@ def test_promote_file__notifications__webhook_option_replaces_them(tmp_path: Pat
 
 
 def test_promote_dry_run__printed_file__describes_the_same_rollout(tmp_path: Path) -> None:
-    options = ("--steps", "50,100", "--slo", "fraud-detection", "--min-agreement", "0.98")
-    options += ("--webhook", "https://a.example/x")
+    shape = ("--steps", "50,100", "--slo", "fraud-detection", "--min-agreement", "0.98")
+    options = (*shape, "--webhook", "https://a.example/x")
     printed = CliRunner().invoke(cli, ["promote", "shop", *options, "--dry-run"])
     file = tmp_path / "rollout.yaml"
     file.write_text(printed.stdout)
