@@ -116,6 +116,13 @@ class Http2Server:
         await self.drain(grace)
         for connection in list(self._connections):
             connection.stop(stopping())
+        # TLS waits for the client's end of it, and any client may be slow to read its statuses.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._times.farewell):
+                await self._all_gone()
+        for connection in list(self._connections):
+            connection.transport.abort()
+        await self._all_gone()
 
     async def _all_gone(self) -> None:
         while self._connections:
