@@ -26,7 +26,9 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
         max_connections: of each protocol.
         keep_alive_s: an HTTP connection without a request for so long is closed; later than most
             clients and proxies close theirs, because the side that closes first loses no request.
-        max_length: the largest size of a dynamic dimension other than the rows; unset, no limit.
+        max_length: the largest size of a dynamic dimension other than the rows; unset, what the
+            bundle says, else no limit.
+        max_body_bytes: the largest body; unset, what the bundle says, else 64 MiB.
         max_rows: the largest batch; unset, the server measures it.
         max_queue_rows, max_queue_ms: rows that may wait, and the longest predicted wait that is
             accepted; unset, what the bundle says, else 4096 and no limit below overload.
@@ -45,7 +47,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
     keep_alive_s: Annotated[int, Field(ge=1, le=3600)] = 75
-    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
+    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
     max_rows: Annotated[int, Field(ge=1)] | None = None
