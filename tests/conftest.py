@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import settings
 
 # Threads of OpenMP wait for one another in busy loops: where other work shares two cores, torch
 # with two threads trains a small net seven times slower than with one.
@@ -30,15 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 httpx_transports: Any = httpx._transports.default
 httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
 
-# No deadline: the machine may be busy. The same examples in each run, so that a change fails by
-# its own fault; find new ones with `pytest --hypothesis-profile explore`.
-settings.register_profile("mlctl", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None)
-settings.load_profile("mlctl")
-
 pytest_plugins = [
     "pytester",
     "tests.suite.connections",
+    "tests.suite.examples",
     "tests.suite.retry",
     "tests.suite.skips",
     "tests.suite.slow",

@@ -61,7 +61,8 @@ from rollout.journal.journal import Journal, StaleEpochError
 from rollout.journal.records import Deployment, Rollout, dumps
 from rollout.journal.traffic import HourlyTraffic
 
-_POLL_SECONDS = 0.02
+# How soon a command is seen. With 0.02 these polls took half of an idle daemon's CPU time.
+_POLL_SECONDS = 0.05
 # A replica that starts serves soon after it is ready.
 _STARTING_SECONDS = 0.2
 _MAX_ERRORS = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from bundle.verify import verify
 from services.batch.job import BatchConfig
 from services.batch.precomputed_sink import PrecomputedSink
+from services.batch.run import BatchEvent, RunControl
 from services.precomputed.store_urls import open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle
@@ -18,10 +20,21 @@ from tests.support.wait import PATIENCE_SECONDS, wait_until
 NAME, ROWS, UNIT = "answers", 2_000, 20
 
 
-def run_job(folder: Path) -> None:
+def run_job(folder: Path, control: RunControl | None = None) -> None:
     sink = PrecomputedSink(NAME, open_store(NAME, str(folder / "store")))
     config = BatchConfig(keep=("id",), unit_rows=UNIT)
-    tables.score(verify(folder / "bundle"), folder / "in.parquet", sink, config=config)
+    bundle = verify(folder / "bundle")
+    tables.score(bundle, folder / "in.parquet", sink, config=config, control=control)
+
+
+def run_job_without_end(folder: Path) -> None:
+    """Stop before the last units: on a busy machine the job could end before it is killed."""
+
+    def stop(event: BatchEvent) -> None:
+        if event.totals.seen >= ROWS - 5 * UNIT:
+            time.sleep(PATIENCE_SECONDS)
+
+    run_job(folder, RunControl(watch=stop))
 
 
 @pytest.mark.slow
@@ -38,7 +51,7 @@ def test_precomputed__job_is_killed__old_answers_stay_live(tmp_path: Path) -> No
 
     context = multiprocessing.get_context("forkserver")
     for rows in (1, 200, 1_000):
-        process = context.Process(target=run_job, args=(tmp_path,))
+        process = context.Process(target=run_job_without_end, args=(tmp_path,))
         process.start()
         wait_until(lambda most=rows: written() >= most, what="a part of it is written")  # type: ignore[misc]
         process.kill()

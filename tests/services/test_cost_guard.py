@@ -145,7 +145,8 @@ class Server:
         hello = frames.PREFACE + frames.settings(window) + frames.window_update(0, 1 << 30)
         found: list[Link] = []
         for _ in range(count):
-            protocol, wire = server._server._connect(), Wire()
+            protocol = server._server._connect()
+            wire = Wire(protocol=protocol)
             protocol.connection_made(wire)
             protocol.data_received(hello)
             found.append((protocol, wire))

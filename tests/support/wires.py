@@ -7,12 +7,20 @@ from typing import Any
 
 
 class Wire(asyncio.Transport):
-    """One connection. `sent` is what was written, `closed` whether the server has closed it."""
+    """One connection. `sent` is what was written, `closed` whether the server has closed it.
 
-    def __init__(self, peername: tuple[str, int] | None = ("127.0.0.1", 1)) -> None:
+    `protocol`, if there is one, learns of the end in the next tick, as a socket's does.
+    """
+
+    def __init__(
+        self,
+        peername: tuple[str, int] | None = ("127.0.0.1", 1),
+        protocol: asyncio.Protocol | None = None,
+    ) -> None:
         super().__init__({"peername": peername, "sockname": ("127.0.0.1", 2)})
         self.sent: list[bytes] = []
         self.closed = False
+        self._protocol = protocol
 
     def write(self, data: Any) -> None:
         self.sent.append(data)
@@ -21,10 +29,12 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def close(self) -> None:
+        if self._protocol is not None and not self.closed:
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
         self.closed = True
 
     def abort(self) -> None:
-        self.closed = True
+        self.close()
 
     def can_write_eof(self) -> bool:
         return False

@@ -109,18 +109,25 @@ class Http2Server:
             async with asyncio.timeout(seconds):
                 for server in self._servers:
                     await server.wait_closed()
-                await self._all_gone()
+                await self._all_gone(seconds)
 
     async def stop(self, grace: float) -> None:
         """Accept no more connections or calls; end those still open after `grace` seconds."""
         await self.drain(grace)
         for connection in list(self._connections):
             connection.stop(stopping())
+        # TLS waits for the client's end of it, and any client may be slow to read its statuses.
+        await self._all_gone(self._times.farewell)
+        for connection in list(self._connections):
+            connection.transport.abort()
+        await self._all_gone(self._times.farewell)
 
-    async def _all_gone(self) -> None:
-        while self._connections:
-            gone = [connection.gone for connection in self._connections]
-            await asyncio.wait(gone)
+    async def _all_gone(self, seconds: float) -> None:
+        """Wait until no connection is open, at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._connections:
+                    await asyncio.wait([connection.gone for connection in self._connections])
 
     def _connect(self) -> Connection:
         most = self._serving.settings.max_connections

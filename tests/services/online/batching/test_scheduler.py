@@ -181,7 +181,7 @@ def test_offer__full_queue__rejects_with_a_retry_time() -> None:
 
 
 def test_offer__more_rows_than_the_queue__is_too_large() -> None:
-    with pytest.raises(MlctlError) as caught:
+    with pytest.raises(MlctlError, match="9 rows, the limit is 8") as caught:
         offer(batcher(queue=8), 9, "k", 0.0, FAR)
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
 
@@ -341,6 +341,34 @@ def test_quick_reject__same_rows_and_priority__until_room_is_possible() -> None:
     assert policy.quick_reject(1, Priority.HIGH, 0.875) is None
     assert policy.quick_reject(1, Priority.NORMAL, 0.91) is None
     offer(policy, 1, "k", 0.91, FAR)
+
+
+def test_quick_reject__predicted_wait__is_valid_until_it_is_short_enough() -> None:
+    policy = busy(costs=FLAT, max_queue=0.25)  # what runs ends at 1.0
+    with pytest.raises(QueueFullError):
+        offer(policy, 1, "k", 0.25, FAR)
+    assert policy.quick_reject(1, Priority.NORMAL, 0.7499) is not None
+    assert policy.quick_reject(1, Priority.NORMAL, 0.75) is None
+
+
+@pytest.mark.parametrize(("rows", "requests"), [(2, 3), (None, 6)])
+def test_quick_reject__many_requests__count_as_offered_load(
+    rows: int | None, requests: int
+) -> None:
+    loads = []
+    for quick in (True, False):
+        policy = busy(costs=FLAT, max_queue=0.1)
+        with pytest.raises(QueueFullError):
+            offer(policy, 2, "k", 0.25, FAR)
+        for _ in range(requests):
+            if quick:
+                assert policy.quick_reject(rows, Priority.NORMAL, 0.25) is not None
+            else:
+                with pytest.raises(QueueFullError):
+                    offer(policy, rows or 1, "k", 0.25, FAR)
+        policy.finished(1.0)
+        loads.append(policy._forecast._load.utilization)
+    assert loads[0] == loads[1] > 0.0
 
 
 def test_quick_reject__rows_unknown__only_where_any_number_would_be_rejected() -> None:

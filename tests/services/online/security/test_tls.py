@@ -156,6 +156,32 @@ async def test_grpc_tls__no_handshake__is_disconnected(
     await server.stop(1)
 
 
+def test_grpc_tls__client_never_ends_its_connection__is_disconnected(
+    shared_bundle: VerifiedBundle, certificates: Certificates
+) -> None:
+    """TLS waits for the client's end of it, and the loop would close before."""
+
+    def connect(port: int) -> ssl.SSLSocket:
+        context = certificates.context()
+        context.set_alpn_protocols(["h2"])
+        plain = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
+        return context.wrap_socket(plain, server_hostname="localhost")
+
+    async def main() -> None:
+        host = ServedModel(shared_bundle, ServerSettings(), registry=CollectorRegistry())
+        server = GrpcServer(host, "127.0.0.1", 0, certificates.tls())
+        await server.start()
+        with await asyncio.to_thread(connect, server.port):
+            while not server._server._connections:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+            server._server._times = Times(farewell=0.1)
+            await server.stop(0.1)
+            assert not server._server._connections
+
+    with asyncio.Runner(loop_factory=AcceptingLoop) as runner:
+        runner.run(main())
+
+
 def test_grpc_tls__handshake_during_the_drain__is_answered(
     shared_bundle: VerifiedBundle, certificates: Certificates
 ) -> None:
