@@ -34,7 +34,7 @@ coverage: .venv/.dev ## Measure the branch coverage of the whole suite (twice it
 
 # Pure decisions, of which each wrong one costs users most: tests/README.md.
 CORE := bundle/manifest.py,optimize/choice.py,services/online/batching/scheduler.py,rollout/domain/gates.py,rollout/domain/state_machine.py
-CORE_TESTS := tests/bundle/test_manifest.py tests/optimize/test_choice*.py $(addprefix tests/services/online/batching/test_,scheduler.py joining.py linger.py offered_load.py) \
+CORE_TESTS := tests/bundle/test_manifest.py tests/optimize/test_choice*.py $(addprefix tests/services/online/batching/test_,scheduler.py joining.py linger.py admission.py) \
 	tests/properties/test_services_batcher.py \
 	tests/rollout/domain/test_gates.py tests/rollout/domain/test_state_machine.py tests/properties/test_rollout_machine.py
 

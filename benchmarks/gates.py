@@ -35,6 +35,9 @@ class GateCase:
 _NEAR = Version(period=187.5, slow_inside=0.3)
 _RARE = Version(period=250.0, slow_inside=1.0)
 _WITHIN = Version(period=750.0, slow_inside=0.3)
+_OUTAGES = Version(period=250.0, errors_inside=0.3)
+_UNKNOWN = Service(record_seconds=0.0)
+_SHORT = replace(COMPARED, deadline_seconds=1200.0)
 _BAKE = replace(COMPARED, steps=(100,))
 _LONG = replace(LIMITED, steps=(50, 100), step_seconds=600.0)
 
@@ -46,6 +49,18 @@ CASES = (
     GateCase("the same, bake of 15 minutes", _RARE, _GOOD, replace(LIMITED, bake_seconds=900.0)),
     GateCase("equal, 0.8 % slow in bursts", _NEAR, _NEAR),
     GateCase("the same, compared only", _NEAR, _NEAR, COMPARED),
+    GateCase(
+        "the same, compared only, no record of the live version", _NEAR, _NEAR, COMPARED, _UNKNOWN
+    ),
+    GateCase(
+        "equal, 30 % errors of 5 s, every 250 s, deadline of 20 minutes",
+        _OUTAGES,
+        _OUTAGES,
+        _SHORT,
+    ),
+    GateCase(
+        "the same outages, no record of the live version", _OUTAGES, _OUTAGES, _SHORT, _UNKNOWN
+    ),
     GateCase("equal, no slow request", _GOOD, _GOOD),
     GateCase("equal, 0.2 % slow in bursts", _WITHIN, _WITHIN),
     GateCase("3 % slow, live 1 %, compared only", Version(slow=0.03), Version(slow=0.01), COMPARED),

@@ -149,7 +149,7 @@ def _paths(bundle: VerifiedBundle, client: httpx.Client | None) -> Iterator[Infe
         path = f"/v2/models/{bundle.manifest.name}/infer"
         yield HttpPath("online", client, path, bundle.manifest.signature, binary=True)
     yield BatchPath(bundle)
-    yield StreamPath(bundle, "arrow")
+    yield StreamPath(bundle)
 
 
 @contextmanager

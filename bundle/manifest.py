@@ -34,7 +34,10 @@ TRANSFORM_NAME = f"{TRANSFORM_FOLDER}/transform.py"
 TRANSFORM_REQUIREMENTS = f"{TRANSFORM_FOLDER}/requirements.txt"
 GENERATION_FOLDER = "generate"
 MAX_MANIFEST_BYTES = 4 << 20
-_OPTIONAL_BATCHING = ("measure_larger", "pad", "max_wait_ms", "max_queue_rows", "max_queue_ms")
+_OPTIONAL_BATCHING = (
+    *("measure_larger", "pad", "max_wait_ms"),
+    *("max_queue_rows", "max_queue_ms", "max_length", "max_body_bytes"),
+)
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")]
@@ -77,8 +80,8 @@ class Batching(_Value):
 
     With `measure_larger` a server may time larger batches than `max_rows` at its start and use
     them. `pad` maps inputs to the value that pads their second, dynamic dimension, so that
-    variable-length sequences share a batch. The other three are the model's defaults of the
-    server's settings with these names.
+    variable-length sequences share a batch. The others are the model's values of the server's
+    settings with these names, which override them.
     """
 
     max_rows: PositiveInt
@@ -89,6 +92,8 @@ class Batching(_Value):
     max_wait_ms: NonNegative | None = None
     max_queue_rows: PositiveInt | None = None
     max_queue_ms: NonNegative | None = None
+    max_length: PositiveInt | None = None
+    max_body_bytes: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _buckets_ascend_to_max_rows(self) -> Self:

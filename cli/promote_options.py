@@ -115,6 +115,9 @@ class SpecOptions:
     allow_breaking: bool = option(
         help="Start although BENTO lacks something that callers of the live model use."
     )
+    webhook: tuple[str, ...] = option(
+        metavar="URL", help="Send the events of this rollout to this URL too; repeatable."
+    )
     no_alias: bool = option(help="Do not write the @champion alias.")
 
 

@@ -149,5 +149,11 @@ def _kubernetes_target(cluster: KubernetesOptions) -> KubernetesTarget:
     config = os.environ.get("KUBECONFIG")
     file = str(Path(config).absolute()) if config else None
     return KubernetesTarget(
-        cluster.namespace, cluster.route, blue, green, cluster.pods, cluster.context, file
+        cluster.namespace,
+        cluster.route,
+        blue,
+        green,
+        pods=cluster.pods,
+        context=cluster.context,
+        kubeconfig=file,
     )

@@ -43,6 +43,8 @@ class BatchingOptions(BaseModel):
     max_wait_ms: _Milliseconds | None = None
     max_queue_rows: Annotated[int, Field(ge=1)] | None = None
     max_queue_ms: _Milliseconds | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
+    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
@@ -64,6 +66,8 @@ class BatchingOptions(BaseModel):
             max_wait_ms=self.max_wait_ms,
             max_queue_rows=self.max_queue_rows,
             max_queue_ms=self.max_queue_ms,
+            max_length=self.max_length,
+            max_body_bytes=self.max_body_bytes,
         )
 
     @property

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -37,8 +37,16 @@ _BATCH = 8
 _POISON = 50
 _PATIENCE_SECONDS = 120.0
 _PARTITIONS = 2
-_PRELOADED = [__name__, "services.stream.transports.redis", "services.stream.transports.sqlite"]
-_TANSU = "session.timeout.ms=6000&heartbeat.interval.ms=500&transaction.timeout.ms=6000"
+# Modules that runs would otherwise import for longer than they live.
+_PRELOADED = [
+    __name__,
+    "onnxruntime",
+    *(f"services.stream.transports.{name}" for name in ("kafka", "redis", "sqlite")),
+]
+# A run that joins waits for the session timeout of one that was killed.
+_TANSU = "session.timeout.ms=1500&heartbeat.interval.ms=300&transaction.timeout.ms=3000"
+# So many that Kafka's runs answer for longer than they join.
+_KAFKA_WAVE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +54,15 @@ class KilledStream:
     """A stream under test; `runs` are those of its group that answer at the same time.
 
     Without `until_empty` the broker does not report the end of a topic, so runs are stopped once
-    all messages have an answer. `read` returns the messages of a topic; there are `count`.
+    all messages have an answer. `read` returns the messages of a topic; there are `count`. A wave
+    has `wave` messages.
     """
 
     request: ConnectionRequest
     read: Callable[[StreamUrl, int], Sequence[bytes]]
     runs: int = 2
     until_empty: bool = True
+    wave: int = _WAVE
 
 
 @dataclass(slots=True)
@@ -100,7 +110,7 @@ def _tansu(_folder: Path) -> Iterator[KilledStream]:
             return committed_values(address, url.topic, _PARTITIONS, count)
 
         request = _request(f"kafka://{address}?{_TANSU}", exactly_once=True)
-        yield KilledStream(request, read, until_empty=False)
+        yield KilledStream(request, read, until_empty=False, wave=_KAFKA_WAVE)
 
 
 STREAMS: Mapping[str, Callable[[Path], AbstractContextManager[KilledStream]]] = {
@@ -146,7 +156,7 @@ class KillRun:
         longest = self._wave_seconds()
         while self.counts.kills < self._kills:
             self._send()
-            runs = [self._start() for _ in range(self._stream.runs)]
+            runs = [self._start(number) for number in range(self._stream.runs)]
             self._kill(runs[0], longest)
             for each in runs[1:]:
                 # A run whose stream has no end is stopped like one that is killed.
@@ -183,15 +193,20 @@ class KillRun:
 
     def _send(self) -> None:
         source = self._stream.request.source
-        numbers = range(self.sent, self.sent + _WAVE)
+        numbers = range(self.sent, self.sent + self._stream.wave)
         with transport_of(source).open_producer(source) as producer:
             producer.publish([Outgoing(message(number), b"%d" % number) for number in numbers])
-        self.sent += _WAVE
+        self.sent += self._stream.wave
 
-    def _start(self) -> BaseProcess:
+    def _start(self, number: int) -> BaseProcess:
+        """Start the run `number`; one with transactions ends those of its killed predecessor."""
+        request = self._stream.request
+        if request.exactly_once and request.answers is not None:
+            options = {**request.answers.options, "transactional.id": f"run-{number}"}
+            request = replace(request, answers=replace(request.answers, options=options))
         process = self._context.Process(
             target=answer,
-            args=(self._stream.request, self._bundle),
+            args=(request, self._bundle),
             kwargs={"until_empty": self._stream.until_empty},
         )
         process.start()
@@ -220,16 +235,17 @@ class KillRun:
         self.counts.early += len(self.answered()) < _answers(self.sent)
 
     def _finish(self) -> None:
-        process = self._start()
         if self._stream.until_empty:
-            self._await_end(process)
+            self._await_end(self._start(0))
             return
+        runs = [self._start(number) for number in range(self._stream.runs)]
         try:
             self.answered()
             self.dead()
         finally:
-            process.kill()
-            process.join()
+            for each in runs:
+                each.kill()
+                each.join()
 
 
 def message(number: int) -> bytes:
@@ -248,7 +264,7 @@ def measure(kills: int, seed: int, folder: Path, result: BenchmarkResult) -> Non
     bundle = folder / "bundle"
     make_bundle(bundle)
     table = result.table(
-        f"streams, {kills} kills each: waves of {_WAVE} messages, batches of up to {_BATCH}",
+        f"streams, {kills} kills each: batches of up to {_BATCH} messages",
         *("transport", "kills", "messages", "lost", "answered twice", "dead letters"),
         *("dead letters twice", "ends of --until-empty", "of them early", "failed runs", "seconds"),
     )

@@ -137,7 +137,7 @@ class OptimizeCommand:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE.json",
         help="Batching policy of the server: max_rows or buckets, pad, max_wait_ms, "
-        "max_queue_rows, max_queue_ms.  [default: up to 32 rows]",
+        "max_queue_rows, max_queue_ms, max_length, max_body_bytes.  [default: up to 32 rows]",
     )
     allow_pickle: bool = option(
         help="Load a model that is stored as a pickle, which runs its author's code."

@@ -102,6 +102,8 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("max_ttft_ms", "max_tpot_ms"):
         if fields.get(name, 0) is None:
             del fields[name]
+    if "webhook" in fields:
+        fields["notifications"] = fields.pop("webhook")
     agreement = fields.pop("min_agreement", None)
     if agreement is not None:  # this proof is worth the wait
         fields |= {"max_disagreement": round(1.0 - agreement, 9), "shadow_wait_seconds": None}

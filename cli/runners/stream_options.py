@@ -40,13 +40,10 @@ class StreamRunOptions:
         name="--from",
         help="First message of a new group.",
     )
-    payload: str = option("json", help="Format of messages: json, arrow, raw, avro.")
+    payload: str = option("json", help="Format of messages: json, raw, avro.")
     keep: tuple[str, ...] = option(
         metavar="FIELD[,FIELD...]",
-        help="Fields of a message to copy into its answer; '*' for all (json, arrow).",
-    )
-    map: tuple[str, ...] = option(
-        metavar="INPUT=COLUMN", help="Columns of Arrow messages that feed an input."
+        help="Fields of a message to copy into its answer; '*' for all (json).",
     )
     settings: tuple[str, ...] = option(
         name="--option", metavar="NAME=VALUE", help="Option of the payload format."
@@ -103,7 +100,6 @@ def stream_config(options: StreamRunOptions, *, as_json: bool) -> StreamConfig:
             options.payload,
             tuple(name for text in options.keep for name in text.split(",") if name),
             options.max_message_bytes,
-            map=options.map,
             options=parse_options(options.settings),
         ),
         RunSettings(

@@ -36,7 +36,6 @@ from services.runtime.warmup import tolerance
 # At most this many rows are also sent one by one: each is a request on every path.
 _MAX_SINGLE_ROWS = 256
 _GOLDEN = "golden"
-_PAYLOADS = ("json", "arrow")
 _REQUEST_SECONDS = 60.0
 
 
@@ -224,4 +223,4 @@ def _paths(bento: str, model: Scorable) -> Iterator[list[InferencePath]]:
             trust_env=False,
         ) as client:
             online = open_online(client, served.address, model.name, model.signature, alone=alone)
-            yield [*online, BatchPath(model), *(StreamPath(model, each) for each in _PAYLOADS)]
+            yield [*online, BatchPath(model), StreamPath(model)]

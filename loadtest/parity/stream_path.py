@@ -6,16 +6,16 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC
-from loadtest.inputs import infer_body
-from loadtest.parity.batch_path import from_column, to_column
-from loadtest.parity.paths import Arrays, json_limitation, text_limitation
+from bundle.tensors import Datatype, TensorSpec
+from loadtest.parity.paths import Arrays, json_limitation
 from services.online.http.predict import to_array
+from services.protocol.json_data import encode_data
 from services.runtime.scorable import Scorable
 from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
 from services.stream.batching import BatchGoals
@@ -28,21 +28,16 @@ from services.stream.transports import transport_of
 class StreamPath:
     """`mlctl stream run` on SQLite; each message is one request, and one call of the model."""
 
-    def __init__(self, model: Scorable, payload: str) -> None:
-        self.name = f"stream, {payload}"
+    name = "stream, json"
+
+    def __init__(self, model: Scorable) -> None:
         self._model = model
         self._signature = model.signature
-        self._payload = payload
 
     def limitation(self, arrays: Arrays) -> str | None:
         if not self._signature.batched:
             return "the model has no batch dimension"
-        if self._payload == "json":
-            return json_limitation(arrays)
-        for spec in (*self._signature.inputs, *self._signature.outputs):
-            if spec.shape[1:].count(DYNAMIC) > 1:
-                return f"{spec.name!r} has several open dimensions, which a column cannot keep"
-        return text_limitation(arrays)
+        return json_limitation({name: self._present(name, arrays[name]) for name in arrays})
 
     def infer(self, requests: Sequence[Arrays], size: int) -> list[Arrays]:  # noqa: ARG002
         messages = [
@@ -60,7 +55,7 @@ class StreamPath:
             producer.publish(messages)
         config = StreamConfig(
             ConnectionRequest(source, "parity", answers, dead),
-            PayloadRequest(self._payload),
+            PayloadRequest(),
             RunSettings(BatchGoals(messages=1), dead_share=1.0, until_empty=True),
         )
         run_stream(self._model, config, lambda _event: None, threading.Event())
@@ -73,26 +68,25 @@ class StreamPath:
             raise MlctlError(ErrorCode.PARITY_FAILED, counts)
         return found
 
-    def _message(self, inputs: Arrays) -> bytes:
-        if self._payload == "json":
-            return infer_body(self._signature, inputs, binary=False)[0]
-        import pyarrow as pa
+    def _present(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return the values that a message has; a NaN of an optional input is null."""
+        if array.dtype.kind != "f":
+            return array
+        optional = name in self._model.optional_inputs
+        return array[~np.isnan(array)].astype(np.float64) if optional else array.astype(np.float64)
 
-        specs = self._signature.inputs
-        table = pa.table({spec.name: to_column(spec, inputs[spec.name]) for spec in specs})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        content: bytes = sink.getvalue().to_pybytes()
-        return content
+    def _message(self, inputs: Arrays) -> bytes:
+        """Return an object with the rows of each input; NaN as null."""
+        rows = {spec.name: _rows(spec, inputs[spec.name]) for spec in self._signature.inputs}
+        return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
 
     def _answer(self, value: bytes) -> dict[str, np.ndarray]:
-        outputs = self._signature.outputs
-        if self._payload == "json":
-            document = orjson.loads(value)
-            return {spec.name: to_array(spec, document[spec.name]) for spec in outputs}
-        import pyarrow as pa
+        document = orjson.loads(value)
+        return {spec.name: to_array(spec, document[spec.name]) for spec in self._signature.outputs}
 
-        with pa.ipc.open_stream(value) as reader:
-            table = reader.read_all()
-        return {spec.name: from_column(spec, table) for spec in outputs}
+
+def _rows(spec: TensorSpec, array: np.ndarray) -> Any:
+    if spec.dtype is Datatype.BYTES:
+        texts = np.array(encode_data(spec, array), object)
+        return texts.reshape(array.shape).tolist()
+    return np.ascontiguousarray(array)

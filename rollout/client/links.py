@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollout.daemon.reporting.alias import AliasSink
 from rollout.daemon.reporting.projection import RunLink, link
-from rollout.daemon.reporting.webhooks import host_of, sink_of
+from rollout.daemon.reporting.webhooks import host_of, notified, sink_of
 from rollout.domain.spec import LOOPBACK
 from rollout.journal import paths
 from rollout.journal.journal import Journal
@@ -42,12 +43,14 @@ def links(name: str) -> Links:
     with Journal(paths.journal()) as journal:
         deployment = journal.deployment(name)
         settings, live = deployment.settings, deployment.live.digest
+        rollouts = journal.rollouts(name)
         runs = {
             each.id: link(journal.delivery(name, run_sink(each.id)), settings.tracking_uri)
-            for each in journal.rollouts(name)
+            for each in rollouts
         }
         alias = journal.delivery(name, AliasSink.name)
-        hooks = [(url, journal.delivery(name, sink_of(url))) for url in settings.webhooks]
+        urls = notified(settings, rollouts, time.time())
+        hooks = [(url, journal.delivery(name, sink_of(url))) for url in urls]
     port = settings.metrics_port
     return Links(
         metrics=None if port is None else f"http://{LOOPBACK}:{port}/metrics",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,11 +50,11 @@ def require_promoted(rollout: Rollout) -> None:
     code = (
         ErrorCode.INCONCLUSIVE if rollout.outcome is Outcome.INCONCLUSIVE else ErrorCode.ROLLED_BACK
     )
-    verdict = _verdict_document(rollout)
-    assert verdict is not None, "a rollout that is not promoted ends with a verdict"
-    log = str(verdict["why"]).partition("\n")[2]
+    ruling = rollout.progress.ruling
+    assert ruling is not None, "a rollout that is not promoted ends with a verdict"
+    log = ruling.why.partition("\n")[2]
     ends = f"; its log ends:\n{log}" if log else ""
-    message = f"{rollout.candidate.bento} was not promoted: {verdict_text(verdict)}{ends}"
+    message = f"{rollout.candidate.bento} was not promoted: {verdict_text(asdict(ruling))}{ends}"
     hint = (
         f"`mlctl history {rollout.deployment}` shows the gate, its value, its limit and the counts."
     )
@@ -184,7 +185,7 @@ def rollout_document(rollout: Rollout) -> dict[str, Any]:
         "reverts": rollout.reverts,
         "phase": progress.phase.value,
         "outcome": rollout.outcome.value if rollout.outcome else None,
-        "verdict": _verdict_document(rollout),
+        "verdict": asdict(progress.ruling) if progress.ruling else None,
         "exposed": progress.exposed,
         "first_bad": progress.first_bad,
         "restored": progress.restored,
@@ -214,17 +215,3 @@ def accuracy_line(rollout: Rollout) -> str:
         if each["labelled"]
     ]
     return ", ".join(parts) or f"none yet: `mlctl feedback {rollout.deployment} FILE` adds them"
-
-
-def _verdict_document(rollout: Rollout) -> dict[str, Any] | None:
-    ruling = rollout.progress.ruling
-    if ruling is None:
-        return None
-    return {
-        "action": ruling.action.value,
-        "gate": ruling.gate.value,
-        "value": ruling.value,
-        "limit": ruling.limit,
-        "n": ruling.n,
-        "why": ruling.why,
-    }

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -28,10 +27,10 @@ from bundle.clock import Clock, SystemClock
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
-from rollout.daemon.reporting.outbox import EventSink, Outbox, run_command
+from rollout.daemon.reporting.outbox import EventSink, OpenSink, Outbox, run_command
 from rollout.daemon.reporting.runs import RunsSink
 from rollout.daemon.reporting.telemetry import MetricsServer
-from rollout.daemon.reporting.webhooks import WebhookSink
+from rollout.daemon.reporting.webhooks import WebhookSink, notified, sink_of
 from rollout.daemon.scaler import Scaler
 from rollout.daemon.split_meter import SplitMeter
 from rollout.daemon.supervisor import Supervisor
@@ -130,8 +129,19 @@ class Daemon:
         self._metrics = stack.enter_context(
             MetricsServer(self._name, settings, path, self._heartbeat, clock)
         )
-        sinks = _sinks(self._name, settings, clock)
-        stack.enter_context(Outbox(self._name, sinks, partial(Journal, path), clock))
+        sinks = {**_sinks(self._name, settings), **self._webhooks()}
+        self._outbox = stack.enter_context(Outbox(self._name, sinks, partial(Journal, path), clock))
+
+    def _webhooks(self) -> dict[str, OpenSink]:
+        """Return what opens the sink of each URL that gets notices now."""
+        settings, clock = self._watch.settings, self._world.clock
+
+        def webhook(url: str, journal: Journal, _stop: threading.Event) -> EventSink:
+            return WebhookSink(self._name, url, settings, journal, clock)
+
+        rollouts = self._journal.rollouts(self._name)
+        urls = notified(settings, rollouts, clock.wall())
+        return {sink_of(url): partial(webhook, url) for url in urls}
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
         """Handle SIGTERM: finish this tick, then leave everything running."""
@@ -244,6 +254,7 @@ class Daemon:
 
     def _take_up(self, active: Rollout) -> Controller:
         self._journal.prune(self._name)
+        self._outbox.add(self._webhooks())
         controller = Controller(active, self._world, self._journal, self._watch)
         if active.progress.phase is not RolloutPhase.PENDING:
             controller.resume(self._unwatched)
@@ -288,10 +299,8 @@ def _launcher(
     return launcher
 
 
-def _sinks(
-    name: str, settings: DeploymentSettings, clock: Clock
-) -> list[Callable[[Journal, threading.Event], EventSink]]:
-    """Return what opens each sink of a deployment's outbox."""
+def _sinks(name: str, settings: DeploymentSettings) -> dict[str, OpenSink]:
+    """Return what opens the sinks of the alias and of MLflow's runs."""
 
     def alias(journal: Journal, stop: threading.Event) -> EventSink:
         def write(revision: Revision) -> None:
@@ -299,14 +308,10 @@ def _sinks(
 
         return AliasSink(name, journal, write)
 
-    def webhook(url: str, journal: Journal, _stop: threading.Event) -> EventSink:
-        secret = Path(settings.webhook_secret) if settings.webhook_secret else None
-        return WebhookSink(name, url, secret, journal, clock)
-
     def runs(journal: Journal, stop: threading.Event) -> EventSink:
         return RunsSink(name, settings.runs, journal, stop)
 
-    return [alias, runs, *(partial(webhook, url) for url in dict.fromkeys(settings.webhooks))]
+    return {AliasSink.name: alias, RunsSink.name: runs}
 
 
 def main(name: str) -> int:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 # ones is whole in a longer one. Much longer ones would take a lasting fault for a single burst.
 _LENGTHS = (1, 4)
 _MIN_BLOCKS = 3  # fewer have no variance worth the name
+_BURST_HITS = 5  # fewer are no burst
 
 
 class BlockSums(NamedTuple):
@@ -58,13 +59,15 @@ class Trials(NamedTuple):
     """Hits among `n` requests over time.
 
     `bad_blocks` counts the shortest blocks whose share exceeded the limit of their time, so that
-    one burst, which touches two of them at most, is never taken for a lasting fault.
+    one burst, which touches two of them at most, is never taken for a lasting fault. `worst` is the
+    highest share of one of them with several hits.
     """
 
     hits: float = 0.0
     n: int = 0
     bad_blocks: int = 0
     blocks: tuple[BlockSums, ...] = (BlockSums(),) * len(_LENGTHS)
+    worst: float = 0.0
 
     def add(self, hits: float, n: int, seconds: float, *, burst: float, limit: float) -> Trials:
         """Add one tick of `seconds`; `burst` is the shortest block's length in seconds."""
@@ -75,9 +78,13 @@ class Trials(NamedTuple):
                 for each, length in zip(self.blocks, _LENGTHS, strict=True)
             ]
         )
-        closes = blocks[0].closed > first.closed
-        bad = closes and first.hits + hits > limit * (first.n + n)
-        return Trials(self.hits + hits, self.n + n, self.bad_blocks + bad, blocks)
+        bad, worst = False, self.worst
+        if blocks[0].closed > first.closed:
+            found = (first.hits + hits) / (first.n + n)
+            bad = found > limit
+            if first.hits + hits >= _BURST_HITS:
+                worst = max(worst, found)
+        return Trials(self.hits + hits, self.n + n, self.bad_blocks + bad, blocks, worst)
 
     @property
     def share(self) -> float:

@@ -7,9 +7,10 @@ histogram edge, so "slower than L" is exact at an edge and never an interpolated
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.spec import Slot
@@ -59,38 +60,21 @@ class Totals:
 
     def minus(self, earlier: Totals) -> Totals | None:
         """What was counted since `earlier`; None if a counter fell in between."""
-        before = earlier.within or (0,) * len(self.within)
-        within = tuple(now - then for now, then in zip(self.within, before, strict=True))
-        difference = Totals(
-            self.requests - earlier.requests,
-            self.errors - earlier.errors,
-            self.timed - earlier.timed,
-            within,
-            self.client_errors - earlier.client_errors,
-            self.abandoned - earlier.abandoned,
-        )
-        return None if difference._fell() else difference
-
-    def _fell(self) -> bool:
-        counted = (self.requests, self.errors, self.timed, self.client_errors, self.abandoned)
-        return min(*counted, *self.within) < 0
+        difference = self._combined(earlier, operator.sub)
+        return None if min(*_numbers_of(difference), *difference.within) < 0 else difference
 
     def plus(self, other: Totals) -> Totals:
         """Both counted together."""
-        within = other.within or (0,) * len(self.within)
-        mine = self.within or (0,) * len(within)
-        return Totals(
-            self.requests + other.requests,
-            self.errors + other.errors,
-            self.timed + other.timed,
-            tuple(left + right for left, right in zip(mine, within, strict=True)),
-            self.client_errors + other.client_errors,
-            self.abandoned + other.abandoned,
-        )
+        return self._combined(other, operator.add)
 
-    def rescued(self) -> Totals:
-        """Return these as errors: the other slot answered them, the only one that is healthy."""
-        return replace(self, errors=self.requests, timed=0, within=(0,) * len(self.within))
+    def _combined(self, other: Totals, operation: Callable[[int, int], int]) -> Totals:
+        nothing = (0,) * max(len(self.within), len(other.within))
+        sides = zip(self.within or nothing, other.within or nothing, strict=True)
+        requests, errors, timed, client_errors, abandoned = map(
+            operation, _numbers_of(self), _numbers_of(other)
+        )
+        within = tuple([operation(mine, theirs) for mine, theirs in sides])
+        return Totals(requests, errors, timed, within, client_errors, abandoned)
 
     def slower_than(self, limit_ms: float, edges: tuple[float, ...]) -> int:
         """How many took longer than the first edge at or above `limit_ms`."""
@@ -105,6 +89,9 @@ class Totals:
             return None
         wanted = 0.99 * self.timed
         return next((edge for edge, n in zip(edges, self.within, strict=True) if n >= wanted), None)
+
+
+_numbers_of = operator.attrgetter("requests", "errors", "timed", "client_errors", "abandoned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +161,10 @@ class Counts:
         return self.requests + self.abandoned
 
     def plus(self, other: Counts) -> Counts:
-        return Counts(
-            self.requests + other.requests,
-            self.errors + other.errors,
-            self.timed + other.timed,
-            self.slow + other.slow,
-            self.tail + other.tail,
-            self.client_errors + other.client_errors,
-            self.abandoned + other.abandoned,
-            self.late + other.late,
-            self.begun + other.begun,
-            self.late_first + other.late_first,
-            self.continued + other.continued,
-            self.slow_tokens + other.slow_tokens,
-        )
+        return Counts(*map(operator.add, _counts_of(self), _counts_of(other)))
+
+
+_counts_of = operator.attrgetter(*Counts.__slots__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ def higher(ours: Hits, theirs: Hits) -> Logs:
     the rates and of the requests (Lindon and Malek, NeurIPS 2022). The rate itself may change from
     tick to tick, and so may the shares of the traffic.
     """
+    if not (ours[0] or theirs[0]):
+        return NO_EVIDENCE
     weight = ours[1] / theirs[1]
     equal = weight / (1.0 + weight)
     logs = []

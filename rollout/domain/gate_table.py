@@ -25,7 +25,8 @@ class GrossRule:
     """When a fault is too large to wait for evidence over blocks of time.
 
     It takes at least `hits` hits in successive ticks of at least `seconds` together. At least
-    `share` of their requests were hits, half of that in each tick, and far fewer on the live slot.
+    `share` of their requests were hits, half of that in each tick, and twice as many as on the live
+    slot, in its worst burst too.
     """
 
     share: float
@@ -74,8 +75,8 @@ def _max_error_rate(spec: RolloutSpec) -> float:
     return spec.max_error_rate
 
 
-# A fault of at least a quarter of the requests.
-_GROSS_ERRORS = GrossRule(share=0.25, seconds=1.5, hits=5)
+# Half of the requests, less what chance takes from the first 30 of them.
+_GROSS_ERRORS = GrossRule(share=1.0 / 3.0, seconds=1.5, hits=5)
 # Longer than the bursts of 5 s that a healthy service may have.
 _GROSS_LATENCY = GrossRule(share=0.8, seconds=8.0, hits=8)
 

@@ -82,6 +82,8 @@ def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
         if limit is None or (rule.versus_live and not counted.theirs.n):
             continue
         for trials in (counted.ours, counted.step):
+            if not trials.hits:
+                continue
             hits = (trials.hits, trials.n)
             allowed = usual(counted, trials.n, limit) if rule.versus_live else limit
             if breaks(hits, allowed):
@@ -149,7 +151,7 @@ def _gross(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
         lasts = streak.seconds >= gross.seconds and streak.ours[0] >= gross.hits
         if not lasts or ours < gross.share:
             continue
-        live = max(theirs, evidence.of(gate).theirs.share)
+        live = max(theirs, evidence.of(gate).theirs.share, evidence.of(gate).theirs.worst)
         if ours >= 2.0 * live and _beyond_chance(streak.ours, live, rule, spec):
             why = (
                 f"{rule.sentence(streak.ours, spec)} in {streak.seconds:.1f} s on end "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bundle.errors import ErrorCode, MlctlError
 
@@ -12,24 +12,9 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _ACCESS = ("api", "direct")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reach:
-    """How a namespace of a cluster is reached; the fields are those of `KubernetesTarget`."""
-
-    namespace: str
-    pods: str = _ACCESS[0]
-    context: str | None = None
-    kubeconfig: str | None = None
-
-    def __post_init__(self) -> None:
-        _require_name("namespace", self.namespace)
-        if self.pods not in _ACCESS:
-            raise _invalid(f"pods = {self.pods!r}: give one of {', '.join(_ACCESS)}")
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesTarget:
-    """An HTTPRoute and the Services of both slots, all in one namespace.
+    """How a namespace of a cluster is reached.
 
     Attributes:
         pods: how pods are reached: "api" through the API server, which works wherever kubectl
@@ -39,24 +24,30 @@ class KubernetesTarget:
     """
 
     namespace: str
+    pods: str = field(default=_ACCESS[0], kw_only=True)
+    context: str | None = field(default=None, kw_only=True)
+    kubeconfig: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _require_name("namespace", self.namespace)
+        if self.pods not in _ACCESS:
+            raise _invalid(f"pods = {self.pods!r}: give one of {', '.join(_ACCESS)}")
+
+
+@dataclass(frozen=True)
+class KubernetesTarget(Reach):
+    """An HTTPRoute and the Services of both slots, all in one namespace."""
+
     route: str
     blue: str
     green: str
-    pods: str = _ACCESS[0]
-    context: str | None = None
-    kubeconfig: str | None = None
 
     def __post_init__(self) -> None:
-        for field in ("route", "blue", "green"):
-            _require_name(field, getattr(self, field))
+        super().__post_init__()
+        for name in ("route", "blue", "green"):
+            _require_name(name, getattr(self, name))
         if self.blue == self.green:
             raise _invalid(f"blue and green are both the Service {self.blue!r}")
-        _ = self.reach
-
-    @property
-    def reach(self) -> Reach:
-        """Return how its namespace is reached; INVALID_INPUT."""
-        return Reach(self.namespace, self.pods, self.context, self.kubeconfig)
 
     @property
     def where(self) -> str:
@@ -77,9 +68,9 @@ def services_from(text: str) -> tuple[str, str]:
     return parts["blue"], parts["green"]
 
 
-def _require_name(field: str, value: str) -> None:
+def _require_name(name: str, value: str) -> None:
     if not _LABEL.fullmatch(value):
-        raise _invalid(f"{field} = {value!r} is not a Kubernetes name")
+        raise _invalid(f"{name} = {value!r} is not a Kubernetes name")
 
 
 def _invalid(message: str) -> MlctlError:

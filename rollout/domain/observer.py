@@ -70,8 +70,6 @@ class TrafficObserver:
         ours = parts[self._candidate]
         if mirrored and weight == 0:
             ours = copies
-        elif before is not None and not (before.healthy[self._candidate] or healthy):
-            ours = ours.rescued()
         self._seen = {"candidate": ours, "live": live}
         self._live_history = self._live_history.plus(live)
         rule = LatencyRule(

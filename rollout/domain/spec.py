@@ -187,6 +187,8 @@ class RolloutSpec(Checked):
         min_accuracy: minimum share of the labelled requests (`mlctl feedback`) that are answered
             right; None to report it only. max_label_error: distance up to which a number is right
             by its label; None for `tolerance`.
+        notifications: URLs to which this rollout's notices are sent, besides the deployment's
+            webhooks.
     """
 
     steps: Annotated[tuple[int, ...], Field(min_length=1)] = (1, 5, 25, 50, 100)
@@ -220,6 +222,7 @@ class RolloutSpec(Checked):
     worse: bool = False
     min_accuracy: Share | None = None
     max_label_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    notifications: tuple[str, ...] = ()
 
     @field_validator("steps")
     @classmethod
@@ -228,6 +231,11 @@ class RolloutSpec(Checked):
         if not (rising and steps[0] >= 1 and steps[-1] == 100):
             raise ValueError("give rising percentages from 1 to 100, 100 the last")
         return steps
+
+    @field_validator("notifications")
+    @classmethod
+    def _urls(cls, notifications: tuple[str, ...]) -> tuple[str, ...]:
+        return _webhook_urls("notifications", notifications)
 
     @property
     def shadows(self) -> bool:
@@ -382,9 +390,7 @@ class DeploymentSettings(Checked):
     def _consistent(self) -> Self:
         if len(self.tls) not in (0, 2, 3):
             raise _invalid("tls names a certificate without its key: give both")
-        if not all(re.fullmatch(r"https?://[^/\s]+\S*", url) for url in self.webhooks):
-            # The path of a webhook is often a secret, so the message does not repeat the URL.
-            raise _invalid("webhooks: give URLs with http or https")
+        _webhook_urls("webhooks", self.webhooks)
         low, high = self.min_replicas, self.max_replicas
         if (low is None) != (high is None):
             raise _invalid("min_replicas, max_replicas: give both or none")
@@ -404,6 +410,13 @@ class DeploymentSettings(Checked):
     def sleeps(self) -> bool:
         """Whether all replicas stop without traffic."""
         return self.min_replicas == 0
+
+
+def _webhook_urls(field_name: str, urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `urls`; INVALID_INPUT does not repeat one, because its path is often a secret."""
+    if not all(re.fullmatch(r"https?://[^/\s]+\S*", url) for url in urls):
+        raise _invalid(f"{field_name}: give URLs with http or https")
+    return urls
 
 
 def check_name(name: str) -> str:

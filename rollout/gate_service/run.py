@@ -56,7 +56,7 @@ def _source(location: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack
             install_hint("kubernetes"),
         ) from error
     try:
-        reach = Reach(location.namespace, pods, kubeconfig=os.environ.get("KUBECONFIG"))
+        reach = Reach(location.namespace, pods=pods, kubeconfig=os.environ.get("KUBECONFIG"))
         cluster = stack.enter_context(Cluster(reach))
     except DataPlaneUnavailable as error:
         raise MlctlError(ErrorCode.UNAVAILABLE, str(error)) from error

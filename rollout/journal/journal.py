@@ -274,7 +274,12 @@ class Journal:
 
     def _revert(self, deployment: Deployment, previous: PreviousRevision, reason: str) -> int:
         promoted = self.rollout(previous.promotion)
-        spec = RolloutSpec(steps=(100,), keep_previous_seconds=0, alias=promoted.spec.alias)
+        spec = RolloutSpec(
+            steps=(100,),
+            keep_previous_seconds=0,
+            alias=promoted.spec.alias,
+            notifications=promoted.spec.notifications,
+        )
         rollout = self._insert(deployment, previous.revision, spec, reverts=promoted.id)
         body = {
             "candidate": previous.revision.bento,

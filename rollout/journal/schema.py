@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 BUSY_SECONDS = 10.0
 
 # Raised with every change of a table or of the JSON in its columns; other layouts are rejected.
-VERSION = 5
+VERSION = 6
 
 SCHEMA = """
 create table meta (one integer primary key check (one = 1), epoch integer not null);

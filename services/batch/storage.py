@@ -157,11 +157,13 @@ class BucketStorage:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        with tempfile.NamedTemporaryFile(prefix="mlctl-part-") as file:
+        # Without a name, so that a killed process leaves nothing behind.
+        with tempfile.TemporaryFile() as file:
             yield file
             file.flush()
+            file.seek(0)
             with self._translated():
-                self._system.put_file(file.name, self._path(name))
+                self._system.put_file(f"/dev/fd/{file.fileno()}", self._path(name))
 
     def delete(self, names: Sequence[str]) -> None:
         with self._translated():

@@ -31,9 +31,9 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
         hang_s: a batch that runs for longer, and for 20 times its expected time, counts as hung,
             and its worker is replaced.
         max_length: largest size of a dynamic dimension other than the rows, such as a sequence's:
-            above it 413, gRPC `RESOURCE_EXHAUSTED`; unset, no limit.
+            above it 413, gRPC `RESOURCE_EXHAUSTED`; unset, what the bundle says, else no limit.
         max_body_bytes: largest request, as received and as inflated: 413, gRPC
-            `RESOURCE_EXHAUSTED`.
+            `RESOURCE_EXHAUSTED`; unset, what the bundle says, else 64 MiB.
         max_inflight_bytes: bytes received of all unanswered requests of a worker: beyond it 503
             `queue_full`.
         max_connections: connections per worker and protocol.
@@ -52,7 +52,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
     hang_s: Annotated[float, Field(gt=0)] = 30.0
     max_length: Annotated[int, Field(ge=1)] | None = None
-    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 64 << 20
+    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
     keep_alive_s: Annotated[int, Field(ge=1, le=3600)] = 75

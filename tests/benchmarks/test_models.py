@@ -34,7 +34,7 @@ def test_measure__a_table_with_missing_values__answers_as_the_source_on_each_pat
     chosen = [case for case in ACCEPTED if case.name == "forest"]
     (found,) = measure(chosen, online=False, fresh_rows=150)
     assert found.rejection == ""
-    assert set(found.worst) == {"batch", "stream, arrow"}
+    assert set(found.worst) == {"batch", "stream, json"}
     assert all(worst is not None and worst < 2e-6 for worst in found.worst.values())
 
 

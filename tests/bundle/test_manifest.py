@@ -80,6 +80,7 @@ def test_manifest__batching_unset__is_left_out() -> None:
     }
     said = manifest_document()
     said["batching"] |= {"max_wait_ms": 0.0, "max_queue_rows": 9, "max_queue_ms": 50.0}
+    said["batching"] |= {"max_length": 5, "max_body_bytes": 9000}
     manifest = parse_manifest(json.dumps(said).encode())
     assert parse_manifest(manifest.canonical()) == manifest
     assert manifest.batching.max_wait_ms == 0.0

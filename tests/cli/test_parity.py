@@ -51,7 +51,7 @@ def test_parity__bento_over_each_path__answers_the_same(
     assert found["passed"]
     assert found["exact"]
     seen = {(each["path"], each["data"], each["size"]): each for each in found["findings"]}
-    for way in (*WAYS, "stream, json", "stream, arrow"):
+    for way in (*WAYS, "stream, json"):
         for data, size, rows in (("golden", 1, 8), ("golden", 8, 8), ("more.npz", 32, 33)):
             finding = seen[way, data, size]
             assert (finding["verdict"], finding["rows"], finding["allowed"]) == ("same", rows, None)
@@ -67,7 +67,7 @@ def test_parity__pipeline_over_each_path__answers_the_same(
     found = json.loads(done.stdout)
     assert (found["passed"], found["exact"]) == (True, True)
     seen = {(each["path"], each["size"]): each for each in found["findings"]}
-    for way in (*WAYS, "stream, json", "stream, arrow"):
+    for way in (*WAYS, "stream, json"):
         for size in (1, 4):
             finding = seen[way, size]
             assert (finding["verdict"], finding["rows"], finding["allowed"]) == ("same", 4, None)

@@ -202,8 +202,18 @@ def test_promote_file__fields_and_options__file_over_defaults_and_options_over_f
     assert (spec["shadow_percent"], spec["step_seconds"]) == (20, 30.0)
 
 
+def test_promote_file__notifications__webhook_option_replaces_them(tmp_path: Path) -> None:
+    file = tmp_path / "rollout.yaml"
+    file.write_text("notifications: [https://a.example/x]\n")
+    assert dry_run("-f", str(file))["notifications"] == ["https://a.example/x"]
+    options = ("--webhook", "https://b.example/y", "--webhook", "https://c.example/z")
+    replaced = dry_run("-f", str(file), *options)["notifications"]
+    assert replaced == ["https://b.example/y", "https://c.example/z"]
+
+
 def test_promote_dry_run__printed_file__describes_the_same_rollout(tmp_path: Path) -> None:
-    options = ("--steps", "50,100", "--slo", "fraud-detection", "--min-agreement", "0.98")
+    shape = ("--steps", "50,100", "--slo", "fraud-detection", "--min-agreement", "0.98")
+    options = (*shape, "--webhook", "https://a.example/x")
     printed = CliRunner().invoke(cli, ["promote", "shop", *options, "--dry-run"])
     file = tmp_path / "rollout.yaml"
     file.write_text(printed.stdout)

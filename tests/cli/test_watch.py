@@ -204,7 +204,7 @@ def test_watch__active_rollout__is_in_each_view(
     monkeypatch.setenv("MLCTL_HOME", str(tmp_path))
     monkeypatch.setenv("MLCTL_WEBHOOK_SECRET", "hush")
     port, metrics = free_ports(2)
-    with receiving() as receiver:
+    with receiving() as receiver, receiving() as notified:
         settings = replace(quick_settings(), metrics_port=metrics, webhooks=(receiver.url,))
         with up(tmp_path, settings, port) as mlctl:
             idle = Terminal(mlctl, "status", "shop", "--watch")
@@ -216,7 +216,8 @@ def test_watch__active_rollout__is_in_each_view(
             assert refused.exit_code == 3
             assert "In a terminal" in refused.stderr
             with Load(port):
-                deployments.promote("shop", revision("tiny:bb"), quick_spec())
+                spec = replace(quick_spec(), notifications=(notified.url,))
+                deployments.promote("shop", revision("tiny:bb"), spec)
                 watching = Terminal(mlctl, "status", "shop", "--watch")
                 lines = run("status", "shop", "--watch").stdout
                 assert watching.end() == 0
@@ -232,6 +233,9 @@ def test_watch__active_rollout__is_in_each_view(
         assert receiver.taken[0] == "deployment.up"
         assert receiver.taken[-2:] == ["rollout.promoted", "deployment.down"]
         assert all("webhook-signature" in each.headers for each in receiver.deliveries)
+        of_rollouts = [each for each in receiver.taken if each.startswith("rollout.")]
+        assert notified.taken == of_rollouts
+        assert all("webhook-signature" in each.headers for each in notified.deliveries)
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,13 @@ def test_batching__max_rows__has_doubling_buckets() -> None:
 
 
 def test_batching__dependent_rows__keep_only_the_queue_options() -> None:
-    wanted = BatchingOptions(max_rows=64, pad={"x": 0}, max_queue_rows=7, max_queue_ms=2.5)
+    wanted = BatchingOptions(
+        max_rows=64, pad={"x": 0}, max_queue_rows=7, max_queue_ms=2.5, max_length=9
+    )
     batching = wanted.batching(row_independent=False)
     assert (batching.max_rows, batching.buckets, batching.pad) == (1, (1,), None)
     assert (batching.max_queue_rows, batching.max_queue_ms) == (7, 2.5)
+    assert (batching.max_length, batching.max_body_bytes) == (9, None)
 
 
 def test_key__other_sizes__is_another_key() -> None:

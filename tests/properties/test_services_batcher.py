@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.priority_queue import MAX_CONSECUTIVE_HIGH
 from services.online.batching.scheduler import (
+    MAX_CONSECUTIVE_HIGH,
     BatchScheduler,
     Limits,
     Priority,

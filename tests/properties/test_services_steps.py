@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import Limits, QueueFullError
-from services.online.batching.priority_queue import Ticket
+from services.online.batching.scheduler import Ticket
 from services.online.batching.step_scheduler import StepScheduler
 
 MAX_ROWS, MAX_QUEUE, MAX_OPEN = 8, 20, 3

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rollout.domain.counts import LATENCY_EDGES_MS, difference
+from rollout.domain.counts import LATENCY_EDGES_MS, Reading, difference
 from rollout.domain.ports import TrafficSplit
 from rollout.domain.spec import Slot
 from rollout.drivers.headers import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
@@ -151,9 +151,37 @@ def test_candidate__dies_at_half_of_the_traffic__costs_few_requests(
         clients.more(4000)
     # What the process had in hand when it vanished: about one request of each of five clients.
     assert clients.failed <= KILL_LIMIT * clients.sent, clients.answers
+    wait_until(lambda: _counted_right(both, before, clients), what="the counts are exact")
+
+
+def test_failover__candidate_is_back_within_a_tick__its_requests_are_its_failures(
+    both: Stage,
+) -> None:
+    both.share(50)
+    before = both.data_plane.read()
+    assert before.healthy[GREEN]
+    with TrafficClients(both.ports.listen) as clients:
+        clients.more(100)
+        both.replicas[GREEN][0].end()
+        clients.more(100)
+        both.staff(GREEN)
+        answered = clients.answers["bb"]
+        wait_until(lambda: clients.answers["bb"] > answered, what="the new replica answers")
+    assert both.data_plane.read().healthy[GREEN]
+    wait_until(lambda: _counted_right(both, before, clients), what="the counts are exact")
+
+
+def _counted_right(both: Stage, before: Reading, clients: TrafficClients) -> bool:
+    """Whether all requests are counted, and those of green that it did not answer as errors."""
     parts = difference(before, both.data_plane.read())
     assert parts is not None
-    assert parts[GREEN].errors > 0, "rescued requests are errors of the one that was asked"
+    blue, green = parts[BLUE], parts[GREEN]
+    return (
+        blue.requests + green.requests == clients.sent
+        and (blue.errors, green.errors) == (0, green.requests - clients.answers["bb"])
+        and (blue.timed, green.timed) == (blue.requests, clients.answers["bb"])
+        and green.errors > clients.failed
+    )
 
 
 def test_replica__dies__leaves_its_slot_healthy(both: Stage) -> None:

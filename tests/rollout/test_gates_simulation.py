@@ -71,6 +71,13 @@ def test_rollback__versions_are_equally_bursty_within_the_limit__is_rare(
     assert counted[Outcome.ROLLED_BACK] <= most, counted
 
 
+def test_rollback__versions_have_equal_outages_of_a_third__is_rare() -> None:
+    """The record shows that the live version has them; one hits the candidate alone."""
+    failing = Version(period=250.0, errors_inside=0.3)
+    counted, _ = ends(failing, failing, replace(COMPARED, deadline_seconds=600.0), 20)
+    assert counted[Outcome.ROLLED_BACK] <= 1, counted
+
+
 @pytest.mark.parametrize(
     ("candidate", "spec", "runs", "at_most_seconds"),
     [

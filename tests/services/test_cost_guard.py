@@ -307,7 +307,7 @@ def files_of(kind: str, found: set[str]) -> Use:
     return use
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("binary", 23), ("text", 23), ("grpc", 26)])
+@pytest.mark.parametrize(("kind", "bound"), [("binary", 19), ("text", 20), ("grpc", 23)])
 def test_files__one_request_from_bytes_to_bytes__are_at_most_so_many(
     measure: Measure, kind: str, bound: int
 ) -> None:

@@ -32,6 +32,7 @@ class Played:
     journal: Journal
     clock: ManualClock
     settings: DeploymentSettings = field(default_factory=DeploymentSettings)
+    spec: RolloutSpec = SPEC
     data_plane: MemoryDataPlane = field(default_factory=lambda: MemoryDataPlane(EDGES))
 
     def __post_init__(self) -> None:
@@ -40,7 +41,7 @@ class Played:
 
     def begin(self, tag: str) -> int:
         """Ask for another rollout; its id."""
-        rollout = self.journal.begin("shop", revision(tag), SPEC)
+        rollout = self.journal.begin("shop", revision(tag), self.spec)
         watch = Watch(self.journal.take_over("shop"), self.settings)
         world = World(self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES)
         self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)

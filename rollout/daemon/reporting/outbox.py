@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -63,6 +63,9 @@ class EventSink(Protocol):
     def close(self) -> None: ...
 
 
+OpenSink = Callable[[Journal, threading.Event], EventSink]
+
+
 class Delivering:
     """Delivers to one sink of the deployment `name`."""
 
@@ -111,7 +114,7 @@ class Outbox:
     def __init__(
         self,
         name: str,
-        sinks: Sequence[Callable[[Journal, threading.Event], EventSink]],
+        sinks: Mapping[str, OpenSink],
         open_journal: Callable[[], Journal],
         clock: Clock,
     ) -> None:
@@ -119,15 +122,20 @@ class Outbox:
         self._open_journal = open_journal
         self._clock = clock
         self._stop = threading.Event()
-        # Daemon threads: a delivery that hangs must not delay the daemon's end.
-        self._threads = [
-            threading.Thread(target=self._run, args=(sink,), daemon=True) for sink in sinks
-        ]
+        self._sinks = sinks
+        self._threads: dict[str, threading.Thread] = {}
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        self.add(self._sinks)
         return self
+
+    def add(self, sinks: Mapping[str, OpenSink]) -> None:
+        """Begin to deliver to those of `sinks`, by their names, that it does not deliver to yet."""
+        for name in sinks.keys() - self._threads.keys():
+            # A daemon thread: a delivery that hangs must not delay the daemon's end.
+            thread = threading.Thread(target=self._run, args=(sinks[name],), daemon=True)
+            self._threads[name] = thread
+            thread.start()
 
     def __exit__(
         self,
@@ -137,10 +145,10 @@ class Outbox:
     ) -> None:
         self._stop.set()
         deadline = time.monotonic() + _LAST_SECONDS
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(self, open_sink: Callable[[Journal, threading.Event], EventSink]) -> None:
+    def _run(self, open_sink: OpenSink) -> None:
         while not self._stop.is_set():
             try:
                 self._deliver(open_sink)
@@ -150,7 +158,7 @@ class Outbox:
                 traceback.print_exc()
                 self._stop.wait(MAX_PAUSE)
 
-    def _deliver(self, open_sink: Callable[[Journal, threading.Event], EventSink]) -> None:
+    def _deliver(self, open_sink: OpenSink) -> None:
         with self._open_journal() as journal:
             sink = open_sink(journal, self._stop)
             delivering = Delivering(self._name, sink, journal, self._clock)

@@ -142,7 +142,7 @@ class _Run:
             "mlctl.from_digest": rollout.live.digest,
             "mlctl.to": rollout.candidate.bento,
             "mlctl.to_digest": rollout.candidate.digest,
-            "mlctl.spec": rollout.spec.to_json(),
+            "mlctl.spec": replace(rollout.spec, notifications=()).to_json(),
         }
         name = f"{rollout.deployment} {rollout.id}: {rollout.candidate.bento}"
         return key, name, rollout.created, tags

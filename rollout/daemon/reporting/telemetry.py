@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bundle.clock import Clock
-from rollout.daemon.reporting.webhooks import host_of, sink_of
+from rollout.daemon.reporting.webhooks import host_of, notified, sink_of
 from rollout.daemon.watch import seconds_unseen
 from rollout.domain.spec import LOOPBACK, DeploymentSettings, Outcome, Slot
 from rollout.domain.split import SplitRecord
@@ -91,7 +92,8 @@ class RolloutCollector(Collector):
             rollouts = journal.rollouts(self._name)
             self._count(journal, {each.id: each for each in rollouts})
             last = _last_tick(journal, active)
-            failing = _failing(journal, deployment)
+            urls = notified(deployment.settings, rollouts, time.time())
+            failing = _failing(journal, self._name, urls)
             record = journal.split_record(self._name)
         phase = active.progress.phase.value if active else IDLE
         phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in RolloutPhase)))
@@ -206,9 +208,6 @@ def _last_tick(journal: Journal, active: Rollout | None) -> JournalEvent | None:
     return None if active is None else journal.newest(active.deployment, active.id, TICK)
 
 
-def _failing(journal: Journal, deployment: Deployment) -> list[tuple[str, float]]:
+def _failing(journal: Journal, name: str, urls: Iterable[str]) -> list[tuple[str, float]]:
     """Return the failures in a row of each webhook."""
-    return [
-        (host_of(url), float(journal.delivery(deployment.name, sink_of(url)).failures))
-        for url in deployment.settings.webhooks
-    ]
+    return [(host_of(url), float(journal.delivery(name, sink_of(url)).failures)) for url in urls]

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +21,9 @@ from bundle import __version__
 from bundle.clock import Clock
 from rollout.daemon.reporting.notices import KINDS, notice
 from rollout.daemon.reporting.outbox import DeliveryError
+from rollout.domain.spec import DeploymentSettings
 from rollout.journal.journal import Journal
-from rollout.journal.records import JournalEvent
+from rollout.journal.records import JournalEvent, Rollout
 
 MAX_AGE_SECONDS = 86_400.0
 _ANSWER_SECONDS = 10.0
@@ -51,16 +52,36 @@ def signature(secret: str, notice_id: str, timestamp: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
 
 
+def notified(
+    settings: DeploymentSettings, rollouts: Iterable[Rollout], now: float
+) -> tuple[str, ...]:
+    """Return the URLs that get notices of a deployment: its webhooks, and those of its rollouts.
+
+    Left out are rollouts that ended so long before `now` (wall-clock seconds) that none of their
+    notices is sent any more.
+    """
+    urls = list(settings.webhooks)
+    for rollout in rollouts:
+        if rollout.outcome is None or now - rollout.progress.since < MAX_AGE_SECONDS:
+            urls += rollout.spec.notifications
+    return tuple(dict.fromkeys(urls))
+
+
 class WebhookSink:
-    """Sends the notices of the deployment `name` to one receiver, signed with the `secret` file."""
+    """Sends the notices of the deployment `name` to one receiver.
+
+    A webhook of its `settings` gets all, another URL those of the rollouts that name it. They are
+    signed with the secret of `settings`.
+    """
 
     def __init__(
-        self, name: str, url: str, secret: Path | None, journal: Journal, clock: Clock
+        self, name: str, url: str, settings: DeploymentSettings, journal: Journal, clock: Clock
     ) -> None:
         self.name = sink_of(url)
         self._deployment = name
         self._url = url
-        self._secret = secret
+        self._all = url in settings.webhooks
+        self._secret = Path(settings.webhook_secret) if settings.webhook_secret else None
         self._journal = journal
         self._clock = clock
         self._client = httpx.Client(timeout=_ANSWER_SECONDS, follow_redirects=False)
@@ -74,13 +95,19 @@ class WebhookSink:
     def deliver(self, after: int) -> Iterator[int]:
         until, searched = self._journal.last_seq(), max(after, self._searched)
         for event in self._journal.events_between(self._deployment, searched, until, KINDS):
-            self._send(event)
+            if self._all or self._names_this(event.rollout):
+                self._send(event)
             self._searched = event.seq
             yield event.seq
         self._searched = until
 
     def close(self) -> None:
         self._client.close()
+
+    def _names_this(self, rollout: int | None) -> bool:
+        if rollout is None:
+            return False
+        return self._url in self._journal.rollout(rollout).spec.notifications
 
     def _send(self, event: JournalEvent) -> None:
         document = notice(event)

@@ -2,7 +2,8 @@
 
 One listener takes HTTP/1.1, h2 and gRPC. Each slot has one cluster of its replicas per protocol,
 and in front of it an aggregate cluster that falls over to the other slot, because a weighted
-route never leaves a chosen cluster that is dead. Testers and copies have clusters of their own,
+route never leaves a chosen cluster that is dead. Each slot is a zone, so that Envoy counts by zone
+which slot's processes answered. Testers and copies have clusters of their own,
 so that they do not count as users. Routes and endpoints are files that Envoy watches, so
 weights and processes change without a restart, and the last weights survive one.
 """
@@ -15,6 +16,7 @@ from rollout.domain.counts import LATENCY_EDGES_MS
 from rollout.domain.spec import Endpoint, Ports, Slot
 from rollout.drivers.envoy.names import (
     PROTOCOLS,
+    PROXY_ZONE,
     Document,
     endpoints_file,
     first_cluster,
@@ -39,7 +41,7 @@ def bootstrap(
     """
     return {
         "admin": {"address": _address("127.0.0.1", ports.admin)},
-        "node": {"id": "mlctl", "cluster": "mlctl"},
+        "node": {"id": "mlctl", "cluster": "mlctl", "locality": {"zone": PROXY_ZONE}},
         # Without it the histograms move only at the flush interval, not at each reading.
         "stats_flush_on_admin": True,
         "stats_config": {
@@ -62,12 +64,13 @@ def bootstrap(
 def endpoint_table(slot: Slot, protocol: str, endpoints: tuple[Endpoint, ...]) -> Document:
     """One cluster's endpoint file: all replicas; an empty one while the slot has no process."""
     replicas = [_lb_endpoint(endpoint, protocol) for endpoint in endpoints]
+    group = {"locality": {"zone": slot}, "lb_endpoints": replicas}
     return {
         "resources": [
             {
                 "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
                 "cluster_name": own_cluster(slot, protocol),
-                "endpoints": [{"lb_endpoints": replicas}] if replicas else [],
+                "endpoints": [group] if replicas else [],
             }
         ]
     }

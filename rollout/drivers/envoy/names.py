@@ -7,6 +7,7 @@ from typing import Any
 from rollout.domain.spec import Slot
 
 PROTOCOLS = ("http", "grpc")
+PROXY_ZONE = "proxy"
 
 Document = dict[str, Any]
 
@@ -34,6 +35,11 @@ def tester_cluster(slot: Slot, protocol: str) -> str:
 def shadow_cluster(slot: Slot, protocol: str) -> str:
     """The name of the cluster that copies of requests go to."""
     return f"{slot}-shadow-{protocol}"
+
+
+def answered_by(cluster: str, slot: Slot) -> str:
+    """The prefix of the statistics of those requests to `cluster` that `slot` answered."""
+    return f"cluster.{cluster}.zone.{PROXY_ZONE}.{slot}."
 
 
 def endpoints_file(slot: Slot, protocol: str) -> str:

@@ -1,8 +1,9 @@
 """Envoy's admin answers as values; pure.
 
 A slot's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
-together). A request that was retried on the other slot is an error of the slot that it was routed
-to: the retry counter says so. A streaming answer is counted apart (`stream`), since its time is the
+together). Whose process answered is counted there by zone: what the other slot answered, for a
+retry or because it alone is healthy, is an error of the slot that the request was routed to, and
+its time is not that slot's. A streaming answer is counted apart (`stream`), since its time is the
 length of a conversation: it may fail, but it is not timed. A request whose client left before any
 answer is counted by the cluster that held it (`own`), because Envoy completes it nowhere. Copies of
 requests have a cluster of their own (`shadow`); testers too, which is not read at all.
@@ -26,6 +27,8 @@ from rollout.domain.spec import Slot
 from rollout.drivers.envoy.config import INFER_METHODS, INFER_SERVICE
 from rollout.drivers.envoy.names import (
     PROTOCOLS,
+    PROXY_ZONE,
+    answered_by,
     first_cluster,
     own_cluster,
     shadow_cluster,
@@ -38,9 +41,8 @@ _GRPC_PREFIXES = tuple(f"grpc.{INFER_SERVICE}.{method}." for method in INFER_MET
 _STATUS_FAILURES = tuple(
     f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_FAILURES
 )
-_CLIENT_ERRORS = (
-    "upstream_rq_4xx",
-    *(f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_CLIENT_ERRORS),
+_STATUS_CLIENT_ERRORS = tuple(
+    f"{prefix}{status}" for prefix in _GRPC_PREFIXES for status in GRPC_CLIENT_ERRORS
 )
 # How Envoy lets go of a request: it closes an HTTP/1 connection, resets an HTTP/2 stream, or
 # forgets what still waited for a connection.
@@ -53,7 +55,8 @@ _LET_GO = (
 # The statistics of one scrape.
 STATS_FILTER = (
     r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
-    r"(upstream_rq_(time|completed|5xx|4xx|retry|active|tx_reset|cancelled|timeout)|"
+    r"(upstream_rq_(completed|5xx|4xx|active|tx_reset|cancelled|timeout)|"
+    rf"zone\.{PROXY_ZONE}\.(blue|green)\.upstream_rq_(time|completed|5xx|4xx)|"
     r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
     + "|".join(map(re.escape, _GRPC_PREFIXES))
     + ")[0-9]+)$"
@@ -104,28 +107,37 @@ def _totals(
     nothing = (0,) * len(LATENCY_EDGES_MS)
     total = Totals(within=nothing)
     for protocol in PROTOCOLS:
-        prefix = f"cluster.{cluster(slot, protocol)}."
-        within = histograms.get(f"{prefix}upstream_rq_time", nothing)
+        name = cluster(slot, protocol)
+        prefix, own = f"cluster.{name}.", answered_by(name, slot)
+        within = histograms.get(f"{own}upstream_rq_time", nothing)
         holder = own_cluster if cluster is first_cluster else cluster
         let_go = sum(values.get(f"cluster.{holder(slot, protocol)}.{n}", 0) for n in _LET_GO)
         # At the route's timeout Envoy lets go as well, but answers: 504, counted as an error.
         timeouts = values.get(f"{prefix}upstream_rq_timeout", 0)
         part = Totals(
             requests=values.get(f"{prefix}upstream_rq_completed", 0),
-            errors=_failures(prefix, values) + values.get(f"{prefix}upstream_rq_retry", 0),
+            errors=_failures(name, slot, values),
             timed=within[-1],
             within=within,
-            client_errors=sum(values.get(prefix + name, 0) for name in _CLIENT_ERRORS),
+            client_errors=values.get(f"{own}upstream_rq_4xx", 0)
+            + sum(values.get(prefix + status, 0) for status in _STATUS_CLIENT_ERRORS),
             abandoned=max(0, let_go - timeouts),
         )
         total = total.plus(part)
     return total
 
 
-def _failures(prefix: str, values: Mapping[str, int]) -> int:
-    """Return the failed requests, each once: a gRPC call that was reset has a 503 and a status."""
-    statuses = sum(values.get(prefix + name, 0) for name in _STATUS_FAILURES)
-    return max(values.get(f"{prefix}upstream_rq_5xx", 0), statuses)
+def _failures(cluster: str, slot: Slot, values: Mapping[str, int]) -> int:
+    """Return the requests that the processes of `slot` did not answer, or with a failure.
+
+    Each once: a gRPC call that was reset has a 503 and a status.
+    """
+    other = answered_by(cluster, slot.other)
+    rescued = values.get(f"{other}upstream_rq_completed", 0)
+    failed = values.get(f"cluster.{cluster}.upstream_rq_5xx", 0)
+    failed -= values.get(f"{other}upstream_rq_5xx", 0)
+    statuses = sum(values.get(f"cluster.{cluster}.{name}", 0) for name in _STATUS_FAILURES)
+    return rescued + max(failed, statuses)
 
 
 def _untimed(totals: Totals) -> Totals:

@@ -60,7 +60,7 @@ class KubernetesDataPlane:
     def cluster(self) -> Cluster:
         """The cluster; DataPlaneUnavailable if there is no usable configuration."""
         if self._opened is None:
-            self._opened = Cluster(self._target.reach, self._progress)
+            self._opened = Cluster(self._target, self._progress)
         return self._opened
 
     @property

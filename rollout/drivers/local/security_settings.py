@@ -62,13 +62,13 @@ def with_signer(settings: DeploymentSettings) -> DeploymentSettings:
 
 
 def with_webhook_secret(name: str, settings: DeploymentSettings) -> DeploymentSettings:
-    """Return `settings` with the secret in force here, if there is one and there are webhooks.
+    """Return `settings` with the secret in force here, if there is one.
 
     A file stays where it is, so that it can be changed while the deployment runs.
     INVALID_INPUT if it cannot be read or is empty.
     """
     given, text = os.environ.get(WEBHOOK_SECRET_FILE), os.environ.get(WEBHOOK_SECRET)
-    if not settings.webhooks or not (given or text):
+    if not (given or text):
         return settings
     path = Path(given).absolute() if given else _kept(name, "webhook-secret", str(text))
     try:

@@ -69,7 +69,9 @@ class ParquetFormat(InputFormat):
                         pa.table({"": pa.nulls(groups[group])}), range(start, starts[group + 1])
                     )
                     continue
-                for batch in opened.iter_batches(piece_rows, [group], schema.names):
+                for batch in opened.iter_batches(
+                    piece_rows, [group], schema.names, use_threads=False
+                ):
                     table = pa.Table.from_batches([batch]).select(schema.names)
                     if table.schema.types != schema.types:
                         table = table.cast(schema)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.offered_load import OfferedLoad
-from services.online.batching.priority_queue import PriorityQueue
 from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
@@ -22,6 +20,16 @@ _ADMIT_SLACK = 1.25
 # are not joined need more room, because each of them lengthens the queue.
 _ADMIT_JOINED = 3
 _ADMIT_ALONE = 6
+# A larger weight detects overload sooner, with a shorter queue.
+_WEIGHT = 1 / 4
+_LASTING_WEIGHT = 1 / 16
+# The count of one batch is clipped here: one batch after a pause never looks like overload.
+_MAX_UTILIZATION = 3.0
+# Above this utilization overload is certain; below, with this lasting excess.
+_PLAIN = 1.5
+_EXCESS = 1 / 4
+# Clients that wait for their answers, with requests of many sizes, are rejected from 4 down.
+_MAX_DOUBT = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +97,71 @@ def too_many_rows(rows: int, limit: int) -> MlctlError:
     )
 
 
+def too_many_bytes(limit: int) -> MlctlError:
+    """Return the error of a request whose body is larger than `limit` bytes."""
+    return MlctlError(
+        ErrorCode.PAYLOAD_TOO_LARGE, f"the body is larger than the limit of {limit} bytes"
+    )
+
+
+class OfferedLoad:
+    """Measure arrivals while a batch runs, as running means over the time of four full batches.
+
+    Only arrivals during a busy model count, and idle time counts as batches without arrivals. So
+    closed-loop clients never look like overload, however many they are, nor does one burst after a
+    pause. Closed-loop clients keep the model just busy with fluctuating demand, so a small excess
+    is overload only if it lasts.
+    """
+
+    def __init__(self) -> None:
+        self.utilization = 0.0
+        self._lasting = 0.0  # the same over the time of sixteen batches
+        self._units = 0
+
+    @property
+    def doubt(self) -> float:
+        """Return the doubt about overload: 1 is certain, 8 is unlikely, inf is none.
+
+        It falls with the third power of the lasting excess: twice the excess, an eighth.
+        """
+        if self.utilization <= 1.0:
+            return inf
+        if self.utilization >= _PLAIN:
+            return 1.0
+        excess = self._lasting - 1.0
+        if excess <= 0:
+            return _MAX_DOUBT
+        return max(1.0, min(_MAX_DOUBT, (_EXCESS / excess) ** 3))
+
+    def offered(self, units: int) -> None:
+        """Record rows (requests, if they are not joined) that arrived while a batch ran."""
+        self._units += units
+
+    def idle(self, batches: float) -> None:
+        """Record idle time as a number of full batches."""
+        self._count(0.0, batches)
+
+    def ended(self, possible: float, batches: float) -> None:
+        """Record the end of a batch, in whose time full batches process `possible` units.
+
+        It lasted as long as `batches` full batches and is weighted by that: arrivals during a short
+        batch say little about the average.
+        """
+        self._count(min(_MAX_UTILIZATION, self._units / possible) if possible > 0 else 0.0, batches)
+        self._units = 0
+
+    def _count(self, share: float, batches: float) -> None:
+        self.utilization += (1 - (1 - _WEIGHT) ** batches) * (share - self.utilization)
+        self._lasting += (1 - (1 - _LASTING_WEIGHT) ** batches) * (share - self._lasting)
+
+
 class Forecast:
     """Predicted waits of one model's queue."""
 
-    def __init__(self, limits: Limits, costs: BatchCosts, queue: PriorityQueue[Any]) -> None:
+    def __init__(self, limits: Limits, costs: BatchCosts) -> None:
         self.running_rows = 0
         self._limits = limits
         self._costs = costs
-        self._queue = queue
         self._full_units = limits.max_rows if limits.joinable else 1
         self._load = OfferedLoad()
         self._started: float | None = None
@@ -107,11 +172,11 @@ class Forecast:
         self._longest = inf
         self._full = 0.0
 
-    def offered(self, rows: int, now: float) -> None:
-        """Record that a request of `rows` rows arrived, accepted or not."""
+    def offered(self, rows: int, now: float, *, queued: bool) -> None:
+        """Record that a request of `rows` rows arrived, accepted or not; others are `queued`."""
         if self._started is not None:
             self._load.offered(rows if self._limits.joinable else 1)
-        elif not self._queue.count and self._full_seconds > 0:
+        elif not queued and self._full_seconds > 0:
             # A request of the tick in which the batch ended may have arrived before its end.
             idle = max(0.0, now - self._ended)
             self._load.idle(self._possible(idle) / self._full_units)
@@ -144,22 +209,20 @@ class Forecast:
         started = self._started  # read once: the watchdog calls this on another thread
         return 0.0 if started is None else now - started
 
-    def wait(self, priority: Priority, now: float) -> tuple[float, float]:
+    def wait(self, rows: int, requests: int, now: float) -> tuple[float, float]:
         """Return the predicted seconds in the queue of a request that arrives now, and the limit.
 
-        The limit is `longest_wait`.
+        `rows` in `requests` are ahead of it. The limit is `longest_wait`.
         """
         if now != self._computed:
             self._computed, self._running_seconds = now, self._seconds_left(now)
             self._longest, self._full = self.longest_wait(), self._full_seconds
-        rows, requests = self._queue.ahead_of(priority)
         if self._limits.joinable:
             return self._running_seconds + rows // self._limits.max_rows * self._full, self._longest
         return self._running_seconds + self._seconds_of(rows, requests, 0), self._longest
 
-    def retry_after(self, now: float) -> float:
-        """Return the predicted seconds until the current queue is drained."""
-        rows, requests = self._queue.ahead_of(Priority.NORMAL)
+    def retry_after(self, rows: int, requests: int, now: float) -> float:
+        """Return the predicted seconds until a queue of `rows` in `requests` is drained."""
         return self._seconds_left(now) + self._seconds_of(
             rows, requests, -(-rows // self._limits.max_rows)
         )

@@ -14,8 +14,11 @@ Invariants
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from itertools import chain
 from math import inf
-from typing import Generic
+from typing import Generic, TypeVar
 
 from services.online.batching.admission import (
     CachedRejection,
@@ -26,7 +29,6 @@ from services.online.batching.admission import (
     too_many_rows,
 )
 from services.online.batching.linger import LingerHeuristic
-from services.online.batching.priority_queue import PriorityQueue, Ticket, TicketT
 from services.protocol.priority import Priority
 from services.runtime.batch_costs import BatchCosts
 
@@ -42,6 +44,108 @@ __all__ = [
 
 # A request of more rows is large: a list to rank, and not what one user typed.
 LARGE_ROWS = 32
+# Up to this many consecutive batches start with a high-priority request while a normal one waits.
+MAX_CONSECUTIVE_HIGH = 4
+
+
+class Ticket:
+    """One request of a scheduler: waiting, running, or closed.
+
+    The scheduler numbers tickets in the order in which it accepts them. `open` until the request
+    is answered, cancelled or expired; `prompt` if it arrived at an idle server and must not wait;
+    `large` if it has many rows, or is a part of such a request. `last_start` is when it expires if
+    it still waits.
+    """
+
+    number = -1
+    open = False
+    prompt = False
+    large = False
+    last_start = inf
+
+    def __init__(
+        self,
+        rows: int,
+        key: Hashable,
+        arrived: float,
+        deadline: float,
+        priority: Priority = Priority.NORMAL,
+    ) -> None:
+        self.rows = rows
+        self.key = key
+        self.arrived = arrived
+        self.deadline = deadline
+        self.priority = priority
+
+
+TicketT = TypeVar("TicketT", bound=Ticket)
+
+
+class PriorityQueue(Generic[TicketT]):
+    """Waiting tickets in two queues, one per priority, each in arrival order; neither starves."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.rows = 0
+        self.high_rows = 0
+        self._high: OrderedDict[TicketT, None] = OrderedDict()
+        self._normal: OrderedDict[TicketT, None] = OrderedDict()
+        self._passed_over = 0
+
+    def add(self, ticket: TicketT) -> None:
+        """Append `ticket` to the queue of its priority."""
+        if ticket.priority is Priority.HIGH:
+            self._high[ticket] = None
+            self.high_rows += ticket.rows
+        else:
+            self._normal[ticket] = None
+        self.rows += ticket.rows
+        self.count += 1
+
+    def remove(self, ticket: TicketT) -> bool:
+        """Remove a ticket; return whether it waited."""
+        if ticket in self._normal:
+            del self._normal[ticket]
+        elif ticket in self._high:
+            del self._high[ticket]
+            self.high_rows -= ticket.rows
+        else:
+            return False
+        self.rows -= ticket.rows
+        self.count -= 1
+        return True
+
+    def ahead_of(self, priority: Priority) -> tuple[int, int]:
+        """Return the rows and requests that a new ticket of `priority` would wait behind."""
+        if priority is Priority.HIGH:
+            return self.high_rows, len(self._high)
+        return self.rows, self.count
+
+    def oldest(self) -> TicketT:
+        """Return the ticket that has waited longest; the queue must not be empty."""
+        heads = [next(iter(queue)) for queue in (self._high, self._normal) if queue]
+        return min(heads, key=lambda ticket: ticket.arrived)
+
+    def in_turn(self) -> Iterator[TicketT]:
+        """Return all tickets in the order in which the next batch takes them."""
+        if not self._high:
+            return iter(self._normal)
+        first, second = self._high, self._normal
+        if self._passed_over >= MAX_CONSECUTIVE_HIGH:
+            first, second = second, first
+        return chain(first, second)
+
+    def release(self, batch: list[TicketT]) -> None:
+        """Remove a batch; the priority of its first ticket decides when a normal one goes first."""
+        led_by_high = batch[0].priority is Priority.HIGH
+        self._passed_over = self._passed_over + 1 if led_by_high and self._normal else 0
+        if len(batch) == self.count:
+            self._high.clear()
+            self._normal.clear()
+            self.count = self.rows = self.high_rows = 0
+            return
+        for ticket in batch:
+            self.remove(ticket)
 
 
 class BatchScheduler(Generic[TicketT]):
@@ -52,7 +156,7 @@ class BatchScheduler(Generic[TicketT]):
         self.costs = costs or BatchCosts()
         self._queue: PriorityQueue[TicketT] = PriorityQueue()
         self._led_by_large = False
-        self._forecast = Forecast(limits, self.costs, self._queue)
+        self._forecast = Forecast(limits, self.costs)
         self._linger: LingerHeuristic | None = None
         if limits.max_wait > 0 and limits.joinable:
             self._linger = LingerHeuristic(self.costs, limits.max_rows, limits.max_wait)
@@ -103,7 +207,7 @@ class BatchScheduler(Generic[TicketT]):
             raise deadline_exceeded()
         ticket.large = part or (rows > LARGE_ROWS and limits.joinable)
         if not ticket.large:
-            self._forecast.offered(rows, now)
+            self._forecast.offered(rows, now, queued=queue.count > 0)
         if not part and queue.rows + rows > limits.max_queue_rows // 2:
             self.check_room(rows, ticket.priority, now)
         seconds = self.costs.seconds(rows)
@@ -135,7 +239,7 @@ class BatchScheduler(Generic[TicketT]):
         if rows > LARGE_ROWS:
             limit //= 2
         if waiting and waiting + rows > limit:
-            full = QueueFullError(waiting, limit, self._forecast.retry_after(now))
+            full = QueueFullError(waiting, limit, self._retry_after(now))
             self.rejection = CachedRejection(rows, priority, inf, full)
             raise full
 
@@ -156,7 +260,7 @@ class BatchScheduler(Generic[TicketT]):
                 return None
         elif rows != cached.rows:
             return None
-        self._forecast.offered(rows or 1, now)
+        self._forecast.offered(rows or 1, now, queued=self._queue.count > 0)
         # Without the traceback, which would keep the frames that it was raised through.
         return cached.error.with_traceback(None)
 
@@ -242,11 +346,11 @@ class BatchScheduler(Generic[TicketT]):
     def _admit(self, ticket: TicketT, in_time: float) -> None:
         """Raise QUEUE_FULL for a request that would wait too long, or longer than `in_time`."""
         now = ticket.arrived
-        wait, longest = self._forecast.wait(ticket.priority, now)
+        wait, longest = self._forecast.wait(*self._queue.ahead_of(ticket.priority), now)
         if ticket.large:
             longest = inf
         if wait > longest or wait > in_time:
-            retry_after = self._forecast.retry_after(now)
+            retry_after = self._retry_after(now)
             error = QueueFullError(
                 self._queue.rows, self.limits.max_queue_rows, retry_after, wait=wait
             )
@@ -255,6 +359,10 @@ class BatchScheduler(Generic[TicketT]):
                     ticket.rows, ticket.priority, now + wait - longest, error
                 )
             raise error
+
+    def _retry_after(self, now: float) -> float:
+        """Return the predicted seconds until the current queue is drained."""
+        return self._forecast.retry_after(self._queue.rows, self._queue.count, now)
 
     def _release_time(self, batch: list[TicketT], now: float) -> float:
         """Return when to release a batch that is not full: now, unless it pays to linger."""

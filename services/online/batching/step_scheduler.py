@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from services.online.batching.admission import Limits, deadline_exceeded, too_many_rows
 from services.online.batching.budget import BusyError
-from services.online.batching.priority_queue import PriorityQueue, Ticket
+from services.online.batching.scheduler import PriorityQueue, Ticket
 
 # Each open request keeps a generator of the user's with its state.
 MAX_OPEN = 64

@@ -25,7 +25,7 @@ from services.online.batching.model_executor import (
     logger,
     stopping,
 )
-from services.online.batching.priority_queue import Ticket
+from services.online.batching.scheduler import Ticket
 from services.online.batching.split import Cancellable, Waiter
 from services.online.batching.step_scheduler import MAX_OPEN, StepScheduler
 from services.online.metrics.counts import BatchStats

@@ -80,6 +80,8 @@ class InferCall(Hold):
                 if full is not None:
                     raise full  # noqa: TRY301 - as the decoder does
             request = self._request = handler.messages.decode(message, self)
+            if arrived > self.model.served.max_body_bytes:
+                self.model.served.check_size(arrived)
             timeout = request.timeout
             if head.timeout_text is not None:
                 seconds = head.timeout
@@ -169,7 +171,7 @@ class InferCalls:
     def __init__(self, models: GrpcModels) -> None:
         self.models = models
         self.messages = InferMessages(models)
-        self._settings = models.settings
+        self._max_body_bytes = models.max_body_bytes
         self.inflight = models.inflight
         # Whether a call was rejected since one found room in the queue.
         self.rejecting = False
@@ -177,7 +179,7 @@ class InferCalls:
         self.is_single = len(models.all) == 1
         self._rejection: tuple[MlctlError, Fields] | None = None
         self.access = models.access
-        self.seconds = self._settings.deadline_ms / 1000
+        self.seconds = models.settings.deadline_ms / 1000
 
     def rejection(self, error: MlctlError) -> Fields:
         """Return the headers of a failed call; in overload many calls get the same error."""
@@ -192,7 +194,7 @@ class InferCalls:
     ) -> InferCall | None:
         """Return a call, if it is one uncompressed message of ModelInfer; `begin` follows."""
         size = len(data) - PREFIX_BYTES
-        if not head.plain or head.path != PATH or size < 0 or size > self._settings.max_body_bytes:
+        if not head.plain or head.path != PATH or size < 0 or size > self._max_body_bytes:
             return None
         if data[0] or int.from_bytes(data[1:PREFIX_BYTES]) != size:
             return None

@@ -48,6 +48,11 @@ class GrpcModels:
         return self._serving.access
 
     @property
+    def max_body_bytes(self) -> int:
+        """The largest limit of a model; each one's own is checked when the model is known."""
+        return self._serving.max_body_bytes
+
+    @property
     def settings(self) -> ServerSettings:
         """The settings of the server."""
         return self._serving.settings
@@ -75,8 +80,9 @@ class RequestContext:
         self.model = models.default
 
     def of(self, model: GrpcModel) -> GrpcModel:
-        """Count the request for `model`, and return that."""
+        """Count the request for `model`, and return that; PAYLOAD_TOO_LARGE above its limit."""
         self.model = model
+        model.served.check_size(self.size)
         return model
 
     def ended(self, failure: BaseException | None) -> None:

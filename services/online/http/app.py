@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.budget import Hold
 from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.fields import fields_of
-from services.online.http.inference import InferHandler, PendingRequest, too_large
+from services.online.http.inference import InferHandler, PendingRequest
 from services.online.http.responses import MethodError, Response, error_response, json_response
 from services.online.http.sse import EventWriter, GoneError, Message, Receive, Send, send_events
 from services.online.models.metadata import (
@@ -42,7 +42,6 @@ __all__ = [
     "read_in_time",
     "send_error",
     "send_response",
-    "too_large",
 ]
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]

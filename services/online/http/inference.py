@@ -114,7 +114,7 @@ class InferHandler:
         self.inflight = served.inflight
         # The maximum time of a request from its headers to its answer, in seconds.
         self.seconds = served.settings.deadline_ms / 1000
-        self.max_body_bytes = served.settings.max_body_bytes
+        self.max_body_bytes = served.max_body_bytes
         # A declared length of fewer digits is below that.
         self._digits = len(str(self.max_body_bytes))
         self._times = (0.0, 0.0, 0.0)
@@ -187,9 +187,8 @@ class InferHandler:
             pending.accept = headers[b"accept-encoding"]
 
     def check_size(self, size: int) -> None:
-        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the limit."""
-        if size > self.max_body_bytes:
-            raise too_large(self.max_body_bytes)
+        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the model's limit."""
+        self._served.check_size(size)
 
     def submit(self, pending: PendingRequest, body: bytes, timeout: float) -> Cancellable:
         """Inflate and decode the body, and queue the request for at most `timeout` seconds.
@@ -386,13 +385,6 @@ def timing(queue: float, infer: float, features: float) -> bytes:
     """
     text = b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
     return b"%b, features;dur=%.3f" % (text, features * 1e3) if features else text
-
-
-def too_large(limit: int) -> MlctlError:
-    """Return the error of a body above `limit` bytes."""
-    return MlctlError(
-        ErrorCode.PAYLOAD_TOO_LARGE, f"the body is larger than the limit of {limit} bytes"
-    )
 
 
 def _number(name: bytes, value: bytes) -> int:

@@ -33,7 +33,6 @@ from services.online.http.app import (
     close_if_expecting,
     read_in_time,
     send_response,
-    too_large,
 )
 from services.online.http.fields import fields_of
 from services.online.http.responses import MethodError, error_response, make_response
@@ -100,9 +99,8 @@ class ModelCalls:
         return self._model.settings.deadline_ms / 1000
 
     def check_size(self, size: int) -> None:
-        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the limit."""
-        if size > self._model.settings.max_body_bytes:
-            raise too_large(self._model.settings.max_body_bytes)
+        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the model's limit."""
+        self._model.check_size(size)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         model, headers = self._model, fields_of(scope["headers"])

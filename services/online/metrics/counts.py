@@ -160,7 +160,8 @@ class Metrics:
             self._streams.observe(stats.infer_seconds)
             self._streams_queue += stats.queue_seconds
         self._last = time.time()
-        self._exposition.touch()
+        if not self._exposition.due:
+            self._exposition.touch()
 
     def first_piece(self, seconds: float) -> None:
         """Record the seconds from a stream's request to its first piece."""
@@ -170,7 +171,8 @@ class Metrics:
     def queue_rows(self, rows: int) -> None:
         """Record how many rows wait."""
         self._waiting = rows
-        self._exposition.touch()
+        if not self._exposition.due:
+            self._exposition.touch()
 
     def hung(self) -> None:
         """Record that the model hangs; safe on any thread."""

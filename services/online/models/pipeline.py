@@ -49,6 +49,7 @@ class ServedPipeline(ServedModel):
         signatures = {stage.name: stage.signature for stage in self._stages}
         self.optional_inputs = frozenset()
         self.signature: Signature = pipeline_signature(self._pipeline, signatures)
+        self.max_body_bytes = self._stages[0].max_body_bytes
         self._open: set[asyncio.Task[Answer]] = set()
 
     @property

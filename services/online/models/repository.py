@@ -41,6 +41,11 @@ class Serving(Protocol):
     turned: asyncio.Event
 
     @property
+    def max_body_bytes(self) -> int:
+        """The largest limit of a model; each one's own is checked when the model is known."""
+        ...
+
+    @property
     def models(self) -> tuple[ServedModel, ...]:
         """The models."""
         ...
@@ -123,6 +128,11 @@ class ModelRepository:
             self._pipelines = (whole,)
         self.models: tuple[ServedModel, ...] = (*self._pipelines, *self._models)
         self._by_name = {served.name: served for served in self.models}
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest limit of a model."""
+        return max(model.max_body_bytes for model in self.models)
 
     @property
     def ready(self) -> bool:

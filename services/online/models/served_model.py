@@ -23,6 +23,7 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
+from services.online.batching.admission import too_many_bytes
 from services.online.batching.budget import Inflight
 from services.online.batching.executor import Answer, BatchExecutor, Cancellable, Waiter
 from services.online.batching.model_executor import ModelExecutor, forward
@@ -44,6 +45,7 @@ from services.runtime.warmup import best_rows, check_golden, check_padding, warm
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
 _INLINE_SECONDS = 0.00025
 _MAX_QUEUE_ROWS = 4096
+_MAX_BODY_BYTES = 64 << 20
 # A batch that has run for so many times what the slowest is expected to take is hung.
 _HANG_FACTOR = 20
 # How long a stop waits for a batch whose callers have all had an answer.
@@ -87,6 +89,9 @@ class ServedModel:
         self.optional_inputs = bundle.manifest.optional_inputs
         self.settings = settings
         self._row_values = _values_of_row(bundle.manifest.signature)
+        batching = bundle.manifest.batching
+        self.max_length = settings.max_length or batching.max_length
+        self.max_body_bytes = settings.max_body_bytes or batching.max_body_bytes or _MAX_BODY_BYTES
         self._deadline = settings.deadline_ms / 1000
         self.phase = ModelPhase.NEW
         self.access = settings.access()
@@ -186,7 +191,7 @@ class ServedModel:
         # A lookup of features waits for the network, which would stop the event loop.
         inline = not (slow or scorer.yields or scorer.lookups) and self.signature.bounded
         scorer.max_rows = self._batch_rows(scorer, quick if inline else seconds)
-        scorer.max_length = self.settings.max_length
+        scorer.max_length = self.max_length
         self._costs = BatchCosts(seconds)
         limits = self._limits(scorer, inline=inline)
         if scorer.yields:
@@ -248,6 +253,11 @@ class ServedModel:
         if size > self._row_values * LARGE_ROWS:
             return None
         return batching.quick_reject(priority)
+
+    def check_size(self, size: int) -> None:
+        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the model's limit."""
+        if size > self.max_body_bytes:
+            raise too_many_bytes(self.max_body_bytes)
 
     def handle(
         self, request: InferRequest, waiter: Waiter, timeout: float | None, priority: Priority

@@ -1,7 +1,7 @@
 """The access log: one JSON line for each infer request, written off its path.
 
-The event loop notes the values of a request; a thread makes the lines of many at a time, most
-fields of which are the same for all requests of a batch. A file is opened for appending and each
+The event loop makes the lines, most fields of which are the same for all requests of a batch; a
+thread writes those of many requests at a time. A file is opened for appending and each
 piece is written by one call, so that several workers share it without mixing their lines; after
 logrotate moved it away it is opened anew, as `logging.handlers.WatchedFileHandler` does.
 """
@@ -9,10 +9,12 @@ logrotate moved it away it is opened anew, as `logging.handlers.WatchedFileHandl
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from typing import Protocol
 
 import orjson
@@ -23,27 +25,16 @@ from services.online.observability.traceparent import TRACE_ID, is_valid, trace_
 
 # More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
+# Lines of one batch have the same time for so long.
+_SAME_TIME_SECONDS = 0.001
 
-_LINE = b'%b,"request_id":%b,"trace_id":%b,"total_ms":%.3f}\n'
-# A line of ids that need no escapes.
-_PLAIN_LINE = _LINE.replace(b":%b", b':"%b"')
+# What differs between the requests of a batch, after what they have in common.
+_REST = b',"request_id":"%b","trace_id":"%b","bytes_in":%d,"bytes_out":%d,"total_ms":%.3f}\n'
+_PLAIN_ID = re.compile(rb"[ !#-\[\]-~]*")
 # What most requests of a batch have in common: protocol, code, a status that is not the code's, the
-# seconds in the queue and in the model, rows, rows of the batch, bytes in, bytes out. These are
-# tuples without names, as each request makes one.
-SharedFields = tuple[
-    str, str, int | None, float | None, float | None, int | None, int | None, int | None, int | None
-]
-# One request: its end as Unix time, its seconds, X-Request-Id, traceparent, and the shared fields.
-LogEntry = tuple[float, float, bytes, bytes | None, SharedFields]
-
-
-def entry_of(record: RequestRecord) -> LogEntry:
-    """Return what the log says of an ended request."""
-    shared = (
-        record.protocol, record.code, record.reported_status, record.queue, record.infer,
-        record.rows, record.batch_rows, record.bytes_in, record.bytes_out,
-    )  # fmt: skip
-    return record.at, record.seconds, record.request_id, record.traceparent, shared
+# seconds in the queue and in the model, rows, and rows of the batch. A tuple without names, as each
+# request makes one.
+SharedFields = tuple[str, str, int | None, float | None, float | None, int | None, int | None]
 
 
 class LogOutput(Protocol):
@@ -118,82 +109,129 @@ class AppendedFile:
 
 
 class AccessLog:
-    """Notes ended requests; the observer's thread writes their lines with `flush`."""
+    """Makes a line for each ended request; the observer's thread writes them with `flush`.
+
+    A line is made at once: its values are in the CPU's caches then, and it is one object where
+    they are many.
+    """
 
     def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
-        # The loop appends, the thread takes from the front: neither waits for the other.
-        self._waiting: list[LogEntry] = []
+        # Two pieces for each line, the first of which many lines share: less memory is written. The
+        # loop appends, the thread takes from the front: neither waits for the other.
+        self._waiting: list[bytes] = []
         self._excess = 0
         self._lost = 0
+        # The start of the last line with its Unix time, which the next one may share until the time
+        # `_until` of `perf_counter`.
+        self._shared: SharedFields | None = None
+        self._ms = 0
+        self._until = 0.0
+        self._start = b""
+        self._is_full = False
 
     @property
     def dropped(self) -> int:
         """Requests that are not in the log: they came too fast, or it could not be written."""
         return self._excess + self._lost
 
-    def put(self, entry: LogEntry) -> None:
-        """Note an ended request."""
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append(entry)
-        else:
+    def answered(
+        self,
+        request_id: bytes,
+        traceparent: bytes | None,
+        started: float,
+        bytes_in: int,
+        bytes_out: int,
+        shared: SharedFields,
+    ) -> None:
+        """Log an answered request that ends now and began at `started`, of `perf_counter`."""
+        ended = perf_counter()
+        if shared != self._shared or ended >= self._until:
+            self._begin_lines(time.time(), shared)
+            self._until = ended + _SAME_TIME_SECONDS
+        if self._is_full:
             self._excess += 1
+            return
+        trace = None
+        if traceparent is not None and is_valid(traceparent):
+            trace = traceparent[TRACE_ID]
+        if trace is None or not (request_id.isalnum() or _PLAIN_ID.fullmatch(request_id)):
+            rest = _rest(request_id, trace, ended - started, bytes_in, bytes_out)
+        else:
+            rest = _REST % (request_id, trace, bytes_in, bytes_out, (ended - started) * 1e3)
+        self._waiting += (self._start, rest)
+
+    def ended(self, record: RequestRecord) -> None:
+        """Log a request that has ended, answered or not."""
+        shared = (
+            record.protocol, record.code, record.reported_status, record.queue, record.infer,
+            record.rows, record.batch_rows,
+        )  # fmt: skip
+        if shared != self._shared or int(record.at * 1e3) != self._ms:
+            self._begin_lines(record.at, shared)
+            self._until = 0.0
+        if len(self._waiting) >= 2 * MAX_WAITING:
+            self._excess += 1
+            return
+        trace = None if record.traceparent is None else trace_id(record.traceparent)
+        sizes = record.bytes_in, record.bytes_out
+        rest = _rest(record.request_id, trace, record.seconds, *sizes)
+        self._waiting += (self._start, rest)
 
     def flush(self) -> None:
-        """Write the lines of the requests; OSError if that fails, and these lines are lost."""
-        entries = self._waiting[:]
-        if not entries:
+        """Write the lines; OSError if that fails, and these lines are lost."""
+        pieces = self._waiting[:]
+        if not pieces:
             return
-        del self._waiting[: len(entries)]
+        del self._waiting[: len(pieces)]
         try:
-            self._output.write(b"".join(self._lines(entries)))
+            self._output.write(b"".join(pieces))
         except OSError:
-            self._lost += len(entries)
+            self._lost += len(pieces) // 2
             raise
 
     def close(self) -> None:
         """Close the output."""
         self._output.close()
 
-    def _lines(self, entries: list[LogEntry]) -> Iterator[bytes]:
-        """Yield one line of JSON for each entry; a general encoder takes several times as long."""
-        start, end, last, fields = 0.0, 0.0, None, b""
-        for at, seconds, name, parent, shared in entries:
-            if shared != last or not start <= at < end:
-                ms, last = int(at * 1e3), shared
-                start, end, fields = ms / 1e3, (ms + 1) / 1e3, self._render(ms, shared)
-            if parent is not None and name.isalnum() and is_valid(parent):
-                yield _PLAIN_LINE % (fields, name, parent[TRACE_ID], seconds * 1e3)
-                continue
-            trace = None if parent is None else trace_id(parent)
-            text = b"null" if trace is None else b'"%b"' % trace
-            yield _LINE % (fields, _text(name), text, seconds * 1e3)
-
-    def _render(self, ms: int, shared: SharedFields) -> bytes:
-        """Return the start of lines: a Unix time in milliseconds, and the shared fields."""
-        protocol, code, status, queue, infer, rows, batch_rows, bytes_in, bytes_out = shared
-        time = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    def _begin_lines(self, at: float, shared: SharedFields) -> None:
+        """Make the start of lines: the Unix time in milliseconds, and the shared fields."""
+        protocol, code, status, queue, infer, rows, batch_rows = shared
+        ms = int(at * 1e3)
+        moment = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         fields = {
-            "time": f"{time}.{ms % 1000:03}Z",
+            "time": f"{moment}.{ms % 1000:03}Z",
             "protocol": protocol,
             **self._model,
             "status": status or status_of(protocol, code),
             "code": code,
             "rows": rows,
             "batch_rows": batch_rows,
-            "bytes_in": bytes_in,
-            "bytes_out": bytes_out,
         }
-        text = orjson.dumps(fields)[:-1]
-        if queue is None or infer is None:
-            return text
-        return text + b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
+        start = orjson.dumps(fields)[:-1]
+        if queue is not None and infer is not None:
+            start += b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
+        self._start, self._shared, self._ms = start, shared, ms
+        self._is_full = len(self._waiting) >= 2 * MAX_WAITING
 
 
-def _text(value: bytes) -> bytes:
-    """Return a JSON string; line ends are escaped in it, so that a line stays one."""
-    return orjson.dumps(value.decode("latin-1"))
+def _rest(
+    request_id: bytes,
+    trace: bytes | None,
+    seconds: float,
+    bytes_in: int | None,
+    bytes_out: int | None,
+) -> bytes:
+    """Return the rest of a line with any values; line ends are escaped, so that it stays one."""
+    fields = {
+        "request_id": request_id.decode("latin-1"),
+        "trace_id": None if trace is None else trace.decode(),
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+        "total_ms": round(seconds * 1e3, 3),
+    }
+    return b",%b\n" % orjson.dumps(fields)[1:]
 
 
 def open_output(name: str) -> LogOutput:

@@ -17,7 +17,7 @@ from bundle.sampling import Sampling
 from bundle.tensors import Signature
 from services.online.batching.executor import Answer
 from services.online.metrics.exposition import CounterSink, Exposition
-from services.online.observability.access_log import AccessLog, entry_of, open_output
+from services.online.observability.access_log import AccessLog, open_output
 from services.online.observability.calls import OK, RequestRecord, outcome_of
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
@@ -72,7 +72,7 @@ class Observer:
         self._tracing = tracing
         self._recorder = recorder
         self._batched = batched
-        self.active = self._is_active()
+        self._update()
         self._sinks: list[RecordSink] = [
             sink for sink in (log, tracing, recorder) if sink is not None
         ]
@@ -121,14 +121,12 @@ class Observer:
         `started` is of `perf_counter`; see `answered`. A log alone needs no record.
         """
         traceparent = headers.get(b"traceparent")
-        unsampled = self._recorder is None or not self._recorder.sampling
-        if self._log is not None and self._tracing is None and unsampled:
+        if self._log_alone is not None:
             shared = (
                 protocol, OK, None, answer.queue_seconds, answer.infer_seconds,
-                self._rows_of(inputs, answer), answer.batch_rows, bytes_in, bytes_out,
+                self._rows_of(inputs, answer), answer.batch_rows,
             )  # fmt: skip
-            seconds = perf_counter() - started
-            self._log.put((time.time(), seconds, request_id, traceparent, shared))
+            self._log_alone.answered(request_id, traceparent, started, bytes_in, bytes_out, shared)
             return
         record = self.begin(protocol, request_id, traceparent, headers.get(b"tracestate"))
         if record is not None:
@@ -199,21 +197,23 @@ class Observer:
         record.code = code
         record.seconds, record.at = perf_counter() - record.started, time.time()
         if self._log is not None:
-            self._log.put(entry_of(record))
+            self._log.ended(record)
         if self._tracing is not None and record.traced:
             self._tracing.put(record)
 
-    def _is_active(self) -> bool:
-        if self._log is not None or self._tracing is not None:
-            return True
-        return self._recorder is not None and self._recorder.sampling
+    def _update(self) -> None:
+        """Decide what the requests of the next tick need."""
+        sampling = self._recorder is not None and self._recorder.sampling
+        self.active = self._log is not None or self._tracing is not None or sampling
+        # Answers are logged without a record if nothing else takes them.
+        self._log_alone = None if self._tracing is not None or sampling else self._log
 
     def _run(self) -> None:
         tick = TICK_SECONDS if self._log is None else _LOG_TICK_SECONDS
         while not self._ending.wait(tick):
             for sink in self._sinks:
                 self._guarded(sink, sink.flush)
-            self.active = self._is_active()
+            self._update()
             self.publish()
         for sink in self._sinks:
             self._guarded(sink, sink.flush)

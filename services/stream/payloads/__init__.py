@@ -25,14 +25,10 @@ KEEP_ALL = "*"
 BY_NAME: Mapping[str, str] = MappingProxyType(
     {
         "json": "services.stream.payloads.jsonrows",
-        "arrow": "services.stream.payloads.arrow",
         "raw": "services.stream.payloads.raw",
         "avro": "services.stream.payloads.avro",
     }
 )
-
-# Formats whose answers may have fields that were not declared.
-_KEEP_ALL_FORMATS = ("json", "arrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +36,13 @@ class PayloadRequest:
     """The payload format of a run.
 
     `keep` are fields of a message that its answer has as well, or KEEP_ALL. A message of more than
-    `max_bytes`, or of more than `max_rows` rows, is rejected. `map` says which columns feed
-    which input, as `mlctl batch run --map`. Inputs in `optional` may be null.
+    `max_bytes`, or of more than `max_rows` rows, is rejected. Inputs in `optional` may be null.
     """
 
     name: str = "json"
     keep: tuple[str, ...] = ()
     max_bytes: int = MAX_BYTES
     max_rows: int = MAX_ROWS
-    map: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,10 +63,10 @@ def open_payload(request: PayloadRequest, signature: Signature) -> Payload:
             ErrorCode.UNSUPPORTED_MODEL,
             "the model has no batch dimension, so messages cannot be its rows",
         )
-    if KEEP_ALL in request.keep and request.name not in _KEEP_ALL_FORMATS:
+    if KEEP_ALL in request.keep and request.name != "json":
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--keep '*': only {' and '.join(_KEEP_ALL_FORMATS)} messages can keep all fields",
+            "--keep '*': only json messages can keep all fields",
             "Name the fields to keep.",
         )
     for name in request.keep:

@@ -144,13 +144,13 @@ class ObjectReader:
         if found is None:
             found = {}
             for name, spec in self._specs.items():
-                if name in self._optional and document.get(name) is None:
-                    found[name] = self._column(spec, [document])
-                    continue
-                if name not in document:
+                if name in self._optional:
+                    found[name], several = _nullable(spec, document.get(name))
+                elif name in document:
+                    found[name], several = _value(spec, document[name])
+                else:
                     names = ", ".join(repr(each) for each in self._specs)
                     raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
-                found[name], several = _value(spec, document[name])
                 many = many or several
         rows = check_rows(found, self._specs, self._max_rows)
         return MessageGroup([index], found, [rows], [self._carried(document, many=many)])
@@ -247,6 +247,13 @@ def _numbers(code: str, rows: Sequence[list[Any]], dtype: np.dtype[Any]) -> np.n
     if ((found == 0) | (found == 1)).any() and bool in set(map(type, chain.from_iterable(rows))):
         raise TypeError("not a number")
     return found
+
+
+def _nullable(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
+    """Return what `_value` does for an input of plain rows, of which some may be null."""
+    many = isinstance(value, list)
+    rows = value if many else [value]
+    return decode_nullable(spec, rows, lambda filled: _value(spec, filled)[0]), many
 
 
 def _value(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:

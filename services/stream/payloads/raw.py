@@ -90,7 +90,7 @@ def _layout(specs: Sequence[TensorSpec]) -> np.dtype[Any]:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"--payload raw: rows of {spec.name!r} have no fixed size",
-                "Use --payload json or arrow for this model.",
+                "Use --payload json for this model.",
             )
     layout = np.dtype(
         [(s.name, np.dtype(s.dtype.numpy_name).newbyteorder("<"), s.shape[1:]) for s in specs]

@@ -138,7 +138,7 @@ class _Browser:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
-        self._url, self._health = url, ClientHealth()
+        self._url, self._health = url, ClientHealth(url)
         self._partition = load_driver().TopicPartition
         self.names = PartitionNames()
         self.consumer = make_client("Consumer", settings, self._health)

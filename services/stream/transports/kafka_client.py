@@ -121,9 +121,10 @@ def properties(url: StreamUrl, environment: Mapping[str, str] = os.environ) -> d
 
 
 class ClientHealth:
-    """The last error of a client's own threads; the calls themselves only time out."""
+    """The last error of the threads of a client of `url`; the calls themselves only time out."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: StreamUrl) -> None:
+        self._url = url
         self._last: KafkaError | None = None
 
     def on_error(self, error: KafkaError) -> None:
@@ -137,7 +138,7 @@ class ClientHealth:
         """Raise the error since the last call, such as BROKER_UNAVAILABLE."""
         error, self._last = self._last, None
         if error is not None:
-            raise translated(error)
+            raise translated(error, self._url.redacted())
 
 
 def make_client(kind: str, settings: Mapping[str, Any], health: ClientHealth) -> Any:

@@ -104,7 +104,7 @@ class GroupConsumer(StreamConnection):
             "enable.partition.eof": True,
         }
         self._latest = request.start == "latest"
-        self._health = ClientHealth()
+        self._health = ClientHealth(request.source)
         self._names = PartitionNames()
         # Messages that the client returned and poll() did not.
         self._buffered: list[Message] = []

@@ -70,7 +70,7 @@ class KafkaProducer:
             "on_delivery": self._on_delivery_error,
         }
         self._max_bytes = _max_bytes(self._settings)
-        self._health = ClientHealth()
+        self._health = ClientHealth(url)
         self._failed: list[KafkaError] = []
         # The batch that the client has, until it is acknowledged or a message of it failed.
         self._sent: object = None

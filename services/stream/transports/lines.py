@@ -182,7 +182,7 @@ class PipeConnection(StreamConnection):
     guarantee = Guarantee.AT_LEAST_ONCE
 
     def __init__(self) -> None:
-        self._reader: LineReader | None = LineReader(0)
+        self._reader = LineReader(0)
         # Offsets of the lines that poll() returned, with the ends of the lines, until committed.
         self._delivered: dict[int, int] = {}
 
@@ -194,10 +194,10 @@ class PipeConnection(StreamConnection):
 
     @property
     def ended(self) -> bool:
-        return self._reader is not None and self._reader.ended
+        return self._reader.ended
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
-        if self._reader is None or not limit:
+        if not limit:
             return []
         found = self._reader.read(limit, wait_s)
         self._delivered |= {at: at + len(line) + 1 for at, line in found}
@@ -211,26 +211,30 @@ class PipeConnection(StreamConnection):
         return {"0": self.group_lag()}
 
     def group_lag(self) -> int:
-        return len(self._delivered) + (self._reader.remaining() if self._reader else 0)
+        return len(self._delivered) + self._reader.remaining()
 
 
 class FileConnection(PipeConnection):
-    """Reads a file for a group; entering raises JOB_RUNNING if another process does so too."""
+    """Reads a file for a group.
+
+    Entering raises NOT_FOUND without the file, and JOB_RUNNING if another process reads it for the
+    same group.
+    """
 
     def __init__(self, request: ConnectionRequest) -> None:
         super().__init__()
-        self._reader = None  # until the file exists
         self._path = _path(request.source)
         self._latest = request.start == "latest"
         self._position = position_path(self._path, request.group)
         self._file = self._lock = -1
 
     def __enter__(self) -> Self:
-        lock = self._position.with_suffix(".lock")
-        self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = _open_existing(self._path)
         try:
+            lock = self._position.with_suffix(".lock")
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             _lock(self._lock, f"reads {self._path} for the same group")
-            self._open()
+            self._begin()
         except BaseException:
             self.__exit__()
             raise
@@ -242,9 +246,6 @@ class FileConnection(PipeConnection):
                 os.close(file)
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
-        if self._reader is None and not self._open():
-            time.sleep(min(wait_s, _SLEEP_SECONDS))
-            return []
         found = super().poll(limit, wait_s)
         if not found and limit and self._path.exists():  # Another file may be about to replace it.
             self._check(self._path.stat().st_ino)
@@ -256,12 +257,8 @@ class FileConnection(PipeConnection):
             self._save(self._delivered[int(batch.done[-1].offset)])
         super().commit(batch)
 
-    def _open(self) -> bool:
-        """Open the file at the group's position; return whether it exists."""
-        try:
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
+    def _begin(self) -> None:
+        """Begin at the group's position."""
         saved = read_position(self._position)
         offset = saved[0] if saved else _end_of_lines(self._file) if self._latest else 0
         os.lseek(self._file, offset, os.SEEK_SET)
@@ -270,11 +267,9 @@ class FileConnection(PipeConnection):
             self._check(saved[1])
         elif self._latest:
             self._save(offset)
-        return True
 
     def _check(self, inode: int) -> None:
         """INVALID_INPUT if `inode` is another file, or the file is shorter than what was read."""
-        assert self._reader is not None
         status = os.fstat(self._file)
         if inode != status.st_ino or status.st_size < self._reader.offset:
             raise MlctlError(
@@ -307,7 +302,14 @@ class LineProducer:
             self._file = os.dup(int(self._url.options.get("descriptor", 1)))
             return self
         path = _path(self._url)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError as error:
+            raise MlctlError(
+                ErrorCode.NOT_FOUND,
+                f"there is no folder {path.parent}",
+                f"Create it: mkdir -p '{path.parent}'",
+            ) from error
         try:
             _lock(self._file, f"writes to {path}")
         except MlctlError:
@@ -409,14 +411,22 @@ def _existing(url: StreamUrl) -> Iterator[int]:
     """Open a file; INVALID_INPUT for a pipe, NOT_FOUND."""
     if url.scheme == PIPE:
         raise MlctlError(ErrorCode.INVALID_INPUT, "a pipe cannot be inspected")
-    try:
-        file = os.open(_path(url), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no file {_path(url)}") from error
+    file = _open_existing(_path(url))
     try:
         yield file
     finally:
         os.close(file)
+
+
+def _open_existing(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise MlctlError(
+            ErrorCode.NOT_FOUND,
+            f"there is no file {path}",
+            f"To run before it is written: touch '{path}'",
+        ) from error
 
 
 def _end_of_lines(file: int) -> int:

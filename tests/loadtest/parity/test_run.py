@@ -99,7 +99,7 @@ def test_online_paths__no_server__end_the_comparison(shared_bundle: VerifiedBund
 
 
 def offline(model: Scorable) -> list[InferencePath]:
-    return [BatchPath(model), StreamPath(model, "json"), StreamPath(model, "arrow")]
+    return [BatchPath(model), StreamPath(model)]
 
 
 def test_batch_and_stream__same_model__give_the_same_bits(shared_bundle: VerifiedBundle) -> None:

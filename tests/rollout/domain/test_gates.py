@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -592,12 +592,17 @@ def test_tick_breaks_limit__only_absolute_limits__count() -> None:
     assert not gates.tick_breaks_limit(rejecting(50), SPEC)
 
 
-def gross(ticks: list[tuple[int, int]], live: Counts) -> Verdict | None:
+def gross(
+    ticks: list[tuple[int, int]],
+    live: Counts,
+    spec: RolloutSpec = SPEC,
+    record: Sequence[tuple[Counts, float]] = (),
+) -> Verdict | None:
     """Judge ticks of 0.5 s with (errors, requests) of the candidate."""
-    evidence = GateEvidence()
+    evidence = gates.begin(record, spec)
     for errors, n in ticks:
-        evidence = gates.fold(evidence, Window(Counts(n, errors, n), live), SPEC)
-    return gates.harm(evidence, SPEC)
+        evidence = gates.fold(evidence, Window(Counts(n, errors, n), live), spec)
+    return gates.harm(evidence, spec)
 
 
 def test_harm__five_failures_in_a_row_of_ticks__are_gross_and_four_are_not() -> None:
@@ -606,12 +611,22 @@ def test_harm__five_failures_in_a_row_of_ticks__are_gross_and_four_are_not() -> 
     assert gross([(2, 2), (1, 2), (1, 2)], same()) is None
 
 
-def test_harm__exactly_a_quarter_fails__is_gross() -> None:
-    assert gross([(2, 7), (2, 7), (1, 6)], same()) is not None
+def test_harm__exactly_a_third_fails__is_gross_at_once() -> None:
+    assert gross([(2, 6)] * 3, same()) is not None
+    assert gross([(2, 7)] * 3, same()) is None
+
+
+def test_harm__live_has_bursts__is_gross_from_twice_their_share_on() -> None:
+    """The worst five seconds of the record count, a block with few failures does not."""
+    record = [(same(errors=26 if each % 20 == 0 else 0), 5.0) for each in range(60)]
+    assert gross([(50, 100)] * 12, same(), record=record) is None
+    assert gross([(52, 100)] * 3, same(), record=record) is not None
+    lone = [(Counts(4, 4, 4) if each % 20 == 0 else same(), 5.0) for each in range(60)]
+    assert gross([(50, 100)] * 3, same(), record=lone) is not None
 
 
 def test_harm__twice_as_many_fail_as_on_live__is_gross() -> None:
     why = "50.00 % of 300 requests failed in 1.5 s on end (25.00 % on the live revision)"
     found = gross([(50, 100)] * 3, same(errors=25))
-    assert found == Verdict(Action.ROLLBACK, Gate.ERRORS_VS_LIMIT, why, 0.5, 0.25, 300)
+    assert found == Verdict(Action.ROLLBACK, Gate.ERRORS_VS_LIMIT, why, 0.5, 1.0 / 3.0, 300)
     assert gross([(49, 100)] * 3, same(errors=25)) is None

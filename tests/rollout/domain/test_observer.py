@@ -67,21 +67,6 @@ def test_observe__unhealthy_or_dead__is_in_the_observation() -> None:
     assert (observation.healthy, observation.alive) == (False, False)
 
 
-def test_observe__live_slot_answers_for_an_unhealthy_candidate__is_the_candidates_failure() -> None:
-    data_plane = MemoryDataPlane(EDGES)
-    watching = observer(data_plane)
-    watching.start()
-    found = []
-    for healthy in (False, False, True):
-        data_plane.serve(Slot.GREEN, 10)
-        data_plane.healthy[Slot.GREEN] = healthy
-        window = watching.observe(alive=True)[0].window
-        assert window is not None
-        found.append((window.candidate.requests, window.candidate.errors, window.candidate.timed))
-    # In the first and the last tick it was healthy for a part of the time.
-    assert found == [(10, 0, 10), (10, 10, 0), (10, 0, 10)]
-
-
 class Pairs:
     """A comparison that notes what it was asked."""
 

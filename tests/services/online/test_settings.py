@@ -32,7 +32,7 @@ def test_settings__invalid_value__names_its_variable(monkeypatch: pytest.MonkeyP
 def test_settings__batching_is_not_set__is_the_bundles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = ("max_queue_rows", "max_queue_ms", "max_wait_ms")
+    names = ("max_queue_rows", "max_queue_ms", "max_wait_ms", "max_length", "max_body_bytes")
     assert all(getattr(load_settings(), name) is None for name in names)
     monkeypatch.setenv("MLCTL_MAX_WAIT_MS", "0")
     assert load_settings().max_wait_ms == 0

@@ -124,7 +124,7 @@ async def test_features__every_path__answers_with_the_stored_values(
     monkeypatch.setenv("MLCTL_FEATURE_STORE", store_url)
     wanted = [44.0, 31.0, 21.0]
     request = users("ann", "eve", "bob")
-    for path in (BatchPath(bundle), StreamPath(bundle, "arrow")):
+    for path in (BatchPath(bundle), StreamPath(bundle)):
         (outputs,) = path.infer([request], 3)
         assert outputs["sum"].tolist() == wanted
     registry = CollectorRegistry()

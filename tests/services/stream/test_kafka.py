@@ -55,7 +55,7 @@ _REAL = os.environ.get("MLCTL_KAFKA")
 OPTIONS = "session.timeout.ms=1400&heartbeat.interval.ms=50&fetch.wait.max.ms=20"
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     global _REAL
     if _REAL != "noida":
@@ -115,6 +115,7 @@ class TestKafka(TransportContract):
 
 @pytest.mark.slow
 @pytest.mark.skipif(_REAL is None, reason="MLCTL_KAFKA=HOST:PORT names a real cluster")
+@pytest.mark.usefixtures("real_cluster")
 class TestRealTransactions(TransportContract):
     """Exactly once: offsets in transactions, and fencing, which the mock does not have."""
 
@@ -367,6 +368,7 @@ def test_kafka__brokers_come_back__no_duplicates(
                 with pytest.raises(MlctlError) as away:
                     answer(link, found[1:])
                 assert away.value.code is ErrorCode.BROKER_UNAVAILABLE
+                assert source.address in away.value.message
             with pytest.raises(MlctlError) as away:
                 wait_until(lambda: link.poll(10, 0.1))
             assert away.value.code is ErrorCode.BROKER_UNAVAILABLE

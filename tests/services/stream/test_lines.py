@@ -45,12 +45,21 @@ from tests.support.forked import run_forked
 class TestLines(TransportContract):
     @pytest.fixture
     def broker(self, tmp_path: Path) -> Broker:
-        return Broker(
-            lambda name: StreamUrl.parse(f"file://{tmp_path / name}.jsonl?headers=yes"),
-            Guarantee.AT_LEAST_ONCE,
-            takes_over=False,
-            shares=False,
-        )
+        def create(name: str) -> StreamUrl:
+            path = tmp_path / f"{name}.jsonl"
+            path.touch()
+            return StreamUrl.parse(f"file://{path}?headers=yes")
+
+        return Broker(create, Guarantee.AT_LEAST_ONCE, takes_over=False, shares=False)
+
+
+def test_file__source_or_folder_does_not_exist__is_an_error_with_a_command(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    for folder, command in ((tmp_path, f"touch '{tmp_path / 'in.jsonl'}'"), (missing, "mkdir -p")):
+        with pytest.raises(MlctlError, match="there is no") as raised, _link(folder):
+            pass
+        assert raised.value.code is ErrorCode.NOT_FOUND
+        assert command in raised.value.hint
 
 
 @given(

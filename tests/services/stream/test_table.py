@@ -187,7 +187,7 @@ def test_run__answers_go_to_a_table__dead_letters_to_their_stream(
     ("target", "payload", "message"),
     [
         ("sqlite://out.db?table=t&key=id", "json", "has no option 'key'"),
-        ("sqlite://out.db?table=t", "arrow", "only JSON answers can go to"),
+        ("sqlite://out.db?table=t", "raw", "only JSON answers can go to"),
         ("postgresql://host/db", "json", "is not a table name"),
     ],
 )

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from struct import Struct
 
-from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.admission import too_many_bytes
 from services.online.batching.budget import Hold, Inflight
 from services.protocol.compression import inflate, inflate_on_thread
 from services.protocol.wire import invalid
@@ -112,7 +112,7 @@ class Assembler:
         if flag > 1:
             raise invalid("a message begins with neither 0 nor 1")
         if length > self._limit:
-            raise too_large(self._limit)
+            raise too_many_bytes(self._limit)
         self._charged += _OVERHEAD
         self._compressed = flag == 1
         if length == 0:
@@ -157,10 +157,3 @@ def _known_coding(coding: bytes) -> str:
 def frame(data: bytes) -> bytes:
     """Return a message with its prefix."""
     return _PREFIX.pack(0, len(data)) + data
-
-
-def too_large(limit: int) -> MlctlError:
-    """Return the error of a message above `limit` bytes."""
-    return MlctlError(
-        ErrorCode.PAYLOAD_TOO_LARGE, f"the message is larger than the limit of {limit} bytes"
-    )

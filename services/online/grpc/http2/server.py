@@ -136,7 +136,7 @@ class Http2Server:
             connection,
             stream,
             head,
-            limit=message_limit(head.path, settings.max_body_bytes),
+            limit=message_limit(head.path, self._serving.max_body_bytes),
             inflight=probes or self._serving.inflight,
             room=probes or self._room,
             seconds=settings.deadline_ms / 1000,

@@ -9,25 +9,28 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bundle.clock import SystemClock
+from bundle.errors import MlctlError
 from rollout.daemon.reporting import outbox
-from rollout.daemon.reporting.outbox import Delivering, EventSink, Outbox
+from rollout.daemon.reporting.outbox import Delivering, EventSink, OpenSink, Outbox
 from rollout.daemon.reporting.webhooks import (
     MAX_AGE_SECONDS,
     WebhookSink,
+    notified,
     signature,
     sink_of,
 )
-from rollout.domain.spec import DeploymentSettings
+from rollout.domain.spec import DeploymentSettings, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
-from tests.support.played import Played
+from tests.support.played import SPEC, Played
 from tests.support.receiver import Receiver, receiving
 from tests.support.wait import wait_until
 
@@ -49,11 +52,21 @@ class Process:
     """What delivers to `receiver`, with a connection of its own to the journal at `path`."""
 
     def __init__(
-        self, receiver: Receiver, path: Path, clock: ManualClock, secret: Path | None = None
+        self,
+        receiver: Receiver,
+        path: Path,
+        clock: ManualClock,
+        secret: Path | None = None,
+        *,
+        webhook: bool = True,
     ) -> None:
         self._clock = clock
         self._journal = Journal(path, clock)
-        self._sink = WebhookSink("shop", receiver.url, secret, self._journal, clock)
+        settings = DeploymentSettings(
+            webhooks=(receiver.url,) if webhook else (),
+            webhook_secret=None if secret is None else str(secret),
+        )
+        self._sink = WebhookSink("shop", receiver.url, settings, self._journal, clock)
         self._delivering = Delivering("shop", self._sink, self._journal, clock)
 
     def step(self) -> float:
@@ -81,13 +94,16 @@ def step(process: Process) -> float:
 
 def outbox_of(path: Path, *urls: str) -> Outbox:
     """The outbox of webhooks with the machine's own clock."""
+    return Outbox("shop", sinks_of(*urls), partial(Journal, path), SystemClock())
+
+
+def sinks_of(*urls: str) -> dict[str, OpenSink]:
+    settings = DeploymentSettings(webhooks=urls)
 
     def sink(url: str, journal: Journal, _stop: threading.Event) -> EventSink:
-        return WebhookSink("shop", url, None, journal, SystemClock())
+        return WebhookSink("shop", url, settings, journal, SystemClock())
 
-    return Outbox(
-        "shop", [partial(sink, url) for url in urls], partial(Journal, path), SystemClock()
-    )
+    return {sink_of(url): partial(sink, url) for url in urls}
 
 
 PROMOTED = [
@@ -198,6 +214,44 @@ def test_webhook__deployment_started_again__earlier_events_are_not_sent(
     assert receiver.taken == ["deployment.up"]
 
 
+def test_notifications__named_by_one_rollout__its_notices_only(
+    journal: Journal, receiver: Receiver, path: Path, clock: ManualClock
+) -> None:
+    played = Played(journal, clock, spec=replace(SPEC, notifications=(receiver.url,)))
+    played.until(RolloutPhase.DONE)
+    played.spec = SPEC
+    played.begin("tiny:cc")
+    played.until(RolloutPhase.DONE)
+    journal.retire("shop")
+    step(Process(receiver, path, clock, webhook=False))
+    assert receiver.taken == PROMOTED[1:]
+    assert {each.document["rollout"] for each in receiver.deliveries} == {1}
+
+
+def test_notified__rollout_ended_a_day_ago__is_left_out(
+    journal: Journal, clock: ManualClock
+) -> None:
+    settings = DeploymentSettings(webhooks=("https://a.example/x",))
+    urls = ("https://b.example/x", *settings.webhooks)
+    played = Played(journal, clock, settings, replace(SPEC, notifications=urls))
+
+    def found() -> tuple[str, ...]:
+        return notified(settings, journal.rollouts("shop"), clock.wall())
+
+    clock.advance(2 * MAX_AGE_SECONDS)
+    assert found() == ("https://a.example/x", "https://b.example/x")
+    played.until(RolloutPhase.DONE)
+    assert len(found()) == 2
+    clock.advance(MAX_AGE_SECONDS)
+    assert found() == settings.webhooks
+
+
+def test_notifications__invalid_url__rejected_without_its_path() -> None:
+    with pytest.raises(MlctlError) as caught:
+        RolloutSpec(notifications=("hooks.example/secret-part",))
+    assert caught.value.message == "notifications: give URLs with http or https"
+
+
 def test_webhook__secret__signed_like_standard_webhooks(
     played: Played, receiver: Receiver, path: Path, clock: ManualClock, secret: Path
 ) -> None:
@@ -249,6 +303,18 @@ def test_outbox__one_receiver_unreachable__others_and_shutdown_are_not_delayed(
         journal.retire("shop")
     # What came last is still told at the end.
     assert receiver.taken == [*PROMOTED, "deployment.down"]
+
+
+def test_outbox__receiver_added_while_it_runs__gets_what_waited_once(
+    journal: Journal, clock: ManualClock, path: Path, receiver: Receiver
+) -> None:
+    clock.advance(time.time() - clock.wall())
+    with outbox_of(path) as running:
+        Played(journal, clock).until(RolloutPhase.DONE)
+        for _ in range(2):
+            running.add(sinks_of(receiver.url))
+        wait_until(lambda: receiver.taken == PROMOTED)
+    assert receiver.taken == PROMOTED
 
 
 def test_outbox__many_receivers_hang__shutdown_waits_once(

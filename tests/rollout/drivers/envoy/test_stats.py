@@ -29,8 +29,8 @@ def test_parse_stats__http_and_grpc__are_summed() -> None:
             ("cluster.green-first-http.upstream_rq_completed", 10),
             ("cluster.green-first-grpc.upstream_rq_completed", 5),
             histograms=(
-                histogram("cluster.green-first-http.upstream_rq_time", 4, 10),
-                histogram("cluster.green-first-grpc.upstream_rq_time", 1, 5),
+                histogram("cluster.green-first-http.zone.proxy.green.upstream_rq_time", 4, 10),
+                histogram("cluster.green-first-grpc.zone.proxy.green.upstream_rq_time", 1, 5),
             ),
         )
     )
@@ -45,7 +45,9 @@ def test_parse_stats__streamed_answers__count_errors_but_no_times() -> None:
             ("cluster.green-stream-http.upstream_rq_completed", 3),
             ("cluster.green-stream-grpc.upstream_rq_completed", 2),
             (f"cluster.green-stream-grpc.{GRPC.replace('ModelInfer', 'ModelStreamInfer')}.13", 1),
-            histograms=(histogram("cluster.green-stream-http.upstream_rq_time", 1, 3),),
+            histograms=(
+                histogram("cluster.green-stream-http.zone.proxy.green.upstream_rq_time", 1, 3),
+            ),
         )
     )
     green = reading.totals[Slot.GREEN]
@@ -53,7 +55,7 @@ def test_parse_stats__streamed_answers__count_errors_but_no_times() -> None:
 
 
 def test_parse_stats__unused_protocol__adds_nothing() -> None:
-    histograms = (histogram("cluster.green-first-http.upstream_rq_time", 4, 10),)
+    histograms = (histogram("cluster.green-first-http.zone.proxy.green.upstream_rq_time", 4, 10),)
     assert parse_stats(stats(histograms=histograms)).totals[Slot.GREEN].timed == 10
 
 
@@ -61,7 +63,7 @@ def test_parse_stats__each_error_kind__is_counted() -> None:
     reading = parse_stats(
         stats(
             ("cluster.green-first-http.upstream_rq_5xx", 1),
-            ("cluster.green-first-http.upstream_rq_retry", 2),
+            ("cluster.green-first-http.zone.proxy.blue.upstream_rq_completed", 2),
             ("cluster.green-first-grpc.upstream_rq_5xx", 16),  # reset calls have a status too
             (f"cluster.green-first-grpc.{GRPC}.13", 8),
             (f"cluster.green-first-grpc.{GRPC}.14", 16),
@@ -72,10 +74,27 @@ def test_parse_stats__each_error_kind__is_counted() -> None:
     assert reading.totals[Slot.GREEN].errors == 27
 
 
+def test_parse_stats__other_slot_answered__is_an_error_and_nothing_else() -> None:
+    rescued = "cluster.green-first-http.zone.proxy.blue.upstream_rq"
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_completed", 10),
+            ("cluster.green-first-http.upstream_rq_5xx", 3),
+            (f"{rescued}_completed", 6),
+            (f"{rescued}_5xx", 1),
+            (f"{rescued}_4xx", 2),
+            histograms=(histogram(f"{rescued}_time", 6, 6),),
+        )
+    )
+    green, blue = reading.totals[Slot.GREEN], reading.totals[Slot.BLUE]
+    assert (green.requests, green.errors, green.client_errors, green.timed) == (10, 8, 0, 0)
+    assert (blue.requests, blue.errors) == (0, 0)
+
+
 def test_parse_stats__client_errors__are_counted_apart() -> None:
     reading = parse_stats(
         stats(
-            ("cluster.green-first-http.upstream_rq_4xx", 1),
+            ("cluster.green-first-http.zone.proxy.green.upstream_rq_4xx", 1),
             (f"cluster.green-first-grpc.{GRPC}.3", 2),
             (f"cluster.green-first-grpc.{GRPC}.5", 4),
             (f"cluster.green-first-grpc.{GRPC}.12", 8),
@@ -116,7 +135,9 @@ def test_parse_stats__copies__are_counted_apart() -> None:
             ("cluster.green-shadow-http.upstream_rq_5xx", 2),
             ("cluster.green-shadow-grpc.upstream_rq_tx_reset", 1),
             ("cluster.green-tester-http.upstream_rq_completed", 5),
-            histograms=(histogram("cluster.green-shadow-http.upstream_rq_time", 3, 7),),
+            histograms=(
+                histogram("cluster.green-shadow-http.zone.proxy.green.upstream_rq_time", 3, 7),
+            ),
         )
     )
     shadow = reading.shadow[Slot.GREEN]

@@ -55,12 +55,15 @@ def test_webhook_secret__empty_file__rejected(
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
 
-def test_webhook_secret__no_webhooks_or_secret__settings_unchanged(
+def test_webhook_secret__none__settings_unchanged() -> None:
+    assert with_webhook_secret("shop", SETTINGS) == SETTINGS
+
+
+def test_webhook_secret__no_webhooks__kept_for_a_rollouts_notifications(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert with_webhook_secret("shop", SETTINGS) == SETTINGS
     monkeypatch.setenv(WEBHOOK_SECRET, "hush")
-    assert with_webhook_secret("shop", DeploymentSettings()) == DeploymentSettings()
+    assert with_webhook_secret("shop", DeploymentSettings()).webhook_secret
 
 
 @pytest.mark.parametrize("url", ["hooks.example", "ftp://hooks.example/x", "https://"])

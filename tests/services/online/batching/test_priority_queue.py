@@ -1,4 +1,4 @@
-from services.online.batching.priority_queue import PriorityQueue, Ticket
+from services.online.batching.scheduler import PriorityQueue, Ticket
 from services.protocol.priority import Priority
 
 

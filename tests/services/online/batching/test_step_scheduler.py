@@ -4,7 +4,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import Limits, QueueFullError
-from services.online.batching.priority_queue import MAX_CONSECUTIVE_HIGH, Ticket
+from services.online.batching.scheduler import MAX_CONSECUTIVE_HIGH, Ticket
 from services.online.batching.step_scheduler import StepScheduler
 from services.protocol.priority import Priority
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
+from bundle.manifest import Batching
+from bundle.verify import VerifiedBundle, seal
 from services.online.batching.scheduler import Priority, QueueFullError
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
@@ -313,9 +314,21 @@ def test_infer__timeout_and_priority__reach_the_model(
     assert asked == [(2.0, Priority.HIGH)]
 
 
-async def test_input_limits__request_above_one__is_413_with_the_limit(tmp_path: Path) -> None:
+LIMITS: dict[str, Any] = {"max_queue_rows": 8, "max_length": 5, "max_body_bytes": LIMIT}
+
+
+@pytest.mark.parametrize(
+    ("of_bundle", "of_server"),
+    [({}, LIMITS), (LIMITS, {}), (dict.fromkeys(LIMITS, 1_000_000), LIMITS)],
+    ids=["server", "bundle", "server before bundle"],
+)
+async def test_input_limits__request_above_one__is_413_with_the_limit(
+    tmp_path: Path, of_bundle: dict[str, Any], of_server: dict[str, Any]
+) -> None:
     bundle = make_lookup_bundle(tmp_path / "bundle")
-    limits = ServerSettings(max_queue_rows=8, max_length=5, max_body_bytes=LIMIT)
+    batching = Batching.model_validate({**bundle.manifest.batching.model_dump(), **of_bundle})
+    bundle = seal(bundle.root, bundle.manifest.model_copy(update={"batching": batching}))
+    limits = ServerSettings(**of_server)
 
     def body(rows: int, length: int) -> dict[str, Any]:
         tensor = {"shape": [rows, length], "data": [0] * rows * length}

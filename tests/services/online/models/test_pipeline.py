@@ -101,6 +101,9 @@ def test_pipeline__grpc__answers_as_one_model(packed: BentoContents) -> None:
                 assert answer.model_version == packed.digest
                 found = np.frombuffer(answer.raw_output_contents[0], "<f4").tolist()
                 assert found == wanted(rows(number))
+            hosts.models[1].max_body_bytes = 10
+            with pytest.raises(grpc.aio.AioRpcError, match="limit of 10 bytes"):
+                await call(channel, "ModelInfer", request("double", 1))
         await server.stop(1)
 
     assert answered(serve(packed, use), "both", "grpc") == 4

@@ -16,7 +16,6 @@ from services.online.observability.access_log import (
     AccessLog,
     AppendedFile,
     StandardOutput,
-    entry_of,
     open_output,
 )
 from services.online.observability.calls import RequestRecord
@@ -50,7 +49,7 @@ def lines(memory: Memory) -> list[dict[str, Any]]:
 
 def put(log: AccessLog, record: RequestRecord | None = None) -> None:
     """Log a request; an answered one by default."""
-    log.put(entry_of(record or done()))
+    log.ended(record or done())
 
 
 def test_access_log__requests__are_one_json_line_each() -> None:

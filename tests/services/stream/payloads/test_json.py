@@ -61,6 +61,24 @@ def test_json_payload__missing_values__only_of_inputs_that_may_lack_them(count: 
     assert len(found.rejected) == 3 * count
 
 
+def test_json_payload__null_among_several_rows__is_a_missing_value() -> None:
+    signature = Signature(
+        inputs=(_spec("age", Datatype.FP64), _spec("city", Datatype.BYTES)), outputs=FOUR.outputs
+    )
+    values = [
+        b'{"age":[null,41.0],"city":["Oslo",null]}',
+        b'{"city":["Oslo","Rome"]}',
+        b'{"age":[true],"city":["Oslo"]}',
+        b'{"age":{"a":1},"city":"Oslo"}',
+    ]
+    optional = PayloadRequest(optional=frozenset({"age", "city"}))
+    (found,) = open_payload(optional, signature).decode(values)
+    assert (list(found.kept), list(found.rows)) == ([0], [2])
+    assert set(found.rejected) == {1, 2, 3}
+    assert found.inputs["city"].tolist() == [b"Oslo", b""]
+    np.testing.assert_array_equal(found.inputs["age"], [math.nan, 41.0])
+
+
 def test_payload__one_bad_message__others_are_answered() -> None:
     values = [orjson.dumps({"x": [float(i)] * 4}) for i in range(100)]
     values[37] = b'{"x":[1,2,true,4]}'
@@ -255,7 +273,7 @@ def test_json__keep_all__answers_have_every_field() -> None:
 
 
 def test_json_payload__invalid_request__is_rejected() -> None:
-    with pytest.raises(MlctlError, match="only json and arrow messages can keep all"):
+    with pytest.raises(MlctlError, match="only json messages can keep all"):
         open_payload(PayloadRequest("raw", keep=("*",)), FOUR)
     with pytest.raises(MlctlError, match="an output has that name"):
         open_payload(PayloadRequest(keep=("y",)), FOUR)

@@ -1,9 +1,12 @@
-"""Rows of an S3: a real client against a server of moto's, which speaks its protocol."""
+"""Rows in buckets: the real clients against moto's S3 and the emulator of Google's storage."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -12,10 +15,12 @@ import pytest
 from pyarrow import parquet
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.ports import free_ports
 from bundle.verify import VerifiedBundle
 from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
+from services.batch.storage import open_storage
 from tests.support import tables
 from tests.support.bundles import expected
 from tests.support.s3 import KEYS, s3_client, s3_server
@@ -88,28 +93,68 @@ def test_s3__unreachable_server__is_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert refused("s3://rows/in/").code is ErrorCode.SOURCE_UNAVAILABLE
 
 
+def check_job(system: Any, out: str, bundle: VerifiedBundle, folder: Path) -> None:
+    """Run a job into the folder `out` of a bucket, again, again without a unit, and anew."""
+    x = tables.write_rows(folder / "in.parquet", 3000)
+    path = out.partition("://")[2]
+    system.pipe_file(f"{path}-other/part-0.parquet", b"x")
+    system.put_file(str(folder / "in.parquet"), f"{path}-in/in.parquet")
+    source = f"{out}-in/"
+    report = tables.score(bundle, source, open_sink(out))
+    system.pipe_file(f"{path}/sub/part-000000-ffffffffffff.parquet", b"y")
+    assert (report.rows, report.totals.rows) == (3000, 3000)
+    assert tables.score(bundle, source, open_sink(out)).rows == 0
+    system.invalidate_cache()
+    system.rm_file(system.glob(f"{path}/_mlctl/000001-*.json")[0])
+    system.rm_file(f"{path}/_SUCCESS")
+    assert tables.score(bundle, source, open_sink(out)).rows == 1000
+    config = BatchConfig(keep=("id", "x"))
+    tables.score(bundle, source, open_sink(out), config=config, restart=True)
+    system.invalidate_cache()
+    (part,) = system.glob(f"{path}/part-*")
+    found = parquet.read_table(pa.BufferReader(system.cat_file(part))).sort_by("id")
+    np.testing.assert_allclose(tables.matrix(found["y"]), expected(x), rtol=1e-4, atol=1e-5)
+    assert system.cat_file(f"{path}/sub/part-000000-ffffffffffff.parquet") == b"y"
+    assert system.exists(f"{path}-other/part-0.parquet")
+
+
 @pytest.mark.usefixtures("known")
 def test_s3__job_in_a_bucket__resumes_and_restart_touches_no_other_objects(
     bundle: VerifiedBundle, tmp_path: Path
 ) -> None:
     system = fsspec.filesystem("s3")
     system.makedirs("scores", exist_ok=True)
-    x = tables.write_rows(tmp_path / "in.parquet", 3000)
-    out = "s3://scores/day"
-    system.pipe_file("scores/day-other/part-0.parquet", b"x")
-    report = tables.score(bundle, tmp_path / "in.parquet", open_sink(out))
-    system.pipe_file("scores/day/sub/part-000000-ffffffffffff.parquet", b"y")
-    assert (report.rows, report.totals.rows) == (3000, 3000)
-    assert tables.score(bundle, tmp_path / "in.parquet", open_sink(out)).rows == 0
-    system.invalidate_cache()
-    system.rm_file(system.glob("scores/day/_mlctl/000001-*.json")[0])
-    system.rm_file("scores/day/_SUCCESS")
-    assert tables.score(bundle, tmp_path / "in.parquet", open_sink(out)).rows == 1000
-    config = BatchConfig(keep=("id", "x"))
-    tables.score(bundle, tmp_path / "in.parquet", open_sink(out), config=config, restart=True)
-    system.invalidate_cache()
-    (part,) = system.glob("scores/day/part-*")
-    found = parquet.read_table(pa.BufferReader(system.cat_file(part))).sort_by("id")
-    np.testing.assert_allclose(tables.matrix(found["y"]), expected(x), rtol=1e-4, atol=1e-5)
-    assert system.cat_file("scores/day/sub/part-000000-ffffffffffff.parquet") == b"y"
-    assert system.exists("scores/day-other/part-0.parquet")
+    check_job(system, "s3://scores/day", bundle, tmp_path)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gcp_storage_emulator") is None
+    or importlib.util.find_spec("gcsfs") is None,
+    reason="gcsfs or gcp-storage-emulator is not installed",
+)
+def test_gs__job_in_a_bucket__resumes_and_restart_touches_no_other_objects(
+    bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = importlib.import_module("gcp_storage_emulator.server").create_server(
+        "127.0.0.1", port := free_ports(1)[0], in_memory=True, default_bucket="scores"
+    )
+    server.start()
+    try:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        check_job(fsspec.filesystem("gs"), "gs://scores/day", bundle, tmp_path)
+    finally:
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+        server.stop()
+
+
+def test_part__while_it_is_written__has_no_file_that_a_kill_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    storage = open_storage("memory://scores")
+    with storage.create("part") as file:
+        file.write(b"rows")
+        file.flush()
+        assert not [*tmp_path.iterdir()]
+    assert storage.read(["part"]) == {"part": b"rows"}
+    storage.delete(["part"])

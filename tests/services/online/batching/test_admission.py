@@ -1,6 +1,6 @@
 import pytest
 
-from services.online.batching.offered_load import OfferedLoad
+from services.online.batching.admission import OfferedLoad
 
 
 def test_utilization__one_burst__is_below_one() -> None:
