@@ -169,6 +169,8 @@ def deployment(workload: NetBundle, folder: Path, cores: Cores) -> Iterator[Runn
     home, name = folder / "up", "bench"
     environment = {HOME_VARIABLE: str(home), "BENTOML_HOME": str(home / "bentoml")}
     environment |= {"BENTOML_DO_NOT_TRACK": "True"}
+    # The daemon and Envoy outlive this process unless `finally` runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "cli.main"]
     with _environment(environment):

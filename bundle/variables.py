@@ -7,16 +7,23 @@ import re
 from collections.abc import Iterable, Mapping
 
 PREFIX = "MLCTL_"
-# Variables that no settings class reads. The last four are set by mlctl: for its own processes, and
-# in its images.
-OTHER_VARIABLES = frozenset(
-    {
-        "MLCTL_DEBUG", "MLCTL_HOME", "MLCTL_KEY_PASSWORD", "MLCTL_REDIS_PASSWORD",
-        "MLCTL_REDIS_USERNAME", "MLCTL_SCHEMA_REGISTRY_AUTH", "MLCTL_WEBHOOKS",
-        "MLCTL_WEBHOOK_SECRET", "MLCTL_WEBHOOK_SECRET_FILE", "MLCTL_WEBHOOK_TOKEN",
-        "MLCTL_COUNTS_DIR", "MLCTL_IMAGE_BENTO", "MLCTL_PROCESS", "MLCTL_SUPERVISOR_PID",
-    }
-)  # fmt: skip
+# Variables that no settings class reads, with their meaning.
+OTHER_VARIABLES = {
+    "MLCTL_HOME": "folder of all state; unset, the platform's user data directory",
+    "MLCTL_DEBUG": "1: print tracebacks",
+    "MLCTL_KEY_PASSWORD": "password of the private key for `mlctl sign`",
+    "MLCTL_WEBHOOKS": "webhooks of `mlctl up`, separated by spaces",
+    "MLCTL_WEBHOOK_SECRET": "secret that signs them",
+    "MLCTL_WEBHOOK_SECRET_FILE": "file of that secret",
+    "MLCTL_WEBHOOK_TOKEN": "bearer token of a stream's webhook",
+    "MLCTL_REDIS_USERNAME": "user of Redis streams",
+    "MLCTL_REDIS_PASSWORD": "password of Redis streams",
+    "MLCTL_SCHEMA_REGISTRY_AUTH": "`USER:PASSWORD` of a schema registry",
+}
+# mlctl sets these: for its own processes, and in its images.
+_INTERNAL = frozenset(
+    {"MLCTL_COUNTS_DIR", "MLCTL_IMAGE_BENTO", "MLCTL_PROCESS", "MLCTL_SUPERVISOR_PID"}
+)
 # The rest of the name is a property of librdkafka: MLCTL_KAFKA_SASL_PASSWORD is sasl.password.
 _FREE_PREFIX = "MLCTL_KAFKA_"
 _SECRET = re.compile(r"(PASSWORD|SECRET|TOKEN|AUTH)$")
@@ -28,7 +35,7 @@ def unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -
 
     `settings` are the field names of the server's settings.
     """
-    known = OTHER_VARIABLES | {PREFIX + name.upper() for name in settings}
+    known = {*OTHER_VARIABLES, *_INTERNAL} | {PREFIX + name.upper() for name in settings}
     return [
         _sentence(name, known)
         for name in sorted(environment)

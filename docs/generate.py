@@ -1,22 +1,55 @@
 """Write the pages that are generated from the code: `python -m docs.generate`.
 
-Tests compare the committed pages with what this writes, so they cannot go stale.
+A page is generated whole, or between `<!-- generated: NAME -->` and `<!-- end -->`. Tests compare
+the committed pages with what this writes, so they cannot go stale.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import click
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 
+import mlctl
 from bundle.errors import ERROR_TABLE
 from bundle.manifest import manifest_json_schema
+from bundle.variables import OTHER_VARIABLES, PREFIX
 from cli.main import cli
 from rollout.client.spec_file import spec_schema
+from rollout.daemon.reporting.telemetry import METRICS
+from rollout.domain.spec import RolloutSpec
+from services.online.metrics.counts import Metrics
+from services.online.metrics.exposition import CounterSink
+from services.online.metrics.generation import GenerationMetrics
+from services.online.models.precomputed_metrics import PrecomputedMetrics
+from services.online.observability.observer import DROPPED, SAMPLED
+from services.online.observability.settings import ObserveSettings
+from services.online.security.settings import SecureSettings
+from services.online.settings import ServerSettings
+from services.precomputed.settings import PrecomputedSettings, StoreSettings
+from services.runtime.settings import RuntimeSettings
+from services.stream.metrics import StreamMetrics
 
 HELP_WIDTH = 96
+FOLDER = Path(__file__).parent
+_PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+# The settings of servers in the order of the page, and what reads them.
+_SETTINGS: Mapping[type[BaseModel], str] = {
+    RuntimeSettings: "servers, batch jobs, streams",
+    ServerSettings: "servers",
+    SecureSettings: "servers",
+    ObserveSettings: "servers",
+    StoreSettings: "servers, `mlctl precomputed`, batch jobs",
+    PrecomputedSettings: "servers",
+}
 
 
 def error_table_markdown() -> str:
@@ -44,8 +77,148 @@ def manifest_schema_text() -> str:
 
 
 def rollout_schema_text() -> str:
-    """The file `docs/rollout.schema.json`."""
-    return json.dumps(spec_schema(), indent=2, ensure_ascii=False) + "\n"
+    """The file `docs/rollout.schema.json`, with the descriptions of the class's docstring."""
+    schema = spec_schema()
+    for name, text in described_fields(RolloutSpec, schema["properties"]).items():
+        schema["properties"][name]["description"] = text
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def described_fields(cls: type, names: Iterable[str]) -> dict[str, str]:
+    """Return the descriptions of fields in the part `Attributes:` of a class's docstring.
+
+    An entry is `NAME: TEXT` or `NAME, NAME: TEXT`; KeyError names a field without an entry.
+    """
+    text = " ".join(inspect.getdoc(cls).partition("Attributes:")[2].split())  # type: ignore[union-attr]
+    name = rf"(?:{'|'.join(names)})"
+    parts = re.split(rf"(?:^|(?<=[.;]) )({name}(?:, {name})*): ", text)
+    found = {
+        each: description.strip()
+        for of, description in zip(parts[1::2], parts[2::2], strict=True)
+        for each in of.split(", ")
+    }
+    return {each: found[each] for each in names}
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def settings_table() -> str:
+    """Every variable with its default, limits, meaning and readers."""
+    rows = []
+    for cls, readers in _SETTINGS.items():
+        own = {
+            name: cls.model_fields[name] for name in cls.__annotations__ if name != "model_config"
+        }
+        texts = described_fields(cls, own)
+        for name, field in own.items():
+            default = field.get_default(call_default_factory=True)
+            if isinstance(default, float | bool):
+                default = f"{default:.12g}"
+            shown = "unset" if default in (None, ()) else f"`{default}`"
+            limits = _limits(get_type_hints(cls, include_extras=True)[name])
+            variable = f"`{PREFIX}{name.upper()}`"
+            rows.append((variable, shown, limits, texts[name].rstrip("."), readers))
+    others = ((f"`{name}`", "unset", "", text, "") for name, text in OTHER_VARIABLES.items())
+    return _table(("Variable", "Default", "Limits", "Meaning", "Read by"), [*rows, *others])
+
+
+def _limits(annotation: Any) -> str:
+    """Return the bounds of a number in its annotation, empty without."""
+    text = repr(annotation)
+    least, more, most = (re.search(rf"\b{of}=([\d.]+)", text) for of in ("ge", "gt", "le"))
+    low = least[1] if least else f"over {more[1]}" if more else ""
+    if most:
+        return f"{low} to {most[1]}"
+    return f"{low} or more" if least else low
+
+
+def metrics_table(fill: Callable[[CollectorRegistry], object]) -> str:
+    """The metrics that `fill` puts into a registry, with their help texts."""
+    registry = CollectorRegistry()
+    fill(registry)
+    return _metric_rows((each.name, each.type, each.documentation) for each in registry.collect())
+
+
+def _metric_rows(metrics: Iterable[tuple[str, str, str]]) -> str:
+    rows = (
+        (f"`{name}{'_total' * (kind == 'counter')}`", kind, text.rstrip("."))
+        for name, kind, text in metrics
+    )
+    return _table(("Metric", "Type", "Meaning"), rows)
+
+
+def _server_metrics(registry: CollectorRegistry) -> None:
+    Metrics("model", registry)
+    PrecomputedMetrics("model", registry)
+    for name, text in (*DROPPED, SAMPLED):
+        CounterSink(name, text, {"model": "model"}, (), registry)
+
+
+def python_reference() -> str:
+    """What the package `mlctl` exports: signatures and docstrings, and the fields of its values."""
+    parts = []
+    for name in sorted(set(mlctl.__all__) - {"ErrorCode"}, key=str.lower):
+        thing = getattr(mlctl, name)
+        if is_dataclass(thing):
+            parts += [f"### {name}", _summary(thing), _fields_table(thing)]
+            continue
+        parts += [
+            f"### {name}",
+            f"```text\n{_signature(name, thing)}\n```",
+            str(inspect.getdoc(thing)),
+        ]
+        methods = [
+            f"- `{_signature(method, function)}`: {_summary(function)}"
+            for method, function in inspect.getmembers(thing, inspect.isfunction)
+            if not method.startswith("_")
+        ]
+        parts += ["\n".join(methods)] if methods else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _fields_table(cls: Any) -> str:
+    texts = described_fields(cls, [field.name for field in fields(cls)])
+    rows = []
+    for field in fields(cls):
+        default = field.default
+        plain = isinstance(default, str | int | float | tuple)
+        shown = f"`{default}`" if plain else "none" if default is None else ""
+        rows.append((f"`{field.name}`", shown, texts[field.name].rstrip(".")))
+    return _table(("Field", "Default", "Meaning"), rows).rstrip()
+
+
+def _signature(name: str, thing: Any) -> str:
+    """Return how to call it, without the types of the arguments."""
+    found = inspect.signature(thing)
+    bare = inspect.Parameter.empty
+    arguments = [
+        each.replace(annotation=bare) for each in found.parameters.values() if each.name != "self"
+    ]
+    return f"{name}{found.replace(parameters=arguments, return_annotation=bare)}"
+
+
+def _summary(thing: object) -> str:
+    return " ".join(str(inspect.getdoc(thing)).partition("\n\n")[0].split())
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "server_metrics": lambda: metrics_table(_server_metrics),
+    "generation_metrics": lambda: metrics_table(lambda to: GenerationMetrics("model", to, 1)),
+    "stream_metrics": lambda: metrics_table(lambda to: StreamMetrics("model", to)),
+    "rollout_metrics": lambda: _metric_rows(
+        (name, family("x", "").type, text) for name, (family, text, _) in METRICS.items()
+    ),
+    "python": python_reference,
+}
+
+
+def filled(page: str) -> str:
+    """Return a page with its generated parts as the code has them now."""
+    return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[4]}", page)
 
 
 def every_command(
@@ -75,7 +248,9 @@ def commands_markdown() -> str:
 
 def main() -> None:
     """Write every generated page next to this file."""
-    folder = Path(__file__).parent
+    folder = FOLDER
+    for page in folder.glob("*.md"):
+        page.write_text(filled(page.read_text()))
     (folder / "commands.md").write_text(commands_markdown())
     (folder / "errors.md").write_text(error_table_markdown())
     (folder / "manifest.schema.json").write_text(manifest_schema_text())

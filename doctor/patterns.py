@@ -45,7 +45,8 @@ class WorkloadNeeds:
     Attributes:
         consumer: how the predictions are used.
         rows_per_day: predictions that are used in a day.
-        max_age_seconds: how old the data behind a prediction may be; 0 for the newest.
+        max_age_seconds: how old the data behind a prediction may be, 0 for the newest; None, a day
+            for a table, else 0.
         latency_ms: time that a caller can wait at p99; None without callers.
         keys: number of different entities in the requests, if their inputs are stored; None if the
             inputs come with the request.
@@ -54,7 +55,7 @@ class WorkloadNeeds:
 
     consumer: Consumer
     rows_per_day: float
-    max_age_seconds: float = 0.0
+    max_age_seconds: float | None = None
     latency_ms: float | None = None
     keys: int | None = None
     rows_per_second: float = 1_000.0
@@ -64,6 +65,12 @@ class WorkloadNeeds:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, "rows per day and rows per second must be above 0"
             )
+
+    @property
+    def age_seconds(self) -> float:
+        """`max_age_seconds`, or its default."""
+        default = DAY_SECONDS if self.consumer is Consumer.TABLE else 0.0
+        return default if self.max_age_seconds is None else self.max_age_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ def _costs(workload: WorkloadNeeds) -> Iterator[tuple[Pattern, tuple[float, str]
     yield Pattern.ONLINE, _servers(peak, model, MAX_UTILIZATION)
     yield Pattern.STREAM, _servers(peak, model, 1.0)
     yield Pattern.BATCH, _job(workload.rows_per_day, model)
-    runs = DAY_SECONDS / max(workload.max_age_seconds, MIN_BATCH_SECONDS)
+    runs = DAY_SECONDS / max(workload.age_seconds, MIN_BATCH_SECONDS)
     job, job_sum = _job((workload.keys or 0) * max(1.0, runs), model)
     lookups, lookup_sum = _servers(peak, LOOKUPS_PER_SECOND, MAX_UTILIZATION)
     yield Pattern.PRECOMPUTED, (job + lookups, f"{job_sum}, and lookups: {lookup_sum}")
@@ -138,12 +145,12 @@ def _job(rows: float, capacity: float) -> tuple[float, str]:
 def _obstacle(pattern: Pattern, workload: WorkloadNeeds) -> str | None:
     """Return why `pattern` does not fit, or None."""
     online = workload.consumer is Consumer.REQUESTS
-    fresh = workload.max_age_seconds < MIN_BATCH_SECONDS
+    fresh = workload.age_seconds < MIN_BATCH_SECONDS
     minutes = MIN_BATCH_SECONDS / 60.0
     if online != (pattern in (Pattern.ONLINE, Pattern.PRECOMPUTED)):
         return "callers wait for each answer" if online else "no caller waits for an answer"
     if pattern in (Pattern.BATCH, Pattern.PRECOMPUTED) and fresh:
-        age = workload.max_age_seconds / 60.0
+        age = workload.age_seconds / 60.0
         return f"inputs may be at most {age:g} min old (a batch needs {minutes:g} min)"
     if pattern is Pattern.PRECOMPUTED and workload.keys is None:
         return "callers bring the inputs, so answers cannot be computed ahead"

@@ -37,8 +37,9 @@ def optimize(
     """Optimize a registered model on the rows in `data` and register the best variant.
 
     `model` and `data` are as for `mlctl optimize`; without `recipes` every recipe of the device is
-    tried. Raises NOTHING_PASSED if no variant meets `goals`, and what `optimize.pipeline.optimize`
-    raises.
+    tried. The result has the variants with their verdicts (`judged`), the `digest`, the registered
+    version (`published.version`, `published.uri`) and the `report` as HTML. Raises NOTHING_PASSED
+    if no variant meets `goals`.
     """
     from optimize.pipeline import optimize as run
     from optimize.recipes.discovery import select
@@ -52,9 +53,10 @@ def optimize(
 def build(
     *models: str, version: str | None = None, name: str | None = None, force: bool = False
 ) -> BuiltBento:
-    """Build a Bento from optimized models, named as for `mlctl build`; or find it in the store.
+    """Build a Bento from optimized models, named as for `mlctl build`, or find it in the store.
 
-    MODEL_NOT_FOUND; INVALID_INPUT for several models without a `name`.
+    The result has its `tag`, `digest` and `path`. Raises MODEL_NOT_FOUND; INVALID_INPUT for several
+    models without a `name`.
     """
     from bento.registered import build_registered, select, split_stages
     from registry.mlflow_catalog import MlflowCatalog
@@ -69,9 +71,9 @@ def build(
 def up(
     name: str, bento: str, port: int = 8000, *, settings: DeploymentSettings | None = None
 ) -> Deployment:
-    """Start the deployment `name` that serves `bento`, and return when it answers.
+    """Start the deployment `name` that serves `bento`, and return it when it answers.
 
-    Raises what `rollout.client.deployments.up` raises.
+    Raises PORT_TAKEN, DEPLOYMENT_EXISTS, and NOT_READY if the Bento does not start.
     """
     return deployments.up(name, find_revision(bento), port, settings=settings)
 
@@ -79,10 +81,11 @@ def up(
 def promote(
     name: str, bento: str, spec: RolloutSpec | None = None, *, check: bool = True
 ) -> Rollout:
-    """Move the traffic of `name` to `bento` step by step, and return when it is promoted.
+    """Move the traffic of `name` to `bento` step by step, and return the rollout once promoted.
 
     With `check` it fails before it starts if the proved score is clearly worse, or if today's
-    traffic is too little for a verdict. ROLLED_BACK or INCONCLUSIVE if the rollout ends so.
+    traffic is too little for a verdict. Raises ROLLED_BACK or INCONCLUSIVE if the rollout ends so,
+    with the gate and its numbers.
     """
     revision, spec = find_revision(bento), spec or RolloutSpec()
     if check:

@@ -40,15 +40,20 @@ class Prefer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """The limits of a variant; `max_accuracy_drop` is in the units of the metric.
+    """The limits of a variant, and what to choose by among those that keep them.
 
-    None takes the default: with labels MAX_ACCURACY_DROP, or MAX_ERROR_GROWTH of the source
-    model's error; for outputs that no metric judges MIN_AGREEMENT and MIN_CENTRED_COSINE. Limits
-    on agreement and cosine that are set hold for all outputs, with labels too. `score_limit` is
-    absolute: the metric of a variant must be at least that, an error at most.
-
-    `max_perplexity_increase` is a share of the source model's perplexity: the limit of a language
-    model in place of `max_accuracy_drop`; None is MAX_PERPLEXITY_INCREASE.
+    Attributes:
+        max_accuracy_drop: by how much the metric may get worse, in its units; None, with labels,
+            0.01, or 1 % of the source model's error.
+        max_p95_ms: p95 of the latency of one row; None for no limit.
+        max_size_mb: size of the graph; None for no limit.
+        min_agreement: share of the rows that get the source model's answer; None, for outputs that
+            no metric judges, 0.99. A limit that is set holds for all outputs.
+        min_centred_cosine: likewise the centred cosine with the source model's outputs; None, 0.98.
+        score_limit: the metric of a variant must be at least this, an error at most.
+        max_perplexity_increase: of a language model, as a share of the source model's perplexity;
+            None, 0.05.
+        prefer: latency, throughput or size.
     """
 
     max_accuracy_drop: float | None = None

@@ -24,9 +24,16 @@ DEFAULT_METRIC = "accuracy"
 class OptimizeOptions:
     """Options beside the goals.
 
-    `metric` is a name for `load_metric`; None is accuracy if the rows have labels. With
-    `against_champion` the variants are also judged by the @champion's score, and with `fresh`
-    latencies of an earlier run are not used.
+    Attributes:
+        target: the device that the variants are made for.
+        metric: a metric's name, or a function as MODULE:NAME; None, by the labels.
+        sampling: how many rows calibrate and judge.
+        transform: folder of the code before and after the model.
+        batching_options: sizes and waits of batches that the bundle asks for.
+        allow_pickle: load a model that is a pickle, which can run code.
+        columns: the columns of the data that feed each input.
+        against_champion: judge the variants by the @champion's score, too.
+        fresh: do not use latencies of an earlier run.
     """
 
     target: Target = Target.CPU

@@ -24,6 +24,7 @@ from bundle.variables import OTHER_VARIABLES
 from cli.main import cli
 from cli.runners.image import image
 from docs.diagrams import batching_svg, chain_svg
+from docs.generate import filled, rollout_schema_text, settings_table
 from docs.run import RUNNABLE, unexplained_blocks
 from services.online.settings import ServerSettings
 from tests.test_architecture import PACKAGES, ROOT, sources
@@ -198,16 +199,21 @@ def test_blocks__python_and_yaml__can_be_read(path: Path) -> None:
             yaml.safe_load(block)
 
 
-def test_settings__every_variable__is_listed_with_its_default() -> None:
-    page = (ROOT / "docs" / "settings.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    listed = {name: row[2] for row in rows if len(row) > 3 for name in _VARIABLE.findall(row[1])}
-    fields = {f"MLCTL_{name.upper()}": field for name, field in ServerSettings.model_fields.items()}
-    own = {"MLCTL_COUNTS_DIR", "MLCTL_IMAGE_BENTO", "MLCTL_PROCESS", "MLCTL_SUPERVISOR_PID"}
-    assert sorted((OTHER_VARIABLES | set(fields)) - own - set(listed)) == []
-    for name, field in fields.items():
-        if isinstance(field.default, int | float) and not isinstance(field.default, bool):
-            assert listed[name].startswith(f"{field.default:.12g}"), name
+@each_document
+def test_generated_parts__committed__are_what_the_code_says(path: Path) -> None:
+    page = path.read_text()
+    assert page == filled(page), "run python -m docs.generate"
+
+
+def test_rollout_schema__committed__is_what_the_code_says() -> None:
+    page = ROOT / "docs" / "rollout.schema.json"
+    assert page.read_text() == rollout_schema_text(), "run python -m docs.generate"
+
+
+def test_settings__table__has_every_variable() -> None:
+    listed = set(re.findall(r"^\| `(\w+)`", settings_table(), re.MULTILINE))
+    fields = {f"MLCTL_{name.upper()}" for name in ServerSettings.model_fields}
+    assert listed == fields | set(OTHER_VARIABLES)
 
 
 def test_metrics__of_every_page__are_in_the_code() -> None:

@@ -96,7 +96,7 @@ def _open(folder: Path) -> None:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{folder} is not empty and is not an OCI image layout",
-            "Name another folder.",
+            "Name an empty or a new folder: --push oci:FOLDER.",
         )
     folder.mkdir(parents=True, exist_ok=True)
 

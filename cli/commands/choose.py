@@ -24,8 +24,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     "--max-age",
     "max_age_seconds",
     type=Duration(),
-    default="0s",
-    help="How old the inputs behind a prediction may be.",
+    help="How old the inputs behind a prediction may be; default 1d for a table, else 0s.",
 )
 @click.option("--max-p99-ms", "latency_ms", type=_POSITIVE, help="Time that callers can wait.")
 @click.option(
@@ -45,7 +44,7 @@ def choose(
     /,
     used_by: str,
     rows_per_day: float,
-    max_age_seconds: float,
+    max_age_seconds: float | None,
     latency_ms: float | None,
     keys: int | None,
     rows_per_second: float,
@@ -56,8 +55,8 @@ def choose(
 
     \b
     Examples:
-      mlctl choose --used-by requests --rows-per-day 2e6 --max-age 0s --max-p99-ms 50
-      mlctl choose --used-by table --rows-per-day 1e8 --max-age 1d
+      mlctl choose --used-by requests --rows-per-day 2e6 --max-p99-ms 50
+      mlctl choose --used-by table --rows-per-day 1e8 --max-age 6h
     """
     from doctor.patterns import Consumer, WorkloadNeeds, choose_pattern, commands, compare_patterns
 

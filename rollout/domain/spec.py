@@ -146,7 +146,8 @@ class RolloutSpec(Checked):
 
     Attributes:
         steps: percent of traffic on the candidate, rising, ending at 100.
-        step_seconds: minimum time at each step. min_requests: minimum candidate requests at it.
+        step_seconds: minimum time at each step.
+        min_requests: minimum candidate requests at each step.
         max_p99_ms: P(latency > this) must be at most 1 %; None leaves latency to the
             comparison with the live revision.
         max_error_rate: P(failed) must be at most this.
@@ -161,11 +162,13 @@ class RolloutSpec(Checked):
             without traffic, so that a rollback takes effect at once; 0 stops it.
         deadline_seconds: a rollout not proved so long after the candidate became ready ends as
             inconclusive, or is paused.
-        on_inconclusive: which of the two.
+        on_inconclusive: `rollback` or `pause`.
         shadow_percent: share of the live traffic that is copied to the candidate before any
-            user gets its answers; 0 leaves this out. shadow_seconds, shadow_requests: the
-            minimum time and copies until its verdict. shadow_wait_seconds: longest time in it for
-            lack of answers to compare; None to wait until the deadline.
+            user gets its answers; 0 leaves the shadow out.
+        shadow_seconds: minimum time of the shadow.
+        shadow_requests: minimum copies in it.
+        shadow_wait_seconds: longest time in it for lack of answers to compare; None to wait until
+            the deadline.
         mirror_percent: share that goes on being copied during the steps, so that the
             predictions stay under comparison.
         allow_low_weight_proof: let a step below an equal share prove latency as well, although
@@ -175,8 +178,9 @@ class RolloutSpec(Checked):
         breaking: go on although callers of the live revision would miss something.
         worse: go on although the candidate's proved score is clearly worse on the same data.
         max_p50_ms: P(latency > this) must be at most 50 %; None for no such limit.
-        max_ttft_ms, max_tpot_ms: of generated answers at most 5 % may have their first token later
-            than this, and take longer for each further token; None for no such limit.
+        max_ttft_ms: of generated answers at most 5 % may have their first token later than this;
+            None for no such limit.
+        max_tpot_ms: at most 5 % of them may take longer for each further token; None likewise.
         max_disagreement: P(answers differ from live's) must be at most this; None to report it
             only. max_psi: the outputs' population stability index beyond which nothing advances.
         tolerance: two answers that are no class scores agree within this share of their size.

@@ -20,41 +20,46 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
     """How to serve one bundle; times are in the unit of their name.
 
     Attributes:
-        grpc_port: unset means no gRPC.
-        workers: processes that share the ports. The limits below are those of each.
-        max_inflight_bytes: the bodies of all requests that are not answered yet.
-        max_connections: of each protocol.
-        keep_alive_s: an HTTP connection without a request for so long is closed; later than most
-            clients and proxies close theirs, because the side that closes first loses no request.
-        max_length: the largest size of a dynamic dimension other than the rows; unset, what the
-            bundle says, else no limit.
-        max_body_bytes: the largest body; unset, what the bundle says, else 64 MiB.
-        max_rows: the largest batch; unset, the server measures it.
-        max_queue_rows, max_queue_ms: rows that may wait, and the longest predicted wait that is
-            accepted; unset, what the bundle says, else 4096 and no limit below overload.
-        max_wait_ms: the longest time that a batch is held back for clients that were just answered;
-            unset, what the bundle says, else as long as that pays.
-        deadline_ms: the time of a request, reading included; of a language model's until its first
-            token.
-        hang_s: a batch that runs for longer, and for 20 times what is expected, hangs, and its
-            worker ends.
+        max_rows: the largest batch; it lowers what the server measured.
+        max_wait_ms: the longest time that a batch waits for clients that were just answered, 0 for
+            none; unset, what the bundle says, else as long as that pays.
+        max_queue_rows: rows that may wait, and of one request: more are 413, gRPC
+            `RESOURCE_EXHAUSTED`; unset, what the bundle says, else 4096, of a language model 256.
+        max_queue_ms: the longest predicted wait that is accepted; unset, what the bundle says, else
+            no limit below overload.
+        deadline_ms: time of a request, reading included; of generated text until the first token.
+        hang_s: a batch that runs for longer, and for 20 times its expected time, counts as hung,
+            and its worker is replaced.
+        max_length: largest size of a dynamic dimension other than the rows, such as a sequence's:
+            above it 413, gRPC `RESOURCE_EXHAUSTED`; unset, what the bundle says, else no limit.
+        max_body_bytes: largest request, as received and as inflated: 413, gRPC
+            `RESOURCE_EXHAUSTED`; unset, what the bundle says, else 64 MiB.
+        max_inflight_bytes: bytes received of all unanswered requests of a worker: beyond it 503
+            `queue_full`.
+        max_connections: connections per worker and protocol.
+        keep_alive_s: an idle HTTP connection is closed after this time. Set it above the keep-alive
+            of a proxy in front: the side that closes first loses no request.
+        workers: processes that share the ports.
+        grpc_port: gRPC port, in images 3001; unset, no gRPC.
+        grpc_host: address of the gRPC port; in images all addresses.
+        bundle: the bundle that plain `bentoml serve` uses; unset, `./model`.
     """
 
-    bundle: Path | None = None
-    grpc_host: str = "127.0.0.1"
-    grpc_port: _Port | None = None
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    max_queue_rows: Annotated[int, Field(ge=1)] | None = None
+    max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
+    deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
+    hang_s: Annotated[float, Field(gt=0)] = 30.0
+    max_length: Annotated[int, Field(ge=1)] | None = None
+    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
     keep_alive_s: Annotated[int, Field(ge=1, le=3600)] = 75
-    max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
-    max_queue_rows: Annotated[int, Field(ge=1)] | None = None
-    max_queue_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None
-    max_rows: Annotated[int, Field(ge=1)] | None = None
-    max_length: Annotated[int, Field(ge=1)] | None = None
-    max_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
-    hang_s: Annotated[float, Field(gt=0)] = 30.0
-    deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 30_000.0
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    grpc_port: _Port | None = None
+    grpc_host: str = "127.0.0.1"
+    bundle: Path | None = None
 
     @property
     def listen_addresses(self) -> Mapping[str, tuple[str, int]]:

@@ -12,8 +12,12 @@ from services.runtime.settings import read_environment
 
 
 class StoreSettings(BaseModel):
-    """`precomputed_store` is the store of precomputed predictions: a redis:// or rediss:// URL, or
-    the path of a folder; unset, the folder `precomputed` of $MLCTL_HOME."""
+    """Where precomputed predictions are.
+
+    Attributes:
+        precomputed_store: a folder, `redis://HOST/0` or `rediss://...`; unset, the folder
+            `precomputed` of `$MLCTL_HOME`.
+    """
 
     # The URL of a store can contain a password.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -22,10 +26,12 @@ class StoreSettings(BaseModel):
 
 
 class PrecomputedSettings(StoreSettings):
-    """The precomputed predictions of a server; none if `precomputed`, their name, is unset.
+    """Precomputed predictions of a server.
 
-    Answers older than `precomputed_ttl_s` are not used. A lookup over the network is limited to
-    `precomputed_timeout_ms`; then the model answers.
+    Attributes:
+        precomputed: name of the predictions that the server looks up; unset, none.
+        precomputed_ttl_s: maximum age of a prediction; unset, no limit.
+        precomputed_timeout_ms: longest lookup over the network; then the model answers.
     """
 
     precomputed: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None

@@ -33,16 +33,19 @@ class RuntimeSettings(BaseModel):
     """How to open a session, for a server, a batch job or a stream.
 
     Attributes:
-        provider: ONNX Runtime's execution provider; unset, the bundle's target.
-        threads: CPU threads of the session.
-        cuda_graphs: run each of the bundle's batch sizes as one CUDA graph (provider cuda).
-        require_signature: the public key that must have signed a bundle before it is loaded.
-        max_sequences: the answers that a language model writes at once.
-        max_sequence_tokens: of a prompt with its answer; at most the model's context. The KV cache
-            is as large as `max_sequences` of these need.
-        feature_store: redis://, rediss:// or sqlite:// URL of the features of transforms.
+        provider: ONNX Runtime's execution provider: `cpu`, `cuda` or `tensorrt`; unset, the
+            bundle's target.
+        threads: CPU threads of a model.
+        cuda_graphs: 1: run each of the bundle's batch sizes as one CUDA graph; only with `cuda`.
+        require_signature: full path of the public key that must have signed a bundle.
+        max_sequences: answers that a language model writes at once.
+        max_sequence_tokens: tokens of a prompt with its answer, at most the model's context; the
+            KV cache has room for this times `MLCTL_MAX_SEQUENCES`.
+        feature_store: URL of the features of transforms: `redis://`, `rediss://` or
+            `sqlite://PATH`.
         feature_timeout_ms: how long a batch waits for the feature store.
-        tensorrt_lengths: MIN:OPT:MAX size of every dynamic dimension but the batch, for engines.
+        tensorrt_lengths: minimum, optimum and maximum size of dynamic dimensions other than the
+            batch, in TensorRT's engines.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

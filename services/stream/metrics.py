@@ -58,12 +58,16 @@ class StreamMetrics:
                 f"mlctl_stream_{name}", text, ("model", *labels), registry=registry, buckets=bounds
             )
 
-        messages = counter("messages", "Committed messages.", "outcome")
+        messages = counter(
+            "messages", "Committed messages by `outcome`: `answer`, `dead`.", "outcome"
+        )
         self._answers = messages.labels(model, "answer")
         self._dead = messages.labels(model, "dead")
-        self._reasons = counter("dead_letters", "Dead letters by the error's code.", "reason")
+        self._reasons = counter(
+            "dead_letters", "Dead letters by `reason`, an error code.", "reason"
+        )
         self._rows = counter("rows", "Scored rows.").labels(model)
-        self._rebalances = counter("rebalances", "Times that partitions moved.").labels(model)
+        self._rebalances = counter("rebalances", "Partitions gained or lost.").labels(model)
         self._size = histogram("batch_messages", "Messages of each batch.", _MESSAGES).labels(model)
         self._wait = histogram(
             "wait_seconds",
@@ -71,12 +75,15 @@ class StreamMetrics:
             _SECONDS,
         ).labels(model)
         self._stages = histogram(
-            "stage_seconds", "Seconds of each batch in each stage.", _SECONDS, "stage"
+            "stage_seconds",
+            "Seconds of each batch by `stage`: `decode`, `score`, `encode`, `commit`.",
+            _SECONDS,
+            "stage",
         )
-        self._lag = gauge("lag_messages", "Messages after the last commit.", "partition")
-        self._paused = gauge("paused", "1 while the run waits for a broker or a model.").labels(
-            model
+        self._lag = gauge(
+            "lag_messages", "Messages behind, by `partition` of this process.", "partition"
         )
+        self._paused = gauge("paused", "1 while it waits for a broker or a model.").labels(model)
         self._last = gauge("last_commit_timestamp_seconds", "Time of the newest commit.").labels(
             model
         )

@@ -27,7 +27,7 @@ from doctor.patterns import (
         (WorkloadNeeds(Consumer.REQUESTS, 1e9, 86_400, keys=100_000), Pattern.PRECOMPUTED),
         (WorkloadNeeds(Consumer.REQUESTS, 1e6, 86_400, keys=10**9), Pattern.ONLINE),
         (WorkloadNeeds(Consumer.REQUESTS, 1e6, 86_400, 2.5, 1000, 100), Pattern.PRECOMPUTED),
-        (WorkloadNeeds(Consumer.TABLE, 1e6, max_age_seconds=86_400), Pattern.BATCH),
+        (WorkloadNeeds(Consumer.TABLE, 1e6), Pattern.BATCH),
         (WorkloadNeeds(Consumer.TABLE, 1e6, max_age_seconds=60), Pattern.STREAM),
         (WorkloadNeeds(Consumer.EVENTS, 1e6), Pattern.STREAM),
         (WorkloadNeeds(Consumer.EVENTS, 1e6, max_age_seconds=3600), Pattern.BATCH),

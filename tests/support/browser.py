@@ -66,9 +66,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
-    def picture(self, path: Path) -> None:
-        """Write the whole page as a PNG."""
-        found = self.send("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, path: Path, **clip: int) -> None:
+        """Write the whole page as a PNG, or its part `clip`: `x`, `y`, `width` and `height`."""
+        part = {"clip": {**clip, "scale": 1}} if clip else {}
+        found = self.send("Page.captureScreenshot", captureBeyondViewport=True, **part)
         path.write_bytes(base64.b64decode(found["data"]))
 
     def _receive(self) -> Any:

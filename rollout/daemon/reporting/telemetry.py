@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,10 +30,48 @@ from rollout.journal.records import TICK, Deployment, JournalEvent, Rollout
 IDLE = "idle"
 _RETRY_SECONDS = 10.0
 _SIDES = ("candidate", "live")
-_COUNTED = {
-    "requests": ("mlctl_rollout_requests", "Requests"),
-    "errors": ("mlctl_rollout_errors", "Failed requests"),
+# The class, help text and label besides `deployment` of each metric.
+METRICS: Mapping[str, tuple[Any, str, str]] = {
+    "mlctl_rollout_weight": (GaugeMetricFamily, "Percent of the requests by `slot`.", "slot"),
+    "mlctl_rollout_phase": (
+        GaugeMetricFamily,
+        "1 for the current `phase`; `idle` without a rollout.",
+        "phase",
+    ),
+    "mlctl_rollout_e_value": (
+        GaugeMetricFamily,
+        "Evidence against the candidate by `gate`; at the threshold it is rolled back.",
+        "gate",
+    ),
+    "mlctl_rollout_proof_value": (
+        GaugeMetricFamily,
+        "Evidence that a limit is kept, by `gate`; at the threshold it is proved.",
+        "gate",
+    ),
+    "mlctl_rollout_threshold": (GaugeMetricFamily, "1/alpha of the rollout in progress.", ""),
+    "mlctl_rollout_requests": (
+        CounterMetricFamily,
+        "Requests that the gates counted by `slot`, since the daemon started.",
+        "slot",
+    ),
+    "mlctl_rollout_errors": (CounterMetricFamily, "Those of them that failed.", "slot"),
+    "mlctl_rollout_ended": (CounterMetricFamily, "Ended rollouts by `outcome`.", "outcome"),
+    "mlctl_split_requests": (
+        CounterMetricFamily,
+        "Requests of a split by `slot`, since it began.",
+        "slot",
+    ),
+    "mlctl_split_errors": (CounterMetricFamily, "Those of them that failed.", "slot"),
+    "mlctl_split_p50_ms": (GaugeMetricFamily, "Upper bound of their median, by `slot`.", "slot"),
+    "mlctl_split_p99_ms": (GaugeMetricFamily, "Upper bound of their p99, by `slot`.", "slot"),
+    "mlctl_rollout_webhook_failures": (
+        GaugeMetricFamily,
+        "Failed deliveries in a row by `host`.",
+        "host",
+    ),
+    "mlctl_rollout_last_tick_seconds": (GaugeMetricFamily, "Seconds since the last tick.", ""),
 }
+_COUNTED = ("requests", "errors")
 
 
 class RolloutCollector(Collector):
@@ -60,62 +98,41 @@ class RolloutCollector(Collector):
         phase = active.progress.phase.value if active else IDLE
         phases = ((each, float(each == phase)) for each in (IDLE, *(p.value for p in RolloutPhase)))
         weights = _weights(deployment, active)
-        yield self._gauge("mlctl_rollout_weight", "Percent of the requests.", "slot", weights)
-        yield self._gauge("mlctl_rollout_phase", "1 for the phase it is in.", "phase", phases)
+        yield self._metric("mlctl_rollout_weight", weights)
+        yield self._metric("mlctl_rollout_phase", phases)
         yield from self._evidence(active, last)
         yield from self._counters(rollouts)
         if deployment.split is not None:
             yield from self._split(deployment.slot, record)
-        yield self._gauge(
-            "mlctl_rollout_webhook_failures", "Failed deliveries in a row.", "host", failing
-        )
+        yield self._metric("mlctl_rollout_webhook_failures", failing)
         unseen = [(self._name, seconds_unseen(self._heartbeat))]
-        yield self._gauge(
-            "mlctl_rollout_last_tick_seconds", "Seconds since the daemon last ticked.", "", unseen
-        )
+        yield self._metric("mlctl_rollout_last_tick_seconds", unseen)
 
     def _evidence(self, active: Rollout | None, last: JournalEvent | None) -> Iterator[Metric]:
         """Yield the evidence while a rollout is under way, so that an ended one raises no alarm."""
         body = last.body if last else {}
         threshold = [(self._name, 1.0 / active.spec.alpha)] if active else []
-        help_text = "E-value against the candidate; at the threshold it is rolled back."
-        yield self._gauge(
-            "mlctl_rollout_e_value", help_text, "gate", body.get("e_values", {}).items()
-        )
-        help_text = "E-value of the proof that the limit is kept; at the threshold it is proved."
-        yield self._gauge(
-            "mlctl_rollout_proof_value", help_text, "gate", body.get("proofs", {}).items()
-        )
-        yield self._gauge(
-            "mlctl_rollout_threshold", "1/alpha of the rollout under way.", "", threshold
-        )
+        yield self._metric("mlctl_rollout_e_value", body.get("e_values", {}).items())
+        yield self._metric("mlctl_rollout_proof_value", body.get("proofs", {}).items())
+        yield self._metric("mlctl_rollout_threshold", threshold)
 
     def _counters(self, rollouts: Iterable[Rollout]) -> Iterator[Metric]:
-        for what, (name, words) in _COUNTED.items():
+        for what in _COUNTED:
             counts = ((slot, self._counts[what, slot]) for slot in Slot)
-            help_text = f"{words} seen by the gates, since the daemon began."
-            yield self._counter(name, help_text, "slot", counts)
+            yield self._metric(f"mlctl_rollout_{what}", counts)
         ended = Counter(rollout.outcome for rollout in rollouts if rollout.outcome)
         outcomes = ((outcome, ended[outcome]) for outcome in Outcome)
-        yield self._counter("mlctl_rollout_ended", "Rollouts that ended.", "outcome", outcomes)
+        yield self._metric("mlctl_rollout_ended", outcomes)
 
     def _split(self, live: Slot, record: SplitRecord) -> Iterator[Metric]:
         """Yield what both slots did since the split began."""
         slots = ((live.value, record.live), (live.other.value, record.other))
-        for name, words, values in (
-            ("mlctl_split_requests", "Requests", [(slot, each.requests) for slot, each in slots]),
-            (
-                "mlctl_split_errors",
-                "Failed requests",
-                [(slot, each.errors) for slot, each in slots],
-            ),
-        ):
-            yield self._counter(name, f"{words} since the split began.", "slot", values)
+        requests = [(slot, each.requests) for slot, each in slots]
+        yield self._metric("mlctl_split_requests", requests)
+        yield self._metric("mlctl_split_errors", [(slot, each.errors) for slot, each in slots])
         for name, share in (("mlctl_split_p50_ms", 0.5), ("mlctl_split_p99_ms", 0.99)):
             found = [(slot, each.quantile(share)) for slot, each in slots]
-            times = [(slot, value) for slot, value in found if value is not None]
-            help_text = "Latency since the split began, at most."
-            yield self._gauge(name, help_text, "slot", times)
+            yield self._metric(name, [(slot, ms) for slot, ms in found if ms is not None])
 
     def _count(self, journal: Journal, rollouts: dict[int, Rollout]) -> None:
         until = journal.last_seq()
@@ -126,25 +143,9 @@ class RolloutCollector(Collector):
                     self._counts[what, of] += event.body["window"][side][what]
         self._read = until
 
-    def _gauge(
-        self, name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]
-    ) -> Metric:
-        return self._filled(GaugeMetricFamily, name, help_text, label, values)
-
-    def _counter(
-        self, name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]
-    ) -> Metric:
-        return self._filled(CounterMetricFamily, name, help_text, label, values)
-
-    def _filled(
-        self,
-        family: Any,
-        name: str,
-        help_text: str,
-        label: str,
-        values: Iterable[tuple[str, float]],
-    ) -> Metric:
-        """One value per label; without a label, the deployment alone."""
+    def _metric(self, name: str, values: Iterable[tuple[str, float]]) -> Metric:
+        """Return a metric of METRICS with one value per label, or one of the deployment alone."""
+        family, help_text, label = METRICS[name]
         labels = ["deployment", label] if label else ["deployment"]
         metric: Metric = family(name, help_text, labels=labels)
         for key, value in values:

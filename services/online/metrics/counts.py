@@ -201,37 +201,38 @@ class Metrics:
     def _make_counters(self, model: str, registry: CollectorRegistry) -> None:
         self._request_sink = CounterSink(
             "mlctl_requests",
-            "Requests by protocol and outcome ('ok', 'gone' or an error code).",
+            "Requests by `protocol` (`http`, `grpc`, `predict`) and `outcome` (`ok`, `gone`: the "
+            "client left, or an error code).",
             {"model": model},
             ("protocol", "outcome"),
             registry,
         )
         self._rejection_sink = CounterSink(
             "mlctl_rejections",
-            "Rejected requests, by the error code.",
+            "Rejected requests by `reason`, an error code.",
             {"model": model},
             ("reason",),
             registry,
         )
         self._miss_sink = CounterSink(
             "mlctl_deadline_misses",
-            "Requests whose answer was not ready in time.",
+            "Requests whose deadline had passed before their answer was ready.",
             {"model": model},
             (),
             registry,
         )
         self._transform_sink = CounterSink(
             "mlctl_transform_seconds",
-            "Seconds that lookups of features and functions of the transform ran, a part of what "
-            "batches ran.",
+            "Seconds in your transform by `part`: `preprocess`, `postprocess`, and `features` for "
+            "lookups.",
             {"model": model},
             ("part",),
             registry,
         )
         self._lookup_sink = CounterSink(
             "mlctl_feature_lookups",
-            "Rows whose features were looked up: 'hit', or 'miss' if the store has none for the "
-            "key.",
+            "Rows whose features were looked up, by `result`: `hit`, or `miss` where all have "
+            "their defaults.",
             {"model": model},
             ("result",),
             registry,
@@ -242,9 +243,12 @@ class Metrics:
             "mlctl_batch_rows": ("Rows of each batch.", self._rows),
             "mlctl_queue_seconds": ("Longest wait in each batch.", self._queue),
             "mlctl_infer_seconds": ("Seconds each batch ran.", self._infer),
-            "mlctl_request_seconds": ("Seconds each answered request took here.", self._request),
+            "mlctl_request_seconds": (
+                "Seconds of each answered request, all stages together.",
+                self._request,
+            ),
             "mlctl_first_piece_seconds": (
-                "Seconds until the first piece of an answer in pieces.",
+                "Seconds to the first part of a streaming response.",
                 self._first_piece,
             ),
         }
@@ -257,7 +261,7 @@ class Metrics:
         ]
         stages = HistogramSink(
             "mlctl_stage_seconds",
-            "Seconds of each answered request in each stage.",
+            "Seconds of each answered request by `stage`: `parse`, `queue`, `infer`, `serialize`.",
             {"model": model},
             registry,
             label="stage",
@@ -268,7 +272,10 @@ class Metrics:
     def _make_gauges(self, model: str, registry: CollectorRegistry) -> None:
         labels = {"model": model}
         self._depth_sink = GaugeSink(
-            "mlctl_queue_rows", "Rows waiting now, over all workers.", labels, registry
+            "mlctl_queue_rows",
+            "Rows that wait now, over all workers: the signal to scale by.",
+            labels,
+            registry,
         )
         self._worker_sink = GaugeSink(
             "mlctl_workers", "Workers that serve the model.", labels, registry

@@ -37,7 +37,7 @@ class GenerationMetrics:
                 (TTFT_METRIC, "Seconds from a request to its first token.", self._first),
                 (
                     TPOT_METRIC,
-                    "Seconds of each token after an answer's first, its mean.",
+                    "Mean seconds of an answer's further tokens.",
                     self._each,
                 ),
             )
@@ -45,15 +45,18 @@ class GenerationMetrics:
         self._counters = [
             CounterSink(name, text, labels, (), registry)
             for name, text in (
-                ("mlctl_prompt_tokens", "Tokens of prompts whose answer began."),
-                ("mlctl_generated_tokens", "Tokens that were generated."),
+                (
+                    "mlctl_prompt_tokens",
+                    "Tokens of prompts whose answer began; its rate is tokens per second.",
+                ),
+                ("mlctl_generated_tokens", "Generated tokens; its rate is tokens per second."),
             )
         ]
         self._gauges = [
             GaugeSink(name, text, labels, registry)
             for name, text in (
-                ("mlctl_sequences_running", "Requests whose prompt is read or answered now."),
-                ("mlctl_sequences_waiting", "Requests that wait for a place in the KV cache."),
+                ("mlctl_sequences_running", "Requests with a place in the KV cache."),
+                ("mlctl_sequences_waiting", "Requests that wait for such a place."),
                 ("mlctl_kv_cache_tokens", "Tokens in the KV cache."),
                 ("mlctl_kv_cache_capacity_tokens", "Tokens that the KV cache can hold."),
             )

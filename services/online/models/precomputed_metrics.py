@@ -23,8 +23,8 @@ class PrecomputedMetrics:
         labels = {"model": model}
         self._lookup_sink = CounterSink(
             "mlctl_precomputed_lookups",
-            "Entity keys looked up, by result: 'hit', 'miss', 'stale' (too old), 'foreign' (no row "
-            "of this model) or 'down' (the store is unavailable).",
+            "Keys that were looked up, by `result`: `hit`, `miss`, `stale` (too old), `foreign` "
+            "(no row of this model) or `down` (the store is unavailable).",
             labels,
             ("result",),
             registry,

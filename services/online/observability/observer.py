@@ -32,6 +32,13 @@ _LOG_TICK_SECONDS = 0.02
 # A full disk is logged once a minute, not five times a second.
 _COMPLAIN_SECONDS = 60.0
 _STOP_SECONDS = 10.0
+# The name and the help text of the counters: of what each sink dropped, and of samples.
+DROPPED = (
+    ("mlctl_access_log_dropped", "Lines missing in the access log."),
+    ("mlctl_spans_dropped", "Traced requests without spans."),
+    ("mlctl_samples_dropped", "Chosen requests that are not in the samples."),
+)
+SAMPLED = ("mlctl_sampled_rows", "Rows written to samples.")
 logger = logging.getLogger("mlctl.observe")
 
 
@@ -159,21 +166,15 @@ class Observer:
 
     def expose(self, model: str, registry: CollectorRegistry) -> None:
         """Add metrics to `registry` of what was dropped and what was recorded."""
-        dropped = [
-            ("mlctl_access_log_dropped", "Requests missing in the access log.", self._log),
-            ("mlctl_spans_dropped", "Traced requests without spans.", self._tracing),
-            ("mlctl_samples_dropped", "Chosen requests not recorded.", self._recorder),
-        ]
+        sinks = (self._log, self._tracing, self._recorder)
         labels = {"model": model}
         self._exposition = Exposition(registry, self._publish)
         self._dropped = [
             (CounterSink(name, text, labels, (), registry), sink)
-            for name, text, sink in dropped
+            for (name, text), sink in zip(DROPPED, sinks, strict=True)
             if sink is not None
         ]
-        self._rows = CounterSink(
-            "mlctl_sampled_rows", "Rows recorded, on disk.", labels, (), registry
-        )
+        self._rows = CounterSink(*SAMPLED, labels, (), registry)
 
     def publish(self) -> None:
         """Bring the metrics up to date."""

@@ -20,11 +20,14 @@ def _names(value: object) -> object:
 class ObserveSettings(BaseModel):
     """Access log, traces and samples; all of them are off by default.
 
-    `access_log` is `off`, `stdout`, `stderr` or a file, which is opened anew after it was moved
-    away. `otlp_endpoint` is the base URL of a collector: requests whose caller records its trace
-    become spans there. `sample_share` of the requests is written to the folder `sample_dir`,
-    without the tensors named in `sample_redact`. The document in `sample_control`, while it exists,
-    overrides these.
+    Attributes:
+        access_log: `off`, `stdout`, `stderr` or a file, which is opened anew after it was moved.
+        otlp_endpoint: base URL of an OpenTelemetry collector; requests whose caller records its
+            trace become spans there.
+        sample_dir: folder of payload samples.
+        sample_share: share of the requests that is sampled.
+        sample_redact: tensors that are never written, separated by commas.
+        sample_control: JSON file that changes sampling while the server runs.
     """
 
     access_log: str = OFF

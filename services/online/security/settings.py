@@ -11,11 +11,14 @@ from services.runtime.access import Access
 
 
 class SecureSettings(BaseModel):
-    """Tokens, TLS and signatures; docs/security.md explains their use.
+    """Tokens and TLS; docs/security.md explains their use.
 
-    One of `token` and `token_file` closes the API to callers without a token, and /metrics
-    with it. `tls_cert` and `tls_key` switch TLS on, `tls_client_ca` requires
-    a certificate of callers.
+    Attributes:
+        token: the token that callers must show, on /metrics too.
+        token_file: file of accepted tokens, one per line.
+        tls_cert: certificate chain (PEM).
+        tls_key: private key (PEM).
+        tls_client_ca: CA of the certificates that clients must show (PEM).
     """
 
     token: SecretStr | None = None
