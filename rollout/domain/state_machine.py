@@ -234,7 +234,7 @@ def apply_verdict(
             return give_up(progress, Outcome.ROLLED_BACK, verdict, now)
         case Action.INCONCLUSIVE if spec.on_inconclusive is OnInconclusive.PAUSE:
             return replace(move(progress, Signal.PAUSE, now), ruling=verdict)
-        case Action.INCONCLUSIVE:
+        case Action.INCONCLUSIVE:  # pragma: no branch - mypy proves that there is no other
             return give_up(progress, Outcome.INCONCLUSIVE, verdict, now)
 
 
@@ -260,7 +260,7 @@ def apply_command(
             return move(noted, Signal.PAUSE, now) if phase in PAUSABLE else noted
         case OperatorCommand.RESUME:
             return move(noted, Signal.RESUME, now) if phase is RolloutPhase.PAUSED else noted
-        case OperatorCommand.FULL:
+        case OperatorCommand.FULL:  # pragma: no branch - mypy proves that there is no other
             ready = move(noted, Signal.RESUME, now) if phase is RolloutPhase.PAUSED else noted
             skipping = replace(ready, override=True)
             exposed = ready.phase in (RolloutPhase.SHADOW, RolloutPhase.SHIFT)
