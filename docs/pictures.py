@@ -63,8 +63,9 @@ def demo_lines(output: str) -> list[str]:
     """Return the lines of the demo's output that the picture shows."""
     lines = [_TEMPORARY.sub("", line) for line in output.splitlines()]
     start = next(number for number, line in enumerate(lines) if line.startswith(FIRST))
-    end = next(number for number, line in enumerate(lines) if line.startswith(LAST))
-    return [line for line in lines[start:end] if not _LEFT_OUT.match(line)]
+    shown = lines[start:]
+    end = next(number for number, line in enumerate(shown) if line.startswith(LAST))
+    return [line for line in shown[:end] if not _LEFT_OUT.match(line)]
 
 
 def page_pictures(home: Path) -> None:
