@@ -28,8 +28,8 @@ IMAGES = Path(__file__).parent / "images"
 COLUMNS = 118
 # Of the pictures of pages, in pixels: the page without what follows the gates, or the variants.
 PAGE_WIDTH, UI_HEIGHT, REPORT_HEIGHT = 1085, 1312, 1480
-# The demo that keeps running ends with its table of variants.
-FIRST, LAST = "5. ", ("$ mlctl down", "Variant")
+# Between the heading of the promotion and the title of the summary.
+FIRST, LAST = "5. ", "Variants, measured"
 # What says little in a still picture: progress, the tables of variants, a runtime's own log.
 _LEFT_OUT = re.compile(
     r"  \w[\w-]* (finished|cached)|Optimizing|Building|V2:|Serve it|Next:|digest "
