@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 import click
 
@@ -42,15 +43,9 @@ def scale(
     if found is None and replicas is None:
         raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
     low, high = found or (None, None)
-    deployment = client.scale(
-        name,
-        replicas,
-        min_replicas=low,
-        max_replicas=high,
-        idle_seconds=scaling.idle_seconds,
-        target_queue_rows=scaling.target_queue_rows,
-        cooldown_seconds=scaling.cooldown_seconds,
-    )
+    given = {name: value for name, value in asdict(scaling).items() if value is not None}
+    bounds = {"min_replicas": low, "max_replicas": high}
+    deployment = client.scale(name, replicas, **{**given, **bounds})
     settings = deployment.settings
     if wait:
         deadline = time.monotonic() + settings.ready_seconds

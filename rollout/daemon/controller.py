@@ -14,10 +14,9 @@ from typing import Any
 from bundle.clock import Clock
 from rollout.daemon.recording import Recording
 from rollout.daemon.shadow.watch import Parties, ShadowComparison
-from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
+from rollout.domain.evidence import GateEvidence, begin
 from rollout.domain.join import AnswerSide
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.operator_commands import Request, next_request
@@ -38,7 +37,7 @@ from rollout.domain.state_machine import (
     TickObservation,
 )
 from rollout.domain.traffic_record import TrafficRecord
-from rollout.domain.verdict import Hits
+from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict
 from rollout.drivers.local.fleet import Fleet
 from rollout.journal import records
 from rollout.journal.journal import Journal, RequestWaitsError
@@ -221,7 +220,7 @@ class Controller:
         """Leave WARM; the event says why the comparison of answers is skipped, if it is."""
         spec = self._rollout.spec
         progress = machine.warmed(self.progress, spec, self._now())
-        evidence = gates.begin(self._record.counts(spec, self._world.edges), spec)
+        evidence = begin(self._record.counts(spec, self._world.edges), spec)
         progress = replace(progress, evidence=evidence)
         skipped = self._no_shadow
         if spec.shadow_percent and progress.override:

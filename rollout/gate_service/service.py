@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
-from rollout.domain.gates import Verdict
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.spec import Slot
+from rollout.domain.verdict import Verdict
 from rollout.drivers.kubernetes.meter import PodCounts, SourceMeter
 from rollout.gate_service import session as sessions
 from rollout.gate_service.session import GateSession, Result

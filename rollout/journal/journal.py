@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.gates import Action, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import (
@@ -30,6 +29,7 @@ from rollout.domain.spec import (
 )
 from rollout.domain.split import Split, SplitRecord
 from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
+from rollout.domain.verdict import Action, HoldReason, Verdict
 from rollout.journal import records, rejections
 from rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
 from rollout.journal.schema import connect, transaction
@@ -104,7 +104,7 @@ class Journal:
         row = self._db.execute("select * from deployment where name = ?", (name,)).fetchone()
         if row is None:
             raise self._unknown(name)
-        return records.deployment_from(row)
+        return records.from_row(Deployment, row)
 
     def live_deployment(self, name: str) -> Deployment:
         """The deployment, which must be up; DEPLOYMENT_NOT_FOUND."""
@@ -120,7 +120,7 @@ class Journal:
     def deployments(self) -> tuple[Deployment, ...]:
         """Every deployment that is up."""
         rows = self._db.execute("select * from deployment where up order by name").fetchall()
-        return tuple(map(records.deployment_from, rows))
+        return tuple(records.from_row(Deployment, row) for row in rows)
 
     def retire(self, name: str) -> None:
         """Mark it down, end its active rollout as rolled back, and fence its daemon out."""
@@ -418,7 +418,7 @@ class Journal:
         rows = self._db.execute(
             "select * from rollout where ?1 is null or deployment = ?1 order by id desc", (name,)
         )
-        return tuple(map(records.rollout_from, rows.fetchall()))
+        return tuple(records.from_row(Rollout, row) for row in rows.fetchall())
 
     def request(self, name: str, command: OperatorCommand, reason: str) -> int:
         """Record an operator's command for the active rollout; return the rollout's id.
@@ -534,14 +534,14 @@ class Journal:
             f"{of_rollout}{kinds} order by seq limit :limit",
             {"name": name, "after": after, "rollout": rollout, "limit": limit or -1},
         )
-        return tuple(map(records.event_from, rows.fetchall()))
+        return tuple(records.from_row(JournalEvent, row) for row in rows.fetchall())
 
     def last_event(self, name: str) -> JournalEvent | None:
         """The newest event of the deployment."""
         row = self._db.execute(
             "select * from event where deployment = ? order by seq desc limit 1", (name,)
         ).fetchone()
-        return None if row is None else records.event_from(row)
+        return None if row is None else records.from_row(JournalEvent, row)
 
     def newest(self, name: str, rollout: int, kind: str) -> JournalEvent | None:
         """Return the newest event of that kind in the rollout."""
@@ -550,7 +550,7 @@ class Journal:
             " order by seq desc limit 1",
             (name, rollout, kind),
         ).fetchone()
-        return None if row is None else records.event_from(row)
+        return None if row is None else records.from_row(JournalEvent, row)
 
     def last_seq(self) -> int:
         """Return the newest event's place, of any deployment."""
@@ -568,7 +568,7 @@ class Journal:
             f" and kind in ({_marks(kinds)}) order by seq",
             (after, until, name, *kinds),
         )
-        return tuple(map(records.event_from, rows.fetchall()))
+        return tuple(records.from_row(JournalEvent, row) for row in rows.fetchall())
 
     def delivery(self, name: str, sink: str) -> Delivery:
         """Return how far `sink` is."""
@@ -577,8 +577,7 @@ class Journal:
         ).fetchone()
         if row is None:
             return Delivery()
-        values = (row["seq"], row["failures"], row["error"], row["not_before"])
-        return Delivery(*values, json.loads(row["body"]))
+        return records.from_row(Delivery, row)
 
     def up_seq(self, name: str) -> int:
         """Return the place of the event of the last `up`; 0 without one."""
@@ -639,7 +638,7 @@ class Journal:
 
     def _rollout(self, where: str, value: object) -> Rollout | None:
         row = self._db.execute(f"select * from rollout where {where}", (value,)).fetchone()  # noqa: S608 - `where` is one of two literals above
-        return records.rollout_from(row) if row is not None else None
+        return records.from_row(Rollout, row) if row is not None else None
 
     def _unknown(self, name: str) -> MlctlError:
         return rejections.unknown(name, [deployment.name for deployment in self.deployments()])

@@ -10,11 +10,11 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller, Watch, World
-from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import ProcessState, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from rollout.domain.verdict import Gate, HoldReason
 from rollout.journal import records
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent, Rollout

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import TickObservation
+from rollout.domain.verdict import Gate, HoldReason
 from rollout.gate_service.session import (
     GateSession,
     Result,

@@ -13,7 +13,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import state_machine as machine
-from rollout.domain.gates import GateEvidence
+from rollout.domain.evidence import GateEvidence
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.scores import ProvedScore

@@ -11,11 +11,11 @@ import pytest
 from bundle.latency import SERVED_EDGES_MS
 from rollout.daemon.controller import Controller, Watch, World
 from rollout.daemon.reporting.notices import notice
-from rollout.domain.gates import Gate
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
+from rollout.domain.verdict import Gate
 from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.kubernetes.launcher import KubernetesLauncher
 from rollout.drivers.kubernetes.route import Claim
