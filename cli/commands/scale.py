@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 
 import click
@@ -38,6 +37,7 @@ def scale(
     revisions at the same size.
     """
     from rollout.client import scaling as client
+    from rollout.client.lifecycle import wait_until
 
     found = scaling.bounds(replicas)
     if found is None and replicas is None:
@@ -47,15 +47,12 @@ def scale(
     bounds = {"min_replicas": low, "max_replicas": high}
     deployment = client.scale(name, replicas, **{**given, **bounds})
     settings = deployment.settings
-    if wait:
-        deadline = time.monotonic() + settings.ready_seconds
-        while not client.settled(name):
-            if time.monotonic() > deadline:
-                raise MlctlError(
-                    ErrorCode.NOT_READY,
-                    f"not all replicas of {name!r} became ready in {settings.ready_seconds:g} s",
-                    f"`mlctl ps {name}` shows which, `mlctl logs {name}` why.",
-                )
+    if wait and not wait_until(lambda: client.settled(name), settings.ready_seconds):
+        raise MlctlError(
+            ErrorCode.NOT_READY,
+            f"not all replicas of {name!r} became ready in {settings.ready_seconds:g} s",
+            f"`mlctl ps {name}` shows which, `mlctl logs {name}` why.",
+        )
     if output.as_json:
         document = {"name": name, "replicas": settings.replicas, "min": low, "max": high}
         output.document(document)

@@ -12,8 +12,9 @@ import pytest
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.client.rendering import event_line
-from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.controller import Controller
 from rollout.daemon.recording import Recording
+from rollout.daemon.world import World
 from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import Counts, Totals, Window
 from rollout.domain.evidence import GateEvidence, fold, fold_shadow, next_step
@@ -77,11 +78,13 @@ class Shop:
         self.journal.create("shop", Ports(1, 2), DeploymentSettings(drain_seconds=5), live)
         rollout = self.journal.begin("shop", candidate, self.spec)
         settings = self.journal.deployment("shop").settings
-        watch = Watch(self.journal.take_over("shop"), settings)
         launcher = MemoryLauncher()
         recording = None if self.foreign else Recording(self.folder, self.clock, 3600)
-        world = World(self.data_plane, self.data_plane, launcher, self.clock, EDGES, recording)
-        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        world = World(
+            *("shop", self.journal.take_over("shop"), self.journal, settings),
+            *(self.data_plane, self.data_plane, launcher, self.clock, EDGES, recording),
+        )
+        self.controller = Controller(self.journal.rollout(rollout), world)
         for slot, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
             self.recorders[slot] = self._recorder(slot, each)
 
