@@ -99,6 +99,7 @@ class Daemon:
         self._epoch = journal.take_over(name)
         settings = deployment.settings
         proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
+        proxy.prepare(deployment.slot)  # now, so that a proxy that dies is started at once
         data_plane = stack.enter_context(proxy.data_plane())
         launcher = _launcher(directory / "logs", settings, data_plane, stack)
         clock = SystemClock()

@@ -25,7 +25,6 @@ from rollout.drivers.envoy import config
 from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
 from rollout.drivers.envoy.routes import ROUTES_FILE, Timeouts, parse_traffic, route_table
 from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
-from rollout.drivers.envoy.tls import SECRET_FILE, secret_table, transport_socket
 
 _ADMIN_TIMEOUT = 2.0
 _ACKNOWLEDGE_SECONDS = 2.0
@@ -62,8 +61,8 @@ class EnvoyFiles:
     ) -> None:
         self._timeouts = timeouts or Timeouts()
         self._tls = tls
-        self._secret = directory / SECRET_FILE
-        self._bootstrap = directory / "bootstrap.json"
+        self._secret = directory / config.SECRET_FILE
+        self._bootstrap = directory / "bootstrap.yaml"
         self._routes = directory / "routes"
         self._endpoints = directory / "endpoints"
         self._ports = ports
@@ -77,12 +76,10 @@ class EnvoyFiles:
     def prepare(self, live: Slot) -> None:
         for directory in (self._routes, self._endpoints):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        security = None
         if self._tls is not None:
-            _replace(self._secret, secret_table(self._tls))
-            security = transport_socket(self._tls, self._secret)
-        document = config.bootstrap(self._ports, self._routes, self._endpoints, security)
-        _replace(self._bootstrap, document)
+            _replace(self._secret, config.secret_table(self._tls))
+        text = config.bootstrap(self._ports, self._routes, self._endpoints, self._tls, self._secret)
+        _write(self._bootstrap, text.encode())
         for slot in Slot:
             for protocol in PROTOCOLS:
                 path = self._endpoints / endpoints_file(slot, protocol)
@@ -176,7 +173,11 @@ class EnvoyDataPlane:
 
 
 def _replace(path: Path, document: Document) -> bool:
-    content = json.dumps(document, indent=1).encode()
+    return _write(path, json.dumps(document, indent=1).encode())
+
+
+def _write(path: Path, content: bytes) -> bool:
+    """Replace the file; return whether it was different before."""
     if path.exists() and path.read_bytes() == content:
         return False
     write_atomic(path, content, mode=0o600)
