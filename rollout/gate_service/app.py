@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,8 +22,9 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain import slo
 from rollout.domain.spec import Percent, RolloutSpec
-from rollout.gate_service.service import GateAnswer, GateService
-from rollout.gate_service.session import Result
+from rollout.domain.verdict import Verdict
+from rollout.gate_service.service import GateService
+from rollout.gate_service.session import Result, result_of
 from rollout.gate_service.store import Terms
 
 _LONGEST_BODY = 64 << 10
@@ -71,8 +73,8 @@ def gate_app(service: GateService) -> Starlette:
         if request.method == "DELETE":
             await run_in_threadpool(service.forget, name)
             return JSONResponse({"id": name})
-        answer = await _answer(service, name, dict(request.query_params))
-        return JSONResponse(_document(name, answer))
+        verdict = await _answer(service, name, dict(request.query_params))
+        return JSONResponse(_document(name, verdict))
 
     async def flagger(request: Request) -> JSONResponse:
         hook = request.path_params["hook"]
@@ -82,9 +84,9 @@ def gate_app(service: GateService) -> Starlette:
             )
         name, terms = _canary(await _body(request))
         final = "true" if hook == "confirm-promotion" else "false"
-        answer = await _answer(service, name, {**terms, "final": final})
-        status = 200 if answer.result in _PASSES[hook] else 409
-        return JSONResponse(_document(name, answer), status)
+        verdict = await _answer(service, name, {**terms, "final": final})
+        status = 200 if result_of(verdict) in _PASSES[hook] else 409
+        return JSONResponse(_document(name, verdict), status)
 
     async def health(_request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
@@ -99,7 +101,7 @@ def gate_app(service: GateService) -> Starlette:
     )
 
 
-async def _answer(service: GateService, name: str, parameters: Mapping[str, str]) -> GateAnswer:
+async def _answer(service: GateService, name: str, parameters: Mapping[str, str]) -> Verdict:
     try:
         query = _Query.model_validate(parameters)
     except ValidationError as error:
@@ -140,17 +142,10 @@ async def _body(request: Request) -> Mapping[str, Any]:
     return document
 
 
-def _document(name: str, answer: GateAnswer) -> dict[str, Any]:
-    verdict = answer.verdict
-    return {
-        "id": name,
-        "result": answer.result,
-        "why": answer.why,
-        "gate": verdict.gate if verdict else None,
-        "value": verdict.value if verdict else None,
-        "limit": verdict.limit if verdict else None,
-        "n": verdict.n if verdict else 0,
-    }
+def _document(name: str, verdict: Verdict) -> dict[str, Any]:
+    found = asdict(verdict)
+    del found["action"]
+    return {"id": name, "result": result_of(verdict), **found}
 
 
 async def _error_response(_request: Request, error: Exception) -> JSONResponse:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from pydantic import TypeAdapter
-
 from rollout.domain import gates
 from rollout.domain.evidence import GateEvidence, fold, next_step
 from rollout.domain.spec import RolloutSpec
@@ -49,19 +47,6 @@ class GateSession:
     step_ticks: int = 0
     unhealthy_ticks: int = 0
     failed: Verdict | None = None
-
-
-_SESSIONS = TypeAdapter(GateSession)
-
-
-def to_json(session: GateSession) -> str:
-    """All of the session as text."""
-    return _SESSIONS.dump_json(session).decode()
-
-
-def from_json(text: str) -> GateSession:
-    """Read `to_json`'s form; nothing of the evidence is lost."""
-    return _SESSIONS.validate_json(text)
 
 
 def result_of(verdict: Verdict) -> Result:

@@ -17,14 +17,14 @@ import httpx
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from bundle.packages import install_hint
-from bundle.tls import TlsFiles
 from rollout.domain.counts import Reading
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import Endpoint, Ports, Slot
+from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from rollout.drivers.envoy import config
 from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
-from rollout.drivers.envoy.routes import ROUTES_FILE, Timeouts, parse_traffic, route_table
+from rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table
 from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
+from rollout.drivers.listener import tls_of
 
 _ADMIN_TIMEOUT = 2.0
 _ACKNOWLEDGE_SECONDS = 2.0
@@ -56,11 +56,10 @@ class EnvoyFiles:
         self,
         directory: Path,
         ports: Ports,
-        tls: TlsFiles | None = None,
-        timeouts: Timeouts | None = None,
+        settings: DeploymentSettings | None = None,
     ) -> None:
-        self._timeouts = timeouts or Timeouts()
-        self._tls = tls
+        self._settings = settings or DeploymentSettings()
+        self._tls = tls_of(self._settings)
         self._secret = directory / config.SECRET_FILE
         self._bootstrap = directory / "bootstrap.yaml"
         self._routes = directory / "routes"
@@ -95,7 +94,7 @@ class EnvoyFiles:
 
     def route(self, traffic: TrafficSplit) -> bool:
         """Write the route file; whether it was different before."""
-        return _replace(self._routes / ROUTES_FILE, route_table(traffic, self._timeouts))
+        return _replace(self._routes / ROUTES_FILE, route_table(traffic, self._settings))
 
     def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         """Write the endpoint files of `slot`."""
