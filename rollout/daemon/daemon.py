@@ -108,8 +108,16 @@ class Daemon:
         self._fleet = Fleet(name, launcher, journal)
         meter = AnswerMeter(data_plane, self._fleet, self._vitals)
         self._world = World(
-            *(name, self._epoch, journal, settings),
-            *(data_plane, meter, launcher, clock, edges_of(settings), recording),
+            name,
+            self._epoch,
+            journal,
+            settings,
+            data_plane,
+            meter,
+            launcher,
+            clock,
+            edges_of(settings),
+            recording,
         )
         self._logs = directory / "logs"
         self._supervisor = Supervisor(self._world, directory, proxy, self._vitals.hung)

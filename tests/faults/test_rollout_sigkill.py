@@ -112,8 +112,15 @@ class Machine:
             if active is None:
                 return 0
             around = World(
-                *("shop", epoch, journal, settings),  # type: ignore[arg-type]
-                *(data_plane, data_plane, launcher, world, EDGES),
+                "shop",
+                epoch,
+                journal,  # type: ignore[arg-type]
+                settings,
+                data_plane,
+                data_plane,
+                launcher,
+                world,
+                EDGES,
             )
             controller = Controller(active, around)
             if active.progress.phase is not RolloutPhase.PENDING:

@@ -79,8 +79,15 @@ class Stage:
     def take_over(self, unseen: float | None = None) -> None:
         settings = self.journal.deployment("shop").settings
         world = World(
-            *("shop", self.journal.take_over("shop"), self.journal, settings),
-            *(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES),
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            self.launcher,
+            self.clock,
+            EDGES,
         )
         rollout = self.journal.rollout(self.id)
         self.controller = Controller(rollout, world)

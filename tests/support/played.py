@@ -44,8 +44,15 @@ class Played:
         """Ask for another rollout; its id."""
         rollout = self.journal.begin("shop", revision(tag), self.spec)
         world = World(
-            *("shop", self.journal.take_over("shop"), self.journal, self.settings),
-            *(self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES),
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            self.settings,
+            self.data_plane,
+            self.data_plane,
+            MemoryLauncher(),
+            self.clock,
+            EDGES,
         )
         self.controller = Controller(self.journal.rollout(rollout), world)
         return rollout

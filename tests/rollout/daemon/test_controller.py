@@ -56,8 +56,15 @@ class Stage:
     def take_over(self, rollout: int) -> Controller:
         settings = self.journal.deployment("shop").settings
         world = World(
-            *("shop", self.journal.take_over("shop"), self.journal, settings),
-            *(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES),
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            self.launcher,
+            self.clock,
+            EDGES,
         )
         self.controller = Controller(self.journal.rollout(rollout), world)
         return self.controller

@@ -69,8 +69,15 @@ class Shop:
         self.id = self.journal.begin("shop", self.candidate, self.spec)
         self.recording = Recording(self.folder, self.clock, 3600.0)
         world = World(
-            *("shop", self.journal.take_over("shop"), self.journal, self.settings),
-            *(self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES),
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            self.settings,
+            self.data_plane,
+            self.data_plane,
+            MemoryLauncher(),
+            self.clock,
+            EDGES,
             self.recording,
         )
         self.controller = Controller(self.journal.rollout(self.id), world)

@@ -54,8 +54,15 @@ class Stage:
     def take_over(self) -> Supervisor:
         self.epoch = self.journal.take_over("shop")
         world = World(
-            *("shop", self.epoch, self.journal, self.journal.deployment("shop").settings),
-            *(self.data_plane, self.data_plane, self.launcher, self.clock, (100.0,)),
+            "shop",
+            self.epoch,
+            self.journal,
+            self.journal.deployment("shop").settings,
+            self.data_plane,
+            self.data_plane,
+            self.launcher,
+            self.clock,
+            (100.0,),
         )
         return Supervisor(world, self._directory, self._files, self.hung)
 

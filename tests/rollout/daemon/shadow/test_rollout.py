@@ -81,8 +81,16 @@ class Shop:
         launcher = MemoryLauncher()
         recording = None if self.foreign else Recording(self.folder, self.clock, 3600)
         world = World(
-            *("shop", self.journal.take_over("shop"), self.journal, settings),
-            *(self.data_plane, self.data_plane, launcher, self.clock, EDGES, recording),
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            launcher,
+            self.clock,
+            EDGES,
+            recording,
         )
         self.controller = Controller(self.journal.rollout(rollout), world)
         for slot, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):

@@ -58,8 +58,15 @@ class Stage:
         launcher = KubernetesLauncher(self.target, self.data_plane, self.directory)
         settings = self.journal.deployment("shop").settings
         world = World(
-            *("shop", self.epoch, self.journal, settings),
-            *(self.data_plane, self.data_plane, launcher, self.clock, SERVED_EDGES_MS),
+            "shop",
+            self.epoch,
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            launcher,
+            self.clock,
+            SERVED_EDGES_MS,
         )
         self.controller = Controller(self.journal.rollout(rollout), world)
 
