@@ -78,6 +78,27 @@ def test_resolve__an_optimized_version__is_rejected(catalog: MlflowCatalog) -> N
     assert "digits-optimized" in message
 
 
+def test_publish__packages_that_are_installed__are_not_searched(
+    catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow would read the files of every installed package, to check requirements that hold."""
+    searched: list[str] = []
+    monkeypatch.setattr(
+        "mlflow.utils.requirements_utils._init_packages_to_modules_map",
+        lambda: searched.append("packages"),
+    )
+    published = publish_bundle(catalog, tmp_path / "bundle", 13.0)
+
+    from mlflow.artifacts import load_text
+    from mlflow.utils.environment import warn_dependency_requirement_mismatches
+
+    requirements = load_text(f"{published.uri}/requirements.txt").split()
+    assert any(each.startswith("onnxruntime==") for each in requirements)
+    assert searched == []
+    warn_dependency_requirement_mismatches(requirements)  # MLflow's own, of another caller
+    assert searched
+
+
 def test_publish__again__is_idempotent_with_lineage(catalog: MlflowCatalog, tmp_path: Path) -> None:
     source = catalog.resolve("digits/1")
     bundle = make_bundle(tmp_path / "bundle", name="digits")
