@@ -183,8 +183,9 @@ def _unchecked_requirements() -> Iterator[None]:
 
     It reads the list of files of each installed package first: 1.2 s of CPU time.
     """
-    from mlflow.utils import environment
+    import mlflow.utils.environment
 
+    environment: Any = mlflow.utils.environment
     check = environment.warn_dependency_requirement_mismatches
     environment.warn_dependency_requirement_mismatches = lambda _: None
     try:

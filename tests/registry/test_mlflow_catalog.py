@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,13 +90,14 @@ def test_publish__packages_that_are_installed__are_not_searched(
     )
     published = publish_bundle(catalog, tmp_path / "bundle", 13.0)
 
+    import mlflow.utils.environment
     from mlflow.artifacts import load_text
-    from mlflow.utils.environment import warn_dependency_requirement_mismatches
 
     requirements = load_text(f"{published.uri}/requirements.txt").split()
     assert any(each.startswith("onnxruntime==") for each in requirements)
     assert searched == []
-    warn_dependency_requirement_mismatches(requirements)  # MLflow's own, of another caller
+    environment: Any = mlflow.utils.environment
+    environment.warn_dependency_requirement_mismatches(requirements)  # as another caller would
     assert searched
 
 
