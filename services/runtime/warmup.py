@@ -32,7 +32,7 @@ _ROUNDS_SECONDS = 0.2
 _GAIN = 1.05
 # A batch larger than the bundle's may take so many seconds, because a request that comes during it
 # waits for its end. It is tried only if the smaller ones took no more than these bytes.
-_MAX_BATCH_SECONDS = 0.025
+_MAX_BATCH_SECONDS = 0.02
 _MAX_BATCH_BYTES = 128 << 20
 logger = logging.getLogger("mlctl.warmup")
 

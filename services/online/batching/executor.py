@@ -6,8 +6,9 @@ only the model's run may be elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import QueueFullError
-from services.online.batching.joining import Outcome, run_joined
 from services.online.batching.model_executor import (
     BatchMeter,
     ModelExecutor,
@@ -42,9 +42,11 @@ from services.protocol.wire import make_tuple
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.features import FeatureLookup
 from services.runtime.padding import Arrays, LengthPadding, shape_key
+from services.runtime.scorer import join_rows
 from services.runtime.streaming import Answer, AnswerStream
 
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
+Outcome = Arrays | Exception
 _MAX_FORMS = 256
 
 
@@ -191,11 +193,9 @@ class BatchExecutor(ModelExecutor):
         self._policy.offer(job, part=part)
         return job
 
-    @property
-    def rejecting(self) -> bool:
-        return self._policy.rejection is not None
-
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
+        if self._policy.rejection is None:
+            return None
         return self._policy.quick_reject(None, priority, self._clock.monotonic())
 
     def _check(self, form: Hashable, inputs: Arrays) -> tuple[int, Hashable]:
@@ -298,3 +298,72 @@ class BatchExecutor(ModelExecutor):
             log_failure(outcome)
             if is_open:
                 job.waiter.set_exception(outcome)
+
+
+class JoinedRequest(Protocol):
+    """A request of a batch; `open` until its client disconnected or its deadline passed."""
+
+    rows: int
+    inputs: Arrays
+    open: bool
+
+
+def run_joined(
+    run: Callable[[Arrays], Arrays],
+    requests: Sequence[JoinedRequest],
+    lengths: LengthPadding | None = None,
+) -> list[Outcome]:
+    """Run several requests as one batch, and return the answer or the error of each, in order.
+
+    Pure: the model is the function `run`. A batch that fails, or that cannot be joined, is halved
+    until the failing request is alone: it costs the others time, but not their answers, in at most
+    twice as many runs as there are requests. A half is skipped if all of its clients have
+    disconnected. With `lengths`, sequences of different lengths are padded for the run.
+    """
+    try:
+        if len(requests) == 1:
+            return [run(requests[0].inputs)]
+        return list(_run_together(run, requests, lengths))
+    except Exception as error:  # noqa: BLE001 - it is the outcome of the request
+        if len(requests) == 1:
+            return [error]
+    middle = len(requests) // 2
+    outcomes: list[Outcome] = []
+    for half in (requests[:middle], requests[middle:]):
+        if any([request.open for request in half]):  # noqa: C419 - faster
+            outcomes += run_joined(run, half, lengths)
+        else:
+            outcomes += [deadline_exceeded() for _ in half]
+    return outcomes
+
+
+def _run_together(
+    run: Callable[[Arrays], Arrays],
+    requests: Sequence[JoinedRequest],
+    lengths: LengthPadding | None,
+) -> list[Arrays]:
+    rows = [request.rows for request in requests]
+    inputs = [request.inputs for request in requests]
+    if lengths is None:
+        return _divide(run(join_rows(inputs)), rows)
+    levelled = lengths.pad_to_longest(inputs)
+    shares = _divide(run(join_rows(levelled)), rows)
+    padded = lengths.length(levelled[0])
+    if padded is None:
+        return shares
+    own = [lengths.length(each) for each in inputs]
+    return [
+        share if length is None else lengths.trim(share, padded, length)
+        for share, length in zip(shares, own, strict=True)
+    ]
+
+
+def _divide(outputs: Arrays, rows: Sequence[int]) -> list[Arrays]:
+    """Return the rows of each request, as views."""
+    if len(outputs) == 1 and len(rows) == sum(rows):
+        # An array yields its rows in C, several times as fast as slices are made.
+        ((name, array),) = outputs.items()
+        return [{name: row} for row in array[:, None]]
+    ends = list(accumulate(rows))  # plain numbers: numpy's own are slow to add and to slice with
+    spans = [slice(end - count, end) for count, end in zip(rows, ends, strict=True)]
+    return [{name: array[span] for name, array in outputs.items()} for span in spans]

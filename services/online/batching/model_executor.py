@@ -172,11 +172,6 @@ class ModelExecutor(ABC):
     def _pump(self) -> None:
         """Expire requests, start what the policy releases, and arm the timer."""
 
-    @property
-    def rejecting(self) -> bool:
-        """Whether a request was rejected since the queue last shrank."""
-        return False
-
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
         """Return the error that any request of up to LARGE_ROWS rows gets now, else None."""
         del priority

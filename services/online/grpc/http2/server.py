@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from bundle.errors import MlctlError
-from services.online.batching.budget import Inflight
+from services.online.batching.admission import Inflight
 from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
 from services.online.grpc.http2.connection import Connection, OpenWhole, Times
 from services.online.grpc.http2.head import CallHead
