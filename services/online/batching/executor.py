@@ -48,6 +48,8 @@ from services.runtime.streaming import Answer, AnswerStream
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 Outcome = Arrays | Exception
 _MAX_FORMS = 256
+# A rejection may come so late.
+_REST_SECONDS = 0.002
 
 
 class BatchRunner(Protocol):
@@ -94,6 +96,7 @@ class BatchExecutor(ModelExecutor):
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
         self._inline = inline
+        self._resting = False
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._forms: dict[Hashable, tuple[int, Hashable]] = {}
@@ -196,7 +199,20 @@ class BatchExecutor(ModelExecutor):
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
         if self._policy.rejection is None:
             return None
-        return self._policy.quick_reject(None, priority, self._clock.monotonic())
+        full = self._policy.quick_reject(None, priority, self._clock.monotonic())
+        if full is not None and not self._resting and not self._inline:
+            self._resting = True
+            self._loop.call_soon(self._rest)
+        return full
+
+    def _rest(self) -> None:
+        """Read no connection until the batch ends, for a short time at most.
+
+        Whenever the loop runs, the model loses the core and its caches, so rejections are made
+        many at a time: interrupt coalescing, as in network cards.
+        """
+        self._thread.wait(_REST_SECONDS)
+        self._resting = False
 
     def _check(self, form: Hashable, inputs: Arrays) -> tuple[int, Hashable]:
         """Check inputs, and cache the result: it depends on names, datatypes and shapes alone."""

@@ -27,7 +27,6 @@ from services.online.grpc.http2.events import (
 )
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from services.online.grpc.http2.head import CallHead
-from services.online.grpc.http2.leaky_bucket import Bucket
 from services.online.grpc.http2.outbox import Parking, SendQueue
 
 _DRAIN_PING = b"mlctlend"
@@ -37,7 +36,36 @@ _PARKED_BYTES = 16 << 20
 # The same limit for all connections together.
 _ALL_PARKED_BYTES = 256 << 20
 _REJECTED_COST = 0.125
+# Of the bucket of control frames.
+CAPACITY = 1000.0
+PER_SECOND = 200.0
+PER_ANSWER = 2.0
 logger = logging.getLogger("mlctl.grpc")
+
+
+class Bucket:
+    """Limits frames other than calls: pings, settings, resets, empty frames.
+
+    A leaky bucket: each frame adds to it, it drains over time, and each response drains it further.
+    A well-behaved client never fills it. `now` is in monotonic seconds, `level` above zero while it
+    drains.
+    """
+
+    __slots__ = ("_at", "level")
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self.level = 0.0
+
+    def add(self, now: float, cost: float = 1.0) -> bool:
+        """Add `cost`; return whether the level is within the capacity."""
+        self.level = max(0.0, self.level - (now - self._at) * PER_SECOND) + cost
+        self._at = now
+        return self.level <= CAPACITY
+
+    def answered(self) -> None:
+        """Drain the share of one sent response."""
+        self.level = max(0.0, self.level - PER_ANSWER)
 
 
 @dataclass(frozen=True, slots=True)
