@@ -87,15 +87,20 @@ class BatchExecutor(ModelExecutor):
         meter: BatchMeter,
         *,
         inline: bool = False,
+        alone: bool = True,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
         lookups: FeatureLookup | None = None,
     ) -> None:
-        """`lookups` are the model's lookups of features, if it has any."""
+        """`alone` is whether no other model uses the event loop.
+
+        `lookups` are the model's lookups of features, if it has any.
+        """
         super().__init__(clock, meter)
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
         self._inline = inline
+        self._may_rest = alone and not inline
         self._resting = False
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
@@ -200,7 +205,7 @@ class BatchExecutor(ModelExecutor):
         if self._policy.rejection is None:
             return None
         full = self._policy.quick_reject(None, priority, self._clock.monotonic())
-        if full is not None and not self._resting and not self._inline:
+        if full is not None and self._may_rest and not self._resting:
             self._resting = True
             self._loop.call_soon(self._rest)
         return full
