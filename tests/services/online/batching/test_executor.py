@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -171,7 +172,7 @@ def test_submit__full_queue__rejects_until_it_drains() -> None:
 def test_quick_reject__many_in_one_tick__the_loop_waits_once_for_the_batch() -> None:
     async def scenario(batching: BatchExecutor, model: GatedModel, _: Meter) -> None:
         waits: list[float] = []
-        batching._thread.wait = waits.append  # type: ignore[method-assign]
+        batching._thread = Mock(wraps=batching._thread, wait=waits.append)
         model.gate.clear()
         first = batching.submit(x(1), 20)
         await until(lambda: model.started)
