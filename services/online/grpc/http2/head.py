@@ -88,12 +88,15 @@ class CallHead(NamedTuple):
     @property
     def per_call(self) -> dict[bytes, bytes]:
         """The headers of PER_CALL by name."""
-        if not self.own:
+        own = self.own
+        if not own:
             return fields_of([field for field in self.decoded if field[0] in PER_CALL])
-        found = {name: value[1:] if value[0] < 0x80 else _text(value) for name, value in self.own}
-        if len(found) == len(self.own):
+        found = {}
+        for name, value in own:  # a comprehension is a call more
+            found[name] = value[1:] if value[0] < 0x80 else _text(value)
+        if len(found) == len(own):
             return found
-        return fields_of([(name, _text(value)) for name, value in self.own])
+        return fields_of([(name, _text(value)) for name, value in own])
 
     @property
     def is_grpc(self) -> bool:
