@@ -50,6 +50,19 @@ def test_model_folder__int4_weights__are_the_same_numbers_in_fp32(
     assert all(np.array_equal(found[name], meant[name]) for name in meant)
 
 
+def test_model_folder__a_layer_in_two_files__is_read_from_both(tmp_path: Path) -> None:
+    meant = save_int4_checkpoint(tmp_path / "int4", "gptq")
+    stored = load_file(tmp_path / "int4" / "model.safetensors")
+    (tmp_path / "int4" / "model.safetensors").unlink()
+    scales = {name: stored.pop(name) for name in list(stored) if name.endswith("scales")}
+    for number, part in enumerate((stored, scales)):
+        save_file(part, tmp_path / "int4" / f"model-{number}.safetensors", {"format": "pt"})
+    (tmp_path / "int4" / "model.safetensors.index.json").write_text("{}")
+    with model_folder(tmp_path / "int4", dequantize=True) as folder:
+        assert [file.name for file in folder.glob("*.safetensors*")] == ["model.safetensors"]
+        assert load_file(folder / "model.safetensors").keys() == meant.keys()
+
+
 @pytest.mark.parametrize(("method", "desc_act"), [("awq", False), ("gptq", True)])
 def test_optimize__an_int4_checkpoint__its_own_integers_answer_as_its_weights_in_fp32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, desc_act: bool

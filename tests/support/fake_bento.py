@@ -36,9 +36,8 @@ _GRPC = {
 class Behaviour:
     """How the server answers: `delay` seconds for a share `slow`, errors for a share `fail`.
 
-    A share `full` of the other requests meets a full queue, as that of a language model. A share
-    `refuse` of the rest is told that the caller is wrong. While the file `fault` exists every
-    request fails.
+    A share `full` of the other requests gets 429, as from a language model with a full queue, and a
+    share `refuse` of the rest 404. While the file `fault` exists every request fails.
     """
 
     name: str

@@ -25,13 +25,19 @@ def quantization_config(method: str, *, desc_act: bool = False) -> dict[str, Any
 
 
 def save_int4_checkpoint(
-    folder: Path, method: str, *, sym: bool = False, desc_act: bool = False
+    folder: Path,
+    method: str,
+    *,
+    sym: bool = False,
+    desc_act: bool = False,
+    source: Path | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write the tiny language model with int4 layers; return the fp32 weights that they stand for.
+    """Write the model in `source` with int4 layers; return the fp32 weights that they stand for.
 
     `sym` has the zero 8 for all groups; `desc_act` gives the rows of GPTQ's groups another order.
+    Without `source` it is the tiny language model.
     """
-    source = tiny_llm_folder()
+    source = source or tiny_llm_folder()
     folder.mkdir()
     for file in source.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

@@ -90,9 +90,9 @@ class CompletionAnswer:
 
     def end(self) -> dict[str, Any] | None:
         """Return the document of the event after the last piece, if there is one."""
-        return (
-            {**self._head, "choices": [], "usage": self._usage()} if self._counts_tokens else None
-        )
+        if self._counts_tokens:
+            return {**self._head, "choices": [], "usage": self._usage()}
+        return None
 
     def _make_head(self) -> dict[str, Any]:
         return {
@@ -276,20 +276,15 @@ class GenerateApp:
         return served
 
     def _list(self, name: str) -> Response:
-        models = [
-            {
-                "id": each,
-                "object": "model",
-                "created": 0,
-                "owned_by": "mlctl",
-                "root": served.digest,
-            }
+        entry = {"object": "model", "created": 0, "owned_by": "mlctl"}
+        models = {
+            each: {"id": each, **entry, "root": served.digest}
             for each, served in self.models.items()
-        ]
+        }
         if name:
             self._find(name)
-            return _json(next(each for each in models if each["id"] == name))
-        return _json({"object": "list", "data": models})
+            return _json(models[name])
+        return _json({"object": "list", "data": list(models.values())})
 
 
 def _v2(model: ServedGenerator, verb: str, body: bytes) -> CompletionAnswer:
