@@ -122,6 +122,8 @@ def _matrix(layer: str, method: str, parts: Mapping[str, Tensor]) -> Tensor:
         raise ValueError(f"the shapes of {layer}.qweight, scales and qzeros do not fit together")
     in_order = torch.arange(rows) // (rows // groups)
     group = in_order if method == "awq" else parts.get("g_idx", in_order).long()
+    if not torch.equal(group.sort().values, in_order):
+        raise ValueError(f"{layer}.g_idx does not give each of {groups} groups as many rows")
     return ((values - zeros[group]) * scales.float()[group]).T.contiguous()
 
 

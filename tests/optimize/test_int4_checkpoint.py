@@ -31,8 +31,7 @@ LAYER = "model.layers.1.mlp.up_proj"
 
 
 def source_of(folder: Path) -> SourceModel:
-    name = f"{hash(folder.name) & 0xFFFF:064x}"
-    return replace(tiny_llm_source(), model_path=folder, artifacts=folder, sha256=name)
+    return replace(tiny_llm_source(), model_path=folder, artifacts=folder, sha256="2" * 64)
 
 
 @pytest.mark.parametrize(
@@ -97,24 +96,27 @@ def test_optimize__an_int4_checkpoint__its_own_integers_answer_as_its_weights_in
 
 
 @pytest.mark.parametrize(
-    ("part", "message"),
+    ("method", "part", "message"),
     [
-        ("scales", f"{LAYER} has no scales"),
-        ("qzeros", f"{LAYER} has no qzeros"),
-        ("qweight", f"the shapes of {LAYER}.qweight, scales and qzeros do not fit together"),
+        ("awq", "scales", f"{LAYER} has no scales"),
+        ("gptq", "qzeros", f"{LAYER} has no qzeros"),
+        ("awq", "qweight", f"the shapes of {LAYER}.qweight, scales and qzeros do not fit together"),
+        ("gptq", "g_idx", f"{LAYER}.g_idx does not give each of 2 groups as many rows"),
     ],
 )
 def test_optimize__a_damaged_int4_checkpoint__names_the_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, part: str, message: str
 ) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
     write_texts(tmp_path / "texts.jsonl")
-    folder = tmp_path / f"no-{part}"
-    save_int4_checkpoint(folder, "awq")
+    folder = tmp_path / f"wrong-{part}"
+    save_int4_checkpoint(folder, method)
     weights = load_file(folder / "model.safetensors")
     found = weights.pop(f"{LAYER}.{part}")
     if part == "qweight":
         weights[f"{LAYER}.qweight"] = found[:-1]
+    if part == "g_idx":
+        weights[f"{LAYER}.g_idx"] = found * 0
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
     with pytest.raises(MlctlError, match=f"cannot be loaded: {message}") as caught:
