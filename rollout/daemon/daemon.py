@@ -24,6 +24,7 @@ from types import FrameType
 import psutil
 
 from bundle.clock import Clock, SystemClock
+from bundle.garbage import rare_collection
 from rollout.daemon.controller import Controller
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
@@ -344,4 +345,6 @@ def main(name: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    with rare_collection():
+        ended = main(sys.argv[1])
+    sys.exit(ended)
