@@ -276,14 +276,21 @@ class InferHandler:
         return response
 
     def reject(
-        self, error: BaseException, request_id: bytes, record: RequestRecord | None = None
+        self,
+        error: BaseException,
+        request_id: bytes,
+        record: RequestRecord | None = None,
+        status: int | None = None,
     ) -> Response:
-        """Make and count the response to a failed request; an unexpected error shows no details."""
+        """Make and count the response to a failed request; an unexpected error shows no details.
+
+        `status` is reported if it is not that of the error.
+        """
         if not is_public(error):
             logger.error("infer request %s failed", request_id.decode(), exc_info=error)
             error = failed()
         self._served.count(HTTP, error)
-        self.report(record, error)
+        self.report(record, error, status)
         if not isinstance(error, QueueFullError):
             return error_response(error, [(b"x-request-id", request_id)])
         # In overload many requests get the same error.
