@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.controller import Controller
+from rollout.daemon.world import World
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
@@ -106,12 +107,22 @@ class Machine:
                 for part in (world.data_plane, world.launcher, opened)
             )
             settings = opened.deployment("shop").settings
-            watch = Watch(opened.take_over("shop"), settings)
+            epoch = opened.take_over("shop")
             active = opened.active("shop")
             if active is None:
                 return 0
-            around = World(data_plane, data_plane, launcher, world, EDGES)
-            controller = Controller(active, around, journal, watch)  # type: ignore[arg-type]
+            around = World(
+                "shop",
+                epoch,
+                journal,  # type: ignore[arg-type]
+                settings,
+                data_plane,
+                data_plane,
+                launcher,
+                world,
+                EDGES,
+            )
+            controller = Controller(active, around)
             if active.progress.phase is not RolloutPhase.PENDING:
                 controller.resume(1.0)
             for _ in range(200):

@@ -18,7 +18,7 @@ import orjson
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold
 from services.online.http.app import (
     GoneError,
     Message,
@@ -30,11 +30,10 @@ from services.online.http.app import (
 )
 from services.online.http.declaration import argument_names, predict_routes
 from services.online.http.fields import fields_of
-from services.online.http.responses import MethodError, error_response, make_response
+from services.online.http.responses import MethodError, RequestIds, error_response, make_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import PREDICT, RequestRecord
-from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.json_body import parse_document
 from services.protocol.json_data import decode_data, decode_nullable, encode_data
