@@ -14,8 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import deadline_exceeded
-from services.online.batching.budget import Hold, Inflight
+from services.online.batching.admission import Hold, Inflight, deadline_exceeded
 from services.online.grpc.http2.frames import Reason
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, CallHead, make_trailers
 from services.online.grpc.http2.messages import Assembler, frame, unpack, unpack_apart
