@@ -23,7 +23,7 @@ from services.online.batching.admission import Hold, QueueFullError
 from services.online.batching.executor import Answer, Cancellable
 from services.online.grpc.codec import GrpcCodec
 from services.online.grpc.http2.connection import Connection
-from services.online.grpc.http2.head import HEADERS, CallHead, Fields, make_trailers
+from services.online.grpc.http2.head import HEADERS, CallHead, make_trailers
 from services.online.grpc.http2.hpack import encode
 from services.online.grpc.http2.messages import PREFIX_BYTES
 from services.online.grpc.models import GrpcModel, GrpcModels
@@ -115,7 +115,7 @@ class InferCall(Hold):
         self._complete()
         connection = self._connection
         connection.outbox.answer(self.stream, data, self._handler.seconds)
-        connection.over(self)
+        connection.over(self.stream)
         served, parse = model.served, self._parse_seconds
         queue, infer = answer.queue_seconds, answer.infer_seconds
         serialize = perf_counter() - start
@@ -159,10 +159,7 @@ class InferCall(Hold):
         if self._answered:
             return
         self._complete()
-        fields = self._handler.rejection(error)
-        connection, seconds = self._connection, self._handler.seconds
-        connection.outbox.end(self.stream, fields, reset_unfinished=False, seconds=seconds)
-        connection.over(self)
+        self._connection.reject(self.stream, self._handler.rejection(error))
 
     def _report(self, error: BaseException) -> None:
         self.model.served.count(GRPC, error)
@@ -185,17 +182,16 @@ class InferCalls:
         self.inflight = models.inflight
         # Whether a call was rejected since one found room in the queue.
         self.rejecting = False
-        self._rejection: tuple[MlctlError, Fields] | None = None
-        self._rejection_block: tuple[MlctlError, bytes] | None = None
+        self._rejection: tuple[MlctlError, bytes] | None = None
         self.access = models.access
         self.seconds = models.settings.deadline_ms / 1000
 
-    def rejection(self, error: MlctlError) -> Fields:
-        """Return the headers of a failed call; in overload many calls get the same error."""
+    def rejection(self, error: MlctlError) -> bytes:
+        """Return the block of a failed call; in overload many calls get the same error."""
         self.rejecting = self.rejecting or isinstance(error, QueueFullError)
         if self._rejection is None or self._rejection[0] is not error:
             fields = HEADERS + make_trailers(*status_of(error), trailers(error))
-            self._rejection = error, fields
+            self._rejection = error, encode(fields)
         return self._rejection[1]
 
     def open(self, connection: Connection, stream: int, head: CallHead, data: bytes) -> bool:
@@ -230,10 +226,7 @@ class InferCalls:
         served.counted(GRPC, _QUEUE_FULL)
         if served.observer is not None and served.observer.active:
             header.model.calls.ended(head, size, perf_counter(), full)
-        cached = self._rejection_block
-        if cached is None or cached[0] is not full:
-            cached = self._rejection_block = full, encode(self.rejection(full))
-        connection.reject(stream, cached[1])
+        connection.reject(stream, self.rejection(full))
         return True
 
 

@@ -219,17 +219,17 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def reject(self, stream: int, block: bytes) -> None:
-        """Answer a whole call, which was not added, with the trailers in `block`."""
+        """Answer a call that arrived whole with the trailers in `block`, and forget it."""
         self._core.headers(stream, block, end=True)
-        if self._bucket.level:
-            self._bucket.answered()
         self._called = self._heard
+        self.over(stream)
+        self._wake()
 
-    def over(self, call: ConnectionCall) -> None:
-        """Forget the call, which was answered."""
+    def over(self, stream: int) -> None:
+        """Forget the call of `stream`, which was answered."""
         if self._bucket.level:
             self._bucket.answered()
-        if self.calls.pop(call.stream, None) is not None and not self.calls:
+        if self.calls.pop(stream, None) is not None and not self.calls:
             self._note_called()
 
     def drain(self) -> None:
