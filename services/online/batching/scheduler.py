@@ -157,7 +157,9 @@ class BatchScheduler(Generic[TicketT]):
         self._queue: PriorityQueue[TicketT] = PriorityQueue()
         self._led_by_large = False
         self._forecast = Forecast(limits, self.costs)
-        self._linger = LingerHeuristic(self.costs, limits.max_rows, limits.max_wait)
+        self._linger: LingerHeuristic | None = None
+        if limits.max_wait > 0 and limits.joinable:
+            self._linger = LingerHeuristic(self.costs, limits.max_rows, limits.max_wait)
         self._running: list[TicketT] = []
         self._busy = False
         # No open request expires before this time; that of a request that has left may remain.
@@ -212,8 +214,10 @@ class BatchScheduler(Generic[TicketT]):
         if self._busy or queue.rows >= limits.max_rows:
             self._admit(ticket, deadline - now - seconds)
         else:
-            ticket.prompt = not queue.count and not self._linger.may_linger(rows, now)
-            self._linger.arrived(rows, now)
+            ticket.prompt = not queue.count
+            if self._linger is not None:
+                ticket.prompt = ticket.prompt and not self._linger.may_linger(rows, now)
+                self._linger.arrived(rows, now)
         ticket.number, ticket.open = self._next, True
         self._next += 1
         queue.add(ticket)
@@ -298,7 +302,8 @@ class BatchScheduler(Generic[TicketT]):
         self._queue.release(batch)
         self.rejection = None
         self._led_by_large = batch[0].large
-        self._linger.released(now)
+        if self._linger is not None:
+            self._linger.released(now)
         self._running = batch
         self._forecast.started(sum([ticket.rows for ticket in batch]), now)
         self._busy = True
@@ -313,7 +318,8 @@ class BatchScheduler(Generic[TicketT]):
         if clean:
             self.costs.observe(self._forecast.running_rows, seconds)
         self._forecast.ended(seconds)
-        self._linger.ended(self._forecast.running_rows, self._forecast.idle_since)
+        if self._linger is not None:
+            self._linger.ended(self._forecast.running_rows, self._forecast.idle_since)
         self.rejection = None
         self._running = []
         self._busy = False
@@ -361,7 +367,7 @@ class BatchScheduler(Generic[TicketT]):
 
     def _release_time(self, batch: list[TicketT], now: float) -> float:
         """Return when to release a batch that is not full: now, unless it pays to linger."""
-        if self._queue.oldest().prompt:
+        if self._linger is None or self._queue.oldest().prompt:
             return now
         rows = sum([ticket.rows for ticket in batch])
         linger = self._linger.until(rows, now)
