@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -113,8 +113,8 @@ def _process(
         for ready in done:
             actor, has_unit = busy.pop(ready)
             answer = ray.get(ready)
-            if isinstance(answer, Failure):
-                raise answer.error()
+            if isinstance(answer, Exception):
+                raise answer
             if has_unit:
                 working -= 1
                 run.add(answer)
@@ -225,29 +225,6 @@ def _require_ray() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """An error as values, because exceptions of Ray's workers lose theirs."""
-
-    code: ErrorCode
-    message: str
-    hint: str
-    reasons: Mapping[int, str] | None = None
-
-    @classmethod
-    def of(cls, error: MlctlError | TooManyError) -> Self:
-        """Return the values of `error`."""
-        if isinstance(error, TooManyError):
-            return cls(ErrorCode.TOO_MANY_BAD_ROWS, str(error), "", error.reasons)
-        return cls(error.code, error.message, error.hint)
-
-    def error(self) -> Exception:
-        """Return the error."""
-        if self.reasons is not None:
-            return TooManyError(dict(self.reasons))
-        return MlctlError(self.code, self.message, self.hint)
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """Everything an actor needs; `files` are those of the model, as `read_files` reads them."""
 
@@ -256,27 +233,30 @@ class WorkerSetup:
 
 
 class ScoringActor:
-    """Commits one unit after the other; returns its marker, or a Failure."""
+    """Commits one unit after the other; returns its marker, or the error of a job.
+
+    It is returned, not raised, because Ray would wrap it in an error of its own.
+    """
 
     def __init__(self, fetch: Callable[[Any], WorkerSetup]) -> None:
         self._fetch = fetch
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._worker: UnitWorker | None = None
 
-    def open(self, setup: Sequence[Any]) -> Failure | None:
+    def open(self, setup: Sequence[Any]) -> MlctlError | None:
         """Load the model if that has not been done; return the error if it fails."""
         try:
             self._opened(setup)
         except MlctlError as error:
-            return Failure.of(error)
+            return error
         return None
 
-    def process(self, setup: Sequence[Any], unit: Unit) -> Marker | Failure:
+    def process(self, setup: Sequence[Any], unit: Unit) -> Marker | MlctlError | TooManyError:
         """Read, score and commit a unit."""
         try:
             return self._opened(setup).process(unit)
         except (MlctlError, TooManyError) as error:
-            return Failure.of(error)
+            return error
 
     def close(self) -> None:
         """Remove the files of the model."""

@@ -151,7 +151,7 @@ class ObjectReader:
                         names = ", ".join(repr(each) for each in self._specs)
                         raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
                     continue
-                read = _nullable if name in self._nullable else _value
+                read = _value_or_null if name in self._nullable else _value
                 found[name], several = read(spec, document[name])
                 many = many or several
             count = len(next(iter(found.values()))) if found else 1
@@ -254,7 +254,7 @@ def _numbers(code: str, rows: Sequence[list[Any]], dtype: np.dtype[Any]) -> np.n
     return found
 
 
-def _nullable(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
+def _value_or_null(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
     """Return what `_value` does for an input of plain rows, of which some may be null."""
     many = isinstance(value, list)
     rows = value if many else [value]
