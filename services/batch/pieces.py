@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from services.batch.units import Piece, UnreadableRow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def arrow_pieces(batches: Iterable[pa.RecordBatch], rows: int, start: int = 0) -> Iterator[Piece]:
     """Yield record batches as pieces of at most `rows` rows, numbered from `start`."""
-    import pyarrow as pa
-
     for batch in batches:
         for offset in range(0, batch.num_rows, rows):
             part = batch.slice(offset, rows)

@@ -6,18 +6,17 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.formats.base import InputFormat, opened, parse_types
 from services.batch.locations import InputFile, suffix_of
 from services.batch.pieces import piece_without
 from services.batch.units import Piece, UnreadableRow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _BLOCK_BYTES = 4 << 20
 _HEADER_LINES = 2  # the header itself, and Arrow counts from one
@@ -38,7 +37,6 @@ class DelimitedFormat(InputFormat):
             raise MlctlError(ErrorCode.INVALID_INPUT, "delimiter: it must be one character")
 
     def schema(self, file: InputFile) -> pa.Schema:
-        import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
         convert = arrow_csv.ConvertOptions(null_values=_NULLS)
@@ -55,7 +53,6 @@ class DelimitedFormat(InputFormat):
         schema: pa.Schema,
         piece_rows: int,
     ) -> Iterator[Piece]:
-        import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
         convert = arrow_csv.ConvertOptions(
@@ -120,8 +117,6 @@ def typed(
     schema: pa.Schema,
 ) -> Piece:
     """Return columns of text or bytes in the types of `schema`; rows that do not fit are bad."""
-    import pyarrow as pa
-
     problems: dict[int, str] = {}
     columns = {}
     for field in schema:
@@ -134,8 +129,6 @@ def typed(
 
 def _convert(raw: Any, kind: Any) -> tuple[Any, list[int]]:
     """Return the column as `kind`, with null where a value does not fit, and those indices."""
-    import pyarrow as pa
-
     if raw.type == kind:
         return raw, []
     try:
@@ -166,9 +159,6 @@ def _row_text(raw: Any, index: int) -> str:
 
 def _plain(kind: Any) -> Any:
     """Return the type of an inferred column: times in microseconds, and text for rare types."""
-    import pyarrow as pa
-    from pyarrow import types
-
     if types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     usual = (pa.int64(), pa.float64(), pa.bool_(), pa.date32())
