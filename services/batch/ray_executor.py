@@ -24,7 +24,6 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME
-from bundle.packages import install_hint
 from bundle.paths import check_relative
 from services.batch.folder import FolderSink
 from services.batch.job import Executor
@@ -33,6 +32,11 @@ from services.batch.units import Marker, Unit
 from services.batch.worker import Scoring, UnitWorker
 from services.runtime.bisect import TooManyError
 from services.runtime.scorable import Scorable, bundles_of, verify_copies
+
+# Ray reads both when it is imported: no usage statistics, and its future default without a warning.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+import ray
 
 LOCAL = "local"
 PREFIX = "mlctl-bundle-"
@@ -45,12 +49,11 @@ Files = Mapping[str, np.ndarray]
 
 
 def ray_executor(address: str | None, actors: int | None) -> Executor:
-    """Return the executor of `--executor ray`; RUNTIME_MISSING without the package.
+    """Return the executor of `--executor ray`.
 
     It has `actors` actors, or one for each core of the cluster (each GPU, for a model made for
     one).
     """
-    _require_ray()
 
     def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
         sink = scoring.sink
@@ -60,15 +63,15 @@ def ray_executor(address: str | None, actors: int | None) -> Executor:
                 "--executor ray writes to folders and buckets, not to this kind of --out",
                 "Use --executor local, or write to a folder first.",
             )
-        with connected(address or LOCAL, actors) as ray, _translate_ray_errors(ray):
+        with connected(address or LOCAL, actors), _translate_ray_errors():
             setup = ray.put(WorkerSetup(scoring, read_files(scoring.model)))
-            pool = _start_actors(ray, scoring, actors)
+            pool = _start_actors(scoring, actors)
             try:
-                _process(ray, [setup], pool, run, deque(units))
+                _process([setup], pool, run, deque(units))
             except TooManyError as error:
                 raise run.too_many(error) from error
             finally:
-                _close(ray, pool)
+                _close(pool)
         _check_visible(sink, units)
 
     return execute
@@ -86,7 +89,7 @@ def _check_visible(sink: FolderSink, units: Sequence[Unit]) -> None:
         )
 
 
-def _start_actors(ray: Any, scoring: Scoring, actors: int | None) -> list[Any]:
+def _start_actors(scoring: Scoring, actors: int | None) -> list[Any]:
     gpu = any(each.manifest.variant.target != "cpu" for each in bundles_of(scoring.model))
     kind, resource = ("GPU", "num_gpus") if gpu else ("CPU", "num_cpus")
     count = actors or int(ray.cluster_resources().get(kind, 0))
@@ -101,9 +104,7 @@ def _start_actors(ray: Any, scoring: Scoring, actors: int | None) -> list[Any]:
     return [made.remote(ray.get) for _ in range(count)]
 
 
-def _process(
-    ray: Any, setup: list[Any], actors: Sequence[Any], run: Run, units: deque[Unit]
-) -> None:
+def _process(setup: list[Any], actors: Sequence[Any], run: Run, units: deque[Unit]) -> None:
     """Give each actor one unit at a time once it is open: some may never be scheduled."""
     busy = {actor.open.remote(setup): (actor, False) for actor in actors}
     stop, clock, deadline = run.control.stop, run.control.clock, None
@@ -129,7 +130,7 @@ def _process(
         raise run.interrupted()
 
 
-def _close(ray: Any, actors: Sequence[Any]) -> None:
+def _close(actors: Sequence[Any]) -> None:
     """End the actors; their work in progress is lost."""
     closing = [actor.close.remote() for actor in actors]
     with contextlib.suppress(ray.exceptions.RayError):
@@ -139,15 +140,14 @@ def _close(ray: Any, actors: Sequence[Any]) -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str, cores: int | None) -> Iterator[Any]:
+def connected(address: str, cores: int | None) -> Iterator[None]:
     """Connect to Ray at `address` for the block; an existing connection is used and kept.
 
     CLUSTER_UNAVAILABLE if it does not respond. A local Ray has `cores` cores, or those of the
     machine.
     """
-    ray = _require_ray()
     if ray.is_initialized():
-        yield ray
+        yield
         return
     local = {"num_cpus": cores, "include_dashboard": False} if address == LOCAL else {}
     check_reachable(address)
@@ -164,7 +164,7 @@ def connected(address: str, cores: int | None) -> Iterator[Any]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     try:
-        yield ray
+        yield
     finally:
         ray.shutdown()
 
@@ -194,7 +194,7 @@ def _handlers() -> dict[signal.Signals, Any]:
 
 
 @contextlib.contextmanager
-def _translate_ray_errors(ray: Any) -> Iterator[None]:
+def _translate_ray_errors() -> Iterator[None]:
     """Raise CLUSTER_UNAVAILABLE for failures of the cluster that outlast its retries."""
     try:
         yield
@@ -208,20 +208,6 @@ def _translate_ray_errors(ray: Any) -> Iterator[None]:
             "Committed units are kept. Ray's logs say why its workers die, such as out of memory; "
             "then run the same command again.",
         ) from error
-
-
-def _require_ray() -> Any:
-    # Ray would report usage statistics.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The future default of Ray; avoids its warning.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING, "--executor ray needs Ray", install_hint("ray")
-        ) from error
-    return ray
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pyarrow import types
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.formats.base import InputFormat, opened, parse_types
 from services.batch.locations import InputFile
+from services.batch.pieces import typed_piece
 from services.batch.units import Piece, UnreadableRow
 
 # Lines from which columns and types are inferred.
@@ -81,33 +82,35 @@ def _parsed(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
 
 def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Piece:
     """Parse line by line, so that only the lines at fault are bad."""
-    good, numbers, rejected = [], [], []
+    rows: list[Mapping[str, Any]] = []
+    numbers, rejected = list[int](), list[UnreadableRow]()
     for number, line in enumerate(lines, start):
         if not line.strip():
             continue
-        row: Any = None
         try:
             row = json.loads(line)
-            good.append(_row(row, schema))
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = f"the line is not JSON: {error}" if row is None else str(error)
-            text = line.decode(errors="replace").rstrip("\n")[:_SHOWN]
-            rejected.append(UnreadableRow(number, reason, text))
+        except (ValueError, RecursionError) as error:
+            reason = f"the line is not JSON: {error}"
         else:
-            numbers.append(number)
-    return Piece(pa.Table.from_pylist(good, schema=schema), numbers, tuple(rejected))
+            if isinstance(row, Mapping):
+                rows.append(row)
+                numbers.append(number)
+                continue
+            reason = "the line is not a JSON object"
+        rejected.append(UnreadableRow(number, reason, _shown(line)))
+    columns = {name: [row.get(name) for row in rows] for name in schema.names}
+    return typed_piece(
+        columns,
+        schema,
+        numbers,
+        pa.array,
+        lambda index: _shown(lines[numbers[index] - start]),
+        tuple(rejected),
+    )
 
 
-def _row(row: object, schema: pa.Schema) -> dict[str, object]:
-    """Return the values of the columns; ValueError or TypeError names the one that does not fit."""
-    if not isinstance(row, Mapping):
-        raise TypeError("the line is not a JSON object")
-    for field in schema:
-        try:
-            pa.scalar(row.get(field.name), field.type)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"column {field.name!r} is not {field.type}") from error
-    return {name: row.get(name) for name in schema.names}
+def _shown(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\n")[:_SHOWN]
 
 
 def _inferred(lines: Sequence[bytes]) -> pa.Schema:
