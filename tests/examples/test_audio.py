@@ -60,6 +60,13 @@ def test_decode__a_tone_above_the_new_rate__is_damped() -> None:
     assert np.abs(found).max() < 0.25
 
 
+def test_decode__samples_of_64_bits__are_an_error_with_the_limit() -> None:
+    content = bytearray(wav(np.zeros((8, 1), "<i4"), width=4))
+    content[34:36] = (64).to_bytes(2, "little")
+    with pytest.raises(ValueError, match="64 bits; at most 32"):
+        decode(bytes(content))
+
+
 @pytest.mark.slow
 def test_audio__from_training_to_an_upload__labels_the_sound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

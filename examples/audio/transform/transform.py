@@ -42,6 +42,8 @@ def decode(content: bytes) -> np.ndarray:
             if frames > MAX_SECONDS * rate:
                 raise ValueError(f"the sound is longer than {MAX_SECONDS} s")
             width, data = file.getsampwidth(), file.readframes(frames)
+            if width > 4:
+                raise ValueError(f"a sample has {8 * width} bits; at most 32 can be read")
     except (wave.Error, EOFError):
         raise ValueError("the body is not a readable WAV file of PCM") from None
     if len(data) < max(frames, 1) * channels * width:

@@ -1,6 +1,6 @@
 """SageMaker's contract for containers: `GET /ping`, and `POST /invocations` to the default model.
 
-A body is JSON or a picture as `/predict` takes it, a V2 request as JSON, or CSV without a header;
+A body is JSON or a file as `/predict` takes it, a V2 request as JSON, or CSV without a header;
 the answer has the same form, and is JSON for a file. SageMaker starts an image with the argument
 `serve` and calls port 8080, which BENTOML_PORT sets.
 """

@@ -105,11 +105,7 @@ class Http2Server:
             await asyncio.sleep(0)
         for connection in list(self._connections):
             connection.drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                for server in self._servers:
-                    await server.wait_closed()
-                await self._all_gone(seconds)
+        await self._all_gone(seconds)
 
     async def stop(self, grace: float) -> None:
         """Accept no more connections or calls; end those still open after `grace` seconds."""
