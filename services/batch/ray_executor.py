@@ -92,15 +92,16 @@ def _check_visible(sink: FolderSink, units: Sequence[Unit]) -> None:
 def _start_actors(scoring: Scoring, actors: int | None) -> list[Any]:
     gpu = any(each.manifest.variant.target != "cpu" for each in bundles_of(scoring.model))
     kind, resource = ("GPU", "num_gpus") if gpu else ("CPU", "num_cpus")
-    count = actors or int(ray.cluster_resources().get(kind, 0))
+    cluster: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    count = actors or int(cluster.get(kind, 0))
     if count < 1:
         raise MlctlError(
             ErrorCode.CLUSTER_UNAVAILABLE,
             f"the Ray cluster has no {kind}",
             "Give --ray-actors, for a cluster that grows on demand.",
         )
-    options = {resource: 1, "max_restarts": -1, "max_task_retries": _RETRIES}
-    made = ray.remote(**options)(ScoringActor)
+    options: dict[str, Any] = {resource: 1, "max_restarts": -1, "max_task_retries": _RETRIES}
+    made: Any = ray.remote(**options)(ScoringActor)
     return [made.remote(ray.get) for _ in range(count)]
 
 
@@ -149,11 +150,13 @@ def connected(address: str, cores: int | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    local = {"num_cpus": cores, "include_dashboard": False} if address == LOCAL else {}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        options |= {"num_cpus": cores, "include_dashboard": False}
     check_reachable(address)
     handlers = _handlers()
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
+        ray.init(address, **options)
     except Exception as error:  # a plain one where its own processes are too slow to start
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise MlctlError(
