@@ -30,7 +30,9 @@ ENCODER_SIGNATURE = Signature(
 )
 """What an encoder's callers send; its real outputs follow from its task."""
 
-_CONFIG_NAME = "config.json"
+CONFIG_NAME = "config.json"
+QUANTIZATION = "quantization_config"
+"""The entry of CONFIG_NAME that describes weights stored as integers."""
 _TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 # MLflow's folders of the two parts.
 _MODEL, _TOKENIZER = "model", "components/tokenizer"
@@ -45,7 +47,7 @@ _TASKS: Mapping[str, str] = {
 # Weights and configurations, but no pickles and no code.
 _WEIGHTS = ".safetensors"
 _DATA = (".jinja", ".json", ".model", ".txt")
-_OF_THE_MODEL = (_CONFIG_NAME, "generation_config.json", "model.safetensors.index.json")
+_OF_THE_MODEL = (CONFIG_NAME, "generation_config.json", "model.safetensors.index.json")
 _MAX_BYTES = 16 << 20
 
 
@@ -85,16 +87,17 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 def is_text_model(path: Path) -> bool:
     """Whether `path` is a folder in Hugging Face's layout."""
-    return (path / _CONFIG_NAME).is_file()
+    return (path / CONFIG_NAME).is_file()
 
 
 def check_folder(folder: Path, label: str, tasks: tuple[str, ...] = (TASK,)) -> dict[str, Any]:
     """Return the configuration of the text model in `folder`, which is for one of `tasks`.
 
     UNSUPPORTED_MODEL names `label` and the reason: another kind of model, weights that are not
-    safetensors or are quantized, no tokenizer.json, or code of its own (`auto_map`).
+    safetensors or are quantized otherwise than as AWQ or GPTQ with 4 bits, no tokenizer.json, or
+    code of its own (`auto_map`).
     """
-    config = _read_object(folder / _CONFIG_NAME, label)
+    config = _read_object(folder / CONFIG_NAME, label)
     tokenizer = tokenizer_folder(folder)
     for part in (config, _read_object(tokenizer / _TOKENIZER_CONFIG_NAME, label)):
         if "auto_map" in part:
@@ -104,11 +107,12 @@ def check_folder(folder: Path, label: str, tasks: tuple[str, ...] = (TASK,)) -> 
         raise _unsupported(label, f"it is {kind}, not a model for {', '.join(tasks)}")
     if not any(folder.glob(f"*{_WEIGHTS}")):
         raise _unsupported(label, "it has no weights as safetensors")
-    if "quantization_config" in config:
-        reason = (
-            "its weights are quantized: give the model they were made from, which judges variants"
+    if QUANTIZATION in config and (find_task(config) != TASK or not _is_int4(config[QUANTIZATION])):
+        raise _unsupported(
+            label,
+            "its weights are quantized, and not as AWQ (gemm) or GPTQ (version 1) of a language "
+            "model with 4 bits and a group_size, all layers alike",
         )
-        raise _unsupported(label, reason)
     if not (tokenizer / "tokenizer.json").is_file():
         raise _unsupported(label, "its tokenizer has no tokenizer.json: save it as a fast one")
     return config
@@ -183,6 +187,16 @@ def _read_object(path: Path, label: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _unsupported(label, f"its file {path.name} is missing or damaged")
     return found
+
+
+def _is_int4(found: Any) -> bool:
+    """Whether `found` (`quantization_config`) describes weights that the recipes can read."""
+    match found:
+        case {"quant_method": "awq", "bits": 4, "group_size": int(), **other}:
+            return str(other.get("version", "gemm")).lower() == "gemm"
+        case {"quant_method": "gptq", "bits": 4, "group_size": int(), **other}:
+            return other.get("checkpoint_format", "gptq") == "gptq" and not other.get("dynamic")
+    return False
 
 
 def _unsupported(label: str, reason: str) -> MlctlError:

@@ -13,8 +13,8 @@ import numpy as np
 
 from optimize.loading import loading
 from optimize.recipes.generation import read_generation
+from optimize.recipes.int4_checkpoint import model_folder
 from registry.catalog import SourceModel
-from registry.hugging_face import tokenizer_folder
 from registry.quiet import quiet
 from services.generate.decoder import Decoder
 
@@ -40,17 +40,19 @@ class TransformersModel:
     """The registered model with its tokenizer, in fp32, from safetensors and without code."""
 
     def __init__(self, source: SourceModel) -> None:
+        import torch
         import transformers
 
         safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        with loading(source.uri):
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                str(tokenizer_folder(source.model_path)), **safe
-            )
+        with (
+            loading(source.uri),
+            model_folder(source.model_path, dequantize=True) as folder,
+        ):
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **safe)
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                str(source.model_path), use_safetensors=True, **safe
+                str(folder), use_safetensors=True, dtype=torch.float32, **safe
             )
-            self._model = model.float().eval()
+            self._model = model.eval()
             self.context_length = int(model.config.max_position_embeddings)
 
     def encode(self, text: str) -> list[int]:

@@ -19,7 +19,7 @@ from bundle.manifest import MODEL_NAME, Generation
 from bundle.packages import install_hint, installed_version
 from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from optimize.recipes.half import to_half
-from registry.hugging_face import tokenizer_folder
+from optimize.recipes.int4_checkpoint import is_quantized, model_folder, sort_rows
 from registry.quiet import first_line, quiet
 
 CONFIG_NAME = "genai_config.json"
@@ -33,6 +33,7 @@ _SETTINGS = MappingProxyType(
         "int4": "matrix weights int4, in blocks of 32",
     }
 )
+_STORED = "matrix weights int4, as the checkpoint has them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class GenerationRecipe:
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:  # noqa: ARG002
         build_engine_folder(source, directory, self.precision)
-        return Details({"arithmetic": _SETTINGS[self.precision]})
+        stored = self.precision == "int4" and is_quantized(source)
+        return Details({"arithmetic": _STORED if stored else _SETTINGS[self.precision]})
 
 
 def build_engine_folder(source: Path, target: Path, precision: Precision) -> None:
@@ -65,19 +67,18 @@ def build_engine_folder(source: Path, target: Path, precision: Precision) -> Non
             "language models are built with onnxruntime-genai, which is not installed",
             install_hint("cpu,optimize,transformers,generate"),
         )
-    with quiet(), tempfile.TemporaryDirectory() as scratch:
+    with (
+        quiet(),
+        tempfile.TemporaryDirectory() as cache,
+        model_folder(source, dequantize=precision != "int4") as whole,
+    ):
         library: Any = importlib.import_module("onnxruntime_genai")
         library.disable_telemetry_events()
         # The library's program in two steps; it prints, and its cache stays empty offline.
         builder: Any = importlib.import_module("onnxruntime_genai.models.builder")
-        whole = Path(scratch, "model")
-        whole.mkdir()
-        for file in (*tokenizer_folder(source).iterdir(), *source.iterdir()):
-            if not (whole / file.name).exists():
-                (whole / file.name).symlink_to(file.absolute())
         # The library's fp16 graphs have operators that ONNX Runtime does not run on CPUs.
         built = "fp32" if precision == "fp16" else precision
-        request = (None, str(whole), str(target), built, "cpu", str(Path(scratch, "cache")))
+        request = (None, str(whole), str(target), built, "cpu", cache)
         try:
             options = builder.parse_extra_options(*request, ["hf_token=false", "hf_remote=false"])
             builder.create_model(*request, **options)
@@ -90,6 +91,8 @@ def build_engine_folder(source: Path, target: Path, precision: Precision) -> Non
             ) from error
     if precision == "fp16":
         _store_as_fp16(target)
+    elif is_quantized(source) and precision == "int4":
+        sort_rows(target)
 
 
 def _store_as_fp16(folder: Path) -> None:

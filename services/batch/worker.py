@@ -106,10 +106,9 @@ class Scoring:
         if not is_language_model(self.model):
             return open_scorable(self.model, self.batch_rows)
         require_packages("generate", "llguidance", "tokenizers")
-        from services.generate.scorer import open_text_scorer
+        from services.generate.scorer import TextScorer
 
-        settings = read_environment(RuntimeSettings)
-        return open_text_scorer(self.model, settings, self.plan.answers)
+        return TextScorer(self.model, read_environment(RuntimeSettings), self.plan.answers)
 
 
 def is_language_model(model: Scorable) -> TypeGuard[VerifiedBundle]:

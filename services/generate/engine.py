@@ -73,7 +73,7 @@ class Sequence:
         self.generated = 0
         self.next_token: int | None = None
         self._sampler = Sampler(request.sampling)
-        self._pieces = codec.pieces()
+        self._text = codec.pieces()
         self._stops = StopStrings(request.stop)
         self._constraint = None if request.grammar is None else codec.constrain(request.grammar)
 
@@ -87,7 +87,7 @@ class Sequence:
         self.next_token = token
         top = self.request.logprobs
         logprobs = None if top is None else token_logprobs(logits, token, top)
-        text, stopped = self._stops.step(self._pieces.step(token))
+        text, stopped = self._stops.step(self._text(token))
         finish = None
         if stopped or (self._constraint is not None and self._constraint.accept(token)):
             finish = FinishReason.STOP

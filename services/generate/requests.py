@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import GenerationRequest
@@ -49,16 +49,24 @@ class ParameterError(MlctlError):
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, found: object) -> object:
+        """Drop parameters that are null: OpenAI's API takes it for the default."""
+        if isinstance(found, dict):
+            return {name: value for name, value in found.items() if value is not None}
+        return found
+
 
 class GenerateOptions(_Model):
     """How to continue a prompt; the same for all APIs."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=_MAX_STOPS)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=_MAX_STOPS)] = Field(default_factory=list)
     guided_regex: str | None = None
 
     def request(
@@ -70,21 +78,16 @@ class GenerateOptions(_Model):
         logprobs: int | None = None,
     ) -> GenerationRequest:
         """Return the request to continue `tokens` by at most `length` tokens with these options."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if "" in stop:
             raise ParameterError("stop", "a stop string is empty")
-        sampling = TokenSampling(
-            1.0 if self.temperature is None else self.temperature,
-            1.0 if self.top_p is None else self.top_p,
-            self.top_k or 0,
-            self.seed,
-        )
+        sampling = TokenSampling(self.temperature, self.top_p, self.top_k, self.seed)
         grammar = None
         if self.guided_regex is not None:
             grammar = codec.grammar("regex", self.guided_regex)
         elif form is not None:
             grammar = form.grammar(codec)
-        return GenerationRequest(tuple(tokens), length, sampling, tuple(stop), grammar, logprobs)
+        return GenerationRequest(tuple(tokens), length, sampling, stop, grammar, logprobs)
 
 
 class _Schema(_Model):
@@ -109,7 +112,7 @@ class ResponseFormat(_Model):
 
 
 class GenerateStreamOptions(_Model):
-    """Options of a streamed answer."""
+    """Options of a streamed answer; with `include_usage` its last event counts the tokens."""
 
     include_usage: bool = False
 
@@ -119,13 +122,8 @@ class OpenAiRequest(GenerateOptions):
 
     model: str
     stream: bool = False
-    stream_options: GenerateStreamOptions | None = None
+    stream_options: GenerateStreamOptions = GenerateStreamOptions()
     response_format: ResponseFormat | None = None
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether the last event of a streamed answer counts the tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
         """Return what the engine is to do; a prompt has `max_tokens` with its answer."""
@@ -164,13 +162,13 @@ class ChatMessage(_Model):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart] = ""
 
     @property
     def text(self) -> str:
         """The text of all parts."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
+        if isinstance(self.content, str):
+            return self.content
         for part in self.content:
             if part.type != "text" or part.text is None:
                 raise ParameterError(
@@ -184,32 +182,35 @@ class ChatRequest(OpenAiRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] = 0
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
         """Without a limit the answer may fill what is left of `max_tokens`."""
         messages = [{"role": each.role, "content": each.text} for each in self.messages]
         tokens = codec.encode(codec.render_chat(messages), special=False)
         length = self.max_completion_tokens or self.max_tokens or max(1, max_tokens - len(tokens))
-        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        logprobs = self.top_logprobs if self.logprobs else None
         return self.request(tokens, length, codec, self.response_format, logprobs)
+
+
+class V2Options(GenerateOptions):
+    """The parameters of V2: greedy unless they have a temperature."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
 
 
 class V2Request(_Model):
     """The body of /v2/models/NAME/generate."""
 
     text_input: str
-    parameters: GenerateOptions = Field(default_factory=GenerateOptions)
+    parameters: V2Options = V2Options()
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
-        """Greedy unless the request has a temperature."""
-        options = self.parameters
-        if options.temperature is None:
-            options = options.model_copy(update={"temperature": 0.0})
+        """Return what the engine is to do; a prompt has `max_tokens` with its answer."""
         tokens = codec.encode(self.text_input)
-        length = options.max_tokens or max(1, min(_V2_TOKENS, max_tokens - len(tokens)))
-        return options.request(tokens, length, codec)
+        length = self.parameters.max_tokens or max(1, min(_V2_TOKENS, max_tokens - len(tokens)))
+        return self.parameters.request(tokens, length, codec)
 
 
 def parse_request(kind: type[_Request], body: bytes) -> _Request:

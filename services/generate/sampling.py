@@ -28,6 +28,9 @@ class TokenSampling:
     seed: int | None = None
 
 
+GREEDY = TokenSampling(temperature=0)
+
+
 class TokenLogprobs(NamedTuple):
     """The natural logarithm of the chosen token's probability, and of the most probable tokens'."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
-from services.generate.engine import ContinuousBatch, GenerationRequest, complete
+from services.generate.engine import GenerationRequest, complete
 from services.generate.loading import open_engine
 from services.generate.options import PROMPT, TEXT, AnswerOptions
 from services.generate.sampling import TokenSampling
@@ -23,12 +23,13 @@ class TextScorer:
     provider = "cpu"
 
     def __init__(
-        self, bundle: VerifiedBundle, batch: ContinuousBatch, options: AnswerOptions
+        self, bundle: VerifiedBundle, settings: RuntimeSettings, options: AnswerOptions
     ) -> None:
+        """Load the model of a bundle with `generation`; raises as `open_engine` does."""
         self.digest = bundle.digest
         self.name = bundle.name
         self.signature = bundle.signature
-        self._batch = batch
+        self._batch = open_engine(bundle, settings)
         self._options = options
 
     def check(self, inputs: Mapping[str, np.ndarray]) -> int:
@@ -53,10 +54,3 @@ class TextScorer:
             GenerationRequest(tokens, options.max_tokens, sampling)
             for tokens in self._batch.codec.encode_all(inputs[PROMPT])
         ]
-
-
-def open_text_scorer(
-    bundle: VerifiedBundle, settings: RuntimeSettings, options: AnswerOptions
-) -> TextScorer:
-    """Load the model of a bundle with `generation`; raises as `open_engine` does."""
-    return TextScorer(bundle, open_engine(bundle, settings), options)

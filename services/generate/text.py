@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -62,9 +62,13 @@ class TextCodec:
         """Return the text of one token alone."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
-    def pieces(self) -> PieceDecoder:
-        """Return a decoder of one answer's tokens."""
-        return PieceDecoder(self._tokenizer)
+    def pieces(self) -> Callable[[int], str]:
+        """Return a function of one answer's next token, which returns the text that it completes.
+
+        That is "" inside a character.
+        """
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(self._tokenizer, token) or ""
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the prompt of a conversation, whose messages have `role` and `content`.
@@ -120,18 +124,6 @@ class TextCodec:
         environment.globals["raise_exception"] = _raise_exception
         names = {name: _special(config.get(name)) for name in ("bos_token", "eos_token")}
         return environment.from_string(source), names
-
-
-class PieceDecoder:
-    """Turns the tokens of one answer into pieces of text, each of which ends after a character."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-
-    def step(self, token: int) -> str:
-        """Return the text that `token` completes; "" inside a character."""
-        return self._stream.step(self._tokenizer, token) or ""
 
 
 class StopStrings:

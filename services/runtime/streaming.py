@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from services.runtime.padding import Arrays
 
@@ -28,14 +28,17 @@ class Answer(NamedTuple):
     lookup_seconds: float = 0.0
 
 
-class AnswerStream:
+Piece = TypeVar("Piece")
+
+
+class PieceStream(Generic[Piece]):
     """The pieces of an answer in order; iterate over it, and close it when you stop reading."""
 
     def __init__(self, taken: Callable[[], None], closed: Callable[[], None]) -> None:
         """`taken` is called after each piece that is read, `closed` when the reader stops early."""
         self._taken = taken
         self._closed = closed
-        self._pieces: deque[Answer] = deque()
+        self._pieces: deque[Piece] = deque()
         self._arrived = asyncio.Event()
         self._failure: Exception | None = None
         self.ended = False
@@ -45,7 +48,7 @@ class AnswerStream:
         """Whether the reader is behind, so that no further piece should be computed."""
         return len(self._pieces) >= ROOM
 
-    def put(self, piece: Answer) -> None:
+    def put(self, piece: Piece) -> None:
         """Add the next piece."""
         self._pieces.append(piece)
         self._arrived.set()
@@ -64,10 +67,10 @@ class AnswerStream:
             self.end()
             self._closed()
 
-    def __aiter__(self) -> AnswerStream:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Answer:
+    async def __anext__(self) -> Piece:
         """Return the next piece; pieces that came before a failure are returned before it."""
         while not self._pieces:
             if self._failure is not None:
@@ -80,3 +83,7 @@ class AnswerStream:
         if not self.ended:
             self._taken()
         return piece
+
+
+class AnswerStream(PieceStream[Answer]):
+    """The pieces of an answer as tensors."""

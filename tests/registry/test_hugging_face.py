@@ -26,8 +26,13 @@ def write_folder(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_read_folder__a_language_model__is_read(tmp_path: Path) -> None:
-    found = read_folder(write_folder(tmp_path / "good"), "llama")
+def quantized(method: str, **other: Any) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 128, **other}}
+
+
+@pytest.mark.parametrize("config", [{}, quantized("awq", version="GEMM"), quantized("gptq")])
+def test_read_folder__a_language_model__is_read(tmp_path: Path, config: dict[str, Any]) -> None:
+    found = read_folder(write_folder(tmp_path / "good", **config), "llama")
     assert (found.name, found.task) == ("llama", "text-generation")
 
 
@@ -38,7 +43,20 @@ def test_read_folder__a_language_model__is_read(tmp_path: Path) -> None:
         ({"architectures": ["BertForMaskedLM"]}, "it is BertForMaskedLM, not a model for text-gen"),
         ({"architectures": ["T5Model"], "is_encoder_decoder": True}, "it is T5Model, not"),
         ({"architectures": None}, "it is none, not"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized"),
+        *(
+            (config, "quantized, and not as AWQ .gemm. or GPTQ .version 1. of a language model wi")
+            for config in (
+                {"quantization_config": None},
+                {"quantization_config": {"quant_method": "gptq"}},
+                quantized("bitsandbytes"),
+                quantized("gptq", bits=3),
+                quantized("gptq", checkpoint_format="gptq_v2"),
+                quantized("gptq", dynamic={"-:.*": {}}),
+                quantized("awq", version="gemv"),
+                quantized("awq", group_size=None),
+                {**quantized("awq"), "architectures": ["BertModel"]},
+            )
+        ),
     ],
 )
 def test_read_folder__a_model_that_cannot_be_built__is_rejected(

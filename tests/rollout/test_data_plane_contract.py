@@ -103,7 +103,7 @@ def test_counts__streamed_answers__are_counted_but_not_timed(both: Stage) -> Non
 
 def test_counts__errors_and_latencies__are_exact(both: Stage) -> None:
     both.replicas[GREEN][0].end()
-    both.staff(GREEN, 1, "?delay=0.06&fail=0.5")
+    both.staff(GREEN, 1, "?delay=0.06&fail=0.3&full=0.3")
     both.share(0)
     before = both.data_plane.read()
     with TrafficClients(both.ports.listen, clients=8) as clients:
@@ -117,6 +117,7 @@ def test_counts__errors_and_latencies__are_exact(both: Stage) -> None:
         green = parts[GREEN]
         assert green.slower_than(59.0, LATENCY_EDGES_MS) == green.timed
         assert green.slower_than(10_000.0, LATENCY_EDGES_MS) == 0
+        assert green.client_errors == 0
         return (green.requests, green.timed, green.errors) == (clients.sent, clients.sent, wrong)
 
     wait_until(counted)

@@ -2,7 +2,7 @@
 
 It answers what the rollout asks of a Bento (/readyz, /v2/health/ready, /v2/models/NAME with
 its digest, infer), and a V2 gRPC ModelInfer when MLCTL_GRPC_PORT is set. Its behaviour is in
-the tag: `NAME:DIGEST12?delay=0.05&fail=0.3&slow=0.5&refuse=1&ready=never&trace=1` as URL
+the tag: `NAME:DIGEST12?delay=0.05&fail=0.3&full=0.1&slow=0.5&refuse=1&ready=never&trace=1` as URL
 query parameters.
 """
 
@@ -25,15 +25,19 @@ import uvicorn
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 _PATIENCE = 5  # seconds
-_GRPC = {500: grpc.StatusCode.INTERNAL, 404: grpc.StatusCode.NOT_FOUND}
+_GRPC = {
+    500: grpc.StatusCode.INTERNAL,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """How the server answers: `delay` seconds for a share `slow`, errors for a share `fail`.
 
-    A share `refuse` of the other requests is told that the caller is wrong. While the file
-    `fault` exists every request fails.
+    A share `full` of the other requests gets 429, as from a language model with a full queue, and a
+    share `refuse` of the rest 404. While the file `fault` exists every request fails.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Behaviour:
     delay: float = 0.0
     slow: float = 1.0
     fail: float = 0.0
+    full: float = 0.0
     refuse: float = 0.0
     ready: str = "yes"
     live: str = "yes"
@@ -58,6 +63,7 @@ class Behaviour:
             delay=float(options.get("delay", 0.0)),
             slow=float(options.get("slow", 1.0)),
             fail=float(options.get("fail", 0.0)),
+            full=float(options.get("full", 0.0)),
             refuse=float(options.get("refuse", 0.0)),
             ready=options.get("ready", "yes"),
             live=options.get("live", "yes"),
@@ -88,6 +94,8 @@ class Behaviour:
             await asyncio.sleep(self.delay)
         if random.random() < self.fail or self._is_faulty():
             return 500
+        if random.random() < self.full:
+            return 429
         return 404 if random.random() < self.refuse else 200
 
 

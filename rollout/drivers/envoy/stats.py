@@ -55,8 +55,8 @@ _LET_GO = (
 # The statistics of one scrape.
 STATS_FILTER = (
     r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
-    r"(upstream_rq_(completed|5xx|4xx|active|tx_reset|cancelled|timeout)|"
-    rf"zone\.{PROXY_ZONE}\.(blue|green)\.upstream_rq_(time|completed|5xx|4xx)|"
+    r"(upstream_rq_(completed|5xx|4xx|429|active|tx_reset|cancelled|timeout)|"
+    rf"zone\.{PROXY_ZONE}\.(blue|green)\.upstream_rq_(time|completed|5xx|4xx|429)|"
     r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
     + "|".join(map(re.escape, _GRPC_PREFIXES))
     + ")[0-9]+)$"
@@ -120,6 +120,7 @@ def _totals(
             timed=within[-1],
             within=within,
             client_errors=values.get(f"{own}upstream_rq_4xx", 0)
+            - values.get(f"{own}upstream_rq_429", 0)
             + sum(values.get(prefix + status, 0) for status in _STATUS_CLIENT_ERRORS),
             abandoned=max(0, let_go - timeouts),
         )
@@ -130,12 +131,15 @@ def _totals(
 def _failures(cluster: str, slot: Slot, values: Mapping[str, int]) -> int:
     """Return the requests that the processes of `slot` did not answer, or with a failure.
 
-    Each once: a gRPC call that was reset has a 503 and a status.
+    A full queue of a language model is 429, of any other model 503. Each counts once: a gRPC call
+    that was reset has a 503 and a status.
     """
     other = answered_by(cluster, slot.other)
     rescued = values.get(f"{other}upstream_rq_completed", 0)
-    failed = values.get(f"cluster.{cluster}.upstream_rq_5xx", 0)
-    failed -= values.get(f"{other}upstream_rq_5xx", 0)
+    failed = sum(
+        values.get(f"cluster.{cluster}.{name}", 0) - values.get(f"{other}{name}", 0)
+        for name in ("upstream_rq_5xx", "upstream_rq_429")
+    )
     statuses = sum(values.get(f"cluster.{cluster}.{name}", 0) for name in _STATUS_FAILURES)
     return rescued + max(failed, statuses)
 

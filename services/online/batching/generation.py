@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import Semaphore
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from services.generate.engine import (
     TokenPiece,
 )
 from services.generate.options import PROMPT, TEXT
-from services.generate.sampling import TokenSampling
+from services.generate.sampling import GREEDY
 from services.online.batching.admission import Limits, QueueFullError, deadline_exceeded
 from services.online.batching.model_executor import (
     BatchMeter,
@@ -40,7 +41,7 @@ from services.online.metrics.counts import BatchStats
 from services.online.metrics.generation import GenerationMetrics
 from services.protocol.priority import Priority
 from services.runtime.padding import Arrays
-from services.runtime.streaming import Answer, AnswerStream
+from services.runtime.streaming import Answer, AnswerStream, PieceStream
 
 # Answers of the V2 protocol's infer calls, which carry no options: greedy, and at most this long.
 INFER_TOKENS = 256
@@ -57,24 +58,20 @@ class Timing(NamedTuple):
     first_token: float
 
 
-class TokenStream:
-    """The pieces of one answer, in lists of those that came together; close it to stop reading."""
+class TokenStream(PieceStream[TokenPiece]):
+    """The pieces of one answer; when it is closed, its slot is free for the next step."""
 
     def __init__(
         self, executor: GenerationExecutor, sequence: Sequence, now: float, deadline: float
     ) -> None:
         """`deadline` is that of its first token."""
+        super().__init__(lambda: None, partial(executor.leave, sequence))
         self.sequence = sequence
         self.arrived = now
         self.deadline = deadline
         self.started: float | None = None
         self.first: float | None = None
         self.last = now
-        self.ended = False
-        self._executor = executor
-        self._pieces: list[TokenPiece] = []
-        self._failure: MlctlError | None = None
-        self._ready = asyncio.Event()
 
     @property
     def timing(self) -> Timing:
@@ -82,39 +79,6 @@ class TokenStream:
         assert self.started is not None
         assert self.first is not None
         return Timing(self.started - self.arrived, self.first - self.arrived)
-
-    def put(self, piece: TokenPiece) -> None:
-        """Add a piece, the last one if it has a reason to finish."""
-        self._pieces.append(piece)
-        self.ended = piece.finish is not None
-        self._ready.set()
-
-    def fail(self, error: MlctlError) -> None:
-        """End the stream with an error, which is raised after the pieces that came before."""
-        self._failure = error
-        self.ended = True
-        self._ready.set()
-
-    def close(self) -> None:
-        """Stop reading; the answer's slot is free for the next step."""
-        if not self.ended:
-            self.ended = True
-            self._executor.leave(self.sequence)
-        self._ready.set()
-
-    def __aiter__(self) -> TokenStream:
-        return self
-
-    async def __anext__(self) -> list[TokenPiece]:
-        while not self._pieces:
-            if self._failure is not None:
-                raise self._failure
-            if self.ended:
-                raise StopAsyncIteration
-            self._ready.clear()
-            await self._ready.wait()
-        pieces, self._pieces = self._pieces, []
-        return pieces
 
 
 class GenerationExecutor(ModelExecutor):
@@ -203,7 +167,7 @@ class GenerationExecutor(ModelExecutor):
     ) -> Cancellable:
         """See `ModelExecutor.enqueue`: each prompt's whole answer, within `timeout` seconds."""
         del priority
-        streams = self._open_all(self._requests(inputs), timeout)
+        streams = self._open_all(inputs, timeout)
         task = self._loop.create_task(self._collect(streams, self._loop.time() + timeout))
 
         def close(_: object) -> None:  # here and not in the task, which may never begin
@@ -218,13 +182,7 @@ class GenerationExecutor(ModelExecutor):
     ) -> AnswerStream:
         """See `ModelExecutor.stream`: the text of one prompt's answer as it comes."""
         del priority
-        requests = self._requests(inputs)
-        if len(requests) != 1:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"the request has {len(requests)} prompts, a streamed answer is for one",
-            )
-        (source,) = self._open_all(requests, timeout)
+        (source,) = self._open_all(inputs, timeout, limit=1)
         pieces = AnswerStream(lambda: None, source.close)
         task = self._loop.create_task(self._copy(source, pieces))
         task.add_done_callback(lambda _: source.close())
@@ -241,39 +199,39 @@ class GenerationExecutor(ModelExecutor):
     def close(self) -> None:
         self._closed = True
         for sequence, stream in list(self._streams.items()):
-            stream.fail(stopping())
+            stream.end(stopping())
             self._drop(sequence)
         self._stop()
 
-    def _open_all(self, requests: list[GenerationRequest], timeout: float) -> list[TokenStream]:
+    def _open_all(
+        self, inputs: Arrays, timeout: float, limit: int | None = None
+    ) -> list[TokenStream]:
+        """Open a request for each prompt of `inputs`, all or none; with `limit` so many."""
+        prompts = inputs.get(PROMPT)
+        if prompts is None or len(inputs) != 1 or prompts.ndim != 1 or prompts.dtype != object:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, f"send one input {PROMPT!r}: BYTES of the shape [prompts]"
+            )
+        if limit not in (None, len(prompts)):
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"the request has {len(prompts)} prompts, a streamed answer is for {limit}",
+            )
         opened: list[TokenStream] = []
         try:
-            opened.extend(self.open(request, timeout) for request in requests)
+            for tokens in self.codec.encode_all(prompts):
+                size = max(1, min(INFER_TOKENS, self.max_tokens - len(tokens)))
+                opened.append(self.open(GenerationRequest(tokens, size, GREEDY), timeout))
         except MlctlError:
             for stream in opened:
                 stream.close()
             raise
         return opened
 
-    def _requests(self, inputs: Arrays) -> list[GenerationRequest]:
-        prompts = inputs.get(PROMPT)
-        if prompts is None or len(inputs) != 1 or prompts.ndim != 1 or prompts.dtype != object:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"send one input {PROMPT!r}: BYTES of the shape [prompts]"
-            )
-        greedy = TokenSampling(temperature=0)
-        return [
-            GenerationRequest(each, max(1, min(INFER_TOKENS, self.max_tokens - len(each))), greedy)
-            for each in self.codec.encode_all(prompts)
-        ]
-
     async def _collect(self, streams: list[TokenStream], deadline: float) -> Answer:
         try:
             async with asyncio.timeout_at(deadline):
-                texts = [
-                    "".join([piece.text async for pieces in stream for piece in pieces])
-                    for stream in streams
-                ]
+                texts = ["".join([piece.text async for piece in stream]) for stream in streams]
         except TimeoutError:
             raise deadline_exceeded() from None
         queue = max((stream.timing.queue for stream in streams), default=0.0)
@@ -284,11 +242,9 @@ class GenerationExecutor(ModelExecutor):
 
     async def _copy(self, source: TokenStream, target: AnswerStream) -> None:
         try:
-            async for pieces in source:
-                text = "".join(piece.text for piece in pieces).encode()
-                timing = source.timing
-                answer = {TEXT: np.array([text], dtype=object)}
-                target.put(Answer(answer, timing.queue, source.last - source.arrived, 1))
+            async for piece in source:
+                answer = {TEXT: np.array([piece.text.encode()], dtype=object)}
+                target.put(Answer(answer, source.timing.queue, source.last - source.arrived, 1))
         except MlctlError as error:
             target.end(error)
         target.end()
@@ -299,7 +255,7 @@ class GenerationExecutor(ModelExecutor):
         unanswered = [stream for stream in self._streams.values() if stream.first is None]
         for stream in unanswered:
             if now >= stream.deadline:
-                stream.fail(deadline_exceeded())
+                stream.end(deadline_exceeded())
                 self._drop(stream.sequence)
         if self._changes and not self._running and not self._closed:
             self._running = True
@@ -333,7 +289,7 @@ class GenerationExecutor(ModelExecutor):
             failure.__cause__ = result
             log_failure(failure)
             for sequence, stream in list(self._streams.items()):
-                stream.fail(failure)
+                stream.end(failure)
                 self._drop(sequence)
         self._pump()
 
@@ -348,7 +304,7 @@ class GenerationExecutor(ModelExecutor):
         for sequence, error in result.failed:
             log_failure(error)
             if (stream := self._streams.pop(sequence, None)) is not None:
-                stream.fail(error)
+                stream.end(error)
         for sequence, piece in result.pieces:
             if (stream := self._streams.get(sequence)) is not None:
                 self._deliver(stream, piece, now)
@@ -365,6 +321,7 @@ class GenerationExecutor(ModelExecutor):
         self._metrics.tokens(1)
         stream.put(piece)
         if piece.finish is not None:
+            stream.end()
             self._metrics.ended(stream.sequence.generated, now - stream.first)
             queue = stream.timing.queue
             self._meter.batch(BatchStats(1, queue, now - stream.arrived - queue, streamed=True))

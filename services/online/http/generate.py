@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from services.generate.requests import (
     V2Request,
     parse_request,
 )
+from services.online.batching.admission import QueueFullError
 from services.online.batching.generation import Timing
 from services.online.http.app import (
     GoneError,
@@ -48,11 +49,13 @@ _V1 = "/v1/"
 _V2_VERBS = frozenset({"generate", "generate_stream"})
 _DONE = b"data: [DONE]\n\n"
 _JSON = b"application/json"
+# OpenAI's status for limits that callers share, as that of the queue; its client tries again.
+_BUSY = 429
 # OpenAI's types of errors by HTTP status; others are "server_error".
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error",
-    415: "invalid_request_error", 429: "rate_limit_error",
+    415: "invalid_request_error", _BUSY: "rate_limit_error",
 }  # fmt: skip
 
 
@@ -79,16 +82,17 @@ class CompletionAnswer:
         """Return the document of a whole answer."""
         return {**self._head, "choices": [self._choice(pieces)], "usage": self._usage()}
 
-    def events(self, pieces: Sequence[TokenPiece]) -> Iterator[dict[str, Any]]:
-        """Yield the documents of events for the next `pieces`."""
-        for piece in pieces:
-            if piece.text or piece.finish or piece.logprobs:
-                yield {**self._head, "choices": [self._choice([piece])]}
+    def event(self, piece: TokenPiece) -> dict[str, Any] | None:
+        """Return the document of an event for the next `piece`; None if there is nothing to say."""
+        if piece.text or piece.finish or piece.logprobs:
+            return {**self._head, "choices": [self._choice([piece])]}
+        return None
 
-    def end(self) -> Iterator[dict[str, Any]]:
-        """Yield the documents of events after the last piece."""
+    def end(self) -> dict[str, Any] | None:
+        """Return the document of the event after the last piece, if there is one."""
         if self._counts_tokens:
-            yield {**self._head, "choices": [], "usage": self._usage()}
+            return {**self._head, "choices": [], "usage": self._usage()}
+        return None
 
     def _make_head(self) -> dict[str, Any]:
         return {
@@ -171,8 +175,8 @@ class V2Answer(CompletionAnswer):
     def whole(self, pieces: Sequence[TokenPiece]) -> dict[str, Any]:
         return {**self._head, "text_output": _text(pieces)}
 
-    def events(self, pieces: Sequence[TokenPiece]) -> Iterator[dict[str, Any]]:
-        return ({**self._head, "text_output": piece.text} for piece in pieces if piece.text)
+    def event(self, piece: TokenPiece) -> dict[str, Any] | None:
+        return {**self._head, "text_output": piece.text} if piece.text else None
 
     def _make_head(self) -> dict[str, Any]:
         return {"model_name": self.model.name, "model_version": self.model.digest}
@@ -226,9 +230,11 @@ class GenerateApp:
             if not isinstance(error, GoneError):
                 raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            response = handler.reject(error, request_id, record)
-            if path.startswith(_V1.rstrip("/")):
-                response = _openai_error(response, getattr(error, "param", None))
+            openai = path.startswith(_V1.rstrip("/"))
+            status = _BUSY if openai and isinstance(error, QueueFullError) else None
+            response = handler.reject(error, request_id, record, status)
+            if openai:
+                response = _openai_error(response, status, getattr(error, "param", None))
             if events.started:
                 await events.write(b"data: %b\n\n" % response.body, more=False)
             else:
@@ -257,7 +263,9 @@ class GenerateApp:
         parsed = parse_request(kind, body)
         model = self._find(parsed.model)
         request = parsed.generation(model.codec, model.max_tokens)
-        return answer(model, request, stream=parsed.stream, counts_tokens=parsed.counts_tokens)
+        return answer(
+            model, request, stream=parsed.stream, counts_tokens=parsed.stream_options.include_usage
+        )
 
     def _find(self, name: str, version: str = "") -> ServedGenerator:
         served = self._serving.find(name, version)
@@ -268,20 +276,15 @@ class GenerateApp:
         return served
 
     def _list(self, name: str) -> Response:
-        models = [
-            {
-                "id": each,
-                "object": "model",
-                "created": 0,
-                "owned_by": "mlctl",
-                "root": served.digest,
-            }
+        entry = {"object": "model", "created": 0, "owned_by": "mlctl"}
+        models = {
+            each: {"id": each, **entry, "root": served.digest}
             for each, served in self.models.items()
-        ]
+        }
         if name:
             self._find(name)
-            return _json(next(each for each in models if each["id"] == name))
-        return _json({"object": "list", "data": models})
+            return _json(models[name])
+        return _json({"object": "list", "data": list(models.values())})
 
 
 def _v2(model: ServedGenerator, verb: str, body: bytes) -> CompletionAnswer:
@@ -299,19 +302,19 @@ async def _send(
     try:
         if answer.stream:
             with events.heartbeats():
-                async for pieces in stream:
-                    written = b"".join(map(_event, answer.events(pieces)))
-                    if written and not events.started:
+                async for piece in stream:
+                    if (document := answer.event(piece)) is None:
+                        continue
+                    if not events.started:
                         events.headers.append((b"server-timing", _timing(stream.timing)))
-                    if written:
-                        await events.write(written)
+                    await events.write(_event(document))
         else:
-            found = [piece async for pieces in stream for piece in pieces]
+            found = [piece async for piece in stream]
         if watch.done():
             raise GoneError
         answer.tokens = stream.sequence.generated
         if answer.stream:
-            await events.write(b"".join(map(_event, answer.end())) + _DONE, more=False)
+            await events.write(_event(answer.end()) + _DONE, more=False)
         else:
             seconds = stream.last - stream.arrived - stream.timing.first_token
             timing = b"%b, decode;dur=%.3f" % (_timing(stream.timing), seconds * 1e3)
@@ -327,8 +330,8 @@ def _text(pieces: Sequence[TokenPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def _event(document: Mapping[str, Any]) -> bytes:
-    return b"data: %b\n\n" % orjson.dumps(document)
+def _event(document: Mapping[str, Any] | None) -> bytes:
+    return b"" if document is None else b"data: %b\n\n" % orjson.dumps(document)
 
 
 def _timing(timing: Timing) -> bytes:
@@ -344,19 +347,20 @@ def _json(document: Mapping[str, Any]) -> Response:
     return make_response(200, _JSON, orjson.dumps(document))
 
 
-def _openai_error(response: Response, param: str | None) -> Response:
-    """Return a rejection in the form of OpenAI's API."""
+def _openai_error(response: Response, status: int | None, param: str | None) -> Response:
+    """Return a rejection in the form of OpenAI's API; `status` is its own, if it has another."""
+    status = status or response.status
     found = orjson.loads(response.body)
     message = found["error"] if not found.get("hint") else f"{found['error']}. {found['hint']}"
     document = {
         "message": message,
-        "type": _TYPES.get(response.status, "server_error"),
+        "type": _TYPES.get(status, "server_error"),
         "param": param,
         "code": found["code"],
     }
     named = (b"content-type", b"content-length")
     extra = [header for header in response.headers if header[0] not in named]
-    return make_response(response.status, _JSON, orjson.dumps({"error": document}), extra)
+    return make_response(status, _JSON, orjson.dumps({"error": document}), extra)
 
 
 def _require_plain(pending: PendingRequest) -> None:

@@ -9,7 +9,7 @@ from bundle.manifest import GOLDEN_NAME
 from services.generate.engine import ContinuousBatch, GenerationRequest, complete
 from services.generate.loading import open_engine
 from services.generate.options import PROMPT, TEXT
-from services.generate.sampling import TokenSampling
+from services.generate.sampling import GREEDY
 from services.generate.text import TextCodec
 from services.online.batching.admission import Limits
 from services.online.batching.generation import GenerationExecutor, TokenStream
@@ -101,8 +101,7 @@ class ServedGenerator(ServedModel):
             tokens = batch.codec.encode(prompt.decode())
             answer = batch.codec.encode(text.decode(), special=False)
             if len(tokens) + len(answer) < batch.max_tokens:
-                greedy = TokenSampling(temperature=0)
-                requests.append(GenerationRequest(tuple(tokens), max(1, len(answer)), greedy))
+                requests.append(GenerationRequest(tuple(tokens), max(1, len(answer)), GREEDY))
                 expected.append(text.decode())
         answers = [answer.text for answer in complete(batch, requests)]
         equal = sum(mine == theirs for mine, theirs in zip(answers, expected, strict=True))

@@ -250,7 +250,7 @@ def test_pieces__characters_of_several_tokens__come_whole(codec: TextCodec) -> N
     pieces = codec.pieces()
     tokens = codec.encode("héllo → €", special=False)
 
-    assert "".join(map(pieces.step, tokens)) == "héllo → €"
+    assert "".join(map(pieces, tokens)) == "héllo → €"
     assert TokenPiece("", None, None, None).text == ""
 
 

@@ -63,6 +63,9 @@ def test_parse_stats__each_error_kind__is_counted() -> None:
     reading = parse_stats(
         stats(
             ("cluster.green-first-http.upstream_rq_5xx", 1),
+            ("cluster.green-first-http.upstream_rq_429", 32),  # a language model's full queue
+            ("cluster.green-first-http.zone.proxy.green.upstream_rq_429", 32),
+            ("cluster.green-first-http.zone.proxy.green.upstream_rq_4xx", 33),
             ("cluster.green-first-http.zone.proxy.blue.upstream_rq_completed", 2),
             ("cluster.green-first-grpc.upstream_rq_5xx", 16),  # reset calls have a status too
             (f"cluster.green-first-grpc.{GRPC}.13", 8),
@@ -71,7 +74,8 @@ def test_parse_stats__each_error_kind__is_counted() -> None:
             (f"cluster.green-first-grpc.{GRPC}.3", 100),
         )
     )
-    assert reading.totals[Slot.GREEN].errors == 27
+    green = reading.totals[Slot.GREEN]
+    assert (green.errors, green.client_errors) == (59, 101)
 
 
 def test_parse_stats__other_slot_answered__is_an_error_and_nothing_else() -> None:

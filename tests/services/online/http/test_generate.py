@@ -273,7 +273,7 @@ async def test_stream__no_token_for_a_while__comments_keep_the_connection_open(
     assert "data: [DONE]" in rest
 
 
-async def test_queue__full__is_rejected_with_retry_after(
+async def test_queue__full__is_429_of_openais_api_and_503_of_v2_with_retry_after(
     serve: Serve, decoding: threading.Event
 ) -> None:
     body = {"model": "tiny-llm", "prompt": CAT}
@@ -286,13 +286,18 @@ async def test_queue__full__is_rejected_with_retry_after(
 
         open_tasks = [asyncio.create_task(ask(number)) for number in range(2)]
         rejected = await ask(2)
+        with pytest.raises(openai.RateLimitError):
+            await running.openai.completions.create(prompt=CAT, **GREEDY)
+        v2 = await running.http.post("/v2/models/tiny-llm/generate", json={"text_input": CAT})
         decoding.set()
         answered = [await task for task in open_tasks]
 
     assert [reply.status_code for reply in answered] == [200, 200]
-    assert rejected.status_code == 503
-    assert rejected.json()["error"]["code"] == "queue_full"
-    assert int(rejected.headers["retry-after"]) >= 1
+    assert (rejected.status_code, v2.status_code) == (429, 503)
+    error = rejected.json()["error"]
+    assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+    assert v2.json()["code"] == "queue_full"
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in (rejected, v2))
 
 
 async def test_deadline__no_first_token_in_time__is_rejected_and_a_begun_answer_is_not(
