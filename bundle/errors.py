@@ -378,6 +378,10 @@ class MlctlError(Exception):
         self.message = message
         self.hint = hint if hint is not None else ERROR_TABLE[code].hint
 
+    def __reduce__(self) -> tuple[type[MlctlError], tuple[ErrorCode, str, str]]:
+        """Pickle the arguments of `__init__`; by default only the message would be."""
+        return type(self), (self.code, self.message, self.hint)
+
     @property
     def spec(self) -> ErrorSpec:
         """The table's row for this error's code."""

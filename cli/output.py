@@ -218,9 +218,14 @@ def _print_usage_error(error: click.UsageError) -> int:
 
 # Which extra brings the packages that commands import inside their bodies.
 _EXTRAS = {
+    "adbc_driver_postgresql": "postgres",
     "bentoml": "serve",
+    "confluent_kafka": "kafka",
     "cyclonedx": "containers",
+    "duckdb": "duckdb",
     "envoy": "rollout",
+    "fastavro": "avro",
+    "fsspec": "batch",
     "google": "serve",
     "grpc": "serve",
     "httptools": "serve",
@@ -235,6 +240,8 @@ _EXTRAS = {
     "prometheus_client": "serve",
     "pyarrow": "batch",
     "pandas": "sklearn",
+    "ray": "ray",
+    "redis": "redis",
     "sklearn": "sklearn",
     "starlette": "rollout",
     "torch": "optimize",

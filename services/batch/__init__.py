@@ -10,3 +10,9 @@ others to an executor. An executor (`local_executor.py`, `ray_executor.py`) runs
   precomputed answers (`precomputed_sink.py`).
 - Beside jobs: `estimate.py` for time and cost, `spark.py` for a function of Spark's columns.
 """
+
+import os
+
+# Set before pyarrow is imported. Its allocator returns freed memory after 10 ms, which is less than
+# the time between two pieces: the kernel then clears new pages for each, 5 % of a job's CPU.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")

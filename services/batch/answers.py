@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
@@ -21,9 +22,6 @@ from services.batch.units import (
 )
 from services.runtime.tabular.tensors import Reasons
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 NUL = "has a NUL character, which the output cannot store"
 
 
@@ -32,8 +30,6 @@ def result_schema(signature: Signature, source: pa.Schema, keep: Sequence[str]) 
 
     INVALID_INPUT for a column that does not exist, or that has the name of an output.
     """
-    import pyarrow as pa
-
     taken = {spec.name for spec in signature.outputs} | {DIGEST_COLUMN}
     for name in keep:
         if name not in source.names:
@@ -61,8 +57,6 @@ def quarantine_schema(source: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
     A run over a quarantine keeps its own file and row instead of those of the first input.
     """
-    import pyarrow as pa
-
     extra = [
         pa.field(FILE_COLUMN, pa.string()),
         pa.field(ROW_COLUMN, pa.int64()),
@@ -76,8 +70,6 @@ def quarantine_schema(source: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 def _readable(kind: Any) -> Any:
     """Return a plain list for one of fixed size: pyarrow 25 cannot read null ones from Parquet."""
-    import pyarrow as pa
-
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     return pa.list_(_readable(kind.value_type)) if pa.types.is_fixed_size_list(kind) else kind
 
@@ -90,8 +82,6 @@ def quarantine_table(
 
     `rows` are the row numbers of the table in the unit's origin.
     """
-    import pyarrow as pa
-
     if not reasons and not piece.unreadable:
         return None
     bad, unreadable = sorted(reasons), piece.unreadable
@@ -118,8 +108,6 @@ def quarantine_table(
 
 def column_type(spec: TensorSpec) -> Any:
     """Return Arrow's type of an output: a list where a row has several values."""
-    import pyarrow as pa
-
     value = (
         pa.string()
         if spec.dtype is Datatype.BYTES
@@ -134,8 +122,6 @@ def column_type(spec: TensorSpec) -> Any:
 
 def output_column(spec: TensorSpec, array: np.ndarray) -> Any:
     """Return the output as a column: flat in row-major order where a row has several values."""
-    import pyarrow as pa
-
     kind = column_type(spec)
     flat = np.ascontiguousarray(array).reshape(-1)
     if spec.dtype is Datatype.BYTES:
@@ -154,16 +140,12 @@ def output_column(spec: TensorSpec, array: np.ndarray) -> Any:
 
 def numbers(array: np.ndarray) -> Any:
     """Return the array's memory as a column; pa.array would first import pandas if it is there."""
-    import pyarrow as pa
-
     kind = pa.from_numpy_dtype(array.dtype)
     return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])
 
 
 def digest_column(digest: str, rows: int) -> Any:
     """Return the model digest for each of `rows` rows."""
-    import pyarrow as pa
-
     data = digest.encode()
     ends = np.array([0, len(data)], np.int32)
     texts = pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(data))

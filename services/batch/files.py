@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.filters import Filter
@@ -26,9 +28,6 @@ from services.batch.locations import (
     without_password,
 )
 from services.batch.units import JobPlan, Piece, Unit
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 SUFFIXES = tuple(
@@ -73,8 +72,6 @@ class FileSource:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of the first file and of the folder names."""
-        import pyarrow as pa
-
         file = self._files[0]
         with reading(file):
             schema = self._format.schema(file)
@@ -108,8 +105,6 @@ class FileSource:
         return JobPlan(tuple(units), sum(plan.pruned for plan in plans))
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
-        import pyarrow as pa
-
         found: FilePart = unit.part
         file = found.file
         values = {**dict.fromkeys(self._keys, HIVE_NULL), **dict(_keys_of(file.name))}
@@ -161,8 +156,6 @@ class FileSource:
 
     def _partition_matches(self, file: InputFile, condition: Filter | None) -> bool:
         """Return False if the folder names alone exclude every row of the file."""
-        import pyarrow as pa
-
         values = dict(_keys_of(file.name))
         if condition is None or not set(condition.columns) <= values.keys():
             return True
@@ -170,8 +163,6 @@ class FileSource:
         return bool(condition.apply(pa.table(row)).num_rows)
 
     def _key_value(self, name: str, text: str) -> Any:
-        import pyarrow as pa
-
         value = pa.scalar(None if text == HIVE_NULL else text, pa.string())
         return value.cast(self.schema.field(name).type)
 

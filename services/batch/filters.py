@@ -11,12 +11,11 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -65,15 +64,11 @@ class Filter:
                     f"--filter: there is no column {name!r}; "
                     f"columns: {', '.join(schema.names[:20])}",
                 )
-        import pyarrow as pa
-
         columns = {name: pa.array([], schema.field(name).type) for name in self.columns}
         self.apply(pa.table(columns))
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Return the rows for which the condition is true; INVALID_INPUT if types do not fit."""
-        import pyarrow as pa
-
         try:
             return table.filter(self.expression())
         except (pa.ArrowException, TypeError) as error:

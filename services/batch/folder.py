@@ -13,17 +13,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import quote
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.files import HIVE_NULL
 from services.batch.formats.parts import PART_FORMATS, PartWriter
 from services.batch.storage import STATE, Storage
 from services.batch.units import Job, Marker, ScoredPiece, Unit, job_id, require_same_job
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SUCCESS = "_SUCCESS"
 QUARANTINE = f"{STATE}/quarantine"
@@ -216,8 +215,6 @@ class _Part:
             self.flush()
 
     def flush(self) -> None:
-        import pyarrow as pa
-
         if self._tables:
             self._writer.write(pa.concat_tables(self._tables).unify_dictionaries())
             self._tables = []
@@ -225,8 +222,6 @@ class _Part:
 
 def partitioned(table: pa.Table, by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
     """Yield each Hive folder with a "/" at its end, and its rows without the columns `by`."""
-    import pyarrow as pa
-
     if not by:
         yield "", table
         return

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.answers import quarantine_schema, result_schema
@@ -17,9 +19,6 @@ from services.batch.worker import Scoring, is_language_model
 from services.generate.options import AnswerOptions
 from services.runtime.scorable import Scorable, check_batched
 from services.runtime.tabular.input_columns import find_feeds, parse_map
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 UNIT_ROWS = 100_000
 # As one of the columns to keep: all columns of the input.

@@ -77,14 +77,8 @@ def suffix_of(name: str) -> str:
 
 def open_system(location: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL and the path in it; RUNTIME_MISSING names the extra."""
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            "URLs need the package fsspec, which is not installed",
-            install_hint("batch"),
-        ) from error
+    import fsspec
+
     scheme = scheme_of(location) or "file"
     try:
         system, path = fsspec.core.url_to_fs(location)

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
+import pyarrow as pa
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
@@ -39,9 +40,6 @@ from services.precomputed.row_codec import RowCodec, check_storable
 from services.precomputed.settings import read_store_location
 from services.precomputed.store_urls import open_store
 from services.protocol.keys import key_text
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _KEY, _DIGEST = "precomputed key", "model digest"
 
@@ -205,8 +203,6 @@ def _rows(table: pa.Table, job: Job, at: float) -> list[PrecomputedRow]:
 
 def _array(table: pa.Table, spec: TensorSpec) -> np.ndarray:
     """Return the column of an output in the shape of the model."""
-    import pyarrow as pa
-
     column: Any = table[spec.name].combine_chunks()
     flat = column.flatten() if pa.types.is_nested(column.type) else column
     shape = (table.num_rows, *spec.shape[1:])

@@ -17,14 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME
-from bundle.packages import install_hint
 from bundle.paths import check_relative
 from services.batch.folder import FolderSink
 from services.batch.job import Executor
@@ -33,6 +32,11 @@ from services.batch.units import Marker, Unit
 from services.batch.worker import Scoring, UnitWorker
 from services.runtime.bisect import TooManyError
 from services.runtime.scorable import Scorable, bundles_of, verify_copies
+
+# Ray reads both when it is imported: no usage statistics, and its future default without a warning.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+import ray
 
 LOCAL = "local"
 PREFIX = "mlctl-bundle-"
@@ -45,12 +49,11 @@ Files = Mapping[str, np.ndarray]
 
 
 def ray_executor(address: str | None, actors: int | None) -> Executor:
-    """Return the executor of `--executor ray`; RUNTIME_MISSING without the package.
+    """Return the executor of `--executor ray`.
 
     It has `actors` actors, or one for each core of the cluster (each GPU, for a model made for
     one).
     """
-    _require_ray()
 
     def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
         sink = scoring.sink
@@ -60,15 +63,15 @@ def ray_executor(address: str | None, actors: int | None) -> Executor:
                 "--executor ray writes to folders and buckets, not to this kind of --out",
                 "Use --executor local, or write to a folder first.",
             )
-        with connected(address or LOCAL, actors) as ray, _translate_ray_errors(ray):
+        with connected(address or LOCAL, actors), _translate_ray_errors():
             setup = ray.put(WorkerSetup(scoring, read_files(scoring.model)))
-            pool = _start_actors(ray, scoring, actors)
+            pool = _start_actors(scoring, actors)
             try:
-                _process(ray, [setup], pool, run, deque(units))
+                _process([setup], pool, run, deque(units))
             except TooManyError as error:
                 raise run.too_many(error) from error
             finally:
-                _close(ray, pool)
+                _close(pool)
         _check_visible(sink, units)
 
     return execute
@@ -86,24 +89,23 @@ def _check_visible(sink: FolderSink, units: Sequence[Unit]) -> None:
         )
 
 
-def _start_actors(ray: Any, scoring: Scoring, actors: int | None) -> list[Any]:
+def _start_actors(scoring: Scoring, actors: int | None) -> list[Any]:
     gpu = any(each.manifest.variant.target != "cpu" for each in bundles_of(scoring.model))
     kind, resource = ("GPU", "num_gpus") if gpu else ("CPU", "num_cpus")
-    count = actors or int(ray.cluster_resources().get(kind, 0))
+    cluster: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    count = actors or int(cluster.get(kind, 0))
     if count < 1:
         raise MlctlError(
             ErrorCode.CLUSTER_UNAVAILABLE,
             f"the Ray cluster has no {kind}",
             "Give --ray-actors, for a cluster that grows on demand.",
         )
-    options = {resource: 1, "max_restarts": -1, "max_task_retries": _RETRIES}
-    made = ray.remote(**options)(ScoringActor)
+    options: dict[str, Any] = {resource: 1, "max_restarts": -1, "max_task_retries": _RETRIES}
+    made: Any = ray.remote(**options)(ScoringActor)
     return [made.remote(ray.get) for _ in range(count)]
 
 
-def _process(
-    ray: Any, setup: list[Any], actors: Sequence[Any], run: Run, units: deque[Unit]
-) -> None:
+def _process(setup: list[Any], actors: Sequence[Any], run: Run, units: deque[Unit]) -> None:
     """Give each actor one unit at a time once it is open: some may never be scheduled."""
     busy = {actor.open.remote(setup): (actor, False) for actor in actors}
     stop, clock, deadline = run.control.stop, run.control.clock, None
@@ -113,8 +115,8 @@ def _process(
         for ready in done:
             actor, has_unit = busy.pop(ready)
             answer = ray.get(ready)
-            if isinstance(answer, Failure):
-                raise answer.error()
+            if isinstance(answer, Exception):
+                raise answer
             if has_unit:
                 working -= 1
                 run.add(answer)
@@ -129,7 +131,7 @@ def _process(
         raise run.interrupted()
 
 
-def _close(ray: Any, actors: Sequence[Any]) -> None:
+def _close(actors: Sequence[Any]) -> None:
     """End the actors; their work in progress is lost."""
     closing = [actor.close.remote() for actor in actors]
     with contextlib.suppress(ray.exceptions.RayError):
@@ -139,21 +141,22 @@ def _close(ray: Any, actors: Sequence[Any]) -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str, cores: int | None) -> Iterator[Any]:
+def connected(address: str, cores: int | None) -> Iterator[None]:
     """Connect to Ray at `address` for the block; an existing connection is used and kept.
 
     CLUSTER_UNAVAILABLE if it does not respond. A local Ray has `cores` cores, or those of the
     machine.
     """
-    ray = _require_ray()
     if ray.is_initialized():
-        yield ray
+        yield
         return
-    local = {"num_cpus": cores, "include_dashboard": False} if address == LOCAL else {}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        options |= {"num_cpus": cores, "include_dashboard": False}
     check_reachable(address)
     handlers = _handlers()
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
+        ray.init(address, **options)
     except Exception as error:  # a plain one where its own processes are too slow to start
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise MlctlError(
@@ -164,7 +167,7 @@ def connected(address: str, cores: int | None) -> Iterator[Any]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     try:
-        yield ray
+        yield
     finally:
         ray.shutdown()
 
@@ -194,7 +197,7 @@ def _handlers() -> dict[signal.Signals, Any]:
 
 
 @contextlib.contextmanager
-def _translate_ray_errors(ray: Any) -> Iterator[None]:
+def _translate_ray_errors() -> Iterator[None]:
     """Raise CLUSTER_UNAVAILABLE for failures of the cluster that outlast its retries."""
     try:
         yield
@@ -210,43 +213,6 @@ def _translate_ray_errors(ray: Any) -> Iterator[None]:
         ) from error
 
 
-def _require_ray() -> Any:
-    # Ray would report usage statistics.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The future default of Ray; avoids its warning.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING, "--executor ray needs Ray", install_hint("ray")
-        ) from error
-    return ray
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error as values, because exceptions of Ray's workers lose theirs."""
-
-    code: ErrorCode
-    message: str
-    hint: str
-    reasons: Mapping[int, str] | None = None
-
-    @classmethod
-    def of(cls, error: MlctlError | TooManyError) -> Self:
-        """Return the values of `error`."""
-        if isinstance(error, TooManyError):
-            return cls(ErrorCode.TOO_MANY_BAD_ROWS, str(error), "", error.reasons)
-        return cls(error.code, error.message, error.hint)
-
-    def error(self) -> Exception:
-        """Return the error."""
-        if self.reasons is not None:
-            return TooManyError(dict(self.reasons))
-        return MlctlError(self.code, self.message, self.hint)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """Everything an actor needs; `files` are those of the model, as `read_files` reads them."""
@@ -256,27 +222,30 @@ class WorkerSetup:
 
 
 class ScoringActor:
-    """Commits one unit after the other; returns its marker, or a Failure."""
+    """Commits one unit after the other; returns its marker, or the error of a job.
+
+    It is returned, not raised, because Ray would wrap it in an error of its own.
+    """
 
     def __init__(self, fetch: Callable[[Any], WorkerSetup]) -> None:
         self._fetch = fetch
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._worker: UnitWorker | None = None
 
-    def open(self, setup: Sequence[Any]) -> Failure | None:
+    def open(self, setup: Sequence[Any]) -> MlctlError | None:
         """Load the model if that has not been done; return the error if it fails."""
         try:
             self._opened(setup)
         except MlctlError as error:
-            return Failure.of(error)
+            return error
         return None
 
-    def process(self, setup: Sequence[Any], unit: Unit) -> Marker | Failure:
+    def process(self, setup: Sequence[Any], unit: Unit) -> Marker | MlctlError | TooManyError:
         """Read, score and commit a unit."""
         try:
             return self._opened(setup).process(unit)
         except (MlctlError, TooManyError) as error:
-            return Failure.of(error)
+            return error
 
     def close(self) -> None:
         """Remove the files of the model."""

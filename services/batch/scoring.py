@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from services.batch.answers import (
     NUL,
@@ -27,8 +28,6 @@ from services.runtime.tabular.tensors import Reasons, Tensors, to_tensors
 from services.runtime.tabular.values import with_nul
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from services.generate.scorer import TextScorer
     from services.runtime.pipeline_scorer import PipelineScorer
     from services.runtime.scorer import Scorer
@@ -92,8 +91,6 @@ class PieceScorer:
 
     def score(self, unit: Unit, piece: Piece) -> ScoredPiece:
         """Return the answers in the order of the rows, and the bad rows."""
-        import pyarrow as pa
-
         plan, table = self._plan, piece.table
         rows = np.asarray(piece.numbers, np.int64)
         if plan.filter is not None:
@@ -135,8 +132,6 @@ class PieceScorer:
         return Scored({n: a[good] for n, a in scored.outputs.items()}, rows[good], {})
 
     def _answers(self, table: pa.Table, scored: list[Scored]) -> pa.Table:
-        import pyarrow as pa
-
         tables = [self._table(table, each) for each in scored]
         if not tables:
             return self._schema.empty_table()
@@ -146,8 +141,6 @@ class PieceScorer:
         return pa.concat_tables(tables).take(order)
 
     def _table(self, table: pa.Table, scored: Scored) -> pa.Table:
-        import pyarrow as pa
-
         assert scored.outputs is not None
         kept = table.select(self._plan.keep)
         count = len(scored.rows)

@@ -13,16 +13,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-    from services.batch.filters import Filter
+from services.batch.filters import Filter
 
 DIGEST_COLUMN = "mlctl_digest"
 FILE_COLUMN, ROW_COLUMN = "mlctl_file", "mlctl_row"

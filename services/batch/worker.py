@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import require_packages
@@ -17,9 +19,6 @@ from services.batch.units import Marker, Piece, ScoredPiece, Sink, Source, Unit
 from services.runtime.bisect import TooManyError
 from services.runtime.scorable import Scorable, open_scorable, unit_rows
 from services.runtime.settings import RuntimeSettings, read_environment
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Pieces of a unit that are read or scored ahead of the one that is written.
 _AHEAD = 2

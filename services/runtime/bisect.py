@@ -26,8 +26,11 @@ class TooManyError(Exception):
     """More rows failed than the caller allows."""
 
     def __init__(self, reasons: dict[int, str]) -> None:
-        super().__init__(f"{len(reasons)} rows failed")
+        super().__init__(reasons)
         self.reasons = reasons
+
+    def __str__(self) -> str:
+        return f"{len(self.reasons)} rows failed"
 
 
 def score_rows(

@@ -11,7 +11,7 @@ import numpy as np
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from services.runtime.bisect import Scored, score_rows
+from services.runtime.bisect import score_rows
 from services.runtime.run_errors import is_out_of_memory
 from services.stream.base import Decoded, Payload
 
@@ -114,27 +114,15 @@ class MessageScorer:
         if scored.outputs is None:
             return
         found.rows += sum(group.rows)
-        for index, value in self._encoded(group, scored, found.faults):
-            found.values[index] = value
-
-    def _encoded(
-        self, group: Decoded, scored: Scored, faults: dict[int, Fault]
-    ) -> Iterator[tuple[int, bytes]]:
-        """Yield the values of the messages that were scored, with their index in the batch."""
-        assert scored.outputs is not None
         kept, rows, carried = group.kept, group.rows, group.carried
         if scored.reasons:
             good = scored.rows.tolist()
             kept, rows = [kept[i] for i in good], [rows[i] for i in good]
             carried = [carried[i] for i in good] if carried else ()
-        try:
-            yield from zip(kept, self._payload.encode(scored.outputs, rows, carried), strict=True)
-        except MlctlError as error:
-            if error.code in TRANSIENT:
-                raise
-            yield from self._encoded_alone(scored.outputs, kept, rows, carried, faults)
+        for index, value in self._encoded(scored.outputs, kept, rows, carried, found.faults):
+            found.values[index] = value
 
-    def _encoded_alone(
+    def _encoded(
         self,
         outputs: Arrays,
         kept: Sequence[int],
@@ -142,18 +130,23 @@ class MessageScorer:
         carried: Sequence[Any],
         faults: dict[int, Fault],
     ) -> Iterator[tuple[int, bytes]]:
-        first = 0
-        for position, (index, count) in enumerate(zip(kept, rows, strict=True)):
-            part = {name: array[first : first + count] for name, array in outputs.items()}
-            first += count
-            try:
-                about = [carried[position]] if carried else ()
-                (value,) = self._payload.encode(part, [count], about)
-                yield index, value
-            except MlctlError as error:
-                if error.code in TRANSIENT:
-                    raise
-                faults[index] = Fault(error.code, error.message)
+        """Yield the values of scored messages with their index in the batch.
+
+        If the format cannot represent one of them, each is encoded alone.
+        """
+        try:
+            yield from zip(kept, self._payload.encode(outputs, rows, carried), strict=True)
+        except MlctlError as error:
+            if error.code in TRANSIENT:
+                raise
+            if len(kept) == 1:
+                faults[kept[0]] = Fault(error.code, error.message)
+                return
+            ends = [0, *accumulate(rows)]
+            for at, index in enumerate(kept):
+                part = {name: array[ends[at] : ends[at + 1]] for name, array in outputs.items()}
+                one = carried[at : at + 1]
+                yield from self._encoded(part, [index], [rows[at]], one, faults)
 
 
 class _Run:

@@ -6,16 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote, urlencode
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.locations import without_password
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from services.batch.units import Piece
+from services.batch.units import Piece
 
 _OPTIONS = ("table", "key", "create")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")

@@ -7,11 +7,12 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
-from bundle.packages import install_hint
 from services.batch.databases.base import (
     QueryReader,
     TableRef,
@@ -21,11 +22,7 @@ from services.batch.databases.base import (
 )
 from services.batch.databases.sink import DatabaseSink
 from services.batch.pieces import arrow_pieces
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from services.batch.units import Piece
+from services.batch.units import Piece
 
 _ROWS = "mlctl_rows"
 _FULL = tuple(map(os.strerror, NO_SPACE))
@@ -37,18 +34,6 @@ def open_duckdb(location: str, options: Mapping[str, str]) -> DatabaseSink:
     return DatabaseSink(DuckDb(table), table)
 
 
-def _load_driver() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            "DuckDB needs the package duckdb, which is not installed",
-            install_hint("duckdb"),
-        ) from error
-    return duckdb
-
-
 class DuckDb:
     """An open file, which DuckDB locks."""
 
@@ -57,7 +42,9 @@ class DuckDb:
     forbids_nul = False
 
     def __init__(self, table: TableRef) -> None:
-        self._driver = _load_driver()
+        import duckdb
+
+        self._driver = duckdb
         self._table = table
         self._path = table.url.partition("://")[2]
         self._db: Any = None
@@ -167,13 +154,14 @@ class _DuckDbReader:
 @contextmanager
 def read_duckdb(url: str) -> Iterator[QueryReader]:
     """Open a snapshot to read; SOURCE_UNAVAILABLE if another process has locked the file."""
-    driver = _load_driver()
+    import duckdb
+
     try:
-        with driver.connect(url.partition("://")[2], read_only=True) as connection:
+        with duckdb.connect(url.partition("://")[2], read_only=True) as connection:
             connection.execute("SET TimeZone = 'UTC'")
             connection.execute("BEGIN")
             yield _DuckDbReader(connection)
-    except driver.Error as error:
-        locked = isinstance(error, driver.IOException) and "lock" in str(error)
+    except duckdb.Error as error:
+        locked = isinstance(error, duckdb.IOException) and "lock" in str(error)
         code = ErrorCode.SOURCE_UNAVAILABLE if locked else ErrorCode.INVALID_INPUT
         raise MlctlError(code, f"the query failed: {error}") from error

@@ -7,10 +7,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
 from services.batch.databases.base import (
     QueryReader,
     TableRef,
@@ -23,12 +25,8 @@ from services.batch.databases.base import (
 from services.batch.databases.sink import DatabaseSink
 from services.batch.locations import without_password
 from services.batch.pieces import arrow_pieces
+from services.batch.units import Piece
 from services.runtime.tabular.values import as_json
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from services.batch.units import Piece
 
 # Each side notices within half a minute that the other one is dead.
 _CONNECTION = {
@@ -54,18 +52,6 @@ def open_postgres(location: str, options: Mapping[str, str]) -> DatabaseSink:
     return DatabaseSink(Postgres(table), table)
 
 
-def _load_driver() -> Any:
-    try:
-        from adbc_driver_postgresql import dbapi
-    except ImportError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            "PostgreSQL needs the package adbc-driver-postgresql, which is not installed",
-            install_hint("postgres"),
-        ) from error
-    return dbapi
-
-
 def _connect(driver: Any, url: str) -> Any:
     """Connect without transactions of the driver's own."""
     base, parameters = split_url(url)
@@ -86,7 +72,9 @@ class Postgres:
     forbids_nul = True
 
     def __init__(self, table: TableRef, *, locked: bool = True) -> None:
-        self._driver = _load_driver()
+        from adbc_driver_postgresql import dbapi
+
+        self._driver: Any = dbapi
         self._table = table
         self._locked = locked
         self._connection: Any = None
@@ -229,8 +217,6 @@ class _PostgresReader:
         return _run(self._connection, sql)
 
     def schema(self, query: str) -> pa.Schema:
-        import pyarrow as pa
-
         return pa.schema([(field.name, _read_type(field)[0]) for field in self._fields(query)])
 
     def pieces(
@@ -255,12 +241,13 @@ class _PostgresReader:
 @contextmanager
 def read_postgres(url: str) -> Iterator[QueryReader]:
     """Open a snapshot to read; SOURCE_UNAVAILABLE if the server cannot be reached."""
-    driver = _load_driver()
+    from adbc_driver_postgresql import dbapi
+
     try:
-        with _connect(driver, url) as connection:
+        with _connect(dbapi, url) as connection:
             _run(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield _PostgresReader(connection)
-    except driver.Error as error:
+    except dbapi.Error as error:
         if _is_transient(error):
             raise MlctlError(
                 ErrorCode.SOURCE_UNAVAILABLE, f"{without_password(url)} cannot be reached"
@@ -290,8 +277,6 @@ def _message(error: Any) -> str:
 
 def _read_type(field: Any) -> tuple[Any, str | None]:
     """Return the Arrow type that a column is read as, and the SQL type that it needs a cast to."""
-    import pyarrow as pa
-
     kind = field.type
     inner = kind.value_type if pa.types.is_list(kind) else kind
     if not isinstance(inner, pa.BaseExtensionType) and not pa.types.is_interval(inner):
@@ -303,16 +288,11 @@ def _read_type(field: Any) -> tuple[Any, str | None]:
 
 def _storable(table: pa.Table) -> pa.Table:
     """Return the columns as ADBC can store them: nested values as JSON, uint64 as decimals."""
-    import pyarrow as pa
-
     columns = [_storable_column(table.column(index)) for index in range(table.num_columns)]
     return pa.table(columns, names=table.schema.names)
 
 
 def _storable_column(column: Any) -> Any:
-    import pyarrow as pa
-    from pyarrow import types
-
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _storable_column(column.cast(kind.storage_type))
@@ -329,8 +309,6 @@ def _storable_column(column: Any) -> Any:
 
 
 def _is_list_of_numbers(kind: Any) -> bool:
-    from pyarrow import types
-
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         return False
     inner = kind.value_type

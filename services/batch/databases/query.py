@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
@@ -25,9 +27,6 @@ from services.batch.databases.sqlite import read_sqlite
 from services.batch.filters import Filter
 from services.batch.locations import scheme_of, without_password
 from services.batch.units import JobPlan, Piece, Unit
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 READERS: Mapping[str, Callable[[str], AbstractContextManager[QueryReader]]] = MappingProxyType(
     {
@@ -96,8 +95,6 @@ class QuerySource:
         return JobPlan(self._units)
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
-        import pyarrow as pa
-
         part: KeyRange = unit.part
         schema, count = pa.schema([self.schema.field(name) for name in columns]), 0
         with self._open() as reader:

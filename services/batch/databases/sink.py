@@ -12,8 +12,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
@@ -36,9 +38,6 @@ from services.batch.units import (
     require_same_job,
 )
 from services.runtime.tabular.values import as_json
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 UNIT_COLUMN = "mlctl_unit"
 _FINGERPRINT, _MARK, _SUMMARY = "fingerprint", "mark", "summary"
@@ -87,8 +86,6 @@ class DatabaseSink:
         self._opened = False
 
     def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
-        import pyarrow as pa
-
         if job.partition_by:
             raise MlctlError(ErrorCode.INVALID_INPUT, "--partition-by: a table has no folders")
         schema = job.schema.append(pa.field(UNIT_COLUMN, pa.string()))
@@ -121,8 +118,6 @@ class DatabaseSink:
         return None
 
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
-        import pyarrow as pa
-
         groups = _groups(pieces)
         first = next(groups, [])  # scored before the table is locked for other units
         rows, bad, skipped, reason = 0, 0, 0, ""
@@ -230,8 +225,6 @@ class DatabaseSink:
 
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         """Append rows to a table of the ledger."""
-        import pyarrow as pa
-
         if not rows:
             return
         kinds = {"TEXT": pa.string(), "BIGINT": pa.int64()}

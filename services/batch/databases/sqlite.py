@@ -16,7 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
@@ -27,13 +30,10 @@ from services.batch.databases.base import (
     text_literal,
 )
 from services.batch.databases.sink import DatabaseSink
-from services.batch.pieces import piece_without
+from services.batch.pieces import typed_piece
 from services.batch.storage import lock_job
 from services.batch.units import Piece
 from services.runtime.tabular.values import as_json
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _BATCH_ROWS = 5_000
 # The first rows decide the types of columns.
@@ -141,8 +141,6 @@ class _SqliteReader:
 
     def schema(self, query: str) -> pa.Schema:
         """Return the columns; a type is that of most of the first values."""
-        import pyarrow as pa
-
         found = self._connection.execute(f"SELECT * FROM ({query}) LIMIT {_SAMPLE_ROWS}")
         names = [column[0] for column in found.description]
         columns = list(zip(*found.fetchall(), strict=True)) or [()] * len(names)
@@ -180,8 +178,6 @@ def read_sqlite(url: str) -> Iterator[QueryReader]:
 
 
 def _column_type(kind: pa.DataType) -> str:
-    from pyarrow import types
-
     if types.is_integer(kind) or types.is_boolean(kind):
         return "INTEGER"
     if types.is_floating(kind):
@@ -190,8 +186,6 @@ def _column_type(kind: pa.DataType) -> str:
 
 
 def _value_type(values: Sequence[Any]) -> Any:
-    import pyarrow as pa
-
     counts = Counter(map(type, values))
     if counts[int] + counts[float] > counts[str] + counts[bytes]:
         return pa.float64() if counts[float] else pa.int64()
@@ -200,39 +194,20 @@ def _value_type(values: Sequence[Any]) -> Any:
 
 def _piece(rows: Sequence[Sequence[Any]], schema: pa.Schema, start: int) -> Piece:
     """Return the rows as a table; rows with a value of another type than its column are bad."""
-    import pyarrow as pa
 
-    problems: dict[int, str] = {}
-    arrays = []
-    for index, field in enumerate(schema):
-        values = [row[index] for row in rows]
-        try:
-            arrays.append(pa.array(values, field.type))
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
-            fitting = [_fitting(value, field.type) for value in values]
-            arrays.append(pa.array(fitting, field.type))
-            for row, value in enumerate(values):
-                if fitting[row] is None and value is not None:
-                    problems.setdefault(row, f"column {field.name!r} is not {field.type}")
-    table = pa.table(arrays, schema=schema)
-
-    def text(row: int) -> str:
-        values = zip(schema.names, map(as_json, rows[row]), strict=True)
+    def text(index: int) -> str:
+        values = zip(schema.names, map(as_json, rows[index]), strict=True)
         return json.dumps(dict(values), ensure_ascii=False)
 
-    return piece_without(table, range(start, start + len(rows)), problems, text)
+    columns = dict(zip(schema.names, map(list, zip(*rows, strict=True)), strict=True))
+    return typed_piece(columns, schema, range(start, start + len(rows)), _converted, text)
 
 
-def _fitting(value: Any, kind: Any) -> Any:
-    """Return a value as one of the type, None if it does not fit; whole numbers fit floats."""
-    import pyarrow as pa
-
-    if isinstance(value, int) and pa.types.is_floating(kind):
-        return float(value)
-    try:
-        return pa.scalar(value, kind).as_py()
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return None
+def _converted(values: Sequence[Any], kind: pa.DataType) -> Any:
+    """Return values as a column; whole numbers of any size fit floats."""
+    if types.is_floating(kind):
+        values = [float(each) if isinstance(each, int) else each for each in values]
+    return pa.array(values, kind)
 
 
 def _plain(value: Any) -> Any:

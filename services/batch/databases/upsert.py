@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import Database, column_list, quoted
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _STAGE = "mlctl_stage"
 

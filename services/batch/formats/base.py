@@ -7,16 +7,15 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.filters import Filter
 from services.batch.locations import InputFile
 from services.batch.transient_errors import translate_errors
 from services.batch.units import Piece
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,6 @@ class InputFormat(ABC):
 @contextlib.contextmanager
 def reading(file: InputFile) -> Iterator[None]:
     """Raise INVALID_INPUT for a file that cannot be read, SOURCE_UNAVAILABLE if that may pass."""
-    import pyarrow as pa
-
     remote = file.system is not None
     try:
         with (
@@ -73,8 +70,6 @@ def reading(file: InputFile) -> Iterator[None]:
 @contextlib.contextmanager
 def opened(file: InputFile) -> Iterator[io.BufferedReader]:
     """Open the content, decompressed if the file name says so."""
-    import pyarrow as pa
-
     with contextlib.ExitStack() as stack:
         raw: Any = stack.enter_context(file.open())
         if file.compression is not None:
@@ -85,8 +80,6 @@ def opened(file: InputFile) -> Iterator[io.BufferedReader]:
 
 def parse_types(text: str) -> dict[str, pa.DataType]:
     """Parse `--option types=`: `age:double,zip:string` as Arrow types by column."""
-    import pyarrow as pa
-
     found = {}
     for each in filter(None, text.split(",")):
         name, separator, kind = each.rpartition(":")

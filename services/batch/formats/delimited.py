@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.formats.base import InputFormat, opened, parse_types
 from services.batch.locations import InputFile, suffix_of
-from services.batch.pieces import piece_without
+from services.batch.pieces import typed_piece
 from services.batch.units import Piece, UnreadableRow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _BLOCK_BYTES = 4 << 20
 _HEADER_LINES = 2  # the header itself, and Arrow counts from one
@@ -38,7 +37,6 @@ class DelimitedFormat(InputFormat):
             raise MlctlError(ErrorCode.INVALID_INPUT, "delimiter: it must be one character")
 
     def schema(self, file: InputFile) -> pa.Schema:
-        import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
         convert = arrow_csv.ConvertOptions(null_values=_NULLS)
@@ -55,7 +53,6 @@ class DelimitedFormat(InputFormat):
         schema: pa.Schema,
         piece_rows: int,
     ) -> Iterator[Piece]:
-        import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
         convert = arrow_csv.ConvertOptions(
@@ -73,7 +70,8 @@ class DelimitedFormat(InputFormat):
                     raw = pa.Table.from_batches([batch.slice(start, piece_rows)])
                     numbers, rejected = _numbered(raw.num_rows, next_row, malformed)
                     next_row = int(numbers[-1]) + 1
-                    yield typed(raw, numbers, rejected, schema)
+                    text = partial(_row_text, raw)
+                    yield typed_piece(raw, schema, numbers, _converted, text, rejected)
         if malformed:
             yield Piece(schema.empty_table(), (), tuple(malformed))
 
@@ -113,45 +111,17 @@ def _numbered(
     return numbers, tuple(rejected)
 
 
-def typed(
-    raw: pa.Table,
-    numbers: Sequence[int] | np.ndarray,
-    rejected: tuple[UnreadableRow, ...],
-    schema: pa.Schema,
-) -> Piece:
-    """Return columns of text or bytes in the types of `schema`; rows that do not fit are bad."""
-    import pyarrow as pa
-
-    problems: dict[int, str] = {}
-    columns = {}
-    for field in schema:
-        columns[field.name], wrong = _convert(raw[field.name], field.type)
-        for index in wrong:
-            problems.setdefault(index, f"column {field.name!r} is not {field.type}")
-    table = pa.table(columns, schema=schema)
-    return piece_without(table, numbers, problems, partial(_row_text, raw), rejected)
-
-
-def _convert(raw: Any, kind: Any) -> tuple[Any, list[int]]:
-    """Return the column as `kind`, with null where a value does not fit, and those indices."""
-    import pyarrow as pa
-
-    if raw.type == kind:
-        return raw, []
+def _converted(column: Any, kind: pa.DataType) -> Any:
+    """Return text as a column of that type; blanks around a number are left out."""
+    if column.type == kind:
+        return column
+    texts = column.cast(pa.string())
     try:
-        return raw.cast(pa.string()).cast(kind), []
-    except pa.ArrowException:
-        values, wrong = [], []
-        for index, each in enumerate(raw.to_pylist()):
-            try:
-                text = each.decode() if isinstance(each, bytes) else each and str(each)
-                if text is not None and kind != pa.string():
-                    text = text.strip()
-                values.append(pa.scalar(text, pa.string()).cast(kind).as_py())
-            except (pa.ArrowException, ValueError):
-                values.append(None)
-                wrong.append(index)
-        return pa.array(values, kind), wrong
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        from pyarrow import compute
+
+        return compute.utf8_trim_whitespace(texts).cast(kind)
 
 
 def _row_text(raw: Any, index: int) -> str:
@@ -166,9 +136,6 @@ def _row_text(raw: Any, index: int) -> str:
 
 def _plain(kind: Any) -> Any:
     """Return the type of an inferred column: times in microseconds, and text for rare types."""
-    import pyarrow as pa
-    from pyarrow import types
-
     if types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     usual = (pa.int64(), pa.float64(), pa.bool_(), pa.date32())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from services.batch.formats.base import InputFormat, opened
 from services.batch.locations import InputFile
 from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _MAGIC = b"ARROW1"
 
@@ -33,8 +32,6 @@ class IpcFormat(InputFormat):
         schema: pa.Schema,
         piece_rows: int,
     ) -> Iterator[Piece]:
-        import pyarrow as pa
-
         with _reader(file) as (found, batches):
             for field in schema:
                 if field.name not in found.names or found.field(field.name).type != field.type:
@@ -47,8 +44,6 @@ class IpcFormat(InputFormat):
 @contextlib.contextmanager
 def _reader(file: InputFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
     """Return the schema and the batches."""
-    import pyarrow as pa
-
     with opened(file) as stream:
         if stream.peek(len(_MAGIC))[: len(_MAGIC)] != _MAGIC:
             with pa.ipc.open_stream(stream) as reader:

@@ -8,15 +8,16 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.formats.base import InputFormat, opened, parse_types
 from services.batch.locations import InputFile
+from services.batch.pieces import typed_piece
 from services.batch.units import Piece, UnreadableRow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Lines from which columns and types are inferred.
 _SAMPLE = 20_000
@@ -32,8 +33,6 @@ class JsonlFormat(InputFormat):
         self._types = parse_types(options.get("types", ""))
 
     def schema(self, file: InputFile) -> pa.Schema:
-        import pyarrow as pa
-
         with opened(file) as stream:
             lines = [line for line in islice(stream, _SAMPLE) if line.strip()]
         found = _inferred(lines)
@@ -58,8 +57,6 @@ class JsonlFormat(InputFormat):
 
 
 def _load(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Piece:
-    import pyarrow as pa
-
     with contextlib.suppress(pa.ArrowInvalid):
         table = _parsed(lines, schema)
         # An empty line makes no row: only the slow path keeps the numbers of the others.
@@ -85,43 +82,39 @@ def _parsed(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
 
 def _load_slowly(lines: Sequence[bytes], start: int, schema: pa.Schema) -> Piece:
     """Parse line by line, so that only the lines at fault are bad."""
-    import pyarrow as pa
-
-    good, numbers, rejected = [], [], []
+    rows: list[Mapping[str, Any]] = []
+    numbers, rejected = list[int](), list[UnreadableRow]()
     for number, line in enumerate(lines, start):
         if not line.strip():
             continue
-        row: Any = None
         try:
             row = json.loads(line)
-            good.append(_row(row, schema))
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = f"the line is not JSON: {error}" if row is None else str(error)
-            text = line.decode(errors="replace").rstrip("\n")[:_SHOWN]
-            rejected.append(UnreadableRow(number, reason, text))
+        except (ValueError, RecursionError) as error:
+            reason = f"the line is not JSON: {error}"
         else:
-            numbers.append(number)
-    return Piece(pa.Table.from_pylist(good, schema=schema), numbers, tuple(rejected))
+            if isinstance(row, Mapping):
+                rows.append(row)
+                numbers.append(number)
+                continue
+            reason = "the line is not a JSON object"
+        rejected.append(UnreadableRow(number, reason, _shown(line)))
+    columns = {name: [row.get(name) for row in rows] for name in schema.names}
+    return typed_piece(
+        columns,
+        schema,
+        numbers,
+        pa.array,
+        lambda index: _shown(lines[numbers[index] - start]),
+        tuple(rejected),
+    )
 
 
-def _row(row: object, schema: pa.Schema) -> dict[str, object]:
-    """Return the values of the columns; ValueError or TypeError names the one that does not fit."""
-    import pyarrow as pa
-
-    if not isinstance(row, Mapping):
-        raise TypeError("the line is not a JSON object")
-    for field in schema:
-        try:
-            pa.scalar(row.get(field.name), field.type)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"column {field.name!r} is not {field.type}") from error
-    return {name: row.get(name) for name in schema.names}
+def _shown(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\n")[:_SHOWN]
 
 
 def _inferred(lines: Sequence[bytes]) -> pa.Schema:
     """Return the schema of the lines; where they differ, of the most frequent ones."""
-    import pyarrow as pa
-
     try:
         return _parsed(lines, None).schema if lines else pa.schema([])
     except pa.ArrowInvalid:
@@ -134,8 +127,6 @@ def _inferred(lines: Sequence[bytes]) -> pa.Schema:
 
 
 def _schema_of(line: bytes) -> pa.Schema | None:
-    import pyarrow as pa
-
     try:
         return _parsed([line], None).schema
     except pa.ArrowException:
@@ -144,9 +135,6 @@ def _schema_of(line: bytes) -> pa.Schema | None:
 
 def _plain(kind: Any) -> Any:
     """Return text for times, which JSON does not have, and for columns that were always null."""
-    import pyarrow as pa
-    from pyarrow import types
-
     if types.is_list(kind):
         return pa.list_(_plain(kind.value_type))
     return pa.string() if types.is_timestamp(kind) or types.is_null(kind) else kind

@@ -7,15 +7,14 @@ import io
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from services.batch.filters import Filter
 from services.batch.formats.base import FilePlan, InputFormat
 from services.batch.locations import InputFile
 from services.batch.units import Piece
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Read at once: of all columns together, and of each column at least.
 _READ_BYTES = 16 << 20
@@ -56,8 +55,6 @@ class ParquetFormat(InputFormat):
     def pieces(
         self, file: InputFile, part: Any, schema: pa.Schema, piece_rows: int
     ) -> Iterator[Piece]:
-        import pyarrow as pa
-
         with _opened(file, schema.names) as opened:
             metadata = opened.metadata
             groups = [metadata.row_group(index).num_rows for index in range(max(part) + 1)]
@@ -69,9 +66,10 @@ class ParquetFormat(InputFormat):
                         pa.table({"": pa.nulls(groups[group])}), range(start, starts[group + 1])
                     )
                     continue
-                for batch in opened.iter_batches(
-                    piece_rows, [group], schema.names, use_threads=False
-                ):
+                # One thread, because the other cores have units of their own: threads for the
+                # columns of one row group cost 5 % of a job's CPU, and shorten none.
+                batches = opened.iter_batches(piece_rows, [group], schema.names, use_threads=False)
+                for batch in batches:
                     table = pa.Table.from_batches([batch]).select(schema.names)
                     if table.schema.types != schema.types:
                         table = table.cast(schema)
@@ -81,7 +79,6 @@ class ParquetFormat(InputFormat):
 
 def _matching_groups(file: InputFile, condition: Filter, keys: Any, schema: pa.Schema) -> list[int]:
     """Return the row groups that may have matching rows, by their statistics and the partition."""
-    import pyarrow as pa
     from pyarrow import dataset, fs
 
     system = (
@@ -127,8 +124,6 @@ def _may_have_null_lists(file: Any, name: str) -> bool:
 
 
 def _has_fixed_lists(kind: Any) -> bool:
-    import pyarrow as pa
-
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     inner = (kind.field(index).type for index in range(kind.num_fields))

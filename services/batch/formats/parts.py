@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
+from pyarrow import types
 
 from services.runtime.tabular.values import as_json
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _JSON_ROWS = 2_000
 
@@ -80,14 +80,11 @@ PART_FORMATS: Mapping[str, type[ParquetPart | CsvPart | JsonlPart]] = MappingPro
 
 def _flat(table: pa.Table) -> pa.Table:
     """Return the table without lists and dictionaries."""
-    import pyarrow as pa
-
     return pa.table(dict(each for field in table.schema for each in _flat_field(table, field)))
 
 
 def _flat_field(table: pa.Table, field: Any) -> Iterator[tuple[str, Any]]:
-    import pyarrow as pa
-    from pyarrow import compute, types
+    from pyarrow import compute
 
     column, kind = table[field.name], field.type
     # Fixed-shape tensors are lists too, as an extension type.
@@ -107,8 +104,6 @@ def _flat_field(table: pa.Table, field: Any) -> Iterator[tuple[str, Any]]:
 
 def json_column(column: Any) -> Any:
     """Return a column of any type as text: strings as they are, other values as JSON."""
-    import pyarrow as pa
-
     values = (as_json(value) for value in column.to_pylist())
     return pa.array(
         [v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string()
@@ -117,8 +112,7 @@ def json_column(column: Any) -> Any:
 
 def _json_values(column: Any) -> list[Any]:
     """Return a column as JSON values; value by value only where its type requires it."""
-    import pyarrow as pa
-    from pyarrow import compute, types
+    from pyarrow import compute
 
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):

@@ -11,11 +11,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import fastavro
 import numpy as np
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.protocol.wire import invalid
 from services.runtime.tabular.values import as_json
@@ -36,7 +36,6 @@ class AvroPayload:
     name = "avro"
 
     def __init__(self, request: PayloadRequest, signature: Signature) -> None:
-        _require()
         url = request.options.get("registry")
         if not url:
             raise MlctlError(
@@ -77,8 +76,6 @@ class AvroPayload:
         return self._writer.encode(outputs, rows, carried)
 
     def _read(self, value: bytes) -> dict[str, Any]:
-        import fastavro
-
         if len(value) < _HEAD.size or value[0]:
             raise invalid("the message does not begin with the number of a schema")
         schema = self._schema(_HEAD.unpack_from(value)[1])
@@ -105,8 +102,6 @@ class AvroPayload:
         found = self._registry.schema(number)
         if found.schema_type != "AVRO":
             raise invalid(f"schema {number} is not one of Avro")
-        import fastavro
-
         named: dict[str, Any] = {}
         try:
             for text in self._registry.referenced(found):
@@ -131,8 +126,6 @@ class AvroWriter:
         registry: SchemaRegistry,
         subject: str,
     ) -> None:
-        import fastavro
-
         self._names = [spec.name for spec in signature.outputs]
         self._texts = {s.name for s in signature.outputs if s.dtype is Datatype.BYTES}
         fields = [{"name": name, "type": list(_PLAIN), "default": None} for name in request.keep]
@@ -152,8 +145,6 @@ class AvroWriter:
     def encode(
         self, outputs: Mapping[str, np.ndarray], rows: Sequence[int], carried: Sequence[Any]
     ) -> list[bytes]:
-        import fastavro
-
         if sum(rows) != len(rows) or any(each is not None and each.many for each in carried):
             raise invalid("an answer of several rows is not a record; send one row per message")
         columns = [
@@ -210,16 +201,3 @@ def _decoded(array: np.ndarray) -> list[Any]:
         raise invalid("an answer is not UTF-8 text") from None
     found: list[Any] = texts.reshape(array.shape).tolist()
     return found
-
-
-def _require() -> None:
-    """RUNTIME_MISSING if a package of the extra is not installed."""
-    try:
-        import confluent_kafka.schema_registry  # noqa: F401
-        import fastavro  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            f"Avro messages need the package {error.name}",
-            install_hint("avro"),
-        ) from error

@@ -50,15 +50,6 @@ class Carried(NamedTuple):
     kept: Mapping[str, Any]
 
 
-class MessageGroup(NamedTuple):
-    """Messages of equal shapes; `rows` and `carried` belong to the messages at `indices`."""
-
-    indices: Sequence[int]
-    inputs: Mapping[str, np.ndarray]
-    rows: Sequence[int]
-    carried: Sequence[Any]
-
-
 Alone = Callable[[int, Any], Mapping[str, np.ndarray] | None]
 
 
@@ -85,7 +76,7 @@ class ObjectReader:
         Each block is converted before the next one is parsed: its values are still in the
         processor's cache, and their memory is used again.
         """
-        pieces: list[MessageGroup] = []
+        pieces: list[Decoded] = []
         end = 0
         for block in blocks:
             start, end = end, end + len(block)
@@ -100,7 +91,7 @@ class ObjectReader:
 
     def _pieces(
         self, documents: Sequence[Any], indices: Sequence[int], rejected: dict[int, str]
-    ) -> Iterator[MessageGroup]:
+    ) -> Iterator[Decoded]:
         piece = self._whole(documents, indices) if self._fixed else None
         if piece is not None:
             yield piece
@@ -115,7 +106,7 @@ class ObjectReader:
                 except MlctlError as error:
                     rejected[index] = error.message
 
-    def _whole(self, documents: Sequence[Any], indices: Sequence[int]) -> MessageGroup | None:
+    def _whole(self, documents: Sequence[Any], indices: Sequence[int]) -> Decoded | None:
         """Convert all documents together; None if one of them is not one plain row."""
         if set(map(type, documents)) != {dict}:
             return None
@@ -126,7 +117,7 @@ class ObjectReader:
                 carried = [self._carried(document, many=False) for document in documents]
         except (KeyError, TypeError, OverflowError, MlctlError):
             return None
-        return MessageGroup(indices, inputs, [1] * len(documents), carried)
+        return Decoded(inputs, indices, [1] * len(documents), carried=carried)
 
     def _column(self, spec: TensorSpec, documents: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return the rows of an input; KeyError for a field that no message may lack."""
@@ -138,7 +129,7 @@ class ObjectReader:
                 return _column(spec, values)
         return decode_nullable(spec, values, lambda filled: _column(spec, filled))
 
-    def _one(self, index: int, document: Any) -> MessageGroup:
+    def _one(self, index: int, document: Any) -> Decoded:
         found = None if self._alone is None else self._alone(index, document)
         many = found is not None
         if not isinstance(document, dict):
@@ -151,14 +142,14 @@ class ObjectReader:
                         names = ", ".join(repr(each) for each in self._specs)
                         raise invalid(f"input {name!r} is missing; the model's inputs are {names}")
                     continue
-                read = _nullable if name in self._nullable else _value
+                read = _value_or_null if name in self._nullable else _value
                 found[name], several = read(spec, document[name])
                 many = many or several
             count = len(next(iter(found.values()))) if found else 1
             for name in self._specs.keys() - found.keys():
                 found[name] = absent_rows(self._specs[name], count)
         rows = check_rows(found, self._specs, self._max_rows)
-        return MessageGroup([index], found, [rows], [self._carried(document, many=many)])
+        return Decoded(found, [index], [rows], carried=[self._carried(document, many=many)])
 
     def _carried(self, document: Mapping[str, Any], *, many: bool) -> Carried | None:
         if not self._keep:
@@ -190,33 +181,31 @@ def check_rows(
     return rows
 
 
-def joined(pieces: Iterable[MessageGroup], rejected: dict[int, str]) -> Sequence[Decoded]:
+def joined(pieces: Iterable[Decoded], rejected: dict[int, str]) -> Sequence[Decoded]:
     """Join pieces of equal shapes, in the order of their first messages."""
-    groups: dict[Any, list[MessageGroup]] = {}
+    groups: dict[Any, list[Decoded]] = {}
     for piece in pieces:
         key = tuple(array.shape[1:] for array in piece.inputs.values())
         groups.setdefault(key, []).append(piece)
     if not groups:
         return [Decoded({}, (), (), rejected)]
-    return [
-        _decoded(group, rejected if first else {})
-        for group, first in zip(groups.values(), [True] + [False] * len(groups), strict=False)
-    ]
+    first, *others = groups.values()
+    return [_joined(first, rejected), *(_joined(group, {}) for group in others)]
 
 
-def _decoded(pieces: Sequence[MessageGroup], rejected: dict[int, str]) -> Decoded:
+def _joined(pieces: Sequence[Decoded], rejected: dict[int, str]) -> Decoded:
     first = pieces[0]
     if len(pieces) == 1:
-        indices, rows, carried, inputs = first.indices, first.rows, first.carried, first.inputs
+        kept, rows, carried, inputs = first.kept, first.rows, first.carried, first.inputs
     else:
-        indices = list(chain.from_iterable(piece.indices for piece in pieces))
+        kept = list(chain.from_iterable(piece.kept for piece in pieces))
         rows = list(chain.from_iterable(piece.rows for piece in pieces))
         carried = list(chain.from_iterable(piece.carried for piece in pieces))
         inputs = {
             name: np.concatenate([piece.inputs[name] for piece in pieces]) for name in first.inputs
         }
     plain = carried.count(None) == len(carried)
-    return Decoded(inputs, indices, rows, rejected, () if plain else carried)
+    return Decoded(inputs, kept, rows, rejected, () if plain else carried)
 
 
 def _column(spec: TensorSpec, values: list[Any]) -> np.ndarray:
@@ -254,7 +243,7 @@ def _numbers(code: str, rows: Sequence[list[Any]], dtype: np.dtype[Any]) -> np.n
     return found
 
 
-def _nullable(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
+def _value_or_null(spec: TensorSpec, value: Any) -> tuple[np.ndarray, bool]:
     """Return what `_value` does for an input of plain rows, of which some may be null."""
     many = isinstance(value, list)
     rows = value if many else [value]

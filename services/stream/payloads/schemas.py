@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
+from httpx2 import TransportError
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.protocol.wire import invalid
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import Schema
 
 _T = TypeVar("_T")
 AUTH_VARIABLE = "MLCTL_SCHEMA_REGISTRY_AUTH"
@@ -28,8 +28,6 @@ class SchemaRegistry:
     """The registry at `url`. MLCTL_SCHEMA_REGISTRY_AUTH may hold USER:PASSWORD for it."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
-        from confluent_kafka.schema_registry import SchemaRegistryClient
-
         # The run itself tries again, and can be stopped meanwhile.
         settings: dict[str, object] = {"url": url, "timeout": _TIMEOUT_SECONDS, "max.retries": 0}
         if credentials := os.environ.get(AUTH_VARIABLE):
@@ -70,8 +68,6 @@ class SchemaRegistry:
 
     def register(self, subject: str, schema: str) -> int:
         """Register an Avro schema under `subject`; return its number, the same each time."""
-        from confluent_kafka.schema_registry import Schema
-
         found = _request(lambda: self._client.register_schema(subject, Schema(schema, "AVRO")))
         if found is None:
             raise _rejected(404)
@@ -80,9 +76,6 @@ class SchemaRegistry:
 
 def _request(send: Callable[[], _T]) -> _T | None:
     """Return the registry's answer; None for 404."""
-    from confluent_kafka.schema_registry import SchemaRegistryError
-    from httpx2 import TransportError
-
     try:
         return send()
     except TransportError as error:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
 from services.stream.base import StreamUrl, Transport
 
 _TABLE = "services.stream.transports.table"
@@ -40,13 +39,5 @@ def transport_of(url: StreamUrl) -> Transport:
             f"there is no transport for {url.scheme!r}",
             f"Use a URL such as sqlite://events.db#orders; schemes: {', '.join(BY_SCHEME)}.",
         )
-    try:
-        transport: Transport = importlib.import_module(name).transport
-    except ModuleNotFoundError as error:
-        extra = name.rpartition(".")[2]
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            f"streams at {url.scheme}:// need the package {error.name}",
-            install_hint(extra),
-        ) from error
+    transport: Transport = importlib.import_module(name).transport
     return transport

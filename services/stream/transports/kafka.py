@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any, Self
 
+from confluent_kafka import TopicPartition
+
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
@@ -21,7 +23,6 @@ from services.stream.base import (
 from services.stream.transports.kafka_client import (
     TIMEOUT_S,
     ClientHealth,
-    load_driver,
     make_client,
     partitions_of,
     properties,
@@ -139,16 +140,15 @@ class _Browser:
             "auto.offset.reset": "earliest",
         }
         self._url, self._health = url, ClientHealth(url)
-        self._partition = load_driver().TopicPartition
         self.names = PartitionNames()
         self.consumer = make_client("Consumer", settings, self._health)
 
     def close(self) -> None:
         self.consumer.close()
 
-    def partitions(self) -> list[Any]:
+    def partitions(self) -> list[TopicPartition]:
         numbers = partitions_of(self.consumer, self._url, self._health)
-        return [self._partition(self._url.topic, number) for number in sorted(numbers)]
+        return [TopicPartition(self._url.topic, number) for number in sorted(numbers)]
 
     def watermarks(self) -> Mapping[int, tuple[int, int]]:
         """Return the first stored and the next offset by partition."""
@@ -162,7 +162,7 @@ class _Browser:
         """Yield the messages of a partition with offsets from `first` to before `end`."""
         if first >= end:
             return
-        self.consumer.assign([self._partition(self._url.topic, partition, first)])
+        self.consumer.assign([TopicPartition(self._url.topic, partition, first)])
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             # One call for both would wait for a full page.

@@ -6,14 +6,13 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
 from services.stream.base import StreamUrl
-
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
 
 # MLCTL_KAFKA_SASL_PASSWORD is the property sasl.password.
 ENVIRONMENT = "MLCTL_KAFKA_"
@@ -76,19 +75,6 @@ _PERMANENT = {
 }
 
 
-def load_driver() -> Any:
-    """Return the package confluent_kafka; RUNTIME_MISSING if it is not installed."""
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise MlctlError(
-            ErrorCode.RUNTIME_MISSING,
-            "Kafka needs the package confluent-kafka, which is not installed",
-            install_hint("kafka"),
-        ) from error
-    return confluent_kafka
-
-
 def properties(url: StreamUrl, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the user's librdkafka properties: options of the URL, then environment variables.
 
@@ -143,10 +129,10 @@ class ClientHealth:
 
 def make_client(kind: str, settings: Mapping[str, Any], health: ClientHealth) -> Any:
     """Return a client; `kind` is Consumer or Producer. INVALID_INPUT for an unknown property."""
-    driver = load_driver()
     try:
-        return getattr(driver, kind)({**settings, "error_cb": health.on_error}, logger=_LOG)
-    except driver.KafkaException as error:
+        settings = {**settings, "error_cb": health.on_error}
+        return getattr(confluent_kafka, kind)(settings, logger=_LOG)
+    except KafkaException as error:
         raise translated(error.args[0]) from error
 
 
@@ -167,10 +153,9 @@ def translated(error: KafkaError, url: str = "") -> MlctlError:
 @contextmanager
 def translate_errors(url: StreamUrl) -> Iterator[None]:
     """Translate the client's errors."""
-    driver = load_driver()
     try:
         yield
-    except driver.KafkaException as error:
+    except KafkaException as error:
         raise translated(error.args[0], url.redacted()) from error
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka import Message as RawMessage
 
 from bundle.errors import ErrorCode
 from services.stream.base import (
@@ -19,17 +28,12 @@ from services.stream.base import (
 from services.stream.transports.kafka_client import (
     TIMEOUT_S,
     ClientHealth,
-    load_driver,
     make_client,
     partitions_of,
     properties,
     translate_errors,
     translated,
 )
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, TopicPartition
-    from confluent_kafka import Message as RawMessage
 
 # Commit errors that mean the partitions were reassigned, or are about to be.
 LOST = frozenset(
@@ -90,7 +94,6 @@ class GroupConsumer(StreamConnection):
     guarantee = Guarantee.AT_LEAST_ONCE
 
     def __init__(self, request: ConnectionRequest) -> None:
-        self._driver = load_driver()
         self._url = request.source
         self._settings = {
             **_DEFAULTS,
@@ -204,7 +207,7 @@ class GroupConsumer(StreamConnection):
             return
         try:
             self._consumer.commit(offsets=positions, asynchronous=False)
-        except self._driver.KafkaException as error:
+        except KafkaException as error:
             if error.args[0].name() in LOST:
                 raise self.lost() from error
             raise translated(error.args[0], self._url.redacted()) from error
@@ -268,7 +271,7 @@ class GroupConsumer(StreamConnection):
             return
         try:
             self._consumer.commit(offsets=ends, asynchronous=False)
-        except self._driver.KafkaException as error:
+        except KafkaException as error:
             # A rebalance has begun: the next owner of the partitions finds their ends itself.
             if error.args[0].name() not in LOST:
                 raise
@@ -289,10 +292,10 @@ class GroupConsumer(StreamConnection):
     def _rewind(self) -> None:
         for at in self._consumer.committed(self._assignment(), timeout=TIMEOUT_S):
             if at.offset < 0:
-                at.offset = self._driver.OFFSET_BEGINNING
+                at.offset = OFFSET_BEGINNING
             try:
                 self._consumer.seek(at)
-            except self._driver.KafkaException as error:
+            except KafkaException as error:
                 # The client has not begun to fetch, and will begin after the last commit.
                 if error.args[0].name() != "_STATE":
                     raise
@@ -344,6 +347,5 @@ class GroupConsumer(StreamConnection):
         return [self._topic_partition(int(name)) for name in self._owned]
 
     def _topic_partition(self, partition: int, offset: int | None = None) -> TopicPartition:
-        at = self._driver.OFFSET_INVALID if offset is None else offset
-        made: TopicPartition = self._driver.TopicPartition(self._url.topic, partition, at)
-        return made
+        at = OFFSET_INVALID if offset is None else offset
+        return TopicPartition(self._url.topic, partition, at)

@@ -6,24 +6,22 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as RawMessage
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, Outgoing, RejectedAnswersError, StreamUrl
 from services.stream.transports.kafka_client import (
     TIMEOUT_S,
     ClientHealth,
-    load_driver,
     make_client,
     partitions_of,
     properties,
     translated,
 )
 from services.stream.transports.kafka_consumer import LOST, GroupConsumer
-
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Producer
-    from confluent_kafka import Message as RawMessage
 
 _DEFAULTS = {
     # As Java's clients, so that the messages of a key go where those of other programs go.
@@ -59,7 +57,6 @@ class KafkaProducer:
     """
 
     def __init__(self, url: StreamUrl, topics: Iterable[str]) -> None:
-        self._driver = load_driver()
         self._url = url
         self._topics = [*topics]
         self._settings = {
@@ -137,7 +134,7 @@ class KafkaProducer:
                 produce(topic, value, key, headers=list(headers))
             except BufferError:
                 self._put_when_empty(topic, value, key, headers)
-            except self._driver.KafkaException as error:
+            except KafkaException as error:
                 raise self._translated(error.args[0]) from error
 
     def _put_when_empty(self, topic: str, value: bytes, key: bytes | None, headers: Any) -> None:
@@ -221,7 +218,7 @@ class TransactionalProducer(KafkaProducer):
             self._state, self._sent = _State.COMMITTING, batch.done
             self._end()
             consumer.set_committed(positions)
-        except self._driver.KafkaException as error:
+        except KafkaException as error:
             self._raise(error.args[0], consumer)
         except BaseException as error:
             rejected = self._try_abort()
@@ -270,7 +267,7 @@ class TransactionalProducer(KafkaProducer):
         """Abort as `_abort`; if that fails, the transaction stays open and is aborted later."""
         try:
             return self._abort()
-        except self._driver.KafkaException as error:
+        except KafkaException as error:
             rejected = self._failed[0] if self._failed else None
             if error.args[0].fatal():
                 self._replace()
@@ -281,7 +278,7 @@ class TransactionalProducer(KafkaProducer):
         while True:
             try:
                 act()
-            except self._driver.KafkaException as error:
+            except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise
             else:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 import orjson
+import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.os_errors import translate_os_error
@@ -23,9 +24,6 @@ from services.batch.databases.sqlite import Sqlite
 from services.batch.databases.upsert import upsert
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
 from services.stream.base import Outgoing, RejectedAnswersError, StreamUrl, Transport
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 KEY_COLUMN = "mlctl_source"
 _TABLE_HINT = (
@@ -96,8 +94,6 @@ class TableProducer:
             raise RejectedAnswersError(ErrorCode.INVALID_INPUT, rejected)
 
     def _check_table(self) -> None:
-        import pyarrow as pa
-
         self._columns = frozenset(self._db.columns(self._ref.table) or ())
         if KEY_COLUMN not in self._columns:
             problem = f"has no column {KEY_COLUMN}" if self._columns else "does not exist"
@@ -152,8 +148,6 @@ transport = TableTransport()
 
 def _table(rows: Sequence[Row]) -> pa.Table:
     """Return rows, which may have different fields, as columns."""
-    import pyarrow as pa
-
     names = sorted({name for row in rows for name in row})
     return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
 
@@ -163,8 +157,6 @@ def _column(values: Sequence[Any]) -> pa.Array:
 
     Objects and nested lists are JSON text, and so are values of which Arrow finds no common type.
     """
-    import pyarrow as pa
-
     if not any(isinstance(value, dict) or _is_nested(value) for value in values):
         try:
             return pa.array(values)

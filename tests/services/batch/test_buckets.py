@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import importlib.util
+import os
+import shutil
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,7 @@ from services.batch.storage import open_storage
 from tests.support import tables
 from tests.support.bundles import expected
 from tests.support.s3 import KEYS, s3_client, s3_server
+from tests.support.wait import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +151,41 @@ def test_gs__job_in_a_bucket__resumes_and_restart_touches_no_other_objects(
     finally:
         fsspec.get_filesystem_class("gs").clear_instance_cache()
         server.stop()
+
+
+def accepts(address: tuple[str, int]) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("adlfs") is None or shutil.which("azurite-blob") is None,
+    reason="adlfs or azurite is not installed",
+)
+def test_az__job_in_a_bucket__resumes_and_restart_touches_no_other_objects(
+    bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = base64.b64encode(os.urandom(64)).decode()
+    monkeypatch.setenv("AZURITE_ACCOUNTS", f"mlctl:{key}")
+    address = "127.0.0.1", free_ports(1)[0]
+    where = ["--blobHost", address[0], "--blobPort", f"{address[1]}", "--location", f"{tmp_path}"]
+    quiet = ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+    with subprocess.Popen(["azurite-blob", *where, *quiet]) as emulator:
+        try:
+            wait_until(lambda: accepts(address))
+            monkeypatch.setenv(
+                "AZURE_STORAGE_CONNECTION_STRING",
+                "DefaultEndpointsProtocol=http;AccountName=mlctl;"
+                f"AccountKey={key};BlobEndpoint=http://{address[0]}:{address[1]}/mlctl;",
+            )
+            system = fsspec.filesystem("az")
+            system.mkdir("scores")
+            check_job(system, "az://scores/day", bundle, tmp_path)
+            assert refused("az://absent/in/").code is ErrorCode.INVALID_INPUT
+        finally:
+            fsspec.get_filesystem_class("az").clear_instance_cache()
+            emulator.terminate()
 
 
 def test_part__while_it_is_written__has_no_file_that_a_kill_would_leave(

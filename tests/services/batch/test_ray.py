@@ -23,7 +23,7 @@ from services.batch import ray_executor as cluster
 from services.batch.files import FileSource
 from services.batch.job import BatchConfig, BatchReport, make_job, make_plan, run_job
 from services.batch.local_executor import local_executor
-from services.batch.ray_executor import Failure, ScoringActor, WorkerSetup, read_files
+from services.batch.ray_executor import ScoringActor, WorkerSetup, read_files
 from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
@@ -250,7 +250,7 @@ def test_actor__altered_or_other_bundle__is_rejected(tmp_path: Path) -> None:
         (read_files(make_bundle(tmp_path / "other", scale=3.0)), ErrorCode.DIGEST_MISMATCH),
     ):
         refused = actor.open([replace(meant, files=files)])
-        assert isinstance(refused, Failure)
+        assert isinstance(refused, MlctlError)
         assert refused.code is code
         actor.close()
 
@@ -271,7 +271,7 @@ def test_actor__pipeline_with_another_stage__is_rejected(tmp_path: Path) -> None
     files = {**meant.files, **read_files(other)}
     refused = actor.open([replace(meant, files=files)])
     actor.close()
-    assert isinstance(refused, Failure)
+    assert isinstance(refused, MlctlError)
     assert refused.code is ErrorCode.DIGEST_MISMATCH
 
 
