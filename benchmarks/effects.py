@@ -19,7 +19,7 @@ from benchmarks.gate_simulation import Version, draw
 from benchmarks.result import BenchmarkResult
 from rollout.domain import gates
 from rollout.domain.counts import Window
-from rollout.domain.gates import GateEvidence
+from rollout.domain.evidence import GateEvidence, fold
 from rollout.domain.spec import RolloutSpec
 
 TICKS = 150
@@ -103,7 +103,7 @@ def gates_ticks(effect: Effect, runs: int) -> npt.NDArray[np.int64]:
         evidence = GateEvidence()
         for tick in range(1, TICKS + 1):
             counts = draw(candidate, CANDIDATE, rng), draw(live, LIVE, rng)
-            evidence = gates.fold(evidence, Window(*counts, seconds=TICK_SECONDS), SPEC)
+            evidence = fold(evidence, Window(*counts, seconds=TICK_SECONDS), SPEC)
             if gates.harm(evidence, SPEC) is not None:
                 found[run] = tick
                 break

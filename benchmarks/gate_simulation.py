@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout.domain import gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Window
+from rollout.domain.evidence import begin
 from rollout.domain.spec import Outcome, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
 from rollout.domain.traffic_record import BLOCK_SECONDS
@@ -124,7 +124,7 @@ def rollout(
         )
         for at in range(blocks)
     ]
-    progress = RolloutProgress(phase=RolloutPhase.WARM, evidence=gates.begin(record, spec))
+    progress = RolloutProgress(phase=RolloutPhase.WARM, evidence=begin(record, spec))
     progress = machine.move(progress, machine.next_signal(progress, spec), 0.0)
     now, again = 0.0, 0
     while progress.phase in machine.EXPOSED:

@@ -36,7 +36,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUFFER = 1 << 18, EVENTS = 256, FRAME = 9, MAX_FRAME = 16384, REFILL = 1 << 15, RING = 1 << 20 };
+/* A request of 1,000 rows of 1,024 floats is 4 MB. Pages that are never touched take no memory. */
+enum { BUFFER = 1 << 22, MAX_REQUEST = 1 << 23, EVENTS = 256, FRAME = 9, MAX_FRAME = 16384, REFILL = 1 << 15, RING = 1 << 20 };
 enum { DATA = 0, HEADERS = 1, RESET = 3, SETTINGS = 4, PING = 6, GOAWAY = 7, WINDOW = 8 };
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
 enum { SUCCESS, HINTED, REJECTED, FAILED };
@@ -62,7 +63,7 @@ struct record {
 };
 
 static int grpc, open_loop, port, queue;
-static unsigned char *request, *message, wire[1 << 20];
+static unsigned char *request, *message, wire[2 * MAX_REQUEST];
 static size_t request_size, block_size, message_size;
 static struct field *fields;
 static size_t field_count;
@@ -296,6 +297,7 @@ static size_t read_file(const char *path, unsigned char *bytes, size_t max_size)
     FILE *file = fopen(path, "rb");
     check(file != NULL, path);
     size_t size = fread(bytes, 1, max_size, file);
+    check(fgetc(file) == EOF, "a file is too large");
     fclose(file);
     return size;
 }
@@ -305,6 +307,7 @@ static void read_fields(const char *path) {
     check(file != NULL, path);
     struct field found;
     while (fscanf(file, "%zu %zu %c", &found.offset, &found.length, &found.kind) == 3) {
+        check(found.offset + found.length <= request_size, "a field is outside of the request");
         fields = grow(fields, field_count, sizeof *fields);
         fields[field_count++] = found;
     }
@@ -496,9 +499,9 @@ int main(int count, char **arguments) {
     grpc = strcmp(arguments[2], "grpc") == 0;
     port = atoi(arguments[3]);
     queue = epoll_create1(0);
-    request = malloc(sizeof wire);
+    request = malloc(MAX_REQUEST);
     check(request != NULL, "malloc");
-    request_size = read_file(arguments[4], request, sizeof wire / 2);
+    request_size = read_file(arguments[4], request, MAX_REQUEST);
     if (grpc) {
         block_size = read_uint32(request);
         message = request + 4 + block_size;

@@ -9,6 +9,7 @@ import signal
 import sys
 
 from bundle.errors import ERROR_TABLE, ErrorCode
+from bundle.garbage import rare_collection
 
 
 def main() -> None:
@@ -16,10 +17,12 @@ def main() -> None:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         import click
-        from bentoml_cli.cli import cli
 
         try:
-            cli(prog_name="bentoml", standalone_mode=False)
+            with rare_collection():
+                from bentoml_cli.cli import cli
+
+                cli(prog_name="bentoml", standalone_mode=False)
         except click.Abort:
             raise KeyboardInterrupt from None
         except click.ClickException as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 
 import click
 
 from bundle import __version__
+from bundle.garbage import rare_collection
 from cli.commands.batch import batch
 from cli.commands.bench import bench
 from cli.commands.build import build
@@ -109,13 +109,8 @@ for _command in COMMANDS:
 
 def main() -> None:
     """The entry point of the `mlctl` script."""
-    # Most allocations of a command are modules that live until it ends. Collecting garbage while
-    # they are imported, and at exit, would take seconds.
-    gc.set_threshold(50_000, 20, 100)
-    try:
+    with rare_collection():
         cli(standalone_mode=True)
-    finally:
-        gc.freeze()
 
 
 if __name__ == "__main__":

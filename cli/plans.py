@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,14 +19,7 @@ def plan_document(plan: RolloutPlan) -> dict[str, Any]:
         "seconds": _finite(plan.seconds),
         "ends": plan.ends,
         "steps": [
-            {
-                "phase": step.phase.value,
-                "weight": step.weight,
-                "requests": _finite(step.requests),
-                "seconds": _finite(step.seconds),
-                "why": step.why,
-            }
-            for step in plan.steps
+            {name: _finite(value) for name, value in asdict(step).items()} for step in plan.steps
         ],
     }
 
@@ -43,5 +37,5 @@ def _number(value: float, form: str) -> str:
     return format(value, form) if math.isfinite(value) else "never"
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: Any) -> Any:
+    return None if value == math.inf else value

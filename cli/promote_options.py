@@ -112,11 +112,14 @@ class SpecOptions:
         help="Start although it may not end in time, its proved score is worse, or it proves "
         "latency at a small share.",
     )
-    allow_breaking: bool = option(
-        help="Start although BENTO lacks something that callers of the live model use."
+    breaking: bool = option(
+        name="--allow-breaking",
+        help="Start although BENTO lacks something that callers of the live model use.",
     )
-    webhook: tuple[str, ...] = option(
-        metavar="URL", help="Send the events of this rollout to this URL too; repeatable."
+    notifications: tuple[str, ...] = option(
+        name="--webhook",
+        metavar="URL",
+        help="Send the events of this rollout to this URL too; repeatable.",
     )
     no_alias: bool = option(help="Do not write the @champion alias.")
 

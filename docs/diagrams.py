@@ -20,7 +20,7 @@ from benchmarks.page import bar_chart, svg
 from benchmarks.result import BarChart
 from rollout.domain import e_values, gates
 from rollout.domain.counts import Window
-from rollout.domain.gates import GateEvidence
+from rollout.domain.evidence import GateEvidence, fold
 
 RUNS = 500
 
@@ -115,7 +115,7 @@ def evidence_curve(effect: Effect) -> tuple[list[float], bool]:
             draw(Version(slow=0.002, errors=effect.errors), effects.CANDIDATE, rng),
             draw(Version(slow=0.01, errors=effect.live_errors), effects.LIVE, rng),
         )
-        evidence = gates.fold(evidence, Window(*counts, seconds=TICK_SECONDS), SPEC)
+        evidence = fold(evidence, Window(*counts, seconds=TICK_SECONDS), SPEC)
         values.append(math.exp(e_values.log_mean(tuple(evidence.log_values(SPEC).values()))))
         if gates.harm(evidence, SPEC) is not None:
             return values, True

@@ -8,37 +8,40 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from bundle.errors import MlctlError
+from bundle.garbage import rare_collection
 from bundle.variables import unknown_variables
-from services.online.server.patches import inherited_listener
-from services.online.server.seam import (
-    MlctlService,
-    build_service,
-    explain,
-    is_worker,
-    stop_supervisor,
-)
-from services.online.server.service_bundle import find_trusted_bundles
-from services.online.server.workers import join_server, listen_alone
-from services.online.settings import load_settings
 
 
-def _build() -> MlctlService:
+def _build() -> Any:
+    from services.online.server.service_bundle import find_trusted_bundles
+    from services.online.server.workers import is_worker, join_server, listen_alone
+    from services.online.settings import load_settings
+
     settings = load_settings()
-    if is_worker():
-        join_server(settings)
-        if settings.workers > 1:
-            listen_alone(inherited_listener())
-    else:
+    if not is_worker():
+        from services.online.server.declared import declare_service
+
         for sentence in unknown_variables(os.environ, type(settings).model_fields):
             print(f"Warning: {sentence}", file=sys.stderr, flush=True)
+        return declare_service(find_trusted_bundles(settings), settings)
+    from services.online.server.patches import inherited_listener
+    from services.online.server.seam import build_service
+
+    join_server(settings)
+    if settings.workers > 1:
+        listen_alone(inherited_listener())
     return build_service(find_trusted_bundles(settings), settings)
 
 
 try:
-    service = _build()
+    with rare_collection():  # `_build` imports all of a server
+        service = _build()
 except MlctlError as error:
+    from services.online.server.workers import explain, stop_supervisor
+
     print(explain(error), file=sys.stderr, flush=True)
     stop_supervisor(error)
     raise SystemExit(error.spec.exit_code) from None

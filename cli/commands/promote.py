@@ -94,23 +94,15 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the spec that options set."""
     from rollout.domain import slo
 
-    fields = dict(options)
-    limits = (fields.pop("max_p50_ms", None), fields.pop("max_p99_ms", None))
-    p50, p99 = slo.limits(fields.pop("slo", None), *limits)
-    fields |= {} if p50 is None else {"max_p50_ms": p50}
-    fields |= {} if p99 is None else {"max_p99_ms": p99}
-    for name in ("max_ttft_ms", "max_tpot_ms"):
-        if fields.get(name, 0) is None:
-            del fields[name]
-    if "webhook" in fields:
-        fields["notifications"] = fields.pop("webhook")
+    fields = {name: value for name, value in options.items() if value is not None}
+    limits = (fields.pop(name, None) for name in ("slo", "max_p50_ms", "max_p99_ms"))
+    judged = zip(("max_p50_ms", "max_p99_ms"), slo.limits(*limits), strict=True)
+    fields |= {name: limit for name, limit in judged if limit is not None}
     agreement = fields.pop("min_agreement", None)
     if agreement is not None:  # this proof is worth the wait
         fields |= {"max_disagreement": round(1.0 - agreement, 9), "shadow_wait_seconds": None}
     if fields.pop("no_alias", False):
         fields["alias"] = False
-    if fields.pop("allow_breaking", False):
-        fields["breaking"] = True
     if fields.pop("force", False):
         fields |= {"allow_low_weight_proof": True, "worse": True}
     if fields.pop("full", False):

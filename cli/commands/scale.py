@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import asdict
 
 import click
 
@@ -37,30 +37,22 @@ def scale(
     revisions at the same size.
     """
     from rollout.client import scaling as client
+    from rollout.client.lifecycle import wait_until
 
     found = scaling.bounds(replicas)
     if found is None and replicas is None:
         raise click.UsageError("give --replicas, or --min-replicas and --max-replicas")
     low, high = found or (None, None)
-    deployment = client.scale(
-        name,
-        replicas,
-        min_replicas=low,
-        max_replicas=high,
-        idle_seconds=scaling.idle_seconds,
-        target_queue_rows=scaling.target_queue_rows,
-        cooldown_seconds=scaling.cooldown_seconds,
-    )
+    given = {name: value for name, value in asdict(scaling).items() if value is not None}
+    bounds = {"min_replicas": low, "max_replicas": high}
+    deployment = client.scale(name, replicas, **{**given, **bounds})
     settings = deployment.settings
-    if wait:
-        deadline = time.monotonic() + settings.ready_seconds
-        while not client.settled(name):
-            if time.monotonic() > deadline:
-                raise MlctlError(
-                    ErrorCode.NOT_READY,
-                    f"not all replicas of {name!r} became ready in {settings.ready_seconds:g} s",
-                    f"`mlctl ps {name}` shows which, `mlctl logs {name}` why.",
-                )
+    if wait and not wait_until(lambda: client.settled(name), settings.ready_seconds):
+        raise MlctlError(
+            ErrorCode.NOT_READY,
+            f"not all replicas of {name!r} became ready in {settings.ready_seconds:g} s",
+            f"`mlctl ps {name}` shows which, `mlctl logs {name}` why.",
+        )
     if output.as_json:
         document = {"name": name, "replicas": settings.replicas, "min": low, "max": high}
         output.document(document)

@@ -15,7 +15,8 @@ from bundle.tensors import Signature
 from loadtest.inputs import grpc_request, infer_body
 from loadtest.parity.paths import Arrays, InferencePath, json_limitation
 from loadtest.target import Address
-from services.online.http.predict import ROUTE, argument_names, to_array
+from services.online.http.declaration import ROUTE, argument_names
+from services.online.http.predict import to_array
 from services.protocol.json_data import decode_data
 from services.protocol.messages import SERVICE, methods
 from services.protocol.wire import declare, decode_raw

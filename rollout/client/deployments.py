@@ -15,7 +15,13 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import bento_home
 from bundle.ports import free_ports, require_free, resolve_host
 from registry.tracking import tracking_uri
-from rollout.client.lifecycle import ensure_daemon, spawn_daemon, take_down
+from rollout.client.lifecycle import (
+    POLL_SECONDS,
+    ensure_daemon,
+    spawn_daemon,
+    take_down,
+    wait_until,
+)
 from rollout.domain import agreement, labels, slo
 from rollout.domain.batch_traffic import BatchHint, batch_hint
 from rollout.domain.operator_commands import OperatorCommand
@@ -42,7 +48,6 @@ from rollout.journal.journal import Journal
 from rollout.journal.records import ENDED, Deployment, JournalEvent, Rollout
 from rollout.journal.traffic import read_traffic
 
-_POLL_SECONDS = 0.05
 _PAGE = 500
 _DAEMON_CHECK_SECONDS = 2.0
 _STOP_SECONDS = 10.0
@@ -202,7 +207,7 @@ def follow(name: str, rollout: int, after: int = 0) -> Iterator[JournalEvent]:
             if time.monotonic() - checked > _DAEMON_CHECK_SECONDS:
                 checked = time.monotonic()
                 ensure_daemon(journal, name)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def rollback(name: str, reason: str) -> Rollout:
@@ -220,12 +225,12 @@ def rollback(name: str, reason: str) -> Rollout:
 
 def _await_final(journal: Journal, name: str) -> None:
     """Wait shortly for the end of a promotion that is being recorded, so that it can revert it."""
-    deadline = time.monotonic() + _FINAL_SECONDS
-    while time.monotonic() < deadline:
+
+    def settled() -> bool:
         active = journal.active(name)
-        if active is None or active.progress.phase is not RolloutPhase.FINALIZE:
-            return
-        time.sleep(_POLL_SECONDS)
+        return active is None or active.progress.phase is not RolloutPhase.FINALIZE
+
+    wait_until(settled, _FINAL_SECONDS)
 
 
 def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEvent:
@@ -234,7 +239,7 @@ def send_command(name: str, command: OperatorCommand, reason: str) -> JournalEve
     NOT_FOUND if no rollout can take it; the event that ends it, if it ended before.
     """
     with Journal(paths.journal()) as journal:
-        before = journal.last_event(name)
+        before = journal.newest(name)
         rollout = journal.request(name, command, reason)
     done = follow(name, rollout, after=before.seq if before else 0)
     return next(
@@ -285,7 +290,7 @@ def record(name: str, *, ticks: bool = False, follow: bool = False) -> Iterator[
             if page:
                 seen = page[-1].seq
             elif follow:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
             else:
                 return
 
@@ -319,12 +324,13 @@ def _check_metrics(settings: DeploymentSettings, ports: Ports) -> None:
 def _await_again(journal: Journal, deployment: Deployment) -> None:
     """Wait until a deployment that should be up answers; NOT_READY."""
     ensure_daemon(journal, deployment.name)
-    deadline = time.monotonic() + deployment.settings.ready_seconds + _STOP_SECONDS
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         _, healthy = _proxy_state(deployment)
-        if healthy is not None and healthy[deployment.slot]:
-            return
-        time.sleep(_POLL_SECONDS)
+        return healthy is not None and healthy[deployment.slot]
+
+    if wait_until(answers, deployment.settings.ready_seconds + _STOP_SECONDS):
+        return
     raise _not_ready(
         f"{deployment.name!r} did not become ready again",
         processes.log_tail(paths.daemon_log(deployment.name)),
@@ -332,7 +338,7 @@ def _await_again(journal: Journal, deployment: Deployment) -> None:
 
 
 def _wait_ready(journal: Journal, name: str, settings: DeploymentSettings) -> None:
-    created = journal.last_event(name)
+    created = journal.newest(name)
     begun = created.seq if created else 0
     daemon = spawn_daemon(name, settings)
     deadline = time.monotonic() + settings.ready_seconds + _STOP_SECONDS
@@ -345,7 +351,7 @@ def _wait_ready(journal: Journal, name: str, settings: DeploymentSettings) -> No
                 raise _not_ready(what, str(event.body["log"]))
         if not processes.alive(daemon):
             break
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
     raise _not_ready(
         "the deployment did not become ready", processes.log_tail(paths.daemon_log(name))
     )
@@ -383,7 +389,7 @@ def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
             role: processes.alive(ref) for role, (ref, _) in found.items() if ref.pid != NO_PROCESS
         },
         rollout=journal.active(deployment.name),
-        last=journal.last_event(deployment.name),
+        last=journal.newest(deployment.name),
         measured=None if deployment.split is None else journal.split_record(deployment.name),
         batch_hint=batch_hint(read_traffic(deployment.name)),
     )

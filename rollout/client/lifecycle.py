@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
 from registry.tracking import TRACKING_VARIABLE
@@ -22,7 +22,7 @@ from rollout.drivers.local.security_settings import security_environment
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 
-_POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
 
 
@@ -69,9 +69,17 @@ def _stop(refs: Sequence[ProcessRef]) -> None:
 
 
 def _await_end(refs: Sequence[ProcessRef]) -> None:
-    deadline = time.monotonic() + _STOP_SECONDS
-    while time.monotonic() < deadline and any(map(processes.alive, refs)):
-        time.sleep(_POLL_SECONDS)
+    wait_until(lambda: not any(map(processes.alive, refs)), _STOP_SECONDS)
+
+
+def wait_until(done: Callable[[], bool], seconds: float) -> bool:
+    """Call `done` again and again, for up to `seconds`; return whether it became true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if done():
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
 
 
 def _environment(settings: DeploymentSettings) -> dict[str, str]:

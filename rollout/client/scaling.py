@@ -14,40 +14,22 @@ from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
 
-def scale(
-    name: str,
-    replicas: int | None = None,
-    *,
-    min_replicas: int | None = None,
-    max_replicas: int | None = None,
-    idle_seconds: float | None = None,
-    target_queue_rows: int | None = None,
-    cooldown_seconds: float | None = None,
-) -> Deployment:
-    """Request `replicas` and no autoscaling, or autoscaling from `min_replicas` to `max_replicas`.
+def scale(name: str, replicas: int | None = None, **given: Any) -> Deployment:
+    """Request `replicas` and no autoscaling, or autoscaling between the bounds that are `given`.
 
-    The other settings stay where None is given.
+    `given` are fields of `DeploymentSettings`: `min_replicas` and `max_replicas`, and thresholds of
+    autoscaling; the other settings stay.
     Returns at once; `settled` says when it is done. ROLLOUT_ACTIVE: both slots are compared
     at one size. INVALID_INPUT for numbers that do not fit.
     """
-
-    values = {
-        "idle_seconds": idle_seconds,
-        "target_queue_rows": target_queue_rows,
-        "cooldown_seconds": cooldown_seconds,
-    }
-    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    low, high = given.get("min_replicas"), given.get("max_replicas")
 
     def changed(settings: DeploymentSettings) -> DeploymentSettings:
         count = settings.replicas if replicas is None else replicas
-        if min_replicas is not None and max_replicas is not None:
-            count = min(max(count, min_replicas), max_replicas)
+        if low is not None and high is not None:
+            count = min(max(count, low), high)
         return replace(
-            settings,
-            replicas=count,
-            min_replicas=min_replicas,
-            max_replicas=max_replicas,
-            **given,
+            settings, **{"min_replicas": None, "max_replicas": None, **given, "replicas": count}
         )
 
     with Journal(paths.journal()) as journal:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from bundle.errors import ErrorCode, MlctlError
-from rollout.client.lifecycle import ensure_daemon
+from rollout.client.lifecycle import ensure_daemon, wait_until
 from rollout.client.process_table import slot_rows
 from rollout.domain.spec import Revision
 from rollout.drivers.local.logs import path as log_path
@@ -13,8 +11,6 @@ from rollout.drivers.local.processes import log_tail
 from rollout.journal import paths
 from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
-
-_POLL_SECONDS = 0.1
 
 
 def split(name: str, shares: dict[Revision, int], *, sticky: bool) -> Deployment:
@@ -96,14 +92,18 @@ def _await_ready(journal: Journal, name: str) -> None:
     deployment = journal.deployment(name)
     settings, slot = deployment.settings, deployment.slot.other
     begun = journal.last_seq()
-    deadline = time.monotonic() + settings.ready_seconds
-    while time.monotonic() < deadline:
-        if sum(row.healthy for row in slot_rows(journal, deployment, slot)) >= settings.replicas:
-            return
+
+    def serves() -> bool:
+        ready = sum(row.healthy for row in slot_rows(journal, deployment, slot))
+        if ready >= settings.replicas:
+            return True
         failures = journal.events_between(name, begun, journal.last_seq(), ("start_failed",))
         if failures:
             raise _not_ready(deployment, str(failures[0].body["log"]))
-        time.sleep(_POLL_SECONDS)
+        return False
+
+    if wait_until(serves, settings.ready_seconds):
+        return
     log = log_path(paths.directory(name) / "logs", f"{slot}/0")
     raise _not_ready(deployment, log_tail(log))
 

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from bundle.clock import Clock
-from rollout.daemon.recording import Recording
 from rollout.daemon.shadow.watch import Parties, ShadowComparison
-from rollout.domain import gates
+from rollout.daemon.world import World
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
+from rollout.domain.evidence import GateEvidence, begin
 from rollout.domain.join import AnswerSide
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.operator_commands import Request, next_request
 from rollout.domain.ports import (
-    DataPlane,
     DataPlaneRejected,
-    Launcher,
-    Meter,
     ProcessState,
     TrafficSplit,
 )
-from rollout.domain.spec import DeploymentSettings, Slot
+from rollout.domain.spec import Slot
 from rollout.domain.state_machine import (
     WATCHED,
     RolloutPhase,
@@ -37,53 +32,26 @@ from rollout.domain.state_machine import (
     Signal,
     TickObservation,
 )
-from rollout.domain.traffic_record import TrafficRecord
-from rollout.domain.verdict import Hits
-from rollout.drivers.local.fleet import Fleet
+from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict
 from rollout.journal import records
-from rollout.journal.journal import Journal, RequestWaitsError
+from rollout.journal.journal import RequestWaitsError
 from rollout.journal.records import Rollout
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a controller acts on. `edges` are the meter's latency edges in milliseconds.
-
-    `recording` is what the servers record of their answers; None where they cannot.
-    """
-
-    data_plane: DataPlane
-    meter: Meter
-    launcher: Launcher
-    clock: Clock
-    edges: tuple[float, ...]
-    recording: Recording | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """A daemon's part: its epoch, its settings, and the live slot's traffic before the rollout."""
-
-    epoch: int
-    settings: DeploymentSettings
-    record: TrafficRecord = field(default_factory=TrafficRecord)
 
 
 class Controller:
     """Carries one rollout to its end, tick by tick."""
 
-    def __init__(self, rollout: Rollout, world: World, journal: Journal, watch: Watch) -> None:
+    def __init__(self, rollout: Rollout, world: World) -> None:
         self._no_shadow = _why_no_shadow(rollout, world)
         if self._no_shadow:
             rollout = replace(rollout, spec=rollout.spec.without_shadow())
         self._rollout = rollout
         self._world = world
-        self._journal = journal
-        self._settings = watch.settings
-        self._epoch = watch.epoch
+        self._journal = world.journal
+        self._settings = world.settings
         self._counting_since: float | None = None
         self._idle_reported: float | None = None
-        self._fleet = Fleet(rollout.deployment, world.launcher, journal)
+        self._fleet = world.fleet
         self._comparison = _comparison(rollout, world)
         self._observer = TrafficObserver(
             world.meter,
@@ -91,12 +59,11 @@ class Controller:
             rollout.slot,
             rollout.spec,
             None if self._comparison is None else self._comparison.observe,
-            watch.record.total,
+            world.record.total,
         )
-        self._record = watch.record
         if world.recording is not None:
             judged = rollout.spec.min_accuracy is not None
-            world.recording.keep = judged or watch.settings.record_share > 0
+            world.recording.keep = judged or world.settings.record_share > 0
         self._handlers = {
             RolloutPhase.PENDING: self._launch,
             RolloutPhase.WARM: self._warm,
@@ -143,7 +110,9 @@ class Controller:
         request = next_request(waiting, self.progress.applied)
         if request is None:
             return False
-        applied = machine.apply_command(self.progress, request, self._rollout.spec, self._now())
+        applied = machine.apply_command(
+            self.progress, request, self._rollout.spec, self._world.now()
+        )
         if applied is None:
             return False
         self._enter(applied, _ruling(applied, request), command=request.command)
@@ -160,7 +129,7 @@ class Controller:
             )
             return
         self._save(
-            replace(self.progress, since=self._now(), step_requests=0, step_ticks=0),
+            replace(self.progress, since=self._world.now(), step_requests=0, step_ticks=0),
             "resumed",
             {"phase": phase, "unwatched_seconds": unwatched_seconds},
         )
@@ -186,7 +155,7 @@ class Controller:
             why = f"the candidate could not be started: {error.strerror}"
             self._apply_verdict(Verdict(Action.ROLLBACK, Gate.READY, why))
             return
-        launched = machine.move(self.progress, Signal.LAUNCHED, self._now())
+        launched = machine.move(self.progress, Signal.LAUNCHED, self._world.now())
         self._save(launched, "phase", {"cold": True} if reverts and cold else None)
         if reverts:
             self._warm()
@@ -203,7 +172,7 @@ class Controller:
     def _warm(self) -> None:
         self._apply()
         probe = self._fleet.probe(self._rollout.slot)
-        waited, limit = self._now() - self.progress.since, self._settings.ready_seconds
+        waited, limit = self._world.now() - self.progress.since, self._settings.ready_seconds
         if probe is ProcessState.READY:
             self._connect()
             if self._world.meter.read().healthy[self._rollout.slot]:
@@ -220,8 +189,8 @@ class Controller:
     def _begin(self) -> None:
         """Leave WARM; the event says why the comparison of answers is skipped, if it is."""
         spec = self._rollout.spec
-        progress = machine.warmed(self.progress, spec, self._now())
-        evidence = gates.begin(self._record.counts(spec, self._world.edges), spec)
+        progress = machine.warmed(self.progress, spec, self._world.now())
+        evidence = begin(self._world.record.counts(spec, self._world.edges), spec)
         progress = replace(progress, evidence=evidence)
         skipped = self._no_shadow
         if spec.shadow_percent and progress.override:
@@ -231,7 +200,7 @@ class Controller:
     def _restore(self) -> None:
         """Return all traffic to the previous version, now that it serves."""
         why = f"rollout {self._rollout.reverts} is taken back"
-        progress = machine.restored(self.progress, why, self._now())
+        progress = machine.restored(self.progress, why, self._world.now())
         self._enter(progress, progress.ruling)
 
     def _watch(self) -> None:
@@ -256,7 +225,7 @@ class Controller:
         )
         self._counting_since = counted_until
         observation = self._labelled(self._weighed(observation), mirrored=mirrored)
-        now, spec = self._now(), self._rollout.spec
+        now, spec = self._world.now(), self._rollout.spec
         judged = observation.window is not None and not machine.warming_up(self.progress, spec, now)
         progress = machine.absorb(self.progress, observation, spec, now)
         verdict = machine.judge(progress, observation, spec, now)
@@ -279,12 +248,11 @@ class Controller:
     def _report_idle(self) -> None:
         """Record once that no requests come, also for those who do not read the ticks."""
         since = self.progress.idle_since
-        if since != self._idle_reported and (why := machine.no_traffic(self.progress, self._now())):
+        if since != self._idle_reported and (
+            why := machine.no_traffic(self.progress, self._world.now())
+        ):
             self._idle_reported = since
-            rollout = self._rollout
-            self._journal.append(
-                rollout.deployment, rollout.id, "no_traffic", {"why": why}, self._epoch
-            )
+            self._world.append("no_traffic", {"why": why}, self._rollout.id)
 
     def _due(self) -> bool:
         """Whether a tick has passed since the last evaluation.
@@ -349,7 +317,7 @@ class Controller:
 
     def _mark_restored(self, decided: float) -> None:
         """Record that the traffic is back, and how long after the decision."""
-        progress, now = self.progress, self._now()
+        progress, now = self.progress, self._world.now()
         if progress.restored is not None:
             return
         # A bad tick of long ago has nothing to do with a rollback that an operator wants.
@@ -364,13 +332,17 @@ class Controller:
     def _end(self) -> None:
         if self._world.recording is not None:
             self._world.recording.stop()
-        progress = machine.move(self.progress, Signal.SETTLED, self._now())
-        body = records.ended_body(self._rollout, progress.planned, progress.ruling, self._now())
+        progress = machine.move(self.progress, Signal.SETTLED, self._world.now())
+        body = records.ended_body(
+            self._rollout, progress.planned, progress.ruling, self._world.now()
+        )
         kept = None if self._comparison is None else self._comparison.kept()
         self._save(progress, records.ENDED, {**body, "disagreements": kept})
 
     def _apply_verdict(self, verdict: Verdict) -> None:
-        progress = machine.apply_verdict(self.progress, verdict, self._rollout.spec, self._now())
+        progress = machine.apply_verdict(
+            self.progress, verdict, self._rollout.spec, self._world.now()
+        )
         if progress is not self.progress:
             self._enter(progress, verdict)
 
@@ -417,15 +389,14 @@ class Controller:
     ) -> None:
         weight = machine.candidate_weight(progress, self._rollout.spec)
         where = {"phase": progress.phase, "step": progress.step, "weight": weight}
-        self._journal.save(self._rollout, progress, kind, {**where, **(extra or {})}, self._epoch)
+        self._journal.save(
+            self._rollout, progress, kind, {**where, **(extra or {})}, self._world.epoch
+        )
         self._rollout = replace(self._rollout, progress=progress)
 
     def _replicas(self) -> int:
         """Return the live slot's number: a candidate is judged at the size that it will have."""
         return max(1, self._journal.deployment(self._rollout.deployment).settings.replicas)
-
-    def _now(self) -> float:
-        return self._world.clock.wall()
 
 
 _WHY_NOT_READY = {

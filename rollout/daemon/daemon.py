@@ -24,7 +24,8 @@ from types import FrameType
 import psutil
 
 from bundle.clock import Clock, SystemClock
-from rollout.daemon.controller import Controller, Watch, World
+from bundle.garbage import rare_collection
+from rollout.daemon.controller import Controller
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
 from rollout.daemon.reporting.outbox import EventSink, OpenSink, Outbox, run_command
@@ -36,6 +37,7 @@ from rollout.daemon.split_meter import SplitMeter
 from rollout.daemon.supervisor import Supervisor
 from rollout.daemon.vitals import Vitals
 from rollout.daemon.watch import seconds_unseen
+from rollout.daemon.world import World
 from rollout.domain.counts import Reading
 from rollout.domain.ports import (
     TOTAL_WEIGHT,
@@ -49,7 +51,6 @@ from rollout.domain.ports import (
 from rollout.domain.process_ref import DAEMON, ProcessRef
 from rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
 from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.traffic_record import TrafficRecord
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.launcher import LocalLauncher
@@ -99,6 +100,7 @@ class Daemon:
         self._epoch = journal.take_over(name)
         settings = deployment.settings
         proxy = proxy_of(directory, deployment.ports, settings, self._epoch)
+        proxy.prepare(deployment.slot)  # now, so that a proxy that dies is started at once
         data_plane = stack.enter_context(proxy.data_plane())
         launcher = _launcher(directory / "logs", settings, data_plane, stack)
         clock = SystemClock()
@@ -106,18 +108,26 @@ class Daemon:
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
         self._fleet = Fleet(name, launcher, journal)
         meter = AnswerMeter(data_plane, self._fleet, self._vitals)
-        self._world = World(data_plane, meter, launcher, clock, edges_of(settings), recording)
-        self._logs = directory / "logs"
-        self._supervisor = Supervisor(
-            name, directory, proxy, self._world, journal, self._vitals.hung, self._epoch
+        self._world = World(
+            name,
+            self._epoch,
+            journal,
+            settings,
+            data_plane,
+            meter,
+            launcher,
+            clock,
+            edges_of(settings),
+            recording,
         )
-        self._scaler = Scaler(name, self._world, journal, self._epoch)
-        self._record = TrafficRecord()
+        self._logs = directory / "logs"
+        self._supervisor = Supervisor(self._world, directory, proxy, self._vitals.hung)
+        self._scaler = Scaler(self._world)
+        self._record = self._world.record
         self._recorded = ""
-        self._split_meter = SplitMeter(name, self._world, journal, self._epoch)
+        self._split_meter = SplitMeter(self._world)
         self._answered = 0
         self._traffic = HourlyTraffic(name, self._vitals.take_work, clock)
-        self._watch = Watch(self._epoch, deployment.settings, self._record)
         self._show(settings, stack)
         self._controller: Controller | None = None
         self._proxy_lost = False
@@ -135,7 +145,7 @@ class Daemon:
 
     def _webhooks(self) -> dict[str, OpenSink]:
         """Return what opens the sink of each URL that gets notices now."""
-        settings, clock = self._watch.settings, self._world.clock
+        settings, clock = self._world.settings, self._world.clock
 
         def webhook(url: str, journal: Journal, _stop: threading.Event) -> EventSink:
             return WebhookSink(self._name, url, settings, journal, clock)
@@ -243,7 +253,7 @@ class Daemon:
 
     def _record_predictions(self, answered: int) -> None:
         """Record a share of the predictions while no rollout does, if the settings say so."""
-        recording, share = self._world.recording, self._watch.settings.record_share
+        recording, share = self._world.recording, self._world.settings.record_share
         requests, self._answered = max(0, answered - self._answered), answered
         if recording is None:
             return
@@ -256,7 +266,7 @@ class Daemon:
     def _take_up(self, active: Rollout) -> Controller:
         self._journal.prune(self._name)
         self._outbox.add(self._webhooks())
-        controller = Controller(active, self._world, self._journal, self._watch)
+        controller = Controller(active, self._world)
         if active.progress.phase is not RolloutPhase.PENDING:
             controller.resume(self._unwatched)
         return controller
@@ -265,12 +275,11 @@ class Daemon:
         if self._proxy_lost or not self._supervisor.serving:
             return
         self._proxy_lost = True
-        body = {"message": str(error)}
-        self._journal.append(self._name, None, "proxy_unavailable", body, self._epoch)
+        self._world.append("proxy_unavailable", {"message": str(error)})
 
     def _wait(self) -> None:
         """Wait for a tick, a client's command, or the end of a process that is to be replaced."""
-        seconds = self._watch.settings.tick_seconds
+        seconds = self._world.settings.tick_seconds
         if self._supervisor.live.starting:
             seconds = min(seconds, _STARTING_SECONDS)
         deadline = time.monotonic() + seconds
@@ -336,4 +345,6 @@ def main(name: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    with rare_collection():
+        ended = main(sys.argv[1])
+    sys.exit(ended)

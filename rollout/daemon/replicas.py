@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollout.daemon.controller import World
+from rollout.daemon.world import World
 from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
 from rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
-from rollout.drivers.local.fleet import Fleet
 from rollout.drivers.local.processes import log_tail
-from rollout.journal.journal import Journal
 
 FIRST_PAUSE = 1.0
 MAX_PAUSE = 30.0
@@ -74,17 +72,12 @@ class _Replica:
 
 
 class SlotReplicas:
-    """The replicas of one slot on behalf of the daemon with `epoch`; `hung` says which hang."""
+    """The replicas of one slot; `hung` says which hang."""
 
-    def __init__(
-        self, name: str, world: World, journal: Journal, hung: HungCheck, epoch: int
-    ) -> None:
-        self._name = name
+    def __init__(self, world: World, hung: HungCheck) -> None:
         self._world = world
-        self._journal = journal
         self._hung = hung
-        self._epoch = epoch
-        self._fleet = Fleet(name, world.launcher, journal)
+        self._fleet = world.fleet
         self._replicas: dict[str, _Replica] = {}
         self._joined: dict[Endpoint, float] = {}
         self.ready: dict[int, RunningRevision] = {}
@@ -106,7 +99,7 @@ class SlotReplicas:
         found = self._fleet.replicas(slot)
         indices = {*range(count), *found}
         self._replicas = {
-            role: self._replicas.get(role) or _Replica(self._now(), worked=index in found)
+            role: self._replicas.get(role) or _Replica(self._world.now(), worked=index in found)
             for index in indices
             for role in (replica_role(slot, index),)
         }
@@ -135,7 +128,7 @@ class SlotReplicas:
         self, slot: Slot, count: int, leaving: set[Endpoint], stand_in: Endpoint | None
     ) -> None:
         """Connect the ready replicas; the old ones stay until the proxy finds the new healthy."""
-        now = self._now()
+        now = self._world.now()
         wanted = [served.endpoint for served in self.ready.values()]
         if not wanted and stand_in is not None:
             wanted = [stand_in]
@@ -153,7 +146,7 @@ class SlotReplicas:
         self, role: str, replica: _Replica, served: RunningRevision, settings: DeploymentSettings
     ) -> ProcessState:
         """Return READY, STARTING, or DEAD for a failed, hanging or late replica, which is ended."""
-        probe, now = self._world.launcher.probe(served), self._now()
+        probe, now = self._world.launcher.probe(served), self._world.now()
         if probe is ProcessState.READY and not self._hung(served):
             replica.worked = True
             replica.restarts.works(now)
@@ -169,7 +162,7 @@ class SlotReplicas:
         return ProcessState.STARTING
 
     def _start(self, slot: Slot, revision: Revision, index: int, replica: _Replica) -> None:
-        now = self._now()
+        now = self._world.now()
         if now < replica.restarts.not_before:
             return
         replica.started_at = now
@@ -186,7 +179,7 @@ class SlotReplicas:
         kind = "restarted" if replica.worked else "start_failed"
         if replica.restarts.failures == _LOOP_FAILURES:
             kind = "crash_loop"
-        self._journal.append(self._name, None, kind, body, self._epoch)
+        self._world.append(kind, body)
 
     def _drain(
         self, role: str, replica: _Replica, served: RunningRevision, settings: DeploymentSettings
@@ -195,7 +188,7 @@ class SlotReplicas:
 
         After SIGTERM the server finishes its requests by itself.
         """
-        now = self._now()
+        now = self._world.now()
         dead = self._world.launcher.probe(served) is ProcessState.DEAD
         answers = not dead and not replica.stopping
         if replica.removed_at is None or (served.endpoint in self._joined and answers):
@@ -211,10 +204,7 @@ class SlotReplicas:
 
     def _end(self, role: str, served: RunningRevision) -> None:
         self._world.launcher.stop(served, force=True)
-        self._journal.drop_process(self._name, role)
-
-    def _now(self) -> float:
-        return self._world.clock.wall()
+        self._world.journal.drop_process(self._world.name, role)
 
 
 def _serves(served: RunningRevision, revision: Revision) -> bool:

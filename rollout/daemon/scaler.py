@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollout.daemon.controller import World
+from rollout.daemon.world import World
 from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
 from rollout.domain.ports import DataPlaneUnavailable
 from rollout.domain.spec import DeploymentSettings
-from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment
 
 
 class Scaler:
-    """Scales the deployment `name` on behalf of the daemon with `epoch`."""
+    """Scales a deployment."""
 
-    def __init__(self, name: str, world: World, journal: Journal, epoch: int) -> None:
-        self._name = name
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._journal = journal
-        self._epoch = epoch
         self._state = State()
 
     def observe(
@@ -66,7 +62,7 @@ class Scaler:
             # A client may have changed it since.
             return replace(settings, replicas=replicas) if settings.replicas == before else settings
 
-        self._journal.resize(self._name, resized, why, self._epoch)
+        self._world.journal.resize(self._world.name, resized, why, self._world.epoch)
 
 
 def _why(observation: ScalingObservation) -> str:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from rollout.daemon.controller import World
+from rollout.daemon.world import World
 from rollout.domain.counts import Reading, difference
 from rollout.domain.spec import Slot
 from rollout.domain.split import BLOCK_SECONDS
-from rollout.journal.journal import Journal
 
 
 class SplitMeter:
-    """Adds blocks of time to the record of the deployment `name`, with its daemon's `epoch`.
+    """Adds blocks of time to the record of a split.
 
     What is counted between two daemons, or across a restart of the proxy, is left out.
     """
 
-    def __init__(self, name: str, world: World, journal: Journal, epoch: int) -> None:
-        self._name = name
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._journal = journal
-        self._epoch = epoch
         self._before: tuple[Reading, float] | None = None
 
     def observe(self, live: Slot) -> None:
@@ -34,5 +30,6 @@ class SplitMeter:
             return
         block = difference(before[0], reading)
         if block is not None:
-            record = self._journal.split_record(self._name).add(block, live, self._world.edges)
-            self._journal.put_split_record(self._name, record, self._epoch)
+            world = self._world
+            record = world.journal.split_record(world.name).add(block, live, world.edges)
+            world.journal.put_split_record(world.name, record, world.epoch)

@@ -14,15 +14,14 @@ from typing import Any
 import psutil
 
 from bundle.ports import free_ports
-from rollout.daemon.controller import World
 from rollout.daemon.replicas import HungCheck, Restarts, SlotReplicas
+from rollout.daemon.world import World
 from rollout.domain.ports import DataPlaneUnavailable, Proxy
 from rollout.domain.process_ref import ACTIVATOR, NO_PROCESS, PROXY, ProcessRef
 from rollout.domain.spec import Endpoint, PreviousRevision
 from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import logs, processes
 from rollout.drivers.local.activator import activator_command
-from rollout.journal.journal import Journal
 from rollout.journal.records import Deployment, Rollout
 
 # The previous revision is stopped rather than leave the live one less of the machine's memory.
@@ -30,31 +29,21 @@ MIN_FREE_MEMORY = 0.1
 
 
 class Supervisor:
-    """Supervises the deployment `name` in `directory` on behalf of the daemon with `epoch`.
+    """Supervises a deployment whose files are in `directory`.
 
     `live` are the replicas of the live slot, `other` those of the other one: the second revision of
     a split, the previous revision, or what a rollout left there.
     """
 
-    def __init__(
-        self,
-        name: str,
-        directory: Path,
-        proxy: Proxy,
-        world: World,
-        journal: Journal,
-        hung: HungCheck,
-        epoch: int,
-    ) -> None:
+    def __init__(self, world: World, directory: Path, proxy: Proxy, hung: HungCheck) -> None:
         self._directory = directory
         self._proxy = proxy
         self._world = world
-        self._journal = journal
-        self._epoch = epoch
+        self._journal = world.journal
         self._restarts = {PROXY: Restarts(), ACTIVATOR: Restarts()}
         self._started: set[str] = set()
-        self.live = SlotReplicas(name, world, journal, hung, epoch)
-        self.other = SlotReplicas(name, world, journal, hung, epoch)
+        self.live = SlotReplicas(world, hung)
+        self.other = SlotReplicas(world, hung)
         self._running_proxy: ProcessRef | None = None
         self.serving = False
 
@@ -100,11 +89,11 @@ class Supervisor:
         if previous is not None and previous.warm_until:
             memory = psutil.virtual_memory()
             free = memory.available / memory.total
-            why = not_warm(previous, self._world.clock.wall(), free)
+            why = not_warm(previous, self._world.now(), free)
             if why is None:
                 count = previous.replicas
             else:
-                self._journal.release_previous(deployment.name, why, self._epoch)
+                self._journal.release_previous(deployment.name, why, self._world.epoch)
         revision = deployment.live if previous is None else previous.revision
         self.other.ensure(slot, revision, count, deployment.settings)
 
@@ -142,7 +131,7 @@ class Supervisor:
     ) -> ProcessRef | None:
         """Start the process unless it runs or its pause is not over; return it if it runs."""
         found = self._journal.processes(deployment.name).get(role)
-        restarts, now = self._restarts[role], self._world.clock.wall()
+        restarts, now = self._restarts[role], self._world.now()
         if found is not None and processes.alive(found[0]):
             restarts.works(now)
             return found[0]
@@ -153,7 +142,7 @@ class Supervisor:
             # What another daemon had started was running, as before the machine's reboot.
             ran = self.serving or role not in self._started
             kind = "restarted" if ran else "start_failed"
-            self._event(deployment, kind, {"role": role, "log": processes.log_tail(log)})
+            self._world.append(kind, {"role": role, "log": processes.log_tail(log)})
         restarts.failed(now)
         processes.end_strays(processes.process_role(self._directory, role))
         processes.log_start(log, role)
@@ -176,10 +165,7 @@ class Supervisor:
             return
         if healthy:
             self.serving = True
-            self._event(deployment, "ready", {"bento": deployment.live.bento, "replicas": ready})
-
-    def _event(self, deployment: Deployment, kind: str, body: dict[str, Any]) -> None:
-        self._journal.append(deployment.name, None, kind, body, self._epoch)
+            self._world.append("ready", {"bento": deployment.live.bento, "replicas": ready})
 
 
 def not_warm(previous: PreviousRevision, now: float, free_memory: float) -> str | None:

@@ -8,13 +8,12 @@ moved is a reason to check, not a proof that the candidate is wrong.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import e_values
 from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.drift import rows_needed
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
 from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
 
@@ -23,14 +22,53 @@ MIN_BAD_BLOCKS = 3
 _SLACK = 0.01
 # Servers write their recordings once a second: by then some of so many copies would be there.
 UNRECORDED_SECONDS = 20.0
-_NO_PAIRS = ShadowWindow(seconds=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowWindow:
+    """The pairs of answers that were found since the tick before.
+
+    Attributes:
+        requests: those with both answers. `disagreed` is the sum over them of the share
+            of their rows that disagree, so that one large request is one trial.
+        rows: compared, and how many of these `differed`.
+        non_finite: rows with NaN or infinity from the candidate where live's answer was finite.
+        lost: rows of the candidate whose live answer never came.
+        psi: population stability index of the outputs, over all pairs so far; None with too
+            few of them. `psi_rows` is on how many.
+        seconds: length of the tick.
+    """
+
+    requests: int = 0
+    disagreed: float = 0.0
+    rows: int = 0
+    differed: int = 0
+    non_finite: int = 0
+    lost: int = 0
+    psi: float | None = None
+    psi_rows: int = 0
+    seconds: float = 0.5
+
+    def plus(self, later: ShadowWindow) -> ShadowWindow:
+        """Both together: the sums, and the later one's drift."""
+        return ShadowWindow(
+            requests=self.requests + later.requests,
+            disagreed=self.disagreed + later.disagreed,
+            rows=self.rows + later.rows,
+            differed=self.differed + later.differed,
+            non_finite=self.non_finite + later.non_finite,
+            lost=self.lost + later.lost,
+            psi=later.psi,
+            psi_rows=later.psi_rows,
+            seconds=self.seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowEvidence:
     """All pairs so far: their sums, the last drift, and the requests as trials over time."""
 
-    total: ShadowWindow = _NO_PAIRS
+    total: ShadowWindow = field(default_factory=lambda: ShadowWindow(seconds=0.0))
     trials: Trials = NO_TRIALS
 
     @property
@@ -67,7 +105,7 @@ def require_copies(spec: RolloutSpec, *, can_copy: bool) -> None:
 
 def fold(evidence: ShadowEvidence, window: ShadowWindow, spec: RolloutSpec) -> ShadowEvidence:
     """Add one tick's pairs."""
-    total = _plus(evidence.total, window)
+    total = evidence.total.plus(window)
     if not window.requests:
         return replace(evidence, total=total)
     trials = evidence.trials.add(
@@ -159,21 +197,6 @@ def _verdict(action: Action, evidence: ShadowEvidence, limit: float, end: str) -
         f"(limit {100.0 * limit:.4g} %){end}"
     )
     return Verdict(action, Gate.DISAGREEMENT, why, disagreed, limit, total.requests)
-
-
-def _plus(total: ShadowWindow, window: ShadowWindow) -> ShadowWindow:
-    return ShadowWindow(
-        requests=total.requests + window.requests,
-        disagreed=total.disagreed + window.disagreed,
-        rows=total.rows + window.rows,
-        differed=total.differed + window.differed,
-        non_finite=total.non_finite + window.non_finite,
-        distance=max(total.distance, window.distance),
-        lost=total.lost + window.lost,
-        psi=window.psi,
-        psi_rows=window.psi_rows,
-        seconds=total.seconds,
-    )
 
 
 def given_up(

@@ -14,7 +14,6 @@ import numpy as np
 from bundle.output_kinds import OutputKind, output_kind, same_top_class
 from rollout.domain.drift import Value
 
-_FAR = 1e9  # a greater distance says no more
 _KIND_ROWS = 64  # rows from which the kind of an output is recognized
 
 # One row's outputs by name. A scalar has no dimension, a vector one; further ones are flattened
@@ -60,22 +59,20 @@ class LiveOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`distance` is relative to live's size; `non_finite` a NaN or infinity that live has not."""
+    """`non_finite`: a NaN or infinity where the live answer has none."""
 
     agrees: bool
     non_finite: bool = False
-    distance: float = 0.0
 
 
 def compare(live: Answer, candidate: Answer, tolerance: float, outputs: LiveOutputs) -> Compared:
     """Compare all of live's outputs: callers know no others of the candidate."""
     if not set(live) <= set(candidate):
-        return Compared(agrees=False, distance=1.0)
+        return Compared(agrees=False)
     parts = [_compare(name, live[name], candidate[name], tolerance, outputs) for name in live]
     return Compared(
         all(part.agrees for part in parts),
         any(part.non_finite for part in parts),
-        max((part.distance for part in parts), default=0.0),
     )
 
 
@@ -109,10 +106,9 @@ def _compare(
     outputs: LiveOutputs,
 ) -> Compared:
     if live.shape != candidate.shape:
-        return Compared(agrees=False, distance=1.0)
+        return Compared(agrees=False)
     if not (_is_number(live) and _is_number(candidate)):
-        equal = bool((live == candidate).all())
-        return Compared(equal, distance=0.0 if equal else 1.0)
+        return Compared(bool((live == candidate).all()))
     ours, theirs = candidate.astype(np.float64), live.astype(np.float64)
     finite, answered = np.isfinite(theirs), np.isfinite(ours)
     if not answered.all():
@@ -120,13 +116,13 @@ def _compare(
         return Compared(same, non_finite=bool((finite & ~answered).any()))
     usual = outputs.size(name)
     scale = max(float(np.linalg.norm(theirs[finite])), usual, float(np.finfo(np.float64).tiny))
-    distance = min(float(np.linalg.norm((ours - theirs)[finite])) / scale, _FAR)
+    distance = float(np.linalg.norm((ours - theirs)[finite])) / scale
     if outputs.are_scores(name, live):
         rows = theirs.reshape(1, -1), ours.reshape(1, -1)
         agrees = bool(finite.all() and same_top_class(*rows)[0])
     else:
         agrees = bool(finite.all() and distance <= tolerance)
-    return Compared(agrees, distance=distance)
+    return Compared(agrees)
 
 
 def _is_number(value: np.ndarray) -> bool:

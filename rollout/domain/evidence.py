@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rollout.domain import agreement, e_values
-from rollout.domain.agreement import ShadowEvidence
+from rollout.domain.agreement import ShadowEvidence, ShadowWindow
 from rollout.domain.bursts import NO_TRIALS, Trials
 from rollout.domain.counts import Counts, Window
 from rollout.domain.e_values import NO_EVIDENCE, Logs
 from rollout.domain.gate_table import GATES, GateRule
 from rollout.domain.labels import LabelledTrials
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Gate, Hits, share
 

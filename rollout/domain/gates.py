@@ -16,41 +16,10 @@ import math
 
 from rollout.domain import agreement, e_values
 from rollout.domain.counts import Counts
-from rollout.domain.evidence import (
-    HIGHEST_LIMIT,
-    GateEvidence,
-    begin,
-    fold,
-    fold_labels,
-    fold_shadow,
-    next_step,
-    usual,
-)
-from rollout.domain.gate_table import GATES, LATE_SHARE, SLOW_SHARE, GateRule
+from rollout.domain.evidence import HIGHEST_LIMIT, GateEvidence, usual
+from rollout.domain.gate_table import GATES, GateRule
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
-
-__all__ = [
-    "LATE_SHARE",
-    "SLOW_SHARE",
-    "Action",
-    "Gate",
-    "GateEvidence",
-    "HoldReason",
-    "Verdict",
-    "begin",
-    "breaks",
-    "doubtful",
-    "fold",
-    "fold_labels",
-    "fold_shadow",
-    "harm",
-    "judge_shadow",
-    "next_step",
-    "not_excluded",
-    "tick_breaks_limit",
-    "unproved",
-]
 
 MIN_TICKS = 3
 MAX_UNHEALTHY_TICKS = 3

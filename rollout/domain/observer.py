@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import Counts, LatencyRule, Reading, Totals, Window, difference
 from rollout.domain.latency_edges import sparse
 from rollout.domain.ports import Meter
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
 from rollout.domain.state_machine import TickObservation
 

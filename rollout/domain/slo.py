@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from bundle.errors import ErrorCode, MlctlError
@@ -10,25 +10,17 @@ from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
 from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
 from rollout.domain.spec import RolloutSpec
 
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """What half of the requests and all but 1 % of them must stay within, in milliseconds."""
-
-    p50_ms: float
-    p99_ms: float
-
-
-# Targets of common practice; each is an exact edge of every histogram that a gate reads. None is
+# What half of the requests and all but 1 % of them must stay within, in milliseconds. Targets of
+# common practice; each is an exact edge of every histogram that a gate reads. None is
 # for a first token: gates time whole answers.
 SLOS = {
-    "ad-click": Slo(10.0, 20.0),
-    "search-ranking": Slo(50.0, 100.0),
-    "recommendation-feed": Slo(100.0, 200.0),
-    "fraud-detection": Slo(100.0, 500.0),
-    "content-moderation": Slo(500.0, 2000.0),
-    "autonomous-driving": Slo(10.0, 30.0),
-    "image-generation": Slo(10_000.0, 30_000.0),
+    "ad-click": (10.0, 20.0),
+    "search-ranking": (50.0, 100.0),
+    "recommendation-feed": (100.0, 200.0),
+    "fraud-detection": (100.0, 500.0),
+    "content-moderation": (500.0, 2000.0),
+    "autonomous-driving": (10.0, 30.0),
+    "image-generation": (10_000.0, 30_000.0),
 }
 
 
@@ -46,8 +38,8 @@ def limits(
         names = ", ".join(SLOS)
         raise MlctlError(ErrorCode.INVALID_INPUT, f"no use case {name!r}; there are {names}")
     return (
-        slo.p50_ms if max_p50_ms is None else max_p50_ms,
-        slo.p99_ms if max_p99_ms is None else max_p99_ms,
+        slo[0] if max_p50_ms is None else max_p50_ms,
+        slo[1] if max_p99_ms is None else max_p99_ms,
     )
 
 

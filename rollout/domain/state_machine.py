@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rollout.domain import agreement, gates
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import Window
-from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
+from rollout.domain.evidence import GateEvidence, fold, fold_labels, fold_shadow, next_step
 from rollout.domain.labels import LabelledTrials
 from rollout.domain.operator_commands import OperatorCommand, Request
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
+from rollout.domain.verdict import Action, Gate, HoldReason, Verdict
 
 
 class RolloutPhase(StrEnum):
@@ -181,7 +182,7 @@ def move(progress: RolloutProgress, signal: Signal, now: float) -> RolloutProgre
     exposed = now if progress.exposed is None and target in EXPOSED else progress.exposed
     evidence = progress.evidence
     if signal in (Signal.NEXT_STEP, Signal.LAST_STEP):
-        evidence = gates.next_step(evidence)
+        evidence = next_step(evidence)
     return replace(
         progress,
         phase=target,
@@ -276,12 +277,12 @@ def absorb(
         progress = replace(progress, unhealthy_ticks=unhealthy)
     progress = _absorb_shadow(_absorb_idle(progress, observation, now), observation, spec)
     if observation.labelled is not None:
-        evidence = gates.fold_labels(progress.evidence, observation.labelled)
+        evidence = fold_labels(progress.evidence, observation.labelled)
         progress = replace(progress, evidence=evidence)
     if observation.window is None or warming_up(progress, spec, now):
         return progress
     ours = observation.window.candidate
-    evidence = gates.fold(progress.evidence, observation.window, spec)
+    evidence = fold(progress.evidence, observation.window, spec)
     bad = gates.tick_breaks_limit(ours, spec) or gates.doubtful(evidence, spec) is not None
     first_bad = now if bad and progress.first_bad is None else progress.first_bad
     progress = replace(progress, evidence=evidence, first_bad=first_bad)
@@ -314,7 +315,7 @@ def _absorb_shadow(
 ) -> RolloutProgress:
     if observation.shadow is None:
         return progress
-    evidence = gates.fold_shadow(progress.evidence, observation.shadow, spec)
+    evidence = fold_shadow(progress.evidence, observation.shadow, spec)
     progress = replace(progress, evidence=evidence)
     if progress.stage is not RolloutPhase.SHADOW:
         return progress

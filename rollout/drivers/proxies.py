@@ -9,8 +9,6 @@ from rollout.domain.counts import LATENCY_EDGES_MS
 from rollout.domain.ports import Proxy
 from rollout.domain.spec import DeploymentSettings, Ports
 from rollout.drivers.envoy.proxy import EnvoyFiles
-from rollout.drivers.envoy.routes import Timeouts
-from rollout.drivers.listener import tls_of
 
 
 def edges_of(settings: DeploymentSettings) -> tuple[float, ...]:
@@ -29,5 +27,4 @@ def proxy_of(
         from rollout.drivers.kubernetes.gateway import Gateway
 
         return Gateway(directory, settings.kubernetes, epoch)
-    timeouts = Timeouts(settings.request_seconds, settings.stream_idle_seconds)
-    return EnvoyFiles(directory, ports, tls_of(settings), timeouts)
+    return EnvoyFiles(directory, ports, settings)

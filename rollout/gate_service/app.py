@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -19,15 +21,40 @@ from starlette.routing import Route
 from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
 from rollout.domain import slo
-from rollout.domain.spec import RolloutSpec
-from rollout.gate_service.service import GateAnswer, GateService
-from rollout.gate_service.session import Result
+from rollout.domain.spec import Percent, RolloutSpec
+from rollout.domain.verdict import Verdict
+from rollout.gate_service.service import GateService
+from rollout.gate_service.session import Result, result_of
 from rollout.gate_service.store import Terms
 
-_NUMBERS = ("max_p99_ms", "max_p50_ms", "max_error_rate", "alpha", "margin")
-_PARAMETERS = {*_NUMBERS, "min_requests", "slo", "blue", "green", "weight", "final"}
 _LONGEST_BODY = 64 << 10
-_SWITCH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class _Query(BaseModel):
+    """The parameters of one request; a limit that is not given has the default of `promote`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    blue: Annotated[str, Field(min_length=1)]
+    green: Annotated[str, Field(min_length=1)]
+    weight: Percent | None = None
+    final: bool = True
+    slo: str | None = None
+    max_p99_ms: float | None = None
+    max_p50_ms: float | None = None
+    max_error_rate: float | None = None
+    alpha: float | None = None
+    margin: float | None = None
+    min_requests: int | None = None
+
+    def spec(self) -> RolloutSpec:
+        """Return the limits, counted at the servers' edges; INVALID_INPUT."""
+        p50, p99 = slo.limits(self.slo, self.max_p50_ms, self.max_p99_ms)
+        limits = {"max_error_rate", "alpha", "margin", "min_requests"}
+        given = self.model_dump(include=limits, exclude_none=True)
+        spec = RolloutSpec(max_p50_ms=p50, max_p99_ms=p99, **given)
+        return slo.counted(spec, SERVED_EDGES_MS)
+
 
 # Which results let Flagger go on, by hook; `rollback` means the opposite.
 _PASSES = {
@@ -46,8 +73,8 @@ def gate_app(service: GateService) -> Starlette:
         if request.method == "DELETE":
             await run_in_threadpool(service.forget, name)
             return JSONResponse({"id": name})
-        answer = await _answer(service, name, dict(request.query_params))
-        return JSONResponse(_document(name, answer))
+        verdict = await _answer(service, name, dict(request.query_params))
+        return JSONResponse(_document(name, verdict))
 
     async def flagger(request: Request) -> JSONResponse:
         hook = request.path_params["hook"]
@@ -57,9 +84,9 @@ def gate_app(service: GateService) -> Starlette:
             )
         name, terms = _canary(await _body(request))
         final = "true" if hook == "confirm-promotion" else "false"
-        answer = await _answer(service, name, {**terms, "final": final})
-        status = 200 if answer.result in _PASSES[hook] else 409
-        return JSONResponse(_document(name, answer), status)
+        verdict = await _answer(service, name, {**terms, "final": final})
+        status = 200 if result_of(verdict) in _PASSES[hook] else 409
+        return JSONResponse(_document(name, verdict), status)
 
     async def health(_request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
@@ -74,30 +101,20 @@ def gate_app(service: GateService) -> Starlette:
     )
 
 
-async def _answer(service: GateService, name: str, parameters: Mapping[str, str]) -> GateAnswer:
-    terms = Terms(_required(parameters, "blue"), _required(parameters, "green"), _spec(parameters))
-    weight = None if "weight" not in parameters else _whole(parameters, "weight", 100)
-    final = _SWITCH.get(parameters.get("final", "true").lower())
-    if final is None:
-        raise _invalid("final is neither true nor false")
-    return await run_in_threadpool(service.evaluate, name, terms, weight=weight, final=final)
-
-
-def _spec(parameters: Mapping[str, str]) -> RolloutSpec:
-    """The limits; what is not given has the default of `mlctl promote`. INVALID_INPUT."""
-    if unknown := sorted(set(parameters) - _PARAMETERS):
-        names = ", ".join(sorted(_PARAMETERS))
+async def _answer(service: GateService, name: str, parameters: Mapping[str, str]) -> Verdict:
+    try:
+        query = _Query.model_validate(parameters)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
         raise MlctlError(
-            ErrorCode.INVALID_INPUT, f"no parameter {unknown[0]!r}", f"There are: {names}."
-        )
-    numbers = {name: _number(parameters, name) for name in _NUMBERS if name in parameters}
-    p50, p99 = slo.limits(
-        parameters.get("slo"), numbers.pop("max_p50_ms", None), numbers.pop("max_p99_ms", None)
+            ErrorCode.INVALID_INPUT,
+            f"parameter {fault['loc'][0]!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}",
+            f"There are: {', '.join(sorted(_Query.model_fields))}.",
+        ) from error
+    terms = Terms(query.blue, query.green, query.spec())
+    return await run_in_threadpool(
+        service.evaluate, name, terms, weight=query.weight, final=query.final
     )
-    limits: dict[str, Any] = {**numbers, "max_p50_ms": p50, "max_p99_ms": p99}
-    if "min_requests" in parameters:
-        limits["min_requests"] = _whole(parameters, "min_requests", 1_000_000_000)
-    return slo.counted(RolloutSpec(**limits), SERVED_EDGES_MS)
 
 
 def _canary(body: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -125,42 +142,15 @@ async def _body(request: Request) -> Mapping[str, Any]:
     return document
 
 
-def _document(name: str, answer: GateAnswer) -> dict[str, Any]:
-    verdict = answer.verdict
-    return {
-        "id": name,
-        "result": answer.result,
-        "why": answer.why,
-        "gate": verdict.gate if verdict else None,
-        "value": verdict.value if verdict else None,
-        "limit": verdict.limit if verdict else None,
-        "n": verdict.n if verdict else 0,
-    }
+def _document(name: str, verdict: Verdict) -> dict[str, Any]:
+    found = asdict(verdict)
+    del found["action"]
+    return {"id": name, "result": result_of(verdict), **found}
 
 
 async def _error_response(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, MlctlError)
     return JSONResponse({"error": error.as_dict()}, error.spec.http)
-
-
-def _required(parameters: Mapping[str, str], name: str) -> str:
-    if not parameters.get(name):
-        raise _invalid(f"the parameter {name!r} is missing")
-    return parameters[name]
-
-
-def _number(parameters: Mapping[str, str], name: str) -> float:
-    try:
-        return float(parameters[name])
-    except ValueError as error:
-        raise _invalid(f"{name} is no number") from error
-
-
-def _whole(parameters: Mapping[str, str], name: str, maximum: int) -> int:
-    text = parameters[name]
-    if not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > maximum:
-        raise _invalid(f"{name} is no whole number from 0 to {maximum}")
-    return int(text)
 
 
 def _invalid(message: str) -> MlctlError:

@@ -9,25 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.latency import SERVED_EDGES_MS
-from rollout.domain.gates import Verdict
 from rollout.domain.observer import TrafficObserver
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from rollout.domain.spec import Slot
+from rollout.domain.verdict import Action, HoldReason, Verdict
 from rollout.drivers.kubernetes.meter import PodCounts, SourceMeter
 from rollout.gate_service import session as sessions
-from rollout.gate_service.session import GateSession, Result
+from rollout.gate_service.session import GateSession
 from rollout.gate_service.store import SessionStore, Terms
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
-
-
-@dataclass(frozen=True, slots=True)
-class GateAnswer:
-    """What a question is answered with."""
-
-    result: Result
-    verdict: Verdict | None
-    why: str
 
 
 @dataclass
@@ -47,7 +38,7 @@ class GateService:
         self._open: dict[str, _Open] = {}
         self._lock = threading.Lock()
 
-    def evaluate(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> GateAnswer:
+    def evaluate(self, name: str, terms: Terms, *, weight: int | None, final: bool) -> Verdict:
         """Read the counters once and judge the session `name`; `weight` is the candidate's percent.
 
         INVALID_INPUT, NOT_FOUND for a source that was not allowed, QUEUE_FULL.
@@ -60,13 +51,13 @@ class GateService:
                 try:
                     observation, _ = opened.observer.observe(alive=True)
                 except (DataPlaneUnavailable, DataPlaneRejected):
-                    return GateAnswer(Result.INCONCLUSIVE, None, "the counts could not be read")
+                    return Verdict(Action.HOLD, HoldReason.DATA, "the counts could not be read")
                 session = sessions.absorb(session, observation, terms.spec, weight)
             verdict = sessions.judge(session, terms.spec, final=final)
-            if sessions.result_of(verdict) is Result.FAILURE:
+            if verdict.action is Action.ROLLBACK:
                 session = replace(session, failed=verdict)
             self._keep(name, terms, session, opened)
-        return GateAnswer(sessions.result_of(verdict), verdict, verdict.why)
+        return verdict
 
     def forget(self, name: str) -> None:
         """Drop a session; NOT_FOUND."""

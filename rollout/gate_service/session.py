@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from pydantic import TypeAdapter
-
 from rollout.domain import gates
-from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
+from rollout.domain.evidence import GateEvidence, fold, next_step
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import TickObservation
+from rollout.domain.verdict import Action, Gate, HoldReason, Verdict
 
 # The share that still counts as equal where only the counts show it.
 _NEARLY_EQUAL = 45
@@ -50,19 +49,6 @@ class GateSession:
     failed: Verdict | None = None
 
 
-_SESSIONS = TypeAdapter(GateSession)
-
-
-def to_json(session: GateSession) -> str:
-    """All of the session as text."""
-    return _SESSIONS.dump_json(session).decode()
-
-
-def from_json(text: str) -> GateSession:
-    """Read `to_json`'s form; nothing of the evidence is lost."""
-    return _SESSIONS.validate_json(text)
-
-
 def result_of(verdict: Verdict) -> Result:
     """The word for a verdict."""
     return _RESULTS[verdict.action]
@@ -73,7 +59,7 @@ def absorb(
 ) -> GateSession:
     """Fold one tick in. `weight` is the candidate's percent of the traffic, if it was given."""
     if weight != session.step:
-        evidence = gates.next_step(session.evidence)
+        evidence = next_step(session.evidence)
         session = replace(session, evidence=evidence, step=weight, step_requests=0, step_ticks=0)
     unhealthy = 0 if observation.healthy else session.unhealthy_ticks + 1
     session = replace(session, unhealthy_ticks=unhealthy)
@@ -88,7 +74,7 @@ def absorb(
     window = replace(observation.window, representative=enough)
     return replace(
         session,
-        evidence=gates.fold(session.evidence, window, spec),
+        evidence=fold(session.evidence, window, spec),
         step_requests=session.step_requests + ours.requests,
         step_ticks=session.step_ticks + (ours.requests > 0),
     )

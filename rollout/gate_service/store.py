@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain.spec import RolloutSpec
-from rollout.gate_service import session as sessions
 from rollout.gate_service.session import GateSession
+from rollout.journal.records import dumps, value_from
 from rollout.journal.schema import open_database, transaction
 
 _VERSION = 1
@@ -68,7 +69,7 @@ class SessionStore:
                 f"the session {name!r} began with other sources or limits",
                 "Use a new session for each rollout: its uid, for example.",
             )
-        return sessions.from_json(row[3])
+        return value_from(GateSession, json.loads(row[3]))
 
     def save(self, name: str, terms: Terms, session: GateSession) -> None:
         """Keep the session as it is now."""
@@ -89,7 +90,7 @@ class SessionStore:
     def _put(self, name: str, terms: Terms, session: GateSession) -> None:
         values = (
             *(name, terms.blue, terms.green, terms.spec.to_json()),
-            *(sessions.to_json(session), self._clock.wall()),
+            *(dumps(session), self._clock.wall()),
         )
         with transaction(self._db):
             self._db.execute("insert or replace into session values (?, ?, ?, ?, ?, ?)", values)

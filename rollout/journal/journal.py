@@ -7,16 +7,13 @@ counter; after a takeover the former daemon's are rejected (`StaleEpochError`).
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.gates import Action, HoldReason, Verdict
 from rollout.domain.operator_commands import OperatorCommand, Request, next_request
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import (
@@ -30,6 +27,7 @@ from rollout.domain.spec import (
 )
 from rollout.domain.split import Split, SplitRecord
 from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
+from rollout.domain.verdict import Action, HoldReason, Verdict
 from rollout.journal import records, rejections
 from rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
 from rollout.journal.schema import connect, transaction
@@ -57,12 +55,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -104,7 +97,7 @@ class Journal:
         row = self._db.execute("select * from deployment where name = ?", (name,)).fetchone()
         if row is None:
             raise self._unknown(name)
-        return records.deployment_from(row)
+        return records.from_row(Deployment, row)
 
     def live_deployment(self, name: str) -> Deployment:
         """The deployment, which must be up; DEPLOYMENT_NOT_FOUND."""
@@ -120,7 +113,7 @@ class Journal:
     def deployments(self) -> tuple[Deployment, ...]:
         """Every deployment that is up."""
         rows = self._db.execute("select * from deployment where up order by name").fetchall()
-        return tuple(map(records.deployment_from, rows))
+        return tuple(records.from_row(Deployment, row) for row in rows)
 
     def retire(self, name: str) -> None:
         """Mark it down, end its active rollout as rolled back, and fence its daemon out."""
@@ -244,33 +237,21 @@ class Journal:
 
         The promotion before it can no longer be taken back. DEPLOYMENT_NOT_FOUND; INVALID_INPUT for
         another model than the live one or for steps that cannot prove a latency limit;
-        ALREADY_LIVE (checked in the same transaction, so a late duplicate is rejected);
-        ROLLOUT_ACTIVE (by the unique index); INCOMPATIBLE_INTERFACE and WORSE_EVIDENCE unless the
-        spec allows them.
+        ALREADY_LIVE; ROLLOUT_ACTIVE; INCOMPATIBLE_INTERFACE and WORSE_EVIDENCE unless the spec
+        allows them. All is checked in the transaction, so a late duplicate is rejected.
         """
         spec.require_provable()
         with transaction(self._db):
-            deployment, active = self._candidate_of(name, candidate)
-            # The unique index rejects a second active rollout.
-            free = active is None
-            broken = rejections.check_interface(deployment, candidate, spec) if free else ()
-            if free:
-                rejections.check_scores(deployment, candidate, spec)
-            try:
-                rollout = self._insert(deployment, candidate, spec)
-            except sqlite3.IntegrityError as error:
-                raise rejections.under_way(name, active) from error
+            broken = self.check(name, candidate, spec)
             self._set_previous(name, None)
-            body = {
-                "candidate": candidate.bento,
-                "digest": candidate.digest,
-                "live": deployment.live.bento,
-                "max_p99_ms": spec.max_p99_ms,
-                "requested_max_p99_ms": (requested or spec).max_p99_ms,
-                "broken": broken,
-            }
-            self._append(name, rollout, "requested", body)
-        return rollout
+            return self._insert(
+                self.deployment(name),
+                candidate,
+                spec,
+                max_p99_ms=spec.max_p99_ms,
+                requested_max_p99_ms=(requested or spec).max_p99_ms,
+                broken=broken,
+            )
 
     def _revert(self, deployment: Deployment, previous: PreviousRevision, reason: str) -> int:
         promoted = self.rollout(previous.promotion)
@@ -280,36 +261,30 @@ class Journal:
             alias=promoted.spec.alias,
             notifications=promoted.spec.notifications,
         )
-        rollout = self._insert(deployment, previous.revision, spec, reverts=promoted.id)
-        body = {
-            "candidate": previous.revision.bento,
-            "digest": previous.revision.digest,
-            "live": deployment.live.bento,
-            "reverts": promoted.id,
-            "reason": reason,
-        }
-        self._append(deployment.name, rollout, "requested", body)
-        return rollout
+        return self._insert(deployment, previous.revision, spec, reverts=promoted.id, reason=reason)
 
     def _insert(
-        self,
-        deployment: Deployment,
-        candidate: Revision,
-        spec: RolloutSpec,
-        reverts: int | None = None,
+        self, deployment: Deployment, candidate: Revision, spec: RolloutSpec, **body: Any
     ) -> int:
+        """Add a rollout and the event that begins it; `body` is more of that event."""
         now = self._clock.wall()
         values = (
             *(deployment.name, deployment.slot.other, records.dumps(deployment.live)),
             *(records.dumps(candidate), spec.to_json()),
-            *(records.dumps(RolloutProgress(started=now, since=now)), now, reverts),
+            *(records.dumps(RolloutProgress(started=now, since=now)), now, body.get("reverts")),
         )
-        cursor = self._db.execute(
+        rollout = self._db.execute(
             "insert into rollout (deployment, slot, live, candidate, spec, progress, created,"
             " reverts) values (?, ?, ?, ?, ?, ?, ?, ?)",
             values,
-        )
-        return int(cursor.lastrowid or 0)
+        ).lastrowid
+        revisions = {
+            "candidate": candidate.bento,
+            "digest": candidate.digest,
+            "live": deployment.live.bento,
+        }
+        self._append(deployment.name, rollout, "requested", {**revisions, **body})
+        return int(rollout or 0)
 
     def split(self, name: str, revision: Revision, percent: int, *, sticky: bool) -> None:
         """Record that `revision` gets `percent` of the traffic, beside the live revision.
@@ -357,12 +332,6 @@ class Journal:
                 return None
             spec = RolloutSpec(steps=(100,), bake_seconds=0.0)
             rollout = self._insert(deployment, split.revision, spec)
-            body = {
-                "candidate": split.revision.bento,
-                "digest": split.revision.digest,
-                "live": deployment.live.bento,
-            }
-            self._append(name, rollout, "requested", body)
             reason = "the split ends"
             self._append(name, rollout, OperatorCommand.FULL, {"reason": reason})
         return rollout
@@ -384,23 +353,19 @@ class Journal:
                 (records.dumps(record), name),
             )
 
-    def check(self, name: str, candidate: Revision, spec: RolloutSpec) -> None:
-        """Raise what `begin` would for this candidate now, and record nothing."""
-        deployment, active = self._candidate_of(name, candidate)
-        if active is not None:
-            raise rejections.under_way(name, active)
-        rejections.check_interface(deployment, candidate, spec)
-        rejections.check_scores(deployment, candidate, spec)
-
-    def _candidate_of(self, name: str, candidate: Revision) -> tuple[Deployment, Rollout | None]:
-        deployment = self.deployment(name)
+    def check(self, name: str, candidate: Revision, spec: RolloutSpec) -> tuple[str, ...]:
+        """Raise what `begin` would for this candidate now; return what its callers would miss."""
+        deployment, active = self.deployment(name), self.active(name)
         if not deployment.up:
             raise self._unknown(name)
-        active = self.active(name)
         if deployment.split is not None and active is None:
             raise rejections.split_under_way(deployment, deployment.split.revision)
         rejections.check_candidate(deployment, candidate, active)
-        return deployment, active
+        if active is not None:
+            raise rejections.under_way(name, active)
+        broken = rejections.check_interface(deployment, candidate, spec)
+        rejections.check_scores(deployment, candidate, spec)
+        return broken
 
     def active(self, name: str) -> Rollout | None:
         """The rollout under way, if any."""
@@ -418,7 +383,7 @@ class Journal:
         rows = self._db.execute(
             "select * from rollout where ?1 is null or deployment = ?1 order by id desc", (name,)
         )
-        return tuple(map(records.rollout_from, rows.fetchall()))
+        return tuple(records.from_row(Rollout, row) for row in rows.fetchall())
 
     def request(self, name: str, command: OperatorCommand, reason: str) -> int:
         """Record an operator's command for the active rollout; return the rollout's id.
@@ -534,23 +499,20 @@ class Journal:
             f"{of_rollout}{kinds} order by seq limit :limit",
             {"name": name, "after": after, "rollout": rollout, "limit": limit or -1},
         )
-        return tuple(map(records.event_from, rows.fetchall()))
+        return tuple(records.from_row(JournalEvent, row) for row in rows.fetchall())
 
-    def last_event(self, name: str) -> JournalEvent | None:
-        """The newest event of the deployment."""
+    def newest(
+        self, name: str, kind: str | None = None, rollout: int | None = None
+    ) -> JournalEvent | None:
+        """Return the newest event of the deployment, or of that kind or rollout; None for none."""
+        of_kind = "" if kind is None else " and kind = :kind"
+        of_rollout = "" if rollout is None else " and rollout = :rollout"
         row = self._db.execute(
-            "select * from event where deployment = ? order by seq desc limit 1", (name,)
-        ).fetchone()
-        return None if row is None else records.event_from(row)
-
-    def newest(self, name: str, rollout: int, kind: str) -> JournalEvent | None:
-        """Return the newest event of that kind in the rollout."""
-        row = self._db.execute(
-            "select * from event where deployment = ? and rollout = ? and kind = ?"
+            f"select * from event where deployment = :name{of_rollout}{of_kind}"  # noqa: S608 - literals
             " order by seq desc limit 1",
-            (name, rollout, kind),
+            {"name": name, "kind": kind, "rollout": rollout},
         ).fetchone()
-        return None if row is None else records.event_from(row)
+        return None if row is None else records.from_row(JournalEvent, row)
 
     def last_seq(self) -> int:
         """Return the newest event's place, of any deployment."""
@@ -568,7 +530,7 @@ class Journal:
             f" and kind in ({_marks(kinds)}) order by seq",
             (after, until, name, *kinds),
         )
-        return tuple(map(records.event_from, rows.fetchall()))
+        return tuple(records.from_row(JournalEvent, row) for row in rows.fetchall())
 
     def delivery(self, name: str, sink: str) -> Delivery:
         """Return how far `sink` is."""
@@ -577,15 +539,7 @@ class Journal:
         ).fetchone()
         if row is None:
             return Delivery()
-        values = (row["seq"], row["failures"], row["error"], row["not_before"])
-        return Delivery(*values, json.loads(row["body"]))
-
-    def up_seq(self, name: str) -> int:
-        """Return the place of the event of the last `up`; 0 without one."""
-        row = self._db.execute(
-            "select max(seq) from event where deployment = ? and kind = 'up'", (name,)
-        )
-        return int(row.fetchone()[0] or 0)
+        return records.from_row(Delivery, row)
 
     def put_delivery(self, name: str, sink: str, delivery: Delivery) -> None:
         """Keep how far `sink` is, unless another process has come further."""
@@ -639,7 +593,7 @@ class Journal:
 
     def _rollout(self, where: str, value: object) -> Rollout | None:
         row = self._db.execute(f"select * from rollout where {where}", (value,)).fetchone()  # noqa: S608 - `where` is one of two literals above
-        return records.rollout_from(row) if row is not None else None
+        return records.from_row(Rollout, row) if row is not None else None
 
     def _unknown(self, name: str) -> MlctlError:
         return rejections.unknown(name, [deployment.name for deployment in self.deployments()])

@@ -29,6 +29,11 @@ from rollout.domain.verdict import Verdict
 T = TypeVar("T")
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
+# The columns that hold JSON.
+_DOCUMENTS = frozenset(
+    ("ports", "settings", "live", "previous", "split", "candidate", "spec", "progress", "body")
+)
+
 TICK = "tick"
 ENDED = "ended"
 
@@ -122,40 +127,13 @@ def value_from(kind: type[T], document: Any) -> T:
     return value
 
 
-def deployment_from(row: sqlite3.Row) -> Deployment:
-    """A row of `deployment`."""
-    return Deployment(
-        name=row["name"],
-        up=bool(row["up"]),
-        ports=value_from(Ports, json.loads(row["ports"])),
-        settings=value_from(DeploymentSettings, json.loads(row["settings"])),
-        slot=Slot(row["slot"]),
-        live=value_from(Revision, json.loads(row["live"])),
-        previous=(
-            value_from(PreviousRevision, json.loads(row["previous"])) if row["previous"] else None
-        ),
-        split=value_from(Split, json.loads(row["split"])) if row["split"] else None,
-        champion=row["champion"],
-        epoch=row["epoch"],
-        created=row["created"],
-    )
-
-
-def rollout_from(row: sqlite3.Row) -> Rollout:
-    """A row of `rollout`."""
-    progress = value_from(RolloutProgress, json.loads(row["progress"]))
-    return Rollout(
-        id=row["id"],
-        deployment=row["deployment"],
-        slot=Slot(row["slot"]),
-        live=value_from(Revision, json.loads(row["live"])),
-        candidate=value_from(Revision, json.loads(row["candidate"])),
-        spec=value_from(RolloutSpec, json.loads(row["spec"])),
-        progress=progress,
-        outcome=Outcome(row["outcome"]) if row["outcome"] else None,
-        created=row["created"],
-        reverts=row["reverts"],
-    )
+def from_row(kind: type[T], row: sqlite3.Row) -> T:
+    """Return a row of the table of `kind` as a value, with the JSON in its columns parsed."""
+    document = dict(row)
+    for name in _DOCUMENTS & document.keys():
+        if document[name] is not None:
+            document[name] = json.loads(document[name])
+    return value_from(kind, document)
 
 
 def request_from(row: sqlite3.Row) -> Request:
@@ -163,25 +141,11 @@ def request_from(row: sqlite3.Row) -> Request:
     return Request(row["seq"], OperatorCommand(row["kind"]), json.loads(row["body"])["reason"])
 
 
-def event_from(row: sqlite3.Row) -> JournalEvent:
-    """A row of `event`."""
-    return JournalEvent(
-        seq=row["seq"],
-        deployment=row["deployment"],
-        rollout=row["rollout"],
-        at=row["at"],
-        kind=row["kind"],
-        body=json.loads(row["body"]),
-    )
-
-
 def served_body(served: RunningRevision) -> dict[str, Any]:
     """What the process table keeps of a served revision beside the process itself."""
-    return {
-        "revision": asdict(served.revision),
-        "endpoint": asdict(served.endpoint),
-        "log": served.log,
-    }
+    body = asdict(served)
+    del body["process"]
+    return body
 
 
 def served_from(process: ProcessRef, body: Mapping[str, Any]) -> RunningRevision:

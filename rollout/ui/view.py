@@ -38,7 +38,6 @@ COMMANDS = {
 class GateView:
     """One e-value; `filled` is how far it has come to the threshold, by logarithms: 0 to 1."""
 
-    gate: str
     value: float
     filled: float
 
@@ -246,15 +245,15 @@ def gate_rows(evidence: GateEvidence, spec: RolloutSpec) -> Iterator[GateRow]:
         yield GateRow(
             gate.replace("_", " "),
             _counted(gate, evidence, spec),
-            _gate_view(gate, harm.get(gate), threshold),
-            _gate_view(gate, proof.get(gate), threshold),
+            _gate_view(harm.get(gate), threshold),
+            _gate_view(proof.get(gate), threshold),
         )
 
 
-def _gate_view(gate: Gate, log: float | None, threshold: float) -> GateView | None:
+def _gate_view(log: float | None, threshold: float) -> GateView | None:
     if log is None:
         return None
-    return GateView(gate, math.exp(min(log, 700.0)), min(1.0, max(0.0, log / threshold)))
+    return GateView(math.exp(min(log, 700.0)), min(1.0, max(0.0, log / threshold)))
 
 
 def _counted(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> str:

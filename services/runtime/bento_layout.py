@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MANIFEST_NAME, Name, Sha256, canonical_json
+from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle, verify
 from services.runtime.pipeline import Pipeline, make_pipeline, pipeline_signature
 
@@ -76,6 +77,21 @@ class BentoContents:
     def digest(self) -> str:
         """The digest of the only bundle, or of `models.json`."""
         return self.bundles[0].digest if self.bento_manifest is None else self.bento_manifest.digest
+
+    @property
+    def signature(self) -> Signature:
+        """The inputs and outputs of the pipeline, or of the default model."""
+        pipeline = None if self.bento_manifest is None else self.bento_manifest.pipeline
+        if pipeline is None:
+            return self.bundles[0].signature
+        return pipeline_signature(pipeline, {each.name: each.signature for each in self.bundles})
+
+    @property
+    def models(self) -> tuple[VerifiedBundle | BentoContents, ...]:
+        """The models that callers name, the default one first: a pipeline before its stages."""
+        if self.bento_manifest is None or self.bento_manifest.pipeline is None:
+            return self.bundles
+        return (self, *self.bundles)
 
     def folders(self) -> Iterator[tuple[str, VerifiedBundle]]:
         """Yield each bundle with its folder, relative to the sources of the Bento."""

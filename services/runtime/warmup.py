@@ -32,7 +32,7 @@ _ROUNDS_SECONDS = 0.2
 _GAIN = 1.05
 # A batch larger than the bundle's may take so many seconds, because a request that comes during it
 # waits for its end. It is tried only if the smaller ones took no more than these bytes.
-_MAX_BATCH_SECONDS = 0.025
+_MAX_BATCH_SECONDS = 0.02
 _MAX_BATCH_BYTES = 128 << 20
 logger = logging.getLogger("mlctl.warmup")
 
@@ -103,7 +103,7 @@ def warm_up(
     answers = scorer.run(_resize(inputs, sizes[-1]))
     while best_rows(seconds) == sizes[-1] and sizes[-1] * 2 <= max_rows:
         rows = sizes[-1]
-        if 2 * seconds[rows] > _MAX_BATCH_SECONDS or _resident_bytes() - memory > _MAX_BATCH_BYTES:
+        if seconds[rows] > _MAX_BATCH_SECONDS or _resident_bytes() - memory > _MAX_BATCH_BYTES:
             break
         larger = _resize(inputs, 2 * rows)
         scorer.max_rows = 2 * rows
@@ -114,10 +114,11 @@ def warm_up(
         except MlctlError as error:
             logger.warning("no batches of %d rows: %s", 2 * rows, error.message)
             break
-        if 2 * both[rows] < _GAIN * both[2 * rows]:
+        took = both[2 * rows] * seconds[rows] / both[rows]
+        if took > _MAX_BATCH_SECONDS or 2 * both[rows] < _GAIN * both[2 * rows]:
             break
         sizes.append(2 * rows)
-        seconds[2 * rows] = both[2 * rows] * seconds[rows] / both[rows]
+        seconds[2 * rows] = took
     scorer.max_rows = sizes[-1]
     return seconds
 

@@ -48,9 +48,9 @@ BODY = {
     "e_values": {},
 }
 GATES = (
-    GateRow("client errors vs live", "", GateView("", 0.9, 0.0), None),
-    GateRow("errors vs limit", "", GateView("", 25.0, 1.0), GateView("", 9.4e19, 1.0)),
-    GateRow("latency vs live", "", GateView("", 6.5, 0.6), GateView("", 4.2, 0.5)),
+    GateRow("client errors vs live", "", GateView(0.9, 0.0), None),
+    GateRow("errors vs limit", "", GateView(25.0, 1.0), GateView(9.4e19, 1.0)),
+    GateRow("latency vs live", "", GateView(6.5, 0.6), GateView(4.2, 0.5)),
 )
 
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from bundle.ports import free_ports
 from cli.main import cli
 from rollout.client import deployments
-from rollout.domain.gates import HoldReason
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
+from rollout.domain.verdict import HoldReason
 from tests.support.rollouts import (
     Load,
     kill_daemon,

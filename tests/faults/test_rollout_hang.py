@@ -10,8 +10,8 @@ import pytest
 
 from bundle.ports import free_ports
 from rollout.client import deployments
-from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome
+from rollout.domain.verdict import Gate
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 

@@ -15,9 +15,9 @@ import pytest
 
 from bundle.ports import free_ports
 from rollout.client import deployments
-from rollout.domain.gates import HoldReason
 from rollout.domain.spec import Outcome, Slot
 from rollout.domain.state_machine import RolloutPhase
+from rollout.domain.verdict import HoldReason
 from rollout.drivers.local import processes
 from rollout.journal import paths
 from tests.support.rollouts import (

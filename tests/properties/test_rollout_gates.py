@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rollout.domain import e_values, gates
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Counts, Totals, Window
-from rollout.domain.gates import Action, GateEvidence
+from rollout.domain.evidence import GateEvidence, fold
 from rollout.domain.spec import Outcome, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
+from rollout.domain.verdict import Action
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),
@@ -49,8 +50,8 @@ looks = st.builds(
 def test_evidence__any_ticks__is_finite_and_deterministic(ticks: list[Window]) -> None:
     first = second = GateEvidence()
     for window in ticks:
-        first = gates.fold(first, window, SPEC)
-        second = gates.fold(second, window, SPEC)
+        first = fold(first, window, SPEC)
+        second = fold(second, window, SPEC)
     assert first == second
     assert all(math.isfinite(value) for value in first.log_values(SPEC).values())
 
@@ -59,7 +60,7 @@ def test_evidence__any_ticks__is_finite_and_deterministic(ticks: list[Window]) -
 def test_harm__candidate_without_a_fault__is_never_found(ticks: list[Window]) -> None:
     evidence = GateEvidence()
     for window in ticks:
-        evidence = gates.fold(evidence, window, SPEC)
+        evidence = fold(evidence, window, SPEC)
         assert gates.harm(evidence, SPEC) is None
 
 

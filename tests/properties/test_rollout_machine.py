@@ -12,7 +12,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.controller import Controller
+from rollout.daemon.world import World
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneRejected, ProcessState
 from rollout.domain.spec import (
@@ -77,10 +78,19 @@ class Stage:
 
     def take_over(self, unseen: float | None = None) -> None:
         settings = self.journal.deployment("shop").settings
-        watch = Watch(self.journal.take_over("shop"), settings)
-        world = World(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES)
+        world = World(
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            self.launcher,
+            self.clock,
+            EDGES,
+        )
         rollout = self.journal.rollout(self.id)
-        self.controller = Controller(rollout, world, self.journal, watch)
+        self.controller = Controller(rollout, world)
         if unseen is not None and self.phase not in (RolloutPhase.PENDING, RolloutPhase.DONE):
             self.controller.resume(unseen)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,28 @@ def test_resolve__a_pickle__is_rejected_unless_allowed(catalog: MlflowCatalog) -
 def test_resolve__an_optimized_version__is_rejected(catalog: MlflowCatalog) -> None:
     message = rejected(ErrorCode.UNSUPPORTED_MODEL, "digits-optimized/1", catalog)
     assert "digits-optimized" in message
+
+
+def test_publish__packages_that_are_installed__are_not_searched(
+    catalog: MlflowCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow would read the files of every installed package, to check requirements that hold."""
+    searched: list[str] = []
+    monkeypatch.setattr(
+        "mlflow.utils.requirements_utils._init_packages_to_modules_map",
+        lambda: searched.append("packages"),
+    )
+    published = publish_bundle(catalog, tmp_path / "bundle", 13.0)
+
+    import mlflow.utils.environment
+    from mlflow.artifacts import load_text
+
+    requirements = load_text(f"{published.uri}/requirements.txt").split()
+    assert any(each.startswith("onnxruntime==") for each in requirements)
+    assert searched == []
+    environment: Any = mlflow.utils.environment
+    environment.warn_dependency_requirement_mismatches(requirements)  # as another caller would
+    assert searched
 
 
 def test_publish__again__is_idempotent_with_lineage(catalog: MlflowCatalog, tmp_path: Path) -> None:

@@ -202,24 +202,30 @@ def test_import__no_bundle__exits_with_the_reason(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+# A supervisor starts the workers; what serves would be loaded once more, for nothing.
+SUPERVISOR = (None, {"torch", "mlflow", "onnxruntime", "grpc", "services.online.server.seam"})
+WORKER = (1, {"torch", "mlflow"})
+
+
 @pytest.mark.slow
-def test_import__service__loads_neither_torch_nor_mlflow(
-    bundle: VerifiedBundle, tmp_path: Path
+@pytest.mark.parametrize(("index", "unused"), [SUPERVISOR, WORKER])
+def test_import__process_of_a_server__loads_only_what_it_needs(
+    bundle: VerifiedBundle, tmp_path: Path, index: int | None, unused: set[str]
 ) -> None:
-    code = "import sys, services.service; assert not {'torch', 'mlflow'} & set(sys.modules)"
-    subprocess.run(
+    code = (
+        f"import sys, bentoml; bentoml.server_context.worker_index = {index}; "
+        "from services.service import service; "
+        f"print(*set({unused}) & set(sys.modules), service.schema()['routes'][0]['route'])"
+    )
+    done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env={**os.environ, "MLCTL_BUNDLE": str(bundle.root), "BENTOML_HOME": str(tmp_path)},
         check=True,
+        capture_output=True,
+        text=True,
     )
-
-
-def test_explain__each_error__has_code_and_hint(seam: Any) -> None:
-    error = MlctlError(ErrorCode.FILE_ALTERED, "file 'a' is not the one")
-    assert "file_altered" in seam.explain(error)
-    assert error.hint in seam.explain(error)
-    assert "boom" in seam.explain(RuntimeError("boom"))
+    assert done.stdout.split() == ["/predict"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ profiles of the suite show its kernel time in the creation of files on a disk.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import shutil
 import tempfile
@@ -59,13 +60,20 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     folder = session.config.stash.get(_folder, None)
-    if folder is not None and session.exitstatus != pytest.ExitCode.TESTS_FAILED:
+    if folder is None or session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        return
+    if any(folder.glob("pymp-*")):
+        # multiprocessing removes its own folder when the process ends, with priority -100, and
+        # prints a traceback if that is gone.
+        multiprocessing.util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
+    else:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
-    folder = config.stash[_folder]
-    if folder.exists():
-        terminalreporter.line(f"temporary files of this run, kept for a day: {folder}")
+    if exitstatus == pytest.ExitCode.TESTS_FAILED:
+        terminalreporter.line(
+            f"temporary files of this run, kept for a day: {config.stash[_folder]}"
+        )

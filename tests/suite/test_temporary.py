@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +43,25 @@ def test_temporary__run_passes__leaves_nothing(
     result, left = run(pytester, monkeypatch, "pass")
     result.assert_outcomes(passed=1)
     assert left == []
+
+
+def test_temporary__multiprocessing_has_a_folder__is_removed_after_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finalizer runs when the process ends, and must find the folder."""
+    at_exit: dict[int, Callable[[], object]] = {}
+
+    def finalize(_: None, call: Any, args: tuple[Any, ...], exitpriority: int) -> None:
+        at_exit[exitpriority] = partial(call, *args)
+
+    monkeypatch.setattr("multiprocessing.util.Finalize", finalize)
+    result, (folder,) = run(pytester, monkeypatch, "(folder.parent / 'pymp-1').mkdir()")
+    result.stdout.no_fnmatch_line("*kept for a day*")
+    assert (folder / "pymp-1").is_dir()
+    ((priority, remove),) = at_exit.items()
+    assert priority < -100, "multiprocessing's own is removed first"
+    remove()
+    assert not folder.exists()
 
 
 def test_temporary__test_fails__folder_is_kept_and_named(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.controller import Controller
+from rollout.daemon.world import World
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
@@ -42,9 +43,18 @@ class Played:
     def begin(self, tag: str) -> int:
         """Ask for another rollout; its id."""
         rollout = self.journal.begin("shop", revision(tag), self.spec)
-        watch = Watch(self.journal.take_over("shop"), self.settings)
-        world = World(self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES)
-        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        world = World(
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            self.settings,
+            self.data_plane,
+            self.data_plane,
+            MemoryLauncher(),
+            self.clock,
+            EDGES,
+        )
+        self.controller = Controller(self.journal.rollout(rollout), world)
         return rollout
 
     def tick(self, times: int = 1, *, errors: int = 0, requests: int = 200) -> None:

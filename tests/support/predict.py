@@ -9,7 +9,8 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.online.http.predict import ROUTE, PredictApp
+from services.online.http.declaration import ROUTE
+from services.online.http.predict import PredictApp
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 

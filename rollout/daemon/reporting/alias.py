@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bundle.errors import MlctlError
+from bundle.garbage import rare_collection
 from rollout.daemon.reporting.outbox import DeliveryError
 from rollout.domain.spec import Revision
 from rollout.journal.journal import Journal
@@ -82,7 +83,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    ended = main()
-    sys.stderr.flush()
-    # MLflow takes a second to unload, and `mlctl promote` waits for the end of this process.
-    os._exit(ended)
+    with rare_collection():  # `mlctl promote` waits for the end of this process
+        ended = main()
+    sys.exit(ended)

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Protocol, Self
 
 from bundle.clock import Clock
@@ -137,12 +136,7 @@ class Outbox:
             self._threads[name] = thread
             thread.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         deadline = time.monotonic() + _LAST_SECONDS
         for thread in self._threads.values():

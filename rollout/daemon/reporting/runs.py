@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from bundle.errors import MlctlError
+from bundle.garbage import rare_collection
 from rollout.daemon.reporting.outbox import run_command
 from rollout.daemon.reporting.projection import Projection
 from rollout.domain.spec import check_name
@@ -69,4 +70,6 @@ def main(name: str) -> int:
 
 if __name__ == "__main__":
     os.nice(10)  # the servers and the gates come first
-    sys.exit(main(sys.argv[1]))
+    with rare_collection():
+        ended = main(sys.argv[1])
+    sys.exit(ended)

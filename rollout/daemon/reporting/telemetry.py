@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -169,12 +168,7 @@ class MetricsServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._running is not None:
             server, thread = self._running
             server.shutdown()
@@ -205,7 +199,7 @@ def _weights(deployment: Deployment, active: Rollout | None) -> list[tuple[str, 
 
 
 def _last_tick(journal: Journal, active: Rollout | None) -> JournalEvent | None:
-    return None if active is None else journal.newest(active.deployment, active.id, TICK)
+    return None if active is None else journal.newest(active.deployment, TICK, active.id)
 
 
 def _failing(journal: Journal, name: str, urls: Iterable[str]) -> list[tuple[str, float]]:

@@ -87,7 +87,8 @@ class WebhookSink:
         self._client = httpx.Client(timeout=_ANSWER_SECONDS, follow_redirects=False)
         # Up to here the journal holds no notice that is not delivered.
         delivered = journal.delivery(name, self.name).seq
-        self._searched = delivered or max(0, journal.up_seq(name) - 1)
+        begun = journal.newest(name, "up")
+        self._searched = delivered or (begun.seq - 1 if begun else 0)
 
     def pending(self) -> str | None:
         return "" if self._journal.last_seq() > self._searched else None

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from bundle.clock import Clock
 from rollout.daemon.recording import Recording
 from rollout.daemon.shadow.disagreements import Disagreements
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.compare import LiveOutputs, compare, statistics
 from rollout.domain.drift import Drift, rows_needed
 from rollout.domain.join import AnswerSide, Joiner, Pair
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
 
 _GRACE_SECONDS = 15.0
@@ -98,7 +98,6 @@ class ShadowComparison:
             rows=len(pairs),
             differed=len(apart),
             non_finite=sum(each.non_finite for each in compared),
-            distance=max((each.distance for each in compared), default=0.0),
             lost=lost,
             psi=max(drifts, default=None),
             psi_rows=self._pairs,

@@ -17,15 +17,14 @@ import httpx
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from bundle.packages import install_hint
-from bundle.tls import TlsFiles
 from rollout.domain.counts import Reading
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import Endpoint, Ports, Slot
+from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from rollout.drivers.envoy import config
 from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
-from rollout.drivers.envoy.routes import ROUTES_FILE, Timeouts, parse_traffic, route_table
+from rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table
 from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
-from rollout.drivers.envoy.tls import SECRET_FILE, secret_table, transport_socket
+from rollout.drivers.listener import tls_of
 
 _ADMIN_TIMEOUT = 2.0
 _ACKNOWLEDGE_SECONDS = 2.0
@@ -57,13 +56,12 @@ class EnvoyFiles:
         self,
         directory: Path,
         ports: Ports,
-        tls: TlsFiles | None = None,
-        timeouts: Timeouts | None = None,
+        settings: DeploymentSettings | None = None,
     ) -> None:
-        self._timeouts = timeouts or Timeouts()
-        self._tls = tls
-        self._secret = directory / SECRET_FILE
-        self._bootstrap = directory / "bootstrap.json"
+        self._settings = settings or DeploymentSettings()
+        self._tls = tls_of(self._settings)
+        self._secret = directory / config.SECRET_FILE
+        self._bootstrap = directory / "bootstrap.yaml"
         self._routes = directory / "routes"
         self._endpoints = directory / "endpoints"
         self._ports = ports
@@ -77,12 +75,10 @@ class EnvoyFiles:
     def prepare(self, live: Slot) -> None:
         for directory in (self._routes, self._endpoints):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        security = None
         if self._tls is not None:
-            _replace(self._secret, secret_table(self._tls))
-            security = transport_socket(self._tls, self._secret)
-        document = config.bootstrap(self._ports, self._routes, self._endpoints, security)
-        _replace(self._bootstrap, document)
+            _replace(self._secret, config.secret_table(self._tls))
+        text = config.bootstrap(self._ports, self._routes, self._endpoints, self._tls, self._secret)
+        _write(self._bootstrap, text.encode())
         for slot in Slot:
             for protocol in PROTOCOLS:
                 path = self._endpoints / endpoints_file(slot, protocol)
@@ -98,7 +94,7 @@ class EnvoyFiles:
 
     def route(self, traffic: TrafficSplit) -> bool:
         """Write the route file; whether it was different before."""
-        return _replace(self._routes / ROUTES_FILE, route_table(traffic, self._timeouts))
+        return _replace(self._routes / ROUTES_FILE, route_table(traffic, self._settings))
 
     def connect(self, slot: Slot, endpoints: tuple[Endpoint, ...]) -> None:
         """Write the endpoint files of `slot`."""
@@ -176,7 +172,11 @@ class EnvoyDataPlane:
 
 
 def _replace(path: Path, document: Document) -> bool:
-    content = json.dumps(document, indent=1).encode()
+    return _write(path, json.dumps(document, indent=1).encode())
+
+
+def _write(path: Path, content: bytes) -> bool:
+    """Replace the file; return whether it was different before."""
     if path.exists() and path.read_bytes() == content:
         return False
     write_atomic(path, content, mode=0o600)

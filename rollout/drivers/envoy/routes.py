@@ -7,11 +7,10 @@ in its metadata, where the driver reads back which file is in force.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rollout.domain.ports import TrafficSplit
-from rollout.domain.spec import Slot
+from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.drivers.envoy.names import (
     PROTOCOLS,
     Document,
@@ -41,16 +40,8 @@ _STREAMS = {
 _OURS = "mlctl"
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long a response may take, in seconds; a streaming one, how long it may be silent."""
-
-    request: float = 60.0
-    stream_idle: float = 300.0
-
-
-def route_table(traffic: TrafficSplit, timeouts: Timeouts) -> Document:
-    """The route file: how gRPC and HTTP requests are shared out."""
+def route_table(traffic: TrafficSplit, settings: DeploymentSettings) -> Document:
+    """The route file: how requests are shared out, and how long a response may take."""
     routes = [
         *_tester_routes(traffic.testers),
         _weighted_route(traffic, "grpc"),
@@ -67,7 +58,7 @@ def route_table(traffic: TrafficSplit, timeouts: Timeouts) -> Document:
                         "name": "all",
                         "domains": ["*"],
                         "retry_policy": _retry_policy(),
-                        "routes": [one for route in routes for one in _timed(route, timeouts)],
+                        "routes": [one for route in routes for one in _timed(route, settings)],
                     }
                 ],
             }
@@ -171,14 +162,15 @@ def _cookie_mark(name: str, value: str) -> Document:
     return {"name": "cookie", "string_match": {"safe_regex": {"regex": pattern}}}
 
 
-def _timed(route: Document, timeouts: Timeouts) -> tuple[Document, Document]:
+def _timed(route: Document, settings: DeploymentSettings) -> tuple[Document, Document]:
     """`route` with its timeouts, and before it the same for streaming responses.
 
     These are counted apart and not copied: servers do not record them.
     """
     protocol = "grpc" if "grpc" in route["match"] else "http"
     match = {name: value for name, value in route["match"].items() if name != "prefix"}
-    action = {**route["route"], "timeout": "0s", "idle_timeout": f"{timeouts.stream_idle:g}s"}
+    silence = f"{settings.stream_idle_seconds:g}s"
+    action = {**route["route"], "timeout": "0s", "idle_timeout": silence}
     action.pop("request_mirror_policies", None)
     if weighted := action.get("weighted_clusters"):
         shares = [
@@ -188,8 +180,9 @@ def _timed(route: Document, timeouts: Timeouts) -> tuple[Document, Document]:
         action["weighted_clusters"] = {**weighted, "clusters": shares}
     streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}
     # Without an idle timeout of its own a route has Envoy's, of 5 minutes.
-    idle = max(timeouts.request, timeouts.stream_idle)
-    whole = {**route["route"], "timeout": f"{timeouts.request:g}s", "idle_timeout": f"{idle:g}s"}
+    limit = settings.request_seconds
+    idle = max(limit, settings.stream_idle_seconds)
+    whole = {**route["route"], "timeout": f"{limit:g}s", "idle_timeout": f"{idle:g}s"}
     return {**route, "match": streams, "route": action}, {**route, "route": whole}
 
 

@@ -62,7 +62,7 @@ class KubernetesLauncher:
         except (DataPlaneUnavailable, DataPlaneRejected):
             return last[0]
         if found != last:
-            logs.note(Path(served.log), found[1])
+            processes.note(Path(served.log), found[1])
         self._found[token] = found
         return found[0]
 

@@ -11,7 +11,6 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
@@ -41,12 +40,6 @@ def directory_of(name: str) -> Path:
 def path(directory: Path, role: str) -> Path:
     """The log of a role ("blue/0", "envoy", "daemon") under a deployment's log directory."""
     return directory / f"{role.replace('/', '-')}{_SUFFIX}"
-
-
-def note(log: Path, text: str) -> None:
-    """Append a line of our own."""
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"mlctl: {datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {text}\n")
 
 
 def rotate(directory: Path, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:

@@ -114,10 +114,15 @@ def end_strays(role: str) -> None:
         _signal(process, signal.SIGKILL)
 
 
+def note(log: Path, text: str) -> None:
+    """Append a line of our own to a log."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"mlctl: {datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {text}\n")
+
+
 def log_start(log: Path, text: str) -> None:
     """Append the line that separates a new process's output from that of the ones before it."""
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"mlctl: {datetime.now().astimezone():%Y-%m-%d %H:%M:%S} start: {text}\n")
+    note(log, f"start: {text}")
 
 
 def log_tail(log: Path, lines: int = 15) -> str:

@@ -6,8 +6,9 @@ only the model's run may be elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import QueueFullError
-from services.online.batching.joining import Outcome, run_joined
 from services.online.batching.model_executor import (
     BatchMeter,
     ModelExecutor,
@@ -42,10 +42,14 @@ from services.protocol.wire import make_tuple
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.features import FeatureLookup
 from services.runtime.padding import Arrays, LengthPadding, shape_key
+from services.runtime.scorer import join_rows
 from services.runtime.streaming import Answer, AnswerStream
 
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
+Outcome = Arrays | Exception
 _MAX_FORMS = 256
+# A rejection may come so late.
+_REST_SECONDS = 0.002
 
 
 class BatchRunner(Protocol):
@@ -83,15 +87,21 @@ class BatchExecutor(ModelExecutor):
         meter: BatchMeter,
         *,
         inline: bool = False,
+        alone: bool = True,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
         lookups: FeatureLookup | None = None,
     ) -> None:
-        """`lookups` are the model's lookups of features, if it has any."""
+        """`alone` is whether no other model uses the event loop.
+
+        `lookups` are the model's lookups of features, if it has any.
+        """
         super().__init__(clock, meter)
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
         self._inline = inline
+        self._may_rest = alone and not inline
+        self._resting = False
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._forms: dict[Hashable, tuple[int, Hashable]] = {}
@@ -191,12 +201,23 @@ class BatchExecutor(ModelExecutor):
         self._policy.offer(job, part=part)
         return job
 
-    @property
-    def rejecting(self) -> bool:
-        return self._policy.rejection is not None
-
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
-        return self._policy.quick_reject(None, priority, self._clock.monotonic())
+        if self._policy.rejection is None:
+            return None
+        full = self._policy.quick_reject(None, priority, self._clock.monotonic())
+        if full is not None and self._may_rest and not self._resting:
+            self._resting = True
+            self._loop.call_soon(self._rest)
+        return full
+
+    def _rest(self) -> None:
+        """Read no connection until the batch ends, for a short time at most.
+
+        Whenever the loop runs, the model loses the core and its caches, so rejections are made
+        many at a time: interrupt coalescing, as in network cards.
+        """
+        self._thread.wait(_REST_SECONDS)
+        self._resting = False
 
     def _check(self, form: Hashable, inputs: Arrays) -> tuple[int, Hashable]:
         """Check inputs, and cache the result: it depends on names, datatypes and shapes alone."""
@@ -298,3 +319,72 @@ class BatchExecutor(ModelExecutor):
             log_failure(outcome)
             if is_open:
                 job.waiter.set_exception(outcome)
+
+
+class JoinedRequest(Protocol):
+    """A request of a batch; `open` until its client disconnected or its deadline passed."""
+
+    rows: int
+    inputs: Arrays
+    open: bool
+
+
+def run_joined(
+    run: Callable[[Arrays], Arrays],
+    requests: Sequence[JoinedRequest],
+    lengths: LengthPadding | None = None,
+) -> list[Outcome]:
+    """Run several requests as one batch, and return the answer or the error of each, in order.
+
+    Pure: the model is the function `run`. A batch that fails, or that cannot be joined, is halved
+    until the failing request is alone: it costs the others time, but not their answers, in at most
+    twice as many runs as there are requests. A half is skipped if all of its clients have
+    disconnected. With `lengths`, sequences of different lengths are padded for the run.
+    """
+    try:
+        if len(requests) == 1:
+            return [run(requests[0].inputs)]
+        return list(_run_together(run, requests, lengths))
+    except Exception as error:  # noqa: BLE001 - it is the outcome of the request
+        if len(requests) == 1:
+            return [error]
+    middle = len(requests) // 2
+    outcomes: list[Outcome] = []
+    for half in (requests[:middle], requests[middle:]):
+        if any([request.open for request in half]):  # noqa: C419 - faster
+            outcomes += run_joined(run, half, lengths)
+        else:
+            outcomes += [deadline_exceeded() for _ in half]
+    return outcomes
+
+
+def _run_together(
+    run: Callable[[Arrays], Arrays],
+    requests: Sequence[JoinedRequest],
+    lengths: LengthPadding | None,
+) -> list[Arrays]:
+    rows = [request.rows for request in requests]
+    inputs = [request.inputs for request in requests]
+    if lengths is None:
+        return _divide(run(join_rows(inputs)), rows)
+    levelled = lengths.pad_to_longest(inputs)
+    shares = _divide(run(join_rows(levelled)), rows)
+    padded = lengths.length(levelled[0])
+    if padded is None:
+        return shares
+    own = [lengths.length(each) for each in inputs]
+    return [
+        share if length is None else lengths.trim(share, padded, length)
+        for share, length in zip(shares, own, strict=True)
+    ]
+
+
+def _divide(outputs: Arrays, rows: Sequence[int]) -> list[Arrays]:
+    """Return the rows of each request, as views."""
+    if len(outputs) == 1 and len(rows) == sum(rows):
+        # An array yields its rows in C, several times as fast as slices are made.
+        ((name, array),) = outputs.items()
+        return [{name: row} for row in array[:, None]]
+    ends = list(accumulate(rows))  # plain numbers: numpy's own are slow to add and to slice with
+    spans = [slice(end - count, end) for count, end in zip(rows, ends, strict=True)]
+    return [{name: array[span] for name, array in outputs.items()} for span in spans]

@@ -7,20 +7,30 @@ accepted request is completed exactly once, with its answer or its error, unless
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import queue
+import sys
+import threading
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from services.online.batching.admission import Limits, QueueFullError
-from services.online.batching.model_thread import ModelThread
 from services.online.batching.split import Cancellable, Waiter
 from services.online.metrics.counts import BatchStats
 from services.protocol.priority import Priority
 from services.runtime.padding import Arrays
 from services.runtime.streaming import Answer, AnswerStream
 
+_T = TypeVar("_T")
+Done = Callable[[_T | BaseException], None]
+# The event loop goes first where both want the same core: it needs little time, and responses must
+# not wait for the end of the model's time slice.
+_NICER = 3
 logger = logging.getLogger("mlctl.batching")
 
 
@@ -97,6 +107,58 @@ def stopping() -> MlctlError:
     return MlctlError(ErrorCode.UNAVAILABLE, "the server is stopping")
 
 
+class ModelThread:
+    """Runs one task after the other; results are delivered on the event loop's thread.
+
+    It is a daemon: a run that never ends must not keep the process from ending, as a thread of
+    `concurrent.futures` would, which the interpreter joins at its exit.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Done[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._idle = threading.Event()
+        threading.Thread(target=self._run, name="mlctl-model", daemon=True).start()
+
+    def submit(self, work: Callable[[], _T], done: Done[_T]) -> None:
+        """Do `work`, then call `done` on the loop with its result, or with what it raised."""
+        self._idle.clear()
+        self._work.put((work, done))
+
+    def wait(self, seconds: float) -> None:
+        """Block until the submitted work is done, for at most `seconds`."""
+        self._idle.wait(seconds)
+
+    def stop(self) -> None:
+        """End the thread after the submitted tasks."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        _lower_priority()
+        while (item := self._work.get()) is not None:
+            work, done = item
+            result: Any
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                result = error
+            # On a closed loop no request waits.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(done, result)
+            self._idle.set()
+
+
+def _lower_priority() -> None:
+    """Lower this thread's priority, on systems with priorities per thread."""
+    if sys.platform != "linux":
+        return
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):  # a sandbox may forbid it, and all works without
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
+
+
 class ModelExecutor(ABC):
     """The one path to a model's thread."""
 
@@ -171,11 +233,6 @@ class ModelExecutor(ABC):
     @abstractmethod
     def _pump(self) -> None:
         """Expire requests, start what the policy releases, and arm the timer."""
-
-    @property
-    def rejecting(self) -> bool:
-        """Whether a request was rejected since the queue last shrank."""
-        return False
 
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
         """Return the error that any request of up to LARGE_ROWS rows gets now, else None."""

@@ -1,42 +1,57 @@
 """A ModelInfer call that arrived whole: from its message to the scheduler and back.
 
 Other calls, and those that arrive in pieces, are compressed or malformed, are `GrpcCall`s.
+
+Messages are decoded and encoded without protobuf objects where possible. The fields of a request
+but its id and its raw tensors are parsed once and cached by their bytes. The response's fields but
+its id and its raw tensors are encoded once for each shape of outputs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import Any, NamedTuple
 
-from bundle.errors import MlctlError
-from services.online.batching.admission import QueueFullError
-from services.online.batching.budget import Hold
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from bundle.errors import ErrorCode, MlctlError
+from services.online.batching.admission import Hold, QueueFullError
 from services.online.batching.executor import Answer, Cancellable
-from services.online.grpc.http2.head import HEADERS, CallHead, Fields, make_trailers
+from services.online.grpc.codec import GrpcCodec
+from services.online.grpc.http2.connection import Connection
+from services.online.grpc.http2.head import HEADERS, CallHead, make_trailers
+from services.online.grpc.http2.hpack import encode
 from services.online.grpc.http2.messages import PREFIX_BYTES
-from services.online.grpc.http2.outbox import SendQueue
-from services.online.grpc.infer_message import InferMessages
 from services.online.grpc.models import GrpcModel, GrpcModels
 from services.online.grpc.status import status_of, trailers
 from services.online.observability.calls import GRPC
 from services.online.security.public import failed, is_public
-from services.protocol.messages import SERVICE
+from services.protocol.messages import SERVICE, methods
 from services.protocol.priority import Priority
-from services.protocol.wire import InferRequest
+from services.protocol.wire import (
+    Declared,
+    InferRequest,
+    decode_raw,
+    encode_raw,
+    invalid,
+    make_tuple,
+)
 
+_QUEUE_FULL = ErrorCode.QUEUE_FULL.value
+_CACHED = 256
+_CACHED_BYTES = 4096
+_BYTES_FIELD = 2  # the wire type of strings, bytes and messages
+_ID, _INPUTS, _RAW = 3, 5, 7
+_FIELDS = range(1, 8)
+_ID_TAG, _RAW_OUTPUT_TAG = b"\x1a", b"\x32"
+# Where a field's content begins and ends in a message.
+_Span = tuple[int, int]
 PATH = f"/{SERVICE}/ModelInfer"
 logger = logging.getLogger("mlctl.grpc")
-
-
-class InferConnection(Protocol):
-    """The connection of an infer call."""
-
-    outbox: SendQueue
-
-    def over(self, call: InferCall) -> None:
-        """Forget the call, which was answered."""
 
 
 class InferCall(Hold):
@@ -55,7 +70,7 @@ class InferCall(Hold):
     _answered = False
 
     def __init__(
-        self, handler: InferCalls, connection: InferConnection, stream: int, model: GrpcModel
+        self, handler: InferCalls, connection: Connection, stream: int, model: GrpcModel
     ) -> None:
         self.inflight = handler.inflight
         self.stream = stream
@@ -74,11 +89,6 @@ class InferCall(Hold):
             if handler.access.required:
                 handler.access.require(head.authorization)
             self.grow(arrived)
-            if handler.rejecting and handler.is_single and b"priority" not in message:
-                full = self.model.served.quick_reject(Priority.NORMAL, arrived)
-                handler.rejecting = full is not None
-                if full is not None:
-                    raise full  # noqa: TRY301 - as the decoder does
             request = self._request = handler.messages.decode(message, self)
             if arrived > self.model.served.max_body_bytes:
                 self.model.served.check_size(arrived)
@@ -105,7 +115,7 @@ class InferCall(Hold):
         self._complete()
         connection = self._connection
         connection.outbox.answer(self.stream, data, self._handler.seconds)
-        connection.over(self)
+        connection.over(self.stream)
         served, parse = model.served, self._parse_seconds
         queue, infer = answer.queue_seconds, answer.infer_seconds
         serialize = perf_counter() - start
@@ -149,10 +159,7 @@ class InferCall(Hold):
         if self._answered:
             return
         self._complete()
-        fields = self._handler.rejection(error)
-        connection, seconds = self._connection, self._handler.seconds
-        connection.outbox.end(self.stream, fields, reset_unfinished=False, seconds=seconds)
-        connection.over(self)
+        self._connection.reject(self.stream, self._handler.rejection(error))
 
     def _report(self, error: BaseException) -> None:
         self.model.served.count(GRPC, error)
@@ -175,27 +182,260 @@ class InferCalls:
         self.inflight = models.inflight
         # Whether a call was rejected since one found room in the queue.
         self.rejecting = False
-        # Whether all calls are to one model, so that its queue may reject them unparsed.
-        self.is_single = len(models.all) == 1
-        self._rejection: tuple[MlctlError, Fields] | None = None
+        self._rejection: tuple[MlctlError, bytes] | None = None
         self.access = models.access
         self.seconds = models.settings.deadline_ms / 1000
 
-    def rejection(self, error: MlctlError) -> Fields:
-        """Return the headers of a failed call; in overload many calls get the same error."""
+    def rejection(self, error: MlctlError) -> bytes:
+        """Return the block of a failed call; in overload many calls get the same error."""
         self.rejecting = self.rejecting or isinstance(error, QueueFullError)
         if self._rejection is None or self._rejection[0] is not error:
             fields = HEADERS + make_trailers(*status_of(error), trailers(error))
-            self._rejection = error, fields
+            self._rejection = error, encode(fields)
         return self._rejection[1]
 
-    def open(
-        self, connection: InferConnection, stream: int, head: CallHead, data: bytes
-    ) -> InferCall | None:
-        """Return a call, if it is one uncompressed message of ModelInfer; `begin` follows."""
+    def open(self, connection: Connection, stream: int, head: CallHead, data: bytes) -> bool:
+        """Begin or reject a call that is one uncompressed message of ModelInfer; else False."""
         size = len(data) - PREFIX_BYTES
         if not head.plain or head.path != PATH or size < 0 or size > self._max_body_bytes:
-            return None
+            return False
         if data[0] or int.from_bytes(data[1:PREFIX_BYTES]) != size:
+            return False
+        if self.rejecting and self._reject_unparsed(connection, stream, head, data):
+            return True
+        call = InferCall(self, connection, stream, self.models.default)
+        connection.calls[stream] = call
+        call.begin(head, data)
+        return True
+
+    def _reject_unparsed(
+        self, connection: Connection, stream: int, head: CallHead, data: bytes
+    ) -> bool:
+        """Reject a call that the queue certainly rejects, if its message is like an earlier one.
+
+        No object is made for it: in overload a rejection must cost less than an answer.
+        """
+        header = None if self.access.required else self.messages.known_header(data)
+        if header is None:
+            return False
+        served, size = header.model.served, len(data) - PREFIX_BYTES
+        full = served.quick_reject(header.priority, size)
+        if full is None:
+            self.rejecting = False
+            return False
+        served.counted(GRPC, _QUEUE_FULL)
+        if served.observer is not None and served.observer.active:
+            header.model.calls.ended(head, size, perf_counter(), full)
+        connection.reject(stream, self.rejection(full))
+        return True
+
+
+class MessageHeader(NamedTuple):
+    """A request without its id and its raw tensors; `inputs` are in the order of the tensors."""
+
+    model: GrpcModel
+    inputs: tuple[Declared, ...]
+    outputs: Mapping[str, bool]
+    timeout: float | None
+    priority: Priority
+
+
+class InferMessages:
+    """Decodes the ModelInfer requests of a server and encodes the responses."""
+
+    def __init__(self, models: GrpcModels) -> None:
+        self._models = models
+        self._request = methods()["ModelInfer"].request
+        self._response = methods()["ModelInfer"].response
+        self._headers: dict[bytes, MessageHeader] = {}
+        self._layouts: dict[int, _Layout] = {}
+        self._outputs: dict[tuple[Any, ...], bytes] = {}
+
+    def known_header(self, message: bytes) -> MessageHeader | None:
+        """Return the header of a message like an earlier one, which follows its prefix, or None."""
+        layout = self._layouts.get(len(message))
+        return layout.header if layout is not None and layout.fits(message) else None
+
+    def decode(self, message: bytes, call: InferCall) -> InferRequest:
+        """Return the request in a ModelInferRequest, which follows its prefix in `message`.
+
+        Sets the model of `call`. Raises MODEL_NOT_FOUND, and INVALID_INPUT with the tensor and the
+        reason.
+        """
+        layout = self._layouts.get(len(message))
+        if layout is not None and layout.fits(message):
+            return _fill(layout.header, message, layout.identity, layout.raw, call)
+        spans = _split(message)
+        if spans is None:
+            return self._decode_whole(message, call)[0]
+        others, identity, raw = spans
+        key = b"".join([message[start:end] for start, end in others])
+        header = self._headers.get(key)
+        if header is None:
+            request, found = self._decode_whole(message, call)
+            if raw and not request.keys and len(key) <= _CACHED_BYTES:
+                declared = call.model.codec.declarations(found)
+                if len(self._headers) >= _CACHED:
+                    self._headers.clear()
+                self._headers[key] = MessageHeader(
+                    call.model, declared, request.outputs, request.timeout, request.priority
+                )
+            return request
+        if len(raw) != len(header.inputs):
+            return self._decode_whole(message, call)[0]
+        if len(self._layouts) >= _CACHED:
+            self._layouts.clear()
+        self._layouts[len(message)] = _layout(message, identity, raw, header)
+        return _fill(header, message, identity, raw, call)
+
+    def encode(
+        self,
+        model: GrpcModel,
+        request: InferRequest,
+        outputs: Mapping[str, np.ndarray],
+        parameters: Mapping[str, str | float] | None = None,
+    ) -> bytes:
+        """Return the ModelInferResponse to `request`, serialized."""
+        codec = model.codec
+        if parameters:
+            whole = codec.encode(self._response, request, outputs, parameters)
+            serialized: bytes = whole.SerializeToString()
+            return serialized
+        key = (model.served.name, *[(name, outputs[name].shape) for name in request.outputs])
+        described = self._outputs.get(key)
+        if described is None:
+            described = self._describe(codec, request, outputs)
+            if len(self._outputs) >= _CACHED:
+                self._outputs.clear()
+            self._outputs[key] = described
+        parts = [described]
+        if request.id:
+            identity = request.id.encode()
+            parts += (_ID_TAG, _varint(len(identity)), identity)
+        for name in request.outputs:
+            data = encode_raw(codec.outputs[name].dtype, outputs[name])
+            parts += (_RAW_OUTPUT_TAG, _varint(len(data)), data)
+        return b"".join(parts)
+
+    def _describe(
+        self, codec: GrpcCodec, request: InferRequest, outputs: Mapping[str, np.ndarray]
+    ) -> bytes:
+        message = codec.encode(self._response, request._replace(id=""), outputs)
+        message.ClearField("raw_output_contents")
+        serialized: bytes = message.SerializeToString()
+        return serialized
+
+    def _decode_whole(self, message: bytes, call: InferCall) -> tuple[InferRequest, Any]:
+        try:
+            found = self._request.FromString(message[PREFIX_BYTES:])
+        except DecodeError:
+            raise _not_a_request() from None
+        call.model = self._models.find(found.model_name, found.model_version)
+        return call.model.codec.decode(found), found
+
+
+class _Layout(NamedTuple):
+    """Where a message of one length has its id and tensors, and the bytes `fixed` between them.
+
+    A message of that length with those bytes has the same fields in the same places.
+    """
+
+    fixed: tuple[tuple[slice, bytes], ...]
+    identity: _Span
+    raw: Sequence[_Span]
+    header: MessageHeader
+
+    def fits(self, message: bytes) -> bool:
+        """Whether a message of the layout's length has it."""
+        for span, content in self.fixed:  # noqa: SIM110 - a generator costs more than the rest
+            if message[span] != content:
+                return False
+        return True
+
+
+def _layout(
+    message: bytes, identity: _Span, raw: Sequence[_Span], header: MessageHeader
+) -> _Layout:
+    at, fixed = PREFIX_BYTES, []
+    for start, end in (*sorted((identity, *raw)), (len(message), len(message))):
+        if at < start:
+            fixed.append((slice(at, start), message[at:start]))
+        at = end
+    return _Layout(tuple(fixed), identity, raw, header)
+
+
+def _fill(
+    header: MessageHeader, message: bytes, identity: _Span, raw: Sequence[_Span], call: InferCall
+) -> InferRequest:
+    """Return the request of `header` with the id and the tensors at these places."""
+    call.model = header.model
+    start, end = identity
+    try:
+        name = message[start:end].decode() if start < end else ""
+    except UnicodeDecodeError:
+        raise _not_a_request() from None
+    inputs = {}
+    for declared, (start, end) in zip(header.inputs, raw, strict=True):
+        inputs[declared.spec.name] = decode_raw(declared, message, start, end - start)
+    head = header.outputs, header.timeout, header.priority
+    return make_tuple(InferRequest, (name, inputs, *head, ()))
+
+
+def _split(message: bytes) -> tuple[list[_Span], _Span, list[_Span]] | None:
+    """Return where a request has its other fields, its id and its raw tensors; None if unusual.
+
+    Fields of protobuf are independent of each other's position, so equal other fields mean equal
+    requests whatever id and tensors stand between them.
+    """
+    others: list[_Span] = []
+    raw: list[_Span] = []
+    at, size = PREFIX_BYTES, len(message)
+    identity = at, at
+    while at < size:
+        tag = message[at]
+        start, field = at, tag >> 3
+        if tag & 7 != _BYTES_FIELD or field not in _FIELDS or at + 1 >= size:
             return None
-        return InferCall(self, connection, stream, self.models.default)
+        length = message[at + 1]
+        at += 2
+        if length >= 0x80:
+            length &= 0x7F
+            for shift in (7, 14, 21, 28):
+                if at >= size:
+                    return None
+                byte = message[at]
+                at += 1
+                length |= (byte & 0x7F) << shift
+                if byte < 0x80:
+                    break
+            else:
+                return None
+        end = at + length
+        if end > size:
+            return None
+        if field == _RAW:
+            raw.append((at, end))
+        elif field == _ID:
+            identity = at, end
+        else:
+            others.append((start, end))
+        at = end
+    return others, identity, raw
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return _SMALL[value]
+    parts = bytearray()
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+_SMALL = [bytes([value]) for value in range(0x80)]
+
+
+def _not_a_request() -> MlctlError:
+    return invalid("the message is not a ModelInferRequest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import NamedTuple
 
-from services.online.batching.budget import Inflight
+from services.online.batching.admission import Inflight
 from services.online.grpc.codec import GrpcCodec
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.observed_calls import GrpcCalls

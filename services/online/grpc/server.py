@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold
 from services.online.grpc.health import HEALTH_SERVICE, HealthService
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.http2.server import Http2Server

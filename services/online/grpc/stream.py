@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from bundle.errors import MlctlError
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold
 from services.online.grpc.codec import wants_final
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext

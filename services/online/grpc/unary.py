@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold
 from services.online.batching.executor import Answer
 from services.online.grpc.http2.call import GrpcCall
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext

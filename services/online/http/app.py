@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold
 from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.fields import fields_of
 from services.online.http.inference import InferHandler, PendingRequest

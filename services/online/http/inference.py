@@ -17,16 +17,20 @@ from urllib.parse import quote
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
-from services.online.batching.admission import QueueFullError
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold, QueueFullError
 from services.online.batching.executor import Answer, Cancellable
 from services.online.batching.model_executor import forward
 from services.online.batching.scheduler import deadline_exceeded
-from services.online.http.responses import Response, error_response, success_to_wire, to_wire
-from services.online.http.unparsed import header_value, whole_request_size
+from services.online.http.responses import (
+    RequestIds,
+    Response,
+    error_response,
+    success_to_wire,
+    to_wire,
+)
+from services.online.http.unparsed import read_unparsed
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import HTTP, RequestRecord
-from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.codec import V2Codec
 from services.protocol.compression import (
@@ -39,6 +43,7 @@ from services.protocol.priority import Priority, parse_priority
 from services.protocol.wire import InferRequest
 from services.runtime.streaming import AnswerStream
 
+_QUEUE_FULL = ErrorCode.QUEUE_FULL.value
 _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"})
 # Larger JSON is decoded on another thread: it takes a millisecond of the event loop. A compressed
 # body may become large.
@@ -103,6 +108,7 @@ class InferHandler:
         paths = (f"{path}/infer", f"{path}/versions/{served.digest}/infer")
         # The request targets of this model's infer endpoint, as clients spell them.
         self.targets = frozenset(path.encode() for path in paths)
+        self._request_lines = tuple(b"POST %b HTTP/1.1\r\n" % target for target in self.targets)
         self._codec = V2Codec(served.name, served.digest, served.signature)
         # Two threads, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
@@ -301,21 +307,20 @@ class InferHandler:
         cost less than an answer. None for a request that is unusual in any way, which the parser
         then reads. `headers` are the server's own header lines.
         """
-        if self._served.access.required:
+        served = self._served
+        if served.access.required:
             return None
-        size = whole_request_size(request, self.targets)
-        full = None
-        if size is not None and self._served.rejecting and b"priority" not in request:
-            full = self._served.quick_reject(Priority.NORMAL, size)
+        found = read_unparsed(request, self._request_lines)
+        if found is None:
+            return None
+        size, fields = found
+        full = served.quick_reject(Priority.NORMAL, size)
         if full is None:
-            self.rejecting = size is None
+            self.rejecting = False
             return None
-        own = header_value(request, b"x-request-id")
-        request_id = self._ids.of(own)
-        self._served.count(HTTP, full)
-        if self._served.observer is not None and self._served.observer.active:
-            trace = {b"traceparent": header_value(request, b"traceparent")}
-            fields = {name: value for name, value in trace.items() if value is not None}
+        request_id = self._ids.of(fields.get(b"x-request-id"))
+        served.counted(HTTP, _QUEUE_FULL)
+        if served.observer is not None and served.observer.active:
             self.report(self.observe(fields, request_id), full)
         cached = self._full_wire
         if cached is None or cached[0] is not full or cached[1] is not headers:
@@ -323,7 +328,7 @@ class InferHandler:
             response = error_response(full, [(b"x-request-id", mark)])
             start, _, end = to_wire(response, headers, close=False).partition(mark)
             cached = self._full_wire = full, headers, start, end
-        return b"%b%b%b" % (cached[2], request_id, cached[3])
+        return cached[2] + request_id + cached[3]
 
     def connection_rejected(self, status: int) -> None:
         """Count a connection that the protocol rejected with `status` before any request."""

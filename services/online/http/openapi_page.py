@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.online.http.app import Message, Receive, Send, send_error
+from services.online.http.app import Message, Receive, Send, send_error, send_response
 from services.online.http.responses import MethodError, make_response
 from services.online.models.repository import Serving
 
@@ -20,10 +20,7 @@ class OpenApiPage:
         if scope["method"] not in ("GET", "HEAD"):
             await send_error(send, MethodError(("GET", "HEAD")))
             return
-        response = make_response(200, b"application/json", self._made())
-        start = {"type": "http.response.start", "status": 200, "headers": response.headers}
-        await send(start)
-        await send({"type": "http.response.body", "body": response.body})
+        await send_response(send, make_response(200, b"application/json", self._made()))
 
     def _made(self) -> bytes:
         """The document, built at its first request."""

@@ -3,28 +3,22 @@
 Names of arguments that are no Python identifiers are spelled with underscores. Records are a JSON
 array of objects, one per row, keyed by the names of the inputs (see `read_records`). A model with
 one output answers with its array, one with several with an object of arrays. A JPEG or PNG file is
-the only value of a model whose only input is BYTES `[-1]`. Of several models the
-first is at `/predict`, and each at `/predict/NAME`. BentoML only declares these routes, for its
-pages and clients; `PredictApp` answers them.
+the only value of a model whose only input is BYTES `[-1]`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import keyword
 import logging
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import orjson
-from pydantic import BeforeValidator, PlainValidator, create_model
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold
 from services.online.http.app import (
     GoneError,
     Message,
@@ -34,19 +28,18 @@ from services.online.http.app import (
     read_in_time,
     send_response,
 )
+from services.online.http.declaration import argument_names, predict_routes
 from services.online.http.fields import fields_of
-from services.online.http.responses import MethodError, error_response, make_response
+from services.online.http.responses import MethodError, RequestIds, error_response, make_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import PREDICT, RequestRecord
-from services.online.observability.ids import RequestIds
 from services.online.security.public import failed, is_public
 from services.protocol.json_body import parse_document
 from services.protocol.json_data import decode_data, decode_nullable, encode_data
 from services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
 from services.protocol.wire import declare, invalid, shown
 
-ROUTE = "/predict"
 # The arguments are read on the event loop, at about a microsecond for each value.
 MAX_VALUES = 1 << 20
 FILES = frozenset({"image/jpeg", "image/png", "audio/wav"})
@@ -59,7 +52,9 @@ class PredictApp:
     """The ASGI application of `/predict` and `/predict/NAME`."""
 
     def __init__(self, serving: Serving) -> None:
-        self._apis = {path: ModelCalls(model) for path, model in predict_routes(serving).items()}
+        self._apis = {
+            path: ModelCalls(model) for path, model in predict_routes(serving.models).items()
+        }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         api = self._apis.get(scope["path"])
@@ -222,14 +217,6 @@ class ModelCalls:
             self._model.observer.ended(record, error)
 
 
-def predict_routes(serving: Serving) -> dict[str, ServedModel]:
-    """The paths of the typed APIs: one for the default model, and each one's own of several."""
-    routes = {ROUTE: serving.models[0]}
-    if len(serving.models) > 1:
-        routes |= {f"{ROUTE}/{served.name}": served for served in serving.models}
-    return routes
-
-
 def takes_files(specs: Sequence[TensorSpec]) -> bool:
     """Return whether a body may be a file: the model's only input is BYTES [-1]."""
     return len(specs) == 1 and specs[0].dtype is Datatype.BYTES and specs[0].shape == (DYNAMIC,)
@@ -252,73 +239,6 @@ def media_type_of(headers: Mapping[bytes, bytes]) -> str:
     """Return the media type of a request's body in lower case; empty if it names none."""
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     return content_type.partition(";")[0].strip().lower()
-
-
-def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
-    """A distinct Python identifier for each tensor name."""
-    names: dict[str, str] = {}
-    for spec in specs:
-        plain = re.sub(r"\W", "_", spec.name)
-        if not plain.isidentifier() or keyword.iskeyword(plain) or plain in ("self", "ctx"):
-            plain = f"tensor_{plain}"
-        while plain in names.values():
-            plain += "_"
-        names[spec.name] = plain
-    return names
-
-
-def make_predict(model: ServedModel, route: str = ROUTE) -> Any:
-    """Return the declaration of the API of `model` for BentoML, at the path `route`."""
-    import bentoml
-
-    names = argument_names(model.signature.inputs)
-    output = _output_type(model.signature)
-    types = {names[spec.name]: _input_type(spec) for spec in model.signature.inputs}
-
-    async def predict(_self: Any, /, **_arguments: Any) -> NoReturn:
-        raise NotImplementedError("PredictApp answers the calls")
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    parameters += [inspect.Parameter(name, kind, annotation=of) for name, of in types.items()]
-    signature = inspect.Signature(parameters, return_annotation=output)
-    predict.__signature__ = signature  # type: ignore[attr-defined]
-    predict.__annotations__ = {**types, "return": output}
-    predict.__doc__ = f"Score with model {model.name} (digest {model.digest})."
-    return bentoml.api(route=route)(predict)
-
-
-def _input_type(spec: TensorSpec) -> Any:
-    """Return the type that BentoML describes the argument by."""
-    from bentoml.validators import DType
-
-    def convert(value: Any) -> np.ndarray:
-        return to_array(spec, value)
-
-    if spec.dtype is Datatype.BYTES:  # BentoML has no type for arrays of text
-        return Annotated[list[Any], PlainValidator(convert)]
-    return Annotated[np.ndarray, DType(spec.dtype.numpy_name), BeforeValidator(convert)]
-
-
-def _output_type(signature: Signature) -> Any:
-    import bentoml
-
-    if len(signature.outputs) == 1:
-        return _array_type(signature.outputs[0])
-    names = argument_names(signature.outputs)
-    fields: dict[str, Any] = {
-        names[spec.name]: (_array_type(spec), ...) for spec in signature.outputs
-    }
-    # BentoML's base class knows how to describe and send arrays; pydantic's own does not.
-    return create_model("Outputs", __base__=bentoml.IODescriptor, **fields)
-
-
-def _array_type(spec: TensorSpec) -> Any:
-    from bentoml.validators import DType
-
-    if spec.dtype is Datatype.BYTES:
-        return list[Any]
-    return Annotated[np.ndarray, DType(spec.dtype.numpy_name)]
 
 
 def to_array(spec: TensorSpec, value: Any) -> np.ndarray:

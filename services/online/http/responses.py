@@ -1,11 +1,14 @@
-"""HTTP responses as values and as bytes on the wire."""
+"""HTTP responses as values and as bytes on the wire, and the request ids that they return."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
+from itertools import count
 from typing import Any, NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
@@ -13,6 +16,7 @@ from services.online.batching.scheduler import QueueFullError
 
 Headers = list[tuple[bytes, bytes]]
 _JSON = b"application/json"
+_FIT = re.compile(rb"[!-~]{1,128}")
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -114,3 +118,21 @@ def success_to_wire(
 def render_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return headers as lines."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+class RequestIds:
+    """Request ids: the client's if it is safe to return, else a new and unique one."""
+
+    def __init__(self) -> None:
+        self._process = b"%x-" % int.from_bytes(os.urandom(6))
+        self._numbers = count()
+
+    def of(self, client_id: bytes | None) -> bytes:
+        """Return `client_id` if it has 1 to 128 visible characters, else a new id."""
+        if client_id is not None and _FIT.fullmatch(client_id):
+            return client_id
+        return self.make()
+
+    def make(self) -> bytes:
+        """Return a new id."""
+        return b"%b%x" % (self._process, next(self._numbers))

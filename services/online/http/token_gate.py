@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bundle.errors import MlctlError
-from services.online.http.app import App, Message, Receive, Send, close_if_expecting
+from services.online.http.app import App, Message, Receive, Send, close_if_expecting, send_response
 from services.online.http.fields import fields_of
 from services.online.http.responses import Response
 from services.runtime.access import Access, unauthenticated
@@ -41,11 +41,4 @@ class TokenGate:
         else:
             response = self._reject(unauthenticated(), scope)
             close_if_expecting(headers, response)
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": response.status,
-                    "headers": response.headers,
-                }
-            )
-            await send({"type": "http.response.body", "body": response.body})
+            await send_response(send, response)

@@ -1,52 +1,53 @@
-"""The size and single headers of a request without a parse, where its form is the usual one.
+"""Read what a rejection needs of a request without a parse, where the request's form is usual.
 
 In overload most requests are rejected, and a parse would cost more than the rejection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
 
-_START, _VERSION = b"POST ", b" HTTP/1.1\r\n"
-_LENGTH = b"\r\ncontent-length:"
 _MAX_DIGITS = 9
-# Fields that change where a request ends, its priority, what its body takes or the connection.
+_LENGTH, _JSON_LENGTH = b"content-length", b"inference-header-content-length"
+_CONNECTION = b"connection"
+_USUAL = frozenset({_LENGTH, _JSON_LENGTH, _CONNECTION, b"x-request-id", b"traceparent"})
+# Fields that change where a request ends, its priority or what its body takes.
 _UNUSUAL = (
-    b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"close", b"authorization",
-    b"priority",
+    b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"authorization",
+    b"mlctl-priority",
 )  # fmt: skip
+# One pass over the head takes a fifth of the time of a search for each name. A name with a space
+# behind it is not a usual one.
+_FIELDS = re.compile(rb"\n(?i:((?:%b)[ \t]*)):[ \t]*([^\r\n]*)" % b"|".join([*_USUAL, *_UNUSUAL]))
 
 
-def whole_request_size(request: bytes, targets: Collection[bytes]) -> int | None:
-    """Return the size of the body if `request` is exactly one usual POST to one of `targets`.
+def read_unparsed(
+    request: bytes, starts: tuple[bytes, ...]
+) -> tuple[int, dict[bytes, bytes]] | None:
+    """Return the size of the body in bytes, and the headers that matter, of one whole request.
 
-    None for anything else, such as a part of a request, two of them or an unusual header.
+    Its first line must be one of `starts`. None for anything else, such as a part of a request, two
+    of them, an unusual header, or a body that may name a priority.
     """
-    line = request.find(b"\r\n")
-    version = line + 2 - len(_VERSION)
-    if not request.startswith(_START) or request[version : line + 2] != _VERSION:
+    end = request.find(b"\r\n\r\n")
+    if end < 0 or not request.startswith(starts):
         return None
-    end = request.find(b"\r\n\r\n", line)
-    if end < 0 or request[len(_START) : version] not in targets:
+    found = _FIELDS.findall(request, 0, end)
+    fields = {name.lower(): value for name, value in found}
+    length = fields.get(_LENGTH, b"")
+    if len(fields) != len(found) or not length.isdigit() or len(length) > _MAX_DIGITS:
         return None
-    head = request[line:end].lower()
-    at = head.find(_LENGTH)
-    stop = head.find(b"\r\n", at + 2)
-    digits = head[at + len(_LENGTH) : stop if stop >= 0 else len(head)].strip(b" \t")
-    if at < 0 or head.count(_LENGTH) > 1 or not digits.isdigit() or len(digits) > _MAX_DIGITS:
+    body, size = end + 4, int(length)
+    if body + size != len(request) or not _USUAL.issuperset(fields):
         return None
-    size = int(digits)
-    if end + 4 + size != len(request) or any([name in head for name in _UNUSUAL]):  # noqa: C419 - faster
+    if _CONNECTION in fields and fields[_CONNECTION].lower() != b"keep-alive":
         return None
-    return size
-
-
-def header_value(request: bytes, name: bytes) -> bytes | None:
-    """Return the value of a header that `request` has in lower or usual case, or None."""
-    end = request.find(b"\r\n\r\n") + 2  # the body is no header
-    for spelled in (name, b"-".join([part.capitalize() for part in name.split(b"-")])):
-        start = request.find(b"\r\n%b:" % spelled, 0, end)
-        if start >= 0:
-            start += len(name) + 3
-            return request[start : request.find(b"\r\n", start)].strip(b" \t")
-    return None
+    stop = len(request)
+    if _JSON_LENGTH in fields:
+        length = fields[_JSON_LENGTH]
+        if not length.isdigit() or len(length) > _MAX_DIGITS:
+            return None
+        stop = body + int(length)
+    if request.find(b"priority", body, stop) >= 0:
+        return None
+    return size, fields

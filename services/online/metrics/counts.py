@@ -122,7 +122,8 @@ class Metrics:
         """Count `count` requests of `protocol` ("http", "grpc", "predict") by their outcome."""
         key = (protocol, outcome)
         self._outcomes[key] = self._outcomes.get(key, 0) + count
-        self._exposition.touch()
+        if not self._exposition.due:
+            self._exposition.touch()
 
     def answered(
         self, protocol: str, parse: float, queue: float, infer: float, serialize: float

@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import MlctlError
-from bundle.tensors import NO_MISSING, Signature
+from bundle.tensors import NO_MISSING
 from services.online.batching.model_executor import forward, one_piece
 from services.online.batching.scheduler import Limits, Priority, deadline_exceeded
 from services.online.batching.split import Cancellable, Waiter
@@ -23,7 +23,7 @@ from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, invalid
 from services.runtime.bento_layout import BentoContents
 from services.runtime.padding import Arrays
-from services.runtime.pipeline import pipeline_signature, with_stage
+from services.runtime.pipeline import with_stage
 from services.runtime.streaming import Answer, AnswerStream
 
 
@@ -46,9 +46,8 @@ class ServedPipeline(ServedModel):
         super().__init__(packed.bundles[0], settings, registry=registry, inflight=inflight)
         self.name = packed.name
         self.digest = packed.digest
-        signatures = {stage.name: stage.signature for stage in self._stages}
         self.missing = NO_MISSING
-        self.signature: Signature = pipeline_signature(self._pipeline, signatures)
+        self.signature = packed.signature
         self.max_body_bytes = self._stages[0].max_body_bytes
         self._open: set[asyncio.Task[Answer]] = set()
 

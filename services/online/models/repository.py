@@ -17,7 +17,7 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import require_packages
 from bundle.verify import VerifiedBundle
-from services.online.batching.budget import Inflight
+from services.online.batching.admission import Inflight
 from services.online.models.pipeline import ServedPipeline
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings

@@ -23,8 +23,7 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
 from bundle.verify import VerifiedBundle
-from services.online.batching.admission import too_many_bytes
-from services.online.batching.budget import Inflight
+from services.online.batching.admission import Inflight, too_many_bytes
 from services.online.batching.executor import Answer, BatchExecutor, Cancellable, Waiter
 from services.online.batching.model_executor import ModelExecutor, forward
 from services.online.batching.scheduler import LARGE_ROWS, Limits, Priority, QueueFullError
@@ -68,10 +67,11 @@ class ServedModel:
     """One model of one bundle in one process.
 
     `answered` counts an answered request: its protocol, and the seconds of its stages parse, queue,
-    infer and serialize.
+    infer and serialize. `counted` counts a request by its protocol and outcome.
     """
 
     answered: Callable[[str, float, float, float, float], None]
+    counted: Callable[[str, str], None]
 
     def __init__(
         self,
@@ -108,6 +108,7 @@ class ServedModel:
         self._costs = BatchCosts()
         self._lengths: LengthPadding | None = None
         self._hung = False
+        self._alone = inflight is None
         self.inflight = inflight or Inflight(settings.max_inflight_bytes)
         self._metrics: Metrics | None = None
         self.observer: Observer | None = None
@@ -187,6 +188,7 @@ class ServedModel:
             self.name, self._registry, lambda: scorer.transform_seconds, scorer.lookups
         )
         self.answered = self._metrics.answered
+        self.counted = self._metrics.request
         self._observe()
         quick = {rows: time for rows, time in seconds.items() if time <= _INLINE_SECONDS}
         theirs = self._bundle.manifest.batching.max_rows
@@ -207,6 +209,7 @@ class ServedModel:
                 self._clock,
                 self._metrics,
                 inline=inline,
+                alone=self._alone,
                 costs=self._costs,
                 lengths=self._lengths,
                 lookups=scorer.lookups,
@@ -239,11 +242,6 @@ class ServedModel:
         if self._optional:
             add_absent(inputs, self._optional)
         return self._serving().submit(inputs, self._seconds(timeout), priority)
-
-    @property
-    def rejecting(self) -> bool:
-        """Whether a request was rejected since the queue last shrank."""
-        return self._batching is not None and self._batching.rejecting
 
     def quick_reject(self, priority: Priority, size: int) -> QueueFullError | None:
         """Return the error that a request whose body has `size` bytes certainly gets, else None.

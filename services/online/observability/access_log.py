@@ -20,7 +20,8 @@ from typing import Protocol
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.observability.calls import RequestRecord, status_of
+from services.online.batching.executor import Answer
+from services.online.observability.calls import OK, RequestRecord, status_of
 from services.online.observability.traceparent import TRACE_ID, is_valid, trace_id
 
 # More than a worker answers in a second: the disk may be slow.
@@ -126,7 +127,10 @@ class AccessLog:
         # The start of the last line with its Unix time, which the next one may share until the time
         # `_until` of `perf_counter`.
         self._shared: SharedFields | None = None
+        self._batch: tuple[float, float, int, str] | None = None
         self._ms = 0
+        self._second = 0
+        self._moment = ""
         self._until = 0.0
         self._start = b""
         self._is_full = False
@@ -138,17 +142,21 @@ class AccessLog:
 
     def answered(
         self,
+        protocol: str,
         request_id: bytes,
         traceparent: bytes | None,
         started: float,
         bytes_in: int,
         bytes_out: int,
-        shared: SharedFields,
+        rows: int,
+        answer: Answer,
     ) -> None:
         """Log an answered request that ends now and began at `started`, of `perf_counter`."""
         ended = perf_counter()
-        if shared != self._shared or ended >= self._until:
-            self._begin_lines(time.time(), shared)
+        _, queue, infer, batch_rows, _, _ = answer
+        if (queue, infer, rows, protocol) != self._batch or ended >= self._until:
+            self._begin_lines(time.time(), (protocol, OK, None, queue, infer, rows, batch_rows))
+            self._batch = queue, infer, rows, protocol
             self._until = ended + _SAME_TIME_SECONDS
         if self._is_full:
             self._excess += 1
@@ -199,9 +207,12 @@ class AccessLog:
         """Make the start of lines: the Unix time in milliseconds, and the shared fields."""
         protocol, code, status, queue, infer, rows, batch_rows = shared
         ms = int(at * 1e3)
-        moment = datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        if ms // 1000 != self._second:
+            self._second = ms // 1000
+            moment = datetime.fromtimestamp(self._second, UTC)
+            self._moment = moment.strftime("%Y-%m-%dT%H:%M:%S")
         fields = {
-            "time": f"{moment}.{ms % 1000:03}Z",
+            "time": f"{self._moment}.{ms % 1000:03}Z",
             "protocol": protocol,
             **self._model,
             "status": status or status_of(protocol, code),
@@ -212,7 +223,7 @@ class AccessLog:
         start = orjson.dumps(fields)[:-1]
         if queue is not None and infer is not None:
             start += b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
-        self._start, self._shared, self._ms = start, shared, ms
+        self._start, self._shared, self._batch, self._ms = start, shared, None, ms
         self._is_full = len(self._waiting) >= 2 * MAX_WAITING
 
 

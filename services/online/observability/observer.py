@@ -121,12 +121,12 @@ class Observer:
         `started` is of `perf_counter`; see `answered`. A log alone needs no record.
         """
         traceparent = headers.get(b"traceparent")
-        if self._log_alone is not None:
-            shared = (
-                protocol, OK, None, answer.queue_seconds, answer.infer_seconds,
-                self._rows_of(inputs, answer), answer.batch_rows,
-            )  # fmt: skip
-            self._log_alone.answered(request_id, traceparent, started, bytes_in, bytes_out, shared)
+        log = self._log_alone
+        if log is not None:
+            rows = self._rows_of(inputs, answer)
+            log.answered(
+                protocol, request_id, traceparent, started, bytes_in, bytes_out, rows, answer
+            )
             return
         record = self.begin(protocol, request_id, traceparent, headers.get(b"tracestate"))
         if record is not None:
@@ -189,8 +189,7 @@ class Observer:
     def _rows_of(self, inputs: Arrays, answer: Answer) -> int:
         if self._batched:
             for array in (inputs or answer.outputs).values():
-                rows: int = array.shape[0]
-                return rows
+                return len(array)
         return 1
 
     def _end(self, record: RequestRecord, code: str) -> None:

@@ -12,7 +12,6 @@ import time
 from typing import Any
 
 import click
-from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 
 # Set in BentoML's images: its supervisor then replaces no worker, and ends with the last one.
 _CONTAINERIZED = "BENTOML_CONTAINERIZED"
@@ -24,6 +23,8 @@ def use_protocol(protocol: type, loop_factory: str) -> None:
     BentoML makes uvicorn's configuration after the application and names neither, so uvicorn takes
     the entries "auto" of its tables. `loop_factory` is "module:function".
     """
+    from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES  # only a worker needs them
+
     protocols: dict[str, Any] = HTTP_PROTOCOLS
     protocols["auto"] = protocol
     LOOP_FACTORIES["auto"] = loop_factory

@@ -1,4 +1,4 @@
-"""The BentoML service, with our HTTP protocol and applications in front of BentoML's own.
+"""The BentoML service of a worker: our HTTP protocol and applications are before BentoML's own.
 
 `/v2` and `/predict` never reach BentoML's application, which serves its pages and metrics. If a
 model must not serve, the whole server ends; otherwise BentoML's supervisor would restart the
@@ -8,36 +8,34 @@ worker for ever.
 from __future__ import annotations
 
 import logging
-import os
-import re
-import signal
-import sys
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import bentoml
 
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import App, Message, V2App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import infer_protocol
+from services.online.http.declaration import ROUTE
 from services.online.http.inference import InferHandler
 from services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
-from services.online.http.predict import ROUTE, PredictApp, make_predict, predict_routes
+from services.online.http.predict import PredictApp
 from services.online.http.responses import Response
 from services.online.http.token_gate import TokenGate
 from services.online.models.repository import Serving, serving_of
+from services.online.server.declared import declare_service
 from services.online.server.parent import ParentWatch
 from services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
 from services.online.server.watchdog import Watchdog
 from services.online.server.workers import (
+    explain,
     forget_dead_workers,
-    note_failure,
-    prepare_server,
+    is_worker,
+    stop_supervisor,
     supervisor,
 )
 from services.online.settings import ServerSettings
@@ -145,25 +143,10 @@ def serve_http(settings: ServerSettings, inference: InferHandler, *others: Infer
 
 
 def build_service(found: VerifiedBundle | BentoContents, settings: ServerSettings) -> MlctlService:
-    """Return the service of one bundle or several; a worker loads the models when it starts."""
-    settings.check()
+    """Return the service of one bundle or several; it loads the models when it starts."""
     packed = found if isinstance(found, BentoContents) else BentoContents((found,))
-    serving = serving_of(packed, settings)
-    hook = bentoml.on_deployment(partial(_prepare_server, settings))
-    attributes = {"serving": serving, "prepare_server": hook}
-    for number, (route, each) in enumerate(predict_routes(serving).items()):
-        attributes[f"predict_{number}" if number else "predict"] = make_predict(each, route)
-    inner = type("Model", (Worker,), attributes)
-    tls = settings.tls
-    options = {} if tls is None else {"ssl": tls.bentoml_options()}
-    service: Any = bentoml.service  # mypy takes it for a module of that name
-    decorate = service(
-        name=re.sub(r"[^a-z0-9]", "_", serving.name),
-        service_class=MlctlService,
-        workers=settings.workers,
-        **options,
-    )
-    built: MlctlService = decorate(inner)
+    inner = type("Model", (Worker,), {"serving": serving_of(packed, settings)})
+    built: MlctlService = declare_service(packed, settings, inner, MlctlService)
     return built
 
 
@@ -228,38 +211,9 @@ class Worker:
             self._watchdog = Watchdog(lambda: self.serving.live, self.serving.abandon, seconds)
 
 
-def _prepare_server(settings: ServerSettings) -> None:
-    try:
-        prepare_server(settings)
-    except MlctlError as error:
-        print(explain(error), file=sys.stderr, flush=True)
-        raise SystemExit(error.spec.exit_code) from None
-
-
 def _share_log() -> None:
     """Our log goes where BentoML's goes, at its level."""
     ours, theirs = logging.getLogger("mlctl"), logging.getLogger("bentoml")
     ours.setLevel(theirs.getEffectiveLevel())
     ours.handlers = list(theirs.handlers)
     ours.propagate = False
-
-
-def explain(error: BaseException) -> str:
-    """Why the server does not start, for its log."""
-    if isinstance(error, MlctlError):
-        return f"mlctl does not serve this bundle ({error.code}): {error.message}. {error.hint}"
-    return f"mlctl could not start the model: {error!r}"
-
-
-def is_worker() -> bool:
-    """Whether a supervisor started this process, and starts another when it ends."""
-    return bentoml.server_context.worker_index is not None
-
-
-def stop_supervisor(error: BaseException) -> None:
-    """In a worker, end the server that started it, with `error`'s exit code; elsewhere nothing."""
-    if is_worker():
-        code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
-        note_failure(ERROR_TABLE[code].exit_code)
-        if os.getppid() == supervisor():  # another process may have its id by now
-            os.kill(supervisor(), signal.SIGTERM)

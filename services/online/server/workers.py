@@ -11,6 +11,7 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from services.online.ports import reserve_port
 from services.online.server.patches import replace_workers_in_containers, use_monotonic_clock
 from services.online.settings import ServerSettings
@@ -120,3 +122,26 @@ def _is_sibling(pid: int) -> bool:
         return process.ppid() == os.getppid() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def explain(error: BaseException) -> str:
+    """Why the server does not start, for its log."""
+    if isinstance(error, MlctlError):
+        return f"mlctl does not serve this bundle ({error.code}): {error.message}. {error.hint}"
+    return f"mlctl could not start the model: {error!r}"
+
+
+def is_worker() -> bool:
+    """Whether a supervisor started this process, and starts another when it ends."""
+    import bentoml
+
+    return bentoml.server_context.worker_index is not None
+
+
+def stop_supervisor(error: BaseException) -> None:
+    """In a worker, end the server that started it, with `error`'s exit code; elsewhere nothing."""
+    if is_worker():
+        code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
+        note_failure(ERROR_TABLE[code].exit_code)
+        if os.getppid() == supervisor():  # another process may have its id by now
+            os.kill(supervisor(), signal.SIGTERM)

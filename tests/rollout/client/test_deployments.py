@@ -19,8 +19,8 @@ import pytest
 from bundle.errors import ErrorCode, MlctlError
 from bundle.ports import free_ports
 from rollout.client import deployments
-from rollout.domain.gates import Gate
 from rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
+from rollout.domain.verdict import Gate
 from rollout.drivers.local.processes import process_role, strays
 from rollout.journal import paths
 from rollout.journal.journal import Journal

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from rollout.daemon.controller import Controller, Watch, World
-from rollout.domain.gates import Gate, HoldReason
+from rollout.daemon.controller import Controller
+from rollout.daemon.world import World
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import ProcessState, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from rollout.domain.verdict import Gate, HoldReason
 from rollout.journal import records
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent, Rollout
@@ -53,12 +54,19 @@ class Stage:
         self.controller = self.take_over(rollout)
 
     def take_over(self, rollout: int) -> Controller:
-        watch = Watch(
+        settings = self.journal.deployment("shop").settings
+        world = World(
+            "shop",
             self.journal.take_over("shop"),
-            self.journal.deployment("shop").settings,
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            self.launcher,
+            self.clock,
+            EDGES,
         )
-        world = World(self.data_plane, self.data_plane, self.launcher, self.clock, EDGES)
-        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        self.controller = Controller(self.journal.rollout(rollout), world)
         return self.controller
 
     def tick(self, times: int = 1, *, errors: int = 0, slow: int = 0, requests: int = 200) -> None:

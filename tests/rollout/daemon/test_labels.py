@@ -11,9 +11,10 @@ import pytest
 
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.controller import Controller
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.series import Series
+from rollout.daemon.world import World
 from rollout.domain.labels import RIGHT, WRONG
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
@@ -66,12 +67,20 @@ class Shop:
         self.live, self.candidate = revision("tiny:aa"), revision("tiny:bb")
         self.journal.create("shop", Ports(1, 2), self.settings, self.live)
         self.id = self.journal.begin("shop", self.candidate, self.spec)
-        watch = Watch(self.journal.take_over("shop"), self.settings)
         self.recording = Recording(self.folder, self.clock, 3600.0)
         world = World(
-            self.data_plane, self.data_plane, MemoryLauncher(), self.clock, EDGES, self.recording
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            self.settings,
+            self.data_plane,
+            self.data_plane,
+            MemoryLauncher(),
+            self.clock,
+            EDGES,
+            self.recording,
         )
-        self.controller = Controller(self.journal.rollout(self.id), world, self.journal, watch)
+        self.controller = Controller(self.journal.rollout(self.id), world)
         for slot, served in ((Slot.BLUE, self.live), (Slot.GREEN, self.candidate)):
             writer = SegmentWriter(self.folder.segments(slot), SIGNATURE, served.digest)
             control = SamplingControl(Sampling(), self.folder.control)

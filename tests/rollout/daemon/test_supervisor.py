@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rollout.daemon.controller import World
 from rollout.daemon.supervisor import Supervisor, not_warm
+from rollout.daemon.world import World
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
 from rollout.domain.process_ref import PROXY
@@ -46,17 +46,25 @@ class Stage:
         self.launcher.probes[Slot.BLUE] = ProcessState.STARTING
         argv = [sys.executable, "-c", "import time; time.sleep(60)"]
         journal.put_process("shop", PROXY, processes.spawn(str(directory), argv, directory / "log"))
-        world = World(self.data_plane, self.data_plane, self.launcher, clock, (100.0,))
         self.hanging: set[str] = set()
         files = EnvoyFiles(directory, ports)
-        self._files, self._directory, self._world = files, directory, world
+        self._files, self._directory = files, directory
         self.supervisor = self.take_over()
 
     def take_over(self) -> Supervisor:
         self.epoch = self.journal.take_over("shop")
-        return Supervisor(
-            "shop", self._directory, self._files, self._world, self.journal, self.hung, self.epoch
+        world = World(
+            "shop",
+            self.epoch,
+            self.journal,
+            self.journal.deployment("shop").settings,
+            self.data_plane,
+            self.data_plane,
+            self.launcher,
+            self.clock,
+            (100.0,),
         )
+        return Supervisor(world, self._directory, self._files, self.hung)
 
     def hung(self, served: RunningRevision) -> bool:
         """The stage knows which replicas hang."""

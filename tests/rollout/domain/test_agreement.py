@@ -9,13 +9,13 @@ from rollout.domain import agreement
 from rollout.domain.agreement import (
     MIN_BAD_BLOCKS,
     ShadowEvidence,
+    ShadowWindow,
     by_default,
     fold,
     require_copies,
 )
-from rollout.domain.gates import Action, Gate
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import Revision, RolloutSpec
+from rollout.domain.verdict import Action, Gate
 
 SPEC = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
 
@@ -28,10 +28,10 @@ def folded(ticks: int, window: ShadowWindow) -> ShadowEvidence:
 
 
 def test_fold__two_ticks__sums_and_keeps_the_last_drift() -> None:
-    first = ShadowWindow(10, 1.0, 20, 2, 0, 0.5, 1, None, 20)
-    second = ShadowWindow(5, 0.0, 5, 0, 1, 0.1, 0, 0.3, 25)
+    first = ShadowWindow(10, 1.0, 20, 2, 0, 1, None, 20)
+    second = ShadowWindow(5, 0.0, 5, 0, 1, 0, 0.3, 25)
     total = fold(fold(ShadowEvidence(), first, SPEC), second, SPEC).total
-    assert total == ShadowWindow(15, 1.0, 25, 2, 1, 0.5, 1, 0.3, 25, seconds=0.0)
+    assert total == ShadowWindow(15, 1.0, 25, 2, 1, 1, 0.3, 25, seconds=0.0)
 
 
 def test_fold__tick_without_pairs__adds_nothing() -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from rollout.domain import e_values, gates
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, GateEvidence, HoldReason, Verdict
-from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.evidence import GateEvidence, begin, fold, fold_shadow, next_step
 from rollout.domain.spec import RolloutSpec
+from rollout.domain.verdict import Action, Gate, HoldReason, Verdict
 
 SPEC = RolloutSpec(max_p99_ms=50.0, max_error_rate=0.01)
 
@@ -30,7 +31,7 @@ def block(candidate: Counts, live: Counts, *, representative: bool = True) -> Wi
 def folded(ticks: int, candidate: Counts, live: Counts, spec: RolloutSpec = SPEC) -> GateEvidence:
     evidence = GateEvidence()
     for _ in range(ticks):
-        evidence = gates.fold(evidence, block(candidate, live), spec)
+        evidence = fold(evidence, block(candidate, live), spec)
     return evidence
 
 
@@ -43,7 +44,7 @@ def test_gates__no_evidence__is_neither_harm_nor_proof() -> None:
 
 def test_fold__tick_without_candidate_requests__changes_nothing() -> None:
     evidence = folded(3, same(), same())
-    assert gates.fold(evidence, block(Counts(), same()), SPEC) == evidence
+    assert fold(evidence, block(Counts(), same()), SPEC) == evidence
 
 
 def test_harm__errors_beyond_the_limit__says_share_limit_and_number() -> None:
@@ -64,7 +65,7 @@ def test_harm__more_than_one_percent_slow__breaks_the_latency_limit() -> None:
 def test_harm__one_burst__is_one_event() -> None:
     """Half of one block slow is overwhelming evidence per request, yet one single event."""
     evidence = folded(5, same(), same())
-    evidence = gates.fold(evidence, block(same(slow=50), same()), SPEC)
+    evidence = fold(evidence, block(same(slow=50), same()), SPEC)
     assert gates.harm(evidence, SPEC) is None
     assert gates.doubtful(evidence, SPEC) is not None
 
@@ -87,7 +88,7 @@ def began(bad: int, before: int, live: Counts, spec: RolloutSpec = SPEC) -> Gate
     """`before` good blocks, then `bad` ones in which 8 % fail."""
     evidence = folded(before, same(), live, spec)
     for _ in range(bad):
-        evidence = gates.fold(evidence, block(same(errors=8), live), spec)
+        evidence = fold(evidence, block(same(errors=8), live), spec)
     return evidence
 
 
@@ -102,15 +103,15 @@ def test_harm__fault_begins_after_a_long_good_time__is_judged_by_its_own_blocks(
 
 
 def test_harm__good_block_between_bad_ones__ends_the_run() -> None:
-    evidence = gates.fold(began(4, 50, same()), block(same(), same()), SPEC)
+    evidence = fold(began(4, 50, same()), block(same(), same()), SPEC)
     for _ in range(4):
-        evidence = gates.fold(evidence, block(same(errors=8), same()), SPEC)
+        evidence = fold(evidence, block(same(errors=8), same()), SPEC)
     assert gates.harm(evidence, SPEC) is None
 
 
 def test_harm__next_step__begins_a_new_run() -> None:
-    evidence = gates.next_step(began(4, 50, same()))
-    evidence = gates.fold(evidence, block(same(errors=8), same()), SPEC)
+    evidence = next_step(began(4, 50, same()))
+    evidence = fold(evidence, block(same(errors=8), same()), SPEC)
     assert evidence.of(Gate.ERRORS_VS_LIMIT).run.bad_blocks == 1
     assert gates.harm(evidence, SPEC) is None
 
@@ -120,7 +121,7 @@ def test_harm__fault_begins_on_both_slots__is_not_the_candidates() -> None:
     spec = RolloutSpec(max_error_rate=0.3, margin=0.0)
     evidence = folded(50, same(), same(), spec)
     for _ in range(20):
-        evidence = gates.fold(evidence, block(same(errors=20), same(errors=20)), spec)
+        evidence = fold(evidence, block(same(errors=20), same(errors=20)), spec)
     assert evidence.of(Gate.ERRORS_VS_LIVE).run.bad_blocks == 20
     assert gates.harm(evidence, spec) is None
 
@@ -129,7 +130,7 @@ def test_harm__fault_begins_while_live_stays_good__is_compared_with_live_in_that
     spec = RolloutSpec(max_error_rate=0.3)
     evidence = folded(50, same(), same(errors=1), spec)
     for _ in range(5):
-        evidence = gates.fold(evidence, block(same(errors=20), same(errors=2)), spec)
+        evidence = fold(evidence, block(same(errors=20), same(errors=2)), spec)
     verdict = gates.harm(evidence, spec)
     assert verdict is not None
     assert verdict.gate is Gate.ERRORS_VS_LIVE
@@ -137,9 +138,9 @@ def test_harm__fault_begins_while_live_stays_good__is_compared_with_live_in_that
 
 
 def test_harm__fault_begins_in_the_bake__is_compared_with_live_before() -> None:
-    evidence = gates.begin([(rejecting(1), 5.0)] * 100, SPEC)
+    evidence = begin([(rejecting(1), 5.0)] * 100, SPEC)
     for share in (*[1] * 50, *[8] * 5):
-        evidence = gates.fold(evidence, block(rejecting(share), Counts()), SPEC)
+        evidence = fold(evidence, block(rejecting(share), Counts()), SPEC)
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
     assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
@@ -149,9 +150,9 @@ def test_harm__fault_begins_in_the_bake__is_compared_with_live_before() -> None:
 def test_harm__fault_of_some_clients_begins_under_sticky_routing__takes_the_whole_traffic() -> None:
     """The clients of the two slots differ, so their shares in a short time do not compare."""
     spec = RolloutSpec(sticky=True)
-    evidence = gates.begin([(rejecting(1), 5.0)] * 100, spec)
+    evidence = begin([(rejecting(1), 5.0)] * 100, spec)
     for share in (*[1] * 50, *[8] * 5):
-        evidence = gates.fold(evidence, block(rejecting(share), rejecting(share)), spec)
+        evidence = fold(evidence, block(rejecting(share), rejecting(share)), spec)
     assert evidence.of(Gate.CLIENT_ERRORS_VS_LIVE).run.bad_blocks == 5
     assert gates.harm(evidence, spec) is None
 
@@ -159,9 +160,9 @@ def test_harm__fault_of_some_clients_begins_under_sticky_routing__takes_the_whol
 def test_harm__fault_begins_where_live_has_bursts__needs_a_longer_run() -> None:
     """One request in a burst of the live slot says little, so it takes more of them."""
     bursty = [(same(errors=50 if each % 40 == 0 else 0), 5.0) for each in range(200)]
-    evidence = gates.begin(bursty, SPEC)
+    evidence = begin(bursty, SPEC)
     for errors in (*[0] * 50, *[8] * 5):
-        evidence = gates.fold(evidence, block(same(errors=errors), same()), SPEC)
+        evidence = fold(evidence, block(same(errors=errors), same()), SPEC)
     assert gates.harm(evidence, SPEC) is None
 
 
@@ -171,7 +172,7 @@ def test_harm__three_lone_failures_among_750__holds_or_goes_on() -> None:
     for tick in range(33):
         lone = tick % 11 == 5
         ours = Counts(1, 1, 1) if lone else Counts(25, 0, 25)
-        evidence = gates.fold(evidence, block(ours, same(errors=1)), SPEC)
+        evidence = fold(evidence, block(ours, same(errors=1)), SPEC)
         assert gates.harm(evidence, SPEC) is None, tick
     assert evidence.candidate.errors == 3
 
@@ -179,7 +180,7 @@ def test_harm__three_lone_failures_among_750__holds_or_goes_on() -> None:
 def test_harm__half_of_the_requests_fail__is_gross() -> None:
     evidence = GateEvidence()
     for _ in range(3):
-        evidence = gates.fold(evidence, Window(Counts(10, 5, 10), same()), SPEC)
+        evidence = fold(evidence, Window(Counts(10, 5, 10), same()), SPEC)
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
     assert (verdict.action, verdict.gate) == (Action.ROLLBACK, Gate.ERRORS_VS_LIMIT)
@@ -191,16 +192,16 @@ def test_harm__half_of_the_requests_fail__is_gross() -> None:
 def test_harm__both_slots_fail_alike__is_not_gross() -> None:
     evidence = GateEvidence()
     for _ in range(3):
-        evidence = gates.fold(evidence, Window(Counts(10, 5, 10), Counts(90, 45, 90)), SPEC)
+        evidence = fold(evidence, Window(Counts(10, 5, 10), Counts(90, 45, 90)), SPEC)
     assert gates.harm(evidence, SPEC) is None
 
 
 def test_harm__everything_slower_than_live_ever_was_in_the_bake__is_gross_after_8_s() -> None:
     spec = RolloutSpec(max_p99_ms=None)
-    evidence = gates.begin([(same(tail=1), 5.0)] * 100, spec)
+    evidence = begin([(same(tail=1), 5.0)] * 100, spec)
     for tick in range(16):
         assert gates.harm(evidence, spec) is None, tick
-        evidence = gates.fold(evidence, Window(same(tail=100), Counts()), spec)
+        evidence = fold(evidence, Window(same(tail=100), Counts()), spec)
     verdict = gates.harm(evidence, spec)
     assert verdict is not None
     assert verdict.gate is Gate.LATENCY_VS_LIVE
@@ -209,9 +210,9 @@ def test_harm__everything_slower_than_live_ever_was_in_the_bake__is_gross_after_
 def test_unproved__live_requests_come_in_bursts__needs_more_requests() -> None:
     """The record before the rollout shows it; the candidate's own requests do not yet."""
     bursty = [(same(slow=50 if each % 20 == 0 else 0), 5.0) for each in range(200)]
-    evidence = gates.begin(bursty, SPEC)
+    evidence = begin(bursty, SPEC)
     for _ in range(10):
-        evidence = gates.fold(evidence, block(same(), same()), SPEC)
+        evidence = fold(evidence, block(same(), same()), SPEC)
     held = gates.unproved(evidence, SPEC)
     assert held is not None
     assert "requests count as one" in held.why
@@ -222,16 +223,16 @@ def test_sticky__clients_error_moves_with_its_client__is_no_harm() -> None:
     """All rejected requests come from one client: before on the live slot, now on the other."""
     spec = RolloutSpec(sticky=True)
     record = [(Counts(100, 0, 100, client_errors=1), 5.0)] * 100
-    evidence = gates.begin(record, spec)
+    evidence = begin(record, spec)
     for _ in range(30):
         window = block(Counts(5, 0, 5, client_errors=1), Counts(95, 0, 95))
-        evidence = gates.fold(evidence, window, spec)
+        evidence = fold(evidence, window, spec)
     assert gates.harm(evidence, spec) is None
     assert gates.doubtful(evidence, spec) is None
-    evidence = gates.next_step(evidence)
+    evidence = next_step(evidence)
     for _ in range(30):
         window = block(Counts(50, 0, 50, client_errors=10), Counts(50, 0, 50))
-        evidence = gates.fold(evidence, window, spec)
+        evidence = fold(evidence, window, spec)
     verdict = gates.harm(evidence, spec)
     assert verdict is not None
     assert verdict.gate is Gate.CLIENT_ERRORS_VS_LIVE
@@ -293,13 +294,13 @@ def test_unproved__small_share_of_the_traffic__proves_no_latency() -> None:
     """Batches at 5 % are emptier than they will be; what was slow there counts all the same."""
     evidence, small = GateEvidence(), block(same(), same(), representative=False)
     for _ in range(20):
-        evidence = gates.fold(evidence, small, SPEC)
+        evidence = fold(evidence, small, SPEC)
     held = gates.unproved(evidence, SPEC)
     assert held is not None
     assert "took longer than 50 ms" in held.why
     bad = block(same(slow=20), same(), representative=False)
     for _ in range(20):
-        evidence = gates.fold(evidence, bad, SPEC)
+        evidence = fold(evidence, bad, SPEC)
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
     assert verdict.gate is Gate.LATENCY_VS_LIMIT
@@ -311,7 +312,7 @@ SHADOWED = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0
 def compared(ticks: int, window: ShadowWindow, spec: RolloutSpec = SHADOWED) -> GateEvidence:
     evidence = GateEvidence()
     for _ in range(ticks):
-        evidence = gates.fold_shadow(evidence, window, spec)
+        evidence = fold_shadow(evidence, window, spec)
     return evidence
 
 
@@ -353,7 +354,7 @@ def test_judge_shadow__few_pairs_drift_or_failed_copies__holds() -> None:
     assert drifted is not None
     assert (drifted.gate, drifted.value) == (Gate.DRIFT, 0.5)
     fine = compared(10, ShadowWindow(100, rows=100, psi=0.0))
-    failing = gates.fold(fine, block(same(errors=5), same()), SHADOWED)
+    failing = fold(fine, block(same(errors=5), same()), SHADOWED)
     held = gates.judge_shadow(failing, SHADOWED)
     assert held is not None
     assert held.gate is Gate.ERRORS_VS_LIMIT
@@ -406,7 +407,7 @@ def test_doubtful__worse_than_live_was_before__holds() -> None:
         (Counts(10, 0, 10, abandoned=90), Gate.ERRORS_VS_LIVE),
         (Counts(100, 0, 100, client_errors=90), Gate.CLIENT_ERRORS_VS_LIVE),
     ):
-        held = gates.doubtful(gates.fold(before, block(bad, Counts()), SPEC), SPEC)
+        held = gates.doubtful(fold(before, block(bad, Counts()), SPEC), SPEC)
         assert held is not None
         assert (held.action, held.gate) == (Action.HOLD, gate)
     assert gates.doubtful(folded(3, same(errors=0), Counts()), SPEC) is None
@@ -415,12 +416,12 @@ def test_doubtful__worse_than_live_was_before__holds() -> None:
 def test_harm__candidate_hangs_in_the_bake__is_found() -> None:
     evidence = folded(20, same(), same())
     for _ in range(20):
-        evidence = gates.fold(evidence, block(same(), Counts()), SPEC)
+        evidence = fold(evidence, block(same(), Counts()), SPEC)
     assert gates.harm(evidence, SPEC) is None
     ticks = 0
     while gates.harm(evidence, SPEC) is None:
         ticks += 1
-        evidence = gates.fold(evidence, block(Counts(abandoned=50), Counts()), SPEC)
+        evidence = fold(evidence, block(Counts(abandoned=50), Counts()), SPEC)
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
     assert verdict.gate is Gate.ERRORS_VS_LIVE
@@ -437,7 +438,7 @@ def test_harm__clients_give_up_as_before_in_the_bake__is_rare() -> None:
             others = int(generator.binomial(450, 0.2))
             theirs = Counts(450 - others, abandoned=others)
             window = block(Counts(50 - lost, abandoned=lost), theirs if tick < 5 else Counts())
-            evidence = gates.fold(evidence, window, SPEC)
+            evidence = fold(evidence, window, SPEC)
             if gates.harm(evidence, SPEC) is not None:
                 rolled_back += 1
                 break
@@ -479,7 +480,7 @@ def rolled_back_at(
     evidence = GateEvidence()
     for tick in range(ticks):
         window = block(candidate(generator), live(generator))
-        evidence = gates.fold(evidence, window, spec)
+        evidence = fold(evidence, window, spec)
         if gates.harm(evidence, spec) is not None:
             return tick + 1
     return None
@@ -517,7 +518,7 @@ def test_unproved__too_few_requests__says_share_limit_and_number() -> None:
 
 def test_unproved__small_bursts__says_how_many_requests_count_as_one() -> None:
     record = [(same(slow=3 if each % 20 == 0 else 0), 5.0) for each in range(200)]
-    evidence = gates.fold(gates.begin(record, SPEC), block(same(600), same()), SPEC)
+    evidence = fold(begin(record, SPEC), block(same(600), same()), SPEC)
     assert 2.0 < evidence.of(Gate.LATENCY_VS_LIMIT).design_effect < 3.0
     held = gates.unproved(evidence, SPEC)
     assert held is not None
@@ -539,13 +540,13 @@ def rejecting(share: int, n: int = 100) -> Counts:
 
 def test_bake__live_has_no_requests__is_compared_with_those_before() -> None:
     record = [(rejecting(1), 5.0)] * 20
-    evidence = gates.fold(gates.begin(record, SPEC), block(rejecting(30), Counts()), SPEC)
+    evidence = fold(begin(record, SPEC), block(rejecting(30), Counts()), SPEC)
     held = gates.doubtful(evidence, SPEC)
     assert held is not None
     compared = "requests were rejected as the client's error (1.00 % of 2000 on the live revision)"
     assert held.why == f"30.00 % of 100 {compared}; more requests will decide"
     for _ in range(4):
-        evidence = gates.fold(evidence, block(rejecting(30), Counts()), SPEC)
+        evidence = fold(evidence, block(rejecting(30), Counts()), SPEC)
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
     assert (verdict.gate, verdict.why) == (
@@ -556,9 +557,9 @@ def test_bake__live_has_no_requests__is_compared_with_those_before() -> None:
 
 
 def test_harm__live_has_requests__is_compared_with_these_alone() -> None:
-    evidence = gates.begin([(rejecting(1), 5.0)] * 20, SPEC)
+    evidence = begin([(rejecting(1), 5.0)] * 20, SPEC)
     for _ in range(5):
-        evidence = gates.fold(evidence, block(rejecting(30), same()), SPEC)
+        evidence = fold(evidence, block(rejecting(30), same()), SPEC)
     verdict = gates.harm(evidence, SPEC)
     assert verdict is not None
     assert "(0.00 % of 500 on the live revision)" in verdict.why
@@ -566,9 +567,9 @@ def test_harm__live_has_requests__is_compared_with_these_alone() -> None:
 
 def test_harm__sticky__is_compared_with_the_live_slot_before_the_rollout() -> None:
     spec = RolloutSpec(sticky=True)
-    evidence = gates.begin([(rejecting(1), 5.0)] * 20, spec)
+    evidence = begin([(rejecting(1), 5.0)] * 20, spec)
     for _ in range(5):
-        evidence = gates.fold(evidence, block(rejecting(60), rejecting(20)), spec)
+        evidence = fold(evidence, block(rejecting(60), rejecting(20)), spec)
     verdict = gates.harm(evidence, spec)
     assert verdict is not None
     assert "(1.00 % of 2000 on the live revision)" in verdict.why
@@ -580,7 +581,7 @@ def test_harm__live_became_as_bad_within_the_margin__is_none() -> None:
     evidence = folded(4, same(errors=16), same(), spec)
     assert gates.harm(evidence, spec) is not None
     for _ in range(4):
-        evidence = gates.fold(evidence, block(same(errors=16), same(errors=4)), spec)
+        evidence = fold(evidence, block(same(errors=16), same(errors=4)), spec)
     values = evidence.log_values(spec)
     assert e_values.log_mean(tuple(values.values())) > math.log(1.0 / spec.alpha)
     assert gates.harm(evidence, spec) is None
@@ -599,9 +600,9 @@ def gross(
     record: Sequence[tuple[Counts, float]] = (),
 ) -> Verdict | None:
     """Judge ticks of 0.5 s with (errors, requests) of the candidate."""
-    evidence = gates.begin(record, spec)
+    evidence = begin(record, spec)
     for errors, n in ticks:
-        evidence = gates.fold(evidence, Window(Counts(n, errors, n), live), spec)
+        evidence = fold(evidence, Window(Counts(n, errors, n), live), spec)
     return gates.harm(evidence, spec)
 
 

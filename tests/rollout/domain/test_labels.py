@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.output_kinds import OutputKind
 from rollout.domain import gates, labels
 from rollout.domain import state_machine as machine
-from rollout.domain.evidence import GateEvidence
+from rollout.domain.evidence import GateEvidence, fold_labels, next_step
 from rollout.domain.labels import LabelledTrials, LabelValue, deviation
 from rollout.domain.spec import Outcome, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
@@ -94,7 +94,7 @@ def test_accuracy_gate__labels_show_harm__rolls_back_with_numbers() -> None:
 def test_accuracy_gate__one_burst_of_wrong_answers__is_no_lasting_harm() -> None:
     blocks = [(20.0, 20), *[(0.0, 20)] * 40]
     found = LabelledTrials(labels.trials(blocks, SPEC))
-    evidence = gates.fold_labels(GateEvidence(), found)
+    evidence = fold_labels(GateEvidence(), found)
     assert gates.harm(evidence, SPEC) is None
 
 
@@ -137,7 +137,7 @@ def test_accuracy_gate__corrected_labels__replace_the_ones_before() -> None:
 def test_accuracy_gate__ticks_and_steps_without_labels__keep_the_labelled_answers() -> None:
     progress = baking(observed(0.5))
     before = progress.evidence.of(Gate.ACCURACY_VS_LIMIT)
-    assert gates.next_step(progress.evidence).of(Gate.ACCURACY_VS_LIMIT).ours == before.ours
+    assert next_step(progress.evidence).of(Gate.ACCURACY_VS_LIMIT).ours == before.ours
 
 
 def test_require_recording__no_recorder__rejects_a_limit_on_accuracy() -> None:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import AnswerTimes, Totals
 from rollout.domain.observer import TrafficObserver
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
 from tests.support.memory import MemoryDataPlane
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.domain.agreement import UNRECORDED_SECONDS, ShadowEvidence, given_up
-from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.agreement import UNRECORDED_SECONDS, ShadowEvidence, ShadowWindow, given_up
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.verdict import Action
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.domain import gates
 from rollout.domain import state_machine as machine
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.bursts import NO_TRIALS
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, HoldReason, Verdict
+from rollout.domain.evidence import begin, next_step
 from rollout.domain.labels import LabelledTrials
 from rollout.domain.operator_commands import OperatorCommand, Request
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
 from rollout.domain.state_machine import (
     TRANSITIONS,
@@ -20,6 +19,7 @@ from rollout.domain.state_machine import (
     Signal,
     TickObservation,
 )
+from rollout.domain.verdict import Action, Gate, HoldReason, Verdict
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),
@@ -374,7 +374,7 @@ def test_move__next_step__begins_its_counts_and_evidence_anew() -> None:
         since=207.0,
         step_requests=0,
         step_ticks=0,
-        evidence=gates.next_step(progress.evidence),
+        evidence=next_step(progress.evidence),
     )
     assert after.evidence != progress.evidence
 
@@ -574,7 +574,7 @@ def test_judge__one_percent_is_mirrored_and_differs__holds_the_step() -> None:
 
 def test_judge__live_errors_come_in_bursts__proof_counts_them_so_in_the_bake_only() -> None:
     bursty = [(Counts(100, 50 if each % 20 == 0 else 0, 100), 5.0) for each in range(200)]
-    start = replace(SHIFTED, step=1, evidence=gates.begin(bursty, SPEC))
+    start = replace(SHIFTED, step=1, evidence=begin(bursty, SPEC))
     assert judged(looked(start, 10, 150.0), 150.0).action is Action.ADVANCE
     baking = looked(replace(start, phase=RolloutPhase.BAKE, step=2), 10, 150.0)
     held = judged(baking, 150.0)

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Gate, HoldReason
 from rollout.domain.spec import RolloutSpec
 from rollout.domain.state_machine import TickObservation
+from rollout.domain.verdict import Gate, HoldReason
 from rollout.gate_service.session import (
     GateSession,
     Result,
     absorb,
-    from_json,
     judge,
     result_of,
-    to_json,
 )
+from rollout.journal.records import dumps, value_from
 
 SPEC = RolloutSpec(min_requests=20, max_p99_ms=200.0, max_error_rate=0.05)
 GOOD = Window(Counts(requests=100, timed=100), Counts(requests=100, timed=100))
@@ -91,4 +91,4 @@ def test_session__candidate_silent_for_three_ticks__fails() -> None:
 def test_session__written_as_json__is_read_back() -> None:
     session = after(*[GOOD, BAD] * 7)
     failed = replace(session, failed=judge(session, SPEC, final=False))
-    assert from_json(to_json(failed)) == failed
+    assert value_from(GateSession, json.loads(dumps(failed))) == failed

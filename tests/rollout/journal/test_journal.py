@@ -13,7 +13,7 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.domain import state_machine as machine
-from rollout.domain.gates import GateEvidence
+from rollout.domain.evidence import GateEvidence
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.scores import ProvedScore
@@ -210,7 +210,7 @@ def test_release_previous__kept_revision__stays_known_but_not_warm(journal: Jour
     previous = journal.deployment("shop").previous
     assert previous is not None
     assert (previous.revision, previous.warm_until) == (BLUE, 0.0)
-    last = journal.last_event("shop")
+    last = journal.newest("shop")
     assert last is not None
     assert (last.kind, last.body["bento"]) == ("previous_stopped", "tiny:aa")
     with pytest.raises(StaleEpochError):
@@ -380,7 +380,7 @@ def test_events__many_ticks__others_found_without_reading_them(journal: Journal)
     commands = [request.command for request in journal.requests(rollout)]
     kinds = [event.kind for event in journal.events("shop", ticks=False)]
     of_rollout = journal.events("shop", rollout=rollout, ticks=False)
-    last = journal.last_event("shop")
+    last = journal.newest("shop")
     page = journal.events("shop", after=10, rollout=rollout, limit=3)
     journal._db.set_progress_handler(None, 0)
     assert commands == [OperatorCommand.PAUSE, OperatorCommand.ROLLBACK]

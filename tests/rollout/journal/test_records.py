@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollout.domain import gates
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import Counts, Window
-from rollout.domain.gates import Action, Gate, GateEvidence, Verdict
-from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.evidence import GateEvidence, fold, fold_shadow
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
 from rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from rollout.domain.verdict import Action, Gate, Verdict
 from rollout.journal import records
 from rollout.journal.journal import Journal
 from tests.support.rollouts import revision
@@ -39,7 +39,7 @@ def test_records__evidence__is_read_back_exactly(journal: Journal) -> None:
     for tick in range(20):
         window = Window(Counts(10, tick % 3, 10, tick % 2, 1), Counts(90, 4, 90, 2, 3))
         shadow = ShadowWindow(requests=9, disagreed=tick / 7, rows=20, differed=tick, psi=0.1)
-        evidence = gates.fold_shadow(gates.fold(evidence, window, SPEC), shadow, SPEC)
+        evidence = fold_shadow(fold(evidence, window, SPEC), shadow, SPEC)
         journal.save(rollout, RolloutProgress(evidence=evidence), records.TICK, {}, epoch)
     assert journal.rollout(rollout.id).progress.evidence == evidence
     assert evidence.ticks == 20

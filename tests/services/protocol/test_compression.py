@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.budget import BusyError
+from services.online.batching.admission import BusyError
 from services.protocol import compression as encoding
 from services.protocol.compression import (
     CODINGS,

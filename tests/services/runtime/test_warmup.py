@@ -98,7 +98,7 @@ def flat(_rows: int) -> float:
 
 
 def heavy(rows: int) -> float:
-    """An accelerator that is not full: its batches soon take 25 ms."""
+    """An accelerator that is not full: its batches soon take 20 ms."""
     return 0.008 + 0.0001 * rows
 
 

@@ -14,8 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import deadline_exceeded
-from services.online.batching.budget import Hold, Inflight
+from services.online.batching.admission import Hold, Inflight, deadline_exceeded
 from services.online.grpc.http2.frames import Reason
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, CallHead, make_trailers
 from services.online.grpc.http2.messages import Assembler, frame, unpack, unpack_apart
@@ -40,8 +39,8 @@ class CallConnection(Protocol):
     def consumed(self, stream: int, size: int) -> None:
         """Let the client send `size` more bytes on the stream."""
 
-    def over(self, call: GrpcCall) -> None:
-        """Forget the call, which was answered or dropped."""
+    def over(self, stream: int) -> None:
+        """Forget the call of `stream`, which was answered or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class GrpcCall:
         """Reset the stream of a client that does not read its response."""
         self.leave()
         self._link.outbox.reset(self.stream, Reason.CANCEL)
-        self._link.over(self)
+        self._link.over(self.stream)
 
     def _watch(self) -> None:
         """Limit the time of each message of a stream, from when only the client is awaited."""
@@ -318,7 +317,7 @@ class GrpcCall:
         outbox = self._link.outbox
         reset_unfinished = not self._ended
         outbox.end(self.stream, fields, reset_unfinished=reset_unfinished, seconds=self._seconds)
-        self._link.over(self)
+        self._link.over(self.stream)
 
     def _take(self) -> None:
         if self._untaken and not self._ended and not self.done:

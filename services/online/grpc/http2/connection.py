@@ -27,7 +27,6 @@ from services.online.grpc.http2.events import (
 )
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from services.online.grpc.http2.head import CallHead
-from services.online.grpc.http2.leaky_bucket import Bucket
 from services.online.grpc.http2.outbox import Parking, SendQueue
 
 _DRAIN_PING = b"mlctlend"
@@ -37,7 +36,36 @@ _PARKED_BYTES = 16 << 20
 # The same limit for all connections together.
 _ALL_PARKED_BYTES = 256 << 20
 _REJECTED_COST = 0.125
+# Of the bucket of control frames.
+CAPACITY = 1000.0
+PER_SECOND = 200.0
+PER_ANSWER = 2.0
 logger = logging.getLogger("mlctl.grpc")
+
+
+class Bucket:
+    """Limits frames other than calls: pings, settings, resets, empty frames.
+
+    A leaky bucket: each frame adds to it, it drains over time, and each response drains it further.
+    A well-behaved client never fills it. `now` is in monotonic seconds, `level` above zero while it
+    drains.
+    """
+
+    __slots__ = ("_at", "level")
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self.level = 0.0
+
+    def add(self, now: float, cost: float = 1.0) -> bool:
+        """Add `cost`; return whether the level is within the capacity."""
+        self.level = max(0.0, self.level - (now - self._at) * PER_SECOND) + cost
+        self._at = now
+        return self.level <= CAPACITY
+
+    def answered(self) -> None:
+        """Drain the share of one sent response."""
+        self.level = max(0.0, self.level - PER_ANSWER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +102,16 @@ class ConnectionCall(Protocol):
         """End the call with the status of `reason`."""
 
 
-class WholeCall(ConnectionCall, Protocol):
-    """A call that arrived whole."""
-
-    def begin(self, head: CallHead, message: bytes) -> None:
-        """Answer the message, which has its prefix, now or later."""
-
-
-# Returns a call that arrived whole, which is to begin; None for one of another kind.
-OpenWhole = Callable[["Connection", int, CallHead, bytes], WholeCall | None]
+# Begins or rejects a call that arrived whole: its head, and its message with the prefix. Returns
+# False for a call of another kind.
+OpenWhole = Callable[["Connection", int, CallHead, bytes], bool]
 
 
 class Connection(asyncio.Protocol):
     """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
 
-    `connections` are the open ones, at most `most`; `parking` counts their unsent bytes.
+    `calls` are in progress, by stream. `connections` are the open ones, at most `max_connections`;
+    `parking` counts their unsent bytes.
     """
 
     transport: asyncio.Transport
@@ -112,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._parking = parking
         self.outbox = SendQueue(self._core, self._wake, parking)
         self.peer = ""
-        self._calls: dict[int, ConnectionCall] = {}
+        self.calls: dict[int, ConnectionCall] = {}
         self._waking = False
         self._closed = False
         self._draining = False
@@ -195,11 +218,18 @@ class Connection(asyncio.Protocol):
             self._core.give(stream, size)
             self._wake()
 
-    def over(self, call: ConnectionCall) -> None:
-        """Forget the call, which was answered."""
+    def reject(self, stream: int, block: bytes) -> None:
+        """Answer a call that arrived whole with the trailers in `block`, and forget it."""
+        self._core.headers(stream, block, end=True)
+        self._called = self._heard
+        self.over(stream)
+        self._wake()
+
+    def over(self, stream: int) -> None:
+        """Forget the call of `stream`, which was answered."""
         if self._bucket.level:
             self._bucket.answered()
-        if self._calls.pop(call.stream, None) is not None and not self._calls:
+        if self.calls.pop(stream, None) is not None and not self.calls:
             self._note_called()
 
     def drain(self) -> None:
@@ -222,23 +252,18 @@ class Connection(asyncio.Protocol):
 
     def stop(self, reason: MlctlError) -> None:
         """End all calls with the status of `reason`, and the connection."""
-        for call in list(self._calls.values()):
+        for call in list(self.calls.values()):
             call.stop(reason)
         self._end()
 
     def _on_whole_call(self, event: WholeCallReceived) -> None:
         """Begin a call that arrived whole."""
         stream, head, data = event
-        if not self._takes(stream):
-            return
-        whole = self._open_whole(self, stream, head, data)
-        if whole is not None:
-            self._calls[stream] = whole
-            whole.begin(head, data)
+        if not self._takes(stream) or self._open_whole(self, stream, head, data):
             return
         call = self._open_call(self, stream, head, True)
         if not call.done:
-            self._calls[stream] = call
+            self.calls[stream] = call
             call.feed(data, len(data), ended=True)
             call.end()
 
@@ -247,7 +272,7 @@ class Connection(asyncio.Protocol):
             return
         call = self._open_call(self, event.stream, event.head, event.ended)
         if not call.done:
-            self._calls[event.stream] = call
+            self.calls[event.stream] = call
             if event.ended:
                 call.end()
 
@@ -261,7 +286,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _on_data_received(self, event: DataReceived) -> None:
-        call = self._calls.get(event.stream)
+        call = self.calls.get(event.stream)
         if isinstance(call, GrpcCall):
             call.feed(event.data, event.size, ended=event.ended)
             if event.ended:
@@ -273,10 +298,10 @@ class Connection(asyncio.Protocol):
 
     def _on_stream_reset(self, event: StreamReset) -> None:
         self.outbox.forget(event.stream)
-        call = self._calls.pop(event.stream, None)
+        call = self.calls.pop(event.stream, None)
         if call is not None:
             call.leave()
-            if not self._calls:
+            if not self.calls:
                 self._note_called()
 
     def _on_window_opened(self, event: WindowOpened) -> None:
@@ -320,7 +345,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._end_if_done)
 
     def _end_if_done(self) -> None:
-        if not self._calls and self.outbox.is_empty:
+        if not self.calls and self.outbox.is_empty:
             self._end()
 
     def _end(self) -> None:
@@ -337,9 +362,9 @@ class Connection(asyncio.Protocol):
 
     def _leave_calls(self) -> None:
         self.outbox.clear()
-        for call in self._calls.values():
+        for call in self.calls.values():
             call.leave()
-        self._calls.clear()
+        self.calls.clear()
 
     def _wake(self) -> None:
         if not self._waking:
@@ -369,7 +394,7 @@ class Connection(asyncio.Protocol):
         if self._closed:
             return
         self.outbox.reset_all_unfinished()
-        if not self._calls and now - self._called >= times.idle:
+        if not self.calls and now - self._called >= times.idle:
             self.drain()
         elif now - self._heard >= times.silence:
             if self._pinged:

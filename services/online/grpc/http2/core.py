@@ -1,12 +1,15 @@
 """The server's side of one HTTP/2 connection (RFC 9113), without I/O or clock.
 
 Only the part that gRPC needs: requests, responses, flow control and GOAWAY. Received bytes become
-events; frames to send are in `out`, in order.
+events; frames to send are in `out`, in order. Most calls arrive whole, in one read, as gRPC's
+clients write a small call at once: they have a fast path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final
 
 from services.online.grpc.http2 import frames
 from services.online.grpc.http2.events import (
@@ -17,29 +20,165 @@ from services.online.grpc.http2.events import (
     HeadersReceived,
     PongReceived,
     StreamReset,
+    WholeCallReceived,
     WindowOpened,
 )
 from services.online.grpc.http2.frames import BrokenError, Reason, SettingId
-from services.online.grpc.http2.head import MalformedError
-from services.online.grpc.http2.sending import (
-    MAX_FRAME_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_STREAMS,
-    StreamState,
-)
-from services.online.grpc.http2.whole_calls import Block, Receiving
+from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields, MalformedError
+from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
+from services.online.grpc.http2.messages import PREFIX_BYTES
 
+WINDOW_BYTES: Final = 1 << 20
+CONNECTION_WINDOW_BYTES: Final = 16 << 20
+MAX_STREAMS: Final = 256
+MAX_HEADER_BYTES: Final = 16 << 10
+MAX_FRAME_BYTES: Final = 64 << 10
+_HELLO = (
+    frames.settings(
+        {
+            SettingId.HEADER_TABLE_SIZE: 0,  # see `hpack`
+            SettingId.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingId.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+            SettingId.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+            SettingId.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+        }
+    ),
+    frames.window_update(0, CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW),
+)
+# The frames of an answer: headers, the head of the data with the message's prefix, trailers.
+_HEADERS, _OK_TRAILERS = encode(HEADERS), encode(OK_TRAILERS)
+_BEGIN = frames.frame(frames.HEADERS, frames.END_HEADERS, 0, _HEADERS)[:5]
+_LAST = frames.END_HEADERS | frames.END_STREAM
+_END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
+_ANSWER = Struct(f">5sL{len(_HEADERS)}sLBLBL").pack
+_ENDING = Struct(f">5sL{len(_OK_TRAILERS)}s").pack
 _MAX_FRAGMENTS = 16
 # The cost of frames of a stream that has ended, and of streams above the limit.
 _LATE_COST = 0.125
+_SMALL_UPDATE: Final = 4 << 8 | frames.WINDOW_UPDATE
 _unpack = frames.FRAME_HEAD.unpack_from
+_number = frames.NUMBER.unpack_from
 
 
-class Core(Receiving):
+class StreamState:
+    """One stream: the bytes that may be sent (`window`) and received (`room`)."""
+
+    __slots__ = ("answered", "ended", "room", "window")
+
+    def __init__(self, window: int, *, ended: bool) -> None:
+        self.window = window
+        self.room = WINDOW_BYTES
+        self.ended = ended  # by the client
+        self.answered = False
+
+
+class Sending:
+    """The sending half of a connection: frames in `out`, within the client's windows.
+
+    The first frames announce the limits above.
+    """
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = list(_HELLO)
+        self.streams: dict[int, StreamState] = {}
+        self.window = frames.DEFAULT_WINDOW
+        self.max_frame = frames.DEFAULT_FRAME_BYTES
+        self.ready = False  # to send answers whose bytes are known
+
+    def headers(self, stream: int, block: bytes, *, end: bool) -> None:
+        """Send a header block that `encode` made, of up to one frame."""
+        flags = _LAST if end else frames.END_HEADERS
+        if not self.ready:
+            self.ready, block = True, NO_TABLE + block
+        self.out.append(frames.frame(frames.HEADERS, flags, stream, block))
+        if end:
+            self._answered(stream)
+
+    def send_headers(self, stream: int, fields: Fields, *, end: bool = False) -> None:
+        """Send headers or trailers."""
+        self.headers(stream, encode(fields), end=end)
+
+    def answer(self, stream: int, message: bytes) -> bool:
+        """Send a whole answer of one message, if the windows and a frame have room for it."""
+        found, length = self.streams[stream], len(message)
+        size = length + PREFIX_BYTES
+        if size > self.max_frame or size > self.window or size > found.window:
+            return False
+        if not self.ready or not found.ended:
+            return False
+        self.window -= size
+        del self.streams[stream]
+        begin = _ANSWER(_BEGIN, stream, _HEADERS, size << 8, 0, stream, 0, length)
+        self.out += (begin, message, _ENDING(_END, stream, _OK_TRAILERS))
+        return True
+
+    def send_data(self, stream: int, data: bytes | memoryview) -> None:
+        """Send what `may_send` allows."""
+        size = len(data)
+        self.window -= size
+        self.streams[stream].window -= size
+        self.out.append(frames.FRAME_HEAD.pack(size << 8 | frames.DATA, 0, stream) + data)
+
+    def may_send(self, stream: int) -> int:
+        """How many bytes of data a frame may have now; negative after a window was shrunk."""
+        return min(self.window, self.streams[stream].window, self.max_frame)
+
+    def send_reset(self, stream: int, reason: int) -> None:
+        """End a stream, if it has not ended."""
+        if self.streams.pop(stream, None) is not None:
+            self.out.append(frames.reset(stream, reason))
+
+    def reject(self, stream: int) -> None:
+        """Reset a stream whose call was not processed: the client may retry it."""
+        self.send_reset(stream, Reason.REFUSED_STREAM)
+
+    def ping(self, data: bytes) -> None:
+        """Send a ping; the client returns the same eight bytes."""
+        self.out.append(frames.frame(frames.PING, 0, 0, data))
+
+    def goaway(self, last_stream: int, reason: int = Reason.NO_ERROR) -> None:
+        """Announce that later streams are not answered."""
+        self.out.append(frames.goaway(last_stream, reason))
+
+    def give(self, stream: int, size: int) -> None:
+        """Let the client send so many bytes more of the stream."""
+        found = self.streams.get(stream)
+        if size and found is not None and not found.ended:
+            found.room += size
+            self.out.append(frames.window_update(stream, size))
+
+    def _answered(self, stream: int) -> None:
+        found = self.streams[stream]
+        if found.ended:
+            del self.streams[stream]
+        else:
+            found.answered = True
+
+
+class Block:
+    """An incomplete header block."""
+
+    __slots__ = ("data", "flags", "fragments", "stream")
+
+    def __init__(self, stream: int, flags: int, data: bytes) -> None:
+        self.stream = stream
+        self.flags = flags
+        self.data = bytearray(data)
+        self.fragments = 0
+
+
+class Core(Sending):
     """One connection: `receive` takes the received bytes."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.last_stream = 0
+        self.greeted = False
+        self._first_window = frames.DEFAULT_WINDOW
+        self._room = CONNECTION_WINDOW_BYTES
+        self._reader = HeadReader(MAX_HEADER_BYTES)
+        self._tail = bytearray()
+        self._block: Block | None = None
         self._need = len(frames.PREFACE)
         self._prefaced = False
         self._rare: dict[int, Callable[[int, int, bytes], Iterator[Event]]] = {
@@ -87,6 +226,59 @@ class Core(Receiving):
             yield from self._frame(kind, flags, stream & frames.MAX_STREAM, data[start:end])
         if at < size:
             self._keep(data, at)
+
+    def _whole(
+        self, data: bytes, stream: int, start: int, end: int
+    ) -> tuple[WholeCallReceived | ControlFrame, int] | None:
+        """Return the call whose headers begin at `start`, and its end, if it is complete."""
+        found = None if end - start > MAX_HEADER_BYTES else self._body(data, stream, end)
+        if found is None or self._block is not None:
+            return None
+        window, at, stop = found
+        try:
+            head = self._reader.read(data[start:end])
+        except MalformedError:
+            self.last_stream = stream
+            self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
+            return ControlFrame(1.0), end  # its block is read, and its data comes late
+        self.last_stream = stream
+        self.streams[stream] = StreamState(self._first_window + window, ended=True)
+        self._take(stop - at)
+        return WholeCallReceived(stream, head, data[at:stop]), stop
+
+    def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int] | None:
+        """Return the window update of a new call and the span of its data, or None.
+
+        The data follows the headers, which end at `end`, in one frame. gRPC's own clients send a
+        window update between the two.
+        """
+        word, flags, same = _unpack(data, end)
+        window, at = 0, end + 9
+        if word == _SMALL_UPDATE and same == stream and at + 13 <= len(data):
+            window = _number(data, at)[0]
+            word, flags, same = _unpack(data, at + 4)
+            at += 13
+        size = word >> 8
+        stop = at + size
+        if (
+            word & 0xFF != frames.DATA or flags != frames.END_STREAM or same != stream
+            or stop > len(data) or size > self._room or size > MAX_FRAME_BYTES
+            or not stream & 1 or not self.last_stream < stream <= frames.MAX_STREAM
+            or not self.greeted or len(self.streams) >= MAX_STREAMS
+            or window + self._first_window > frames.MAX_WINDOW or (at > end + 9 and not window)
+        ):  # fmt: skip
+            return None
+        return window, at, stop
+
+    def _take(self, size: int) -> None:
+        """Charge `size` bytes to the connection's window; reopen it when a quarter is used."""
+        self._room -= size
+        if self._room < 0:
+            raise BrokenError(Reason.FLOW_CONTROL_ERROR, "more came than the window has")
+        if self._room < CONNECTION_WINDOW_BYTES // 4 * 3:
+            more = CONNECTION_WINDOW_BYTES - self._room
+            self._room = CONNECTION_WINDOW_BYTES
+            self.out.append(frames.window_update(0, more))
 
     def _keep(self, data: bytes, at: int) -> None:
         """Keep the incomplete frame that begins at `at` until the rest arrives."""

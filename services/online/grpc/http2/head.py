@@ -44,12 +44,9 @@ _NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 # What a field takes beside its bytes.
-_FIELD_BYTES = 160
+FIELD_BYTES = 160
 # grpc-message is printable ASCII but for the percent sign.
 _PLAIN = bytes(set(range(0x20, 0x7F)) - {0x25}).decode()
-
-
-_make = tuple.__new__
 
 
 class MalformedError(Exception):
@@ -88,26 +85,18 @@ class CallHead(NamedTuple):
             return False
         return all(name not in PER_CALL for name, _ in self.fields)
 
-    def extended(self, own: Fields, size: int) -> CallHead:
-        """Return this head with `own`, headers of PER_CALL whose block has at most `size` bytes."""
-        # A byte of Huffman's code is less than two of text.
-        size = self.size + 2 * size + len(own) * _FIELD_BYTES
-        method, path, content_type, timeout, encoding, token, fields, _, plain, _ = self
-        # Not by the class: that takes a function's call more.
-        return _make(
-            CallHead,
-            (method, path, content_type, timeout, encoding, token, fields, size, plain, own),
-        )
-
     @property
     def per_call(self) -> dict[bytes, bytes]:
         """The headers of PER_CALL by name."""
-        if not self.own:
+        own = self.own
+        if not own:
             return fields_of([field for field in self.decoded if field[0] in PER_CALL])
-        found = {name: value[1:] if value[0] < 0x80 else _text(value) for name, value in self.own}
-        if len(found) == len(self.own):
+        found = {}
+        for name, value in own:  # a comprehension is a call more
+            found[name] = value[1:] if value[0] < 0x80 else _text(value)
+        if len(found) == len(own):
             return found
-        return fields_of([(name, _text(value)) for name, value in self.own])
+        return fields_of([(name, _text(value)) for name, value in own])
 
     @property
     def is_grpc(self) -> bool:
@@ -146,7 +135,7 @@ def parse_head(fields: Fields) -> CallHead:
     for field in fields:
         name = field[0]
         if name in PER_CALL:
-            extra += len(name) + len(field[1]) + _FIELD_BYTES
+            extra += len(name) + len(field[1]) + FIELD_BYTES
         elif extra and name.startswith(b":"):
             raise MalformedError(name)
         else:
@@ -183,7 +172,7 @@ def _parse(fields: Fields) -> CallHead:
         named.get(b"grpc-encoding", b"identity"),
         named.get(b"authorization"),
         fields,
-        sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields),
+        sum(len(name) + len(value) + FIELD_BYTES for name, value in fields),
     )
     return head._replace(plain=_is_plain(head))
 

@@ -18,7 +18,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.table import HeaderTable
 
-from services.online.grpc.http2.head import PER_CALL, CallHead, Fields, parse_head
+from services.online.grpc.http2.head import FIELD_BYTES, PER_CALL, CallHead, Fields, parse_head
 from services.online.grpc.http2.huffman import broken_block, decode_huffman
 
 _huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
@@ -46,6 +46,7 @@ _MAX_BLOCK_BYTES = 512
 _FREE_FIELDS = 64
 _FREE = range(_FREE_FIELDS)
 _FIELD_COST = 0.125
+_make = tuple.__new__
 
 
 class HeadReader:
@@ -88,7 +89,7 @@ class HeadReader:
             if self._start_fields is fields and own and len(rest) <= _MAX_BLOCK_BYTES:
                 self._keep_rest(rest)
             return head
-        return found.extended(own, len(block)) if own else found
+        return _with_per_call(found, own, len(block)) if own else found
 
     def _read_whole(self, block: bytes) -> CallHead:
         fields, changed = self._decode(block)
@@ -238,6 +239,18 @@ def _per_call_fields(block: bytes, at: int, kinds: Container[int]) -> tuple[Fiel
         found.append((name, block[middle:end]))
         at = end
     return tuple(found), block[at:]
+
+
+def _with_per_call(head: CallHead, own: Fields, size: int) -> CallHead:
+    """Return `head` with `own`, headers of PER_CALL whose block has at most `size` bytes."""
+    # A byte of Huffman's code is less than two of text.
+    size = head.size + 2 * size + len(own) * FIELD_BYTES
+    method, path, content_type, timeout, encoding, token, fields, _, plain, _ = head
+    # Not by the class: that takes a function's call more.
+    return _make(
+        CallHead,
+        (method, path, content_type, timeout, encoding, token, fields, size, plain, own),
+    )
 
 
 def _integer(block: bytes, at: int, value: int, mask: int) -> tuple[int, int]:

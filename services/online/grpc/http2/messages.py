@@ -10,8 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from struct import Struct
 
-from services.online.batching.admission import too_many_bytes
-from services.online.batching.budget import Hold, Inflight
+from services.online.batching.admission import Hold, Inflight, too_many_bytes
 from services.protocol.compression import inflate, inflate_on_thread
 from services.protocol.wire import invalid
 

@@ -10,9 +10,9 @@ import numpy as np
 from bundle.errors import MlctlError
 from services.online.batching.executor import Answer
 from services.online.grpc.http2.head import CallHead
+from services.online.http.responses import RequestIds
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import GRPC
-from services.online.observability.ids import RequestIds
 
 
 class GrpcCalls:

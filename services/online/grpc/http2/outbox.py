@@ -10,10 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from services.online.grpc.http2.core import Sending
 from services.online.grpc.http2.frames import Reason
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
 from services.online.grpc.http2.messages import frame
-from services.online.grpc.http2.sending import Sending
 
 
 class _Parked:

@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 
 from bundle.errors import MlctlError
-from services.online.batching.budget import Inflight
+from services.online.batching.admission import Inflight
 from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
 from services.online.grpc.http2.connection import Connection, OpenWhole, Times
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.grpc.http2.outbox import Parking
-from services.online.grpc.token_gate import is_admitted, is_probe, message_limit
 from services.online.models.repository import Serving
 from services.online.ports import port_taken
-from services.runtime.access import unauthenticated
+from services.protocol.messages import SERVICE
+from services.runtime.access import Access, unauthenticated
 
 # As over HTTP. A client that finds it full retries a second later.
 _BACKLOG = 2048
@@ -30,6 +30,17 @@ _BACKLOG = 2048
 _CALLS_BYTES = 256 << 20
 # The same for probes, messages included: they need no token, so they have a budget of their own.
 _PROBES_BYTES = 64 << 20
+# As over HTTP, probes need no token. A watch of the health is a probe, too.
+_PROBES = frozenset(
+    {
+        f"/{SERVICE}/ServerLive",
+        f"/{SERVICE}/ServerReady",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+    }
+)
+# Any client may send one, and the server keeps it until it is complete.
+_PROBE_BYTES = 1 << 10
 _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -184,3 +195,18 @@ class Http2Server:
             listener.close()
             raise
         return listener
+
+
+def is_admitted(access: Access, method: str, authorization: bytes | None) -> bool:
+    """Return whether a call of `method`, as "/SERVICE/NAME", needs no token or has a valid one."""
+    return is_probe(method) or access.allows(authorization)
+
+
+def is_probe(method: str) -> bool:
+    """Return whether `method` needs no token."""
+    return method in _PROBES
+
+
+def message_limit(method: str, max_bytes: int) -> int:
+    """Return the limit of a message of `method` in bytes; `max_bytes` is that of other methods."""
+    return min(_PROBE_BYTES, max_bytes) if is_probe(method) else max_bytes

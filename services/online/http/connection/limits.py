@@ -14,7 +14,7 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from services.online.batching.budget import BusyError
+from services.online.batching.admission import BusyError
 from services.online.http.responses import error_response, make_response, render_headers, to_wire
 
 _NOT_HTTP = "Invalid HTTP request received."

@@ -201,7 +201,8 @@ class InferProtocol(LimitedProtocol):
         if self.handler.rejecting and self._is_between_requests():
             rejection = self.handler.reject_unparsed(data, self.server_headers())
             if rejection is not None:
-                self.send(rejection, close=False)
+                self.transport.write(rejection)
+                self.on_response_complete()
                 return
         super().data_received(data)
 

@@ -12,14 +12,15 @@ import pytest
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.client.rendering import event_line
-from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.controller import Controller
 from rollout.daemon.recording import Recording
-from rollout.domain import gates
+from rollout.daemon.world import World
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import Counts, Totals, Window
-from rollout.domain.gates import Gate, GateEvidence
-from rollout.domain.shadow_window import ShadowWindow
+from rollout.domain.evidence import GateEvidence, fold, fold_shadow, next_step
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
+from rollout.domain.verdict import Gate
 from rollout.drivers.local.samples import SampleFolder
 from rollout.journal.journal import Journal
 from rollout.journal.records import ENDED, TICK, JournalEvent, Rollout
@@ -77,11 +78,21 @@ class Shop:
         self.journal.create("shop", Ports(1, 2), DeploymentSettings(drain_seconds=5), live)
         rollout = self.journal.begin("shop", candidate, self.spec)
         settings = self.journal.deployment("shop").settings
-        watch = Watch(self.journal.take_over("shop"), settings)
         launcher = MemoryLauncher()
         recording = None if self.foreign else Recording(self.folder, self.clock, 3600)
-        world = World(self.data_plane, self.data_plane, launcher, self.clock, EDGES, recording)
-        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        world = World(
+            "shop",
+            self.journal.take_over("shop"),
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            launcher,
+            self.clock,
+            EDGES,
+            recording,
+        )
+        self.controller = Controller(self.journal.rollout(rollout), world)
         for slot, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
             self.recorders[slot] = self._recorder(slot, each)
 
@@ -224,14 +235,14 @@ def refolded(rollout: Rollout, events: Iterable[JournalEvent]) -> GateEvidence:
     evidence = GateEvidence()
     for event in events:
         if event.kind == TICK and (shadow := event.body["shadow"]):
-            evidence = gates.fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)
+            evidence = fold_shadow(evidence, ShadowWindow(**shadow), rollout.spec)
         if event.kind == TICK and event.body["judged"]:
             window = event.body["window"]
             counts = Counts(**window["candidate"]), Counts(**window["live"])
             whole = Window(*counts, window["representative"], window["seconds"])
-            evidence = gates.fold(evidence, whole, rollout.spec)
+            evidence = fold(evidence, whole, rollout.spec)
         if event.kind == "phase" and event.body["phase"] in (RolloutPhase.SHIFT, RolloutPhase.BAKE):
-            evidence = gates.next_step(evidence)
+            evidence = next_step(evidence)
     return evidence
 
 

@@ -13,8 +13,8 @@ from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, needed_share
 from rollout.daemon.shadow.watch import Parties, ShadowComparison
+from rollout.domain.agreement import ShadowWindow
 from rollout.domain.join import AnswerSide
-from rollout.domain.shadow_window import ShadowWindow
 from rollout.domain.spec import RolloutSpec, Slot
 from rollout.drivers.local.samples import SAMPLE_DIR, SampleFolder, sample_folder
 from services.online.observability.calls import RequestRecord

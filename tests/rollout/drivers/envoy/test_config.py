@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
 from rollout.domain.ports import TrafficSplit
@@ -14,8 +15,11 @@ from rollout.drivers.envoy.proxy import EnvoyFiles
 
 
 @pytest.mark.slow
-def test_envoy_files__checked_by_envoy__are_valid(tmp_path: Path) -> None:
-    files = EnvoyFiles(tmp_path, Ports(1, 2))
+@pytest.mark.parametrize("folder", ["plain", 'it\'s a "folder": here'])
+def test_envoy_files__checked_by_envoy__are_valid(tmp_path: Path, folder: str) -> None:
+    directory = tmp_path / folder
+    directory.mkdir()
+    files = EnvoyFiles(directory, Ports(1, 2))
     files.prepare(Slot.BLUE)
     files.connect(Slot.BLUE, (Endpoint(3, 4),))
     done = subprocess.run(
@@ -44,9 +48,10 @@ def test_envoy_files__prepared_again__keep_weights_and_endpoints(tmp_path: Path)
 
 
 def test_bootstrap__public_host__admin_port_is_on_loopback(tmp_path: Path) -> None:
-    document = config.bootstrap(Ports(1, 2, host="0.0.0.0"), tmp_path, tmp_path)
+    document = yaml.safe_load(config.bootstrap(Ports(1, 2, host="0.0.0.0"), tmp_path, tmp_path))
     assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
     json.dumps(document, allow_nan=False)
+    assert len(document["static_resources"]["clusters"]) == 20
 
 
 def test_endpoint_table__slot_without_a_process__is_empty() -> None:

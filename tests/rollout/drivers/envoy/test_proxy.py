@@ -11,10 +11,10 @@ import pytest
 
 from bundle.ports import free_ports
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import Ports, Slot
+from rollout.domain.spec import DeploymentSettings, Ports, Slot
 from rollout.drivers.envoy import proxy as envoy
 from rollout.drivers.envoy.proxy import EnvoyFiles
-from rollout.drivers.envoy.routes import Timeouts, route_table
+from rollout.drivers.envoy.routes import route_table
 from tests.support.planes import Stage, stage
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def test_apply__envoy_rejects_the_routes__raises_and_keeps_the_split(
     running: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.staff(BLUE)
-    table = route_table(ALL_GREEN, Timeouts())
+    table = route_table(ALL_GREEN, DeploymentSettings())
     hosts = table["resources"][0]["virtual_hosts"]
     hosts.append({**hosts[0], "name": "another for the same domain"})
 
@@ -51,7 +51,9 @@ def test_counts__streamed_answers__have_no_time(
 ) -> None:
     running.staff(BLUE, 1, "?delay=1.5")
     monkeypatch.setattr(
-        envoy, "route_table", lambda traffic, _timeouts: route_table(traffic, Timeouts(0.5))
+        envoy,
+        "route_table",
+        lambda traffic, _settings: route_table(traffic, DeploymentSettings(request_seconds=0.5)),
     )
     running.data_plane.apply(
         TrafficSplit({BLUE: 100}, sticky=True)

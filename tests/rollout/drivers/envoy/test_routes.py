@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rollout.domain.ports import TrafficSplit
-from rollout.domain.spec import Slot
-from rollout.drivers.envoy.routes import Timeouts, parse_traffic, route_table
+from rollout.domain.spec import DeploymentSettings, Slot
+from rollout.drivers.envoy.routes import parse_traffic, route_table
 
 BLUE, GREEN = Slot
-TIMEOUTS = Timeouts(600.0, 300.0)
+TIMEOUTS = DeploymentSettings(request_seconds=600.0, stream_idle_seconds=300.0)
 
 
 def all_routes(traffic: TrafficSplit) -> list[dict[str, Any]]:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from bundle.latency import SERVED_EDGES_MS
-from rollout.daemon.controller import Controller, Watch, World
+from rollout.daemon.controller import Controller
 from rollout.daemon.reporting.notices import notice
-from rollout.domain.gates import Gate
+from rollout.daemon.world import World
 from rollout.domain.kubernetes_target import KubernetesTarget
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
+from rollout.domain.verdict import Gate
 from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from rollout.drivers.kubernetes.launcher import KubernetesLauncher
 from rollout.drivers.kubernetes.route import Claim
@@ -55,10 +56,19 @@ class Stage:
     def __post_init__(self) -> None:
         rollout = self.journal.begin("shop", revision(GREEN_DIGEST), SPEC)
         launcher = KubernetesLauncher(self.target, self.data_plane, self.directory)
-        world = World(self.data_plane, self.data_plane, launcher, self.clock, SERVED_EDGES_MS)
         settings = self.journal.deployment("shop").settings
-        watch = Watch(self.epoch, settings)
-        self.controller = Controller(self.journal.rollout(rollout), world, self.journal, watch)
+        world = World(
+            "shop",
+            self.epoch,
+            self.journal,
+            settings,
+            self.data_plane,
+            self.data_plane,
+            launcher,
+            self.clock,
+            SERVED_EDGES_MS,
+        )
+        self.controller = Controller(self.journal.rollout(rollout), world)
 
     def tick(self, times: int = 1, *, seconds: float = 0.004, outcome: str = "ok") -> None:
         """Ticks of one second in which the pods get 200 requests by the route's weights."""

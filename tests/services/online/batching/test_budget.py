@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode
 from bundle.verify import VerifiedBundle
-from services.online.batching.budget import BusyError, Hold, Inflight
+from services.online.batching.admission import BusyError, Hold, Inflight
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol

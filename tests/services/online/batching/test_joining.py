@@ -5,7 +5,7 @@ import numpy as np
 
 from bundle.errors import MlctlError
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.batching.joining import Arrays, Outcome, run_joined
+from services.online.batching.executor import Arrays, Outcome, run_joined
 from services.runtime.padding import LengthPadding
 
 

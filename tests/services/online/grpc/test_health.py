@@ -9,7 +9,7 @@ from h2.events import RemoteSettingsChanged
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
-from services.online.grpc.http2.sending import MAX_STREAMS
+from services.online.grpc.http2.core import MAX_STREAMS
 from services.online.grpc.server import GrpcServer
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings

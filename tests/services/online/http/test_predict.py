@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import warnings
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +13,7 @@ from bundle.manifest import Manifest
 from bundle.tensors import Datatype, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.online.batching.executor import Answer
-from services.online.http.predict import PredictApp, argument_names, make_predict, to_array
+from services.online.http.predict import PredictApp, to_array
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
@@ -24,15 +21,6 @@ from services.protocol.priority import Priority
 
 def spec(name: str, dtype: str = "FP32", shape: tuple[int, ...] = (-1, 2)) -> TensorSpec:
     return TensorSpec(name=name, dtype=Datatype(dtype), shape=shape)
-
-
-def test_argument_names__any_tensor_names__are_distinct_identifiers() -> None:
-    specs = [spec(name) for name in ("x", "a b", "a.b", "1", "class", "self", "ctx")]
-    names = argument_names(specs)
-    assert names["x"] == "x"
-    assert len(set(names.values())) == len(specs)
-    assert all(name.isidentifier() for name in names.values())
-    assert not {"class", "self", "ctx"} & set(names.values())
 
 
 def test_to_array__lists_of_another_kind_or_shape__are_rejected() -> None:
@@ -55,12 +43,8 @@ def test_to_array__arrays_text_and_half_floats__are_converted() -> None:
 
 
 @pytest.fixture
-def host(bundle: VerifiedBundle, store_home: Path, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
+def host(bundle: VerifiedBundle) -> ServedModel:
     """A host of a model with a text input and two outputs, which is never started."""
-    monkeypatch.setenv("BENTOML_HOME", str(store_home))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        importlib.import_module("_bentoml_sdk")
     document = bundle.manifest.model_dump()
     document["signature"] = {
         "inputs": [
@@ -149,9 +133,3 @@ def test_predict__unexpected_failure__shows_nothing_of_it(
     assert (response.status_code, response.json()["code"]) == (500, "internal")
     assert "secret" not in response.text
     assert "secret" in caplog.text
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_declaration__bentoml__describes_the_arguments(host: ServedModel) -> None:
-    api = make_predict(host)
-    assert set(api.input_spec.model_fields) == {"the_words", "n"}

@@ -20,8 +20,8 @@ from services.online.batching.admission import QueueFullError
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
+from services.online.http.declaration import predict_routes
 from services.online.http.inference import InferHandler
-from services.online.http.predict import predict_routes
 from services.online.models.repository import ModelRepository
 from services.online.settings import ServerSettings
 from services.runtime.bento_layout import MODELS_FILE, BentoContents, combine_bundles, read_contents
@@ -77,7 +77,7 @@ def test_pipeline__http__answers_as_one_model(packed: BentoContents) -> None:
             assert refused.status_code == 400
             hosts.models[2].drain()
             assert (await client.get("/v2/models/both/ready")).status_code == 503
-        assert list(predict_routes(hosts)) == [
+        assert list(predict_routes(hosts.models)) == [
             "/predict", "/predict/both", "/predict/double", "/predict/triple",
         ]  # fmt: skip
 

@@ -18,8 +18,8 @@ from bundle.errors import ErrorCode, MlctlError
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
+from services.online.http.declaration import predict_routes
 from services.online.http.inference import InferHandler
-from services.online.http.predict import predict_routes
 from services.online.models.repository import ModelRepository
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
@@ -260,6 +260,6 @@ def test_repository__drained__drains_each_model(packed: BentoContents) -> None:
         assert hosts.ready
         hosts.drain()
         assert not any(host.ready for host in hosts.models)
-        assert [*predict_routes(hosts)] == ["/predict", "/predict/double", "/predict/triple"]
+        assert [*predict_routes(hosts.models)] == ["/predict", "/predict/double", "/predict/triple"]
 
     serve(packed, use)

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from bundle.verify import VerifiedBundle
-from services.online.batching.budget import Hold
+from services.online.batching.admission import Hold
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol

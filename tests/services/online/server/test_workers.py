@@ -16,6 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.ports import free_ports
 from services.online.ports import reserve_port
 from services.online.server.workers import (
+    explain,
     forget_dead_workers,
     join_server,
     listen_alone,
@@ -141,3 +142,10 @@ def test_prepare_server__several_workers__count_in_one_folder(
     for each in reserved:
         assert each.getsockname()[1] == port
         each.close()
+
+
+def test_explain__each_error__has_code_and_hint() -> None:
+    error = MlctlError(ErrorCode.FILE_ALTERED, "file 'a' is not the one")
+    assert "file_altered" in explain(error)
+    assert error.hint in explain(error)
+    assert "boom" in explain(RuntimeError("boom"))

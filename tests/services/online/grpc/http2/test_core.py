@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.online.grpc.http2 import frames
-from services.online.grpc.http2.core import Core
+from services.online.grpc.http2.core import (
+    CONNECTION_WINDOW_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_STREAMS,
+    WINDOW_BYTES,
+    Core,
+)
 from services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
@@ -25,12 +31,6 @@ from services.online.grpc.http2.events import (
 from services.online.grpc.http2.frames import BrokenError, Reason, frame
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS
 from services.online.grpc.http2.hpack import encode
-from services.online.grpc.http2.sending import (
-    CONNECTION_WINDOW_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_STREAMS,
-    WINDOW_BYTES,
-)
 from tests.services.online.grpc.http2.conftest import INFER, framed, head
 
 HELLO = frames.PREFACE + frame(frames.SETTINGS, 0, 0)

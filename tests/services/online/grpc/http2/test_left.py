@@ -111,7 +111,7 @@ def test_connection__peer_reset_before_accept__is_aborted_without_error() -> Non
     asyncio.run(accept())
 
 
-def _no_infer(*_args: object) -> None:
+def _no_infer(*_args: object) -> bool:
     raise AssertionError("no call is made")
 
 

@@ -11,7 +11,7 @@ import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 
-from services.online.batching.budget import Inflight
+from services.online.batching.admission import Inflight
 from services.online.grpc.http2.head import parse_head
 from services.online.grpc.server import GrpcServer
 from services.online.models.served_model import ServedModel
