@@ -39,7 +39,10 @@ def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
         _started.append(event)
 
 
-sys.addaudithook(_on_audit_event)
+# Under coverage the hook would run while a thread's tracer is set, and CPython 3.11 fails to set
+# another thread's meanwhile.
+if sys.gettrace() is None:
+    sys.addaudithook(_on_audit_event)
 
 # multiprocessing starts its processes past every audit event.
 _spawn = multiprocessing.util.spawnv_passfds

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.suite import slow
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.gettrace() is not None, reason="coverage runs without the audit hook"),
+]
 
 STARTS = """
 import multiprocessing, os, subprocess, sys

@@ -20,8 +20,9 @@ _LONGEST_INTERVAL = 1.0
 # A check that is this many intervals late means that the whole process was stopped, so nothing is
 # known about the loop in that time.
 _STOOD_STILL = 5.0
-# The time for a working loop to send the last responses.
-_FAREWELL_SECONDS = 0.5
+# The time for a working loop to fail the open requests, and then to send these responses.
+_FAREWELL_SECONDS = 2.0
+_SEND_SECONDS = 0.1
 logger = logging.getLogger("mlctl.watchdog")
 
 
@@ -93,7 +94,7 @@ class Watchdog:
             try:
                 self._farewell()
             finally:  # the answers go out in the loop's next turns
-                self._loop.call_later(_FAREWELL_SECONDS / 5, sent.set)
+                self._loop.call_later(_SEND_SECONDS, sent.set)
 
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(send)
