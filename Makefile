@@ -24,8 +24,6 @@ test: check ## Run all checks and the whole test suite; writes build/reports/tes
 quick: .venv/.dev ## Run the tests that start no process and train nothing (under 3 minutes)
 	$(PYTEST) -m "not slow"
 
-PACKAGES := bundle registry services optimize loadtest bento rollout doctor examples cli
-comma := ,
 # Pure decisions, of which each wrong one costs users most: tests/README.md.
 CORE := bundle/manifest.py,optimize/choice.py,services/online/batching/scheduler.py,rollout/domain/gates.py,rollout/domain/state_machine.py
 # `make coverage COVERED=` measures the whole suite, and takes twice its time.
@@ -33,18 +31,15 @@ COVERED := -m "not slow"
 
 coverage: .venv/.dev ## Measure the branch coverage of the quick tests; require all of five pure modules
 	$(BIN)/coverage erase
-	$(BIN)/coverage run --source=$(subst $() ,$(comma),$(PACKAGES)) -m pytest --quiet --numprocesses 3 --dist loadfile --no-loadscope-reorder $(COVERED)
+	$(BIN)/coverage run -m pytest --quiet --numprocesses 3 --dist loadfile --no-loadscope-reorder $(COVERED)
 	$(BIN)/coverage combine --quiet
-	@echo "branch coverage in percent"
-	@for each in $(PACKAGES); do \
-		echo "$$each $$($(BIN)/coverage report --include="$$each/*" --format=total --precision=1)"; done
-	@echo "all $$($(BIN)/coverage report --format=total --precision=1)"
+	$(BIN)/coverage json --quiet -o $(REPORTS)/coverage.json
+	@$(BIN)/python -m tests.branches $(REPORTS)/coverage.json
 	$(BIN)/coverage report --include=$(CORE) --show-missing --fail-under=100
 
-mutants: .venv/.dev ## Change the five pure modules line by line; lists the changes that no test notices
+mutants: .venv/.dev ## Change the five pure modules line by line; fail on a change that is not noticed (MODULES=)
 	$(PIP_INSTALL) --editable '.[mutants]'
-	$(BIN)/mutmut run
-	$(BIN)/mutmut results
+	$(BIN)/python -m tests.mutants $(MODULES)
 
 check: .venv/.dev docs ## Check format, lint, types, layers and the site; changes nothing else
 	$(BIN)/ruff format --check .

@@ -271,7 +271,7 @@ class Manifest(_Value):
 
     def canonical(self) -> bytes:
         """Return the bytes of the file, which the digest covers."""
-        document = self.model_dump(mode="json")
+        document = self.model_dump()
         # Absent optional fields are omitted, so that a new field does not change old digests.
         for name in ("transform", "generation", "input_constraints"):
             if document[name] is None:
@@ -328,7 +328,7 @@ def _invalid(reason: str) -> MlctlError:
 
 
 def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "(whole document)"
     more = error.error_count() - 1
     return f"{where}: {first['msg']}" + (f" (and {more} more)" if more else "")

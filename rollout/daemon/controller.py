@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from rollout.daemon.shadow.watch import Parties, ShadowComparison
+from rollout.daemon.shadow.watch import ShadowComparison
 from rollout.daemon.world import World
 from rollout.domain import state_machine as machine
 from rollout.domain.counts import Window
@@ -430,10 +430,11 @@ def _comparison(rollout: Rollout, world: World) -> ShadowComparison | None:
     """Return what compares the two revisions' answers, None where servers cannot record."""
     if world.recording is None or not rollout.spec.shadows:
         return None
-    sides = {AnswerSide.LIVE: rollout.live, AnswerSide.CANDIDATE: rollout.candidate}
-    digests = {side: revision.recorded for side, revision in sides.items()}
-    parties = Parties(rollout.slot, digests)
-    return ShadowComparison(world.recording, parties, rollout.spec, rollout.id, world.clock)
+    sides = {
+        rollout.slot.other: (AnswerSide.LIVE, rollout.live.recorded),
+        rollout.slot: (AnswerSide.CANDIDATE, rollout.candidate.recorded),
+    }
+    return ShadowComparison(world.recording, sides, rollout.spec, rollout.id, world.clock)
 
 
 def _labelled_hits(evidence: GateEvidence) -> dict[str, Hits]:

@@ -51,12 +51,11 @@ def doubtful(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
         if limit is None or (rule.versus_live and not counted.theirs.n):
             continue
         for trials in (counted.ours, counted.step):
-            if not trials.hits:
-                continue
             hits = (trials.hits, trials.n)
             allowed = usual(counted, trials.n, limit) if rule.versus_live else limit
             if breaks(hits, allowed):
-                why = f"{_compared(rule, hits, evidence, gate, spec)}; more requests will decide"
+                why = _compared(rule, hits, limit, evidence, gate, spec)
+                why = f"{why}; more requests will decide"
                 return Verdict(Action.HOLD, gate, why, share(hits), allowed, int(hits[1]))
     return None
 
@@ -111,8 +110,8 @@ def tick_breaks_limit(ours: Counts, spec: RolloutSpec) -> bool:
 
 def _gross(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     for gate, rule in GATES.items():
-        streak, gross = evidence.of(gate).streak, rule.gross
-        if gross is None or rule.limit(spec) is None:
+        streak, gross, limit = evidence.of(gate).streak, rule.gross, rule.limit(spec)
+        if gross is None or limit is None:
             continue
         if rule.versus_live and spec.sticky:
             continue  # the slots have different clients
@@ -121,7 +120,7 @@ def _gross(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
         if not lasts or ours < gross.share:
             continue
         live = max(theirs, evidence.of(gate).theirs.share, evidence.of(gate).theirs.worst)
-        if ours >= 2.0 * live and _beyond_chance(streak.ours, live, rule, spec):
+        if ours >= 2.0 * live and _beyond_chance(streak.ours, max(live, limit)):
             why = (
                 f"{rule.sentence(streak.ours, spec)} in {streak.seconds:.1f} s on end "
                 f"({100.0 * theirs:.2f} % on the live revision)"
@@ -164,10 +163,9 @@ def _begun(evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
     return None
 
 
-def _beyond_chance(ours: Hits, live: float, rule: GateRule, spec: RolloutSpec) -> bool:
-    """Return whether `ours` cannot be chance where the usual share is `live`, or the limit."""
-    usual_share = min(max(live, rule.limit(spec) or 0.0), HIGHEST_LIMIT)
-    return e_values.log_mean(e_values.above(ours, usual_share)) >= _SURE
+def _beyond_chance(ours: Hits, usual_share: float) -> bool:
+    """Return whether `ours` cannot be chance where the share is usually `usual_share`."""
+    return e_values.log_mean(e_values.above(ours, min(usual_share, HIGHEST_LIMIT))) >= _SURE
 
 
 def _beyond_limit(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> Verdict | None:
@@ -175,14 +173,15 @@ def _beyond_limit(gate: Gate, evidence: GateEvidence, spec: RolloutSpec) -> Verd
     if gate is Gate.DISAGREEMENT:
         return agreement.disagrees(evidence.shadow, spec)
     rule = GATES[gate]
-    counted = evidence.of(gate)
-    allowed = rule.limit(spec) or 0.0  # a gate without a limit has no e-value
+    counted, limit = evidence.of(gate), rule.limit(spec)
+    assert limit is not None  # else it has no e-value
+    allowed = limit
     if rule.versus_live:
-        allowed = share(_live(rule, evidence, gate, spec)) + spec.margin * allowed
+        allowed = share(_live(rule, evidence, gate, spec)) + spec.margin * limit
     for trials in (counted.ours, counted.step):
         hits = (trials.hits, trials.n)
         if trials.bad_blocks >= agreement.MIN_BAD_BLOCKS and breaks(hits, allowed):
-            why = _compared(rule, hits, evidence, gate, spec)
+            why = _compared(rule, hits, limit, evidence, gate, spec)
             return Verdict(Action.ROLLBACK, gate, why, share(hits), allowed, int(hits[1]))
     return None
 
@@ -197,11 +196,10 @@ def _live(rule: GateRule, evidence: GateEvidence, gate: Gate, spec: RolloutSpec)
 
 
 def _compared(
-    rule: GateRule, hits: Hits, evidence: GateEvidence, gate: Gate, spec: RolloutSpec
+    rule: GateRule, hits: Hits, limit: float, evidence: GateEvidence, gate: Gate, spec: RolloutSpec
 ) -> str:
     sentence = rule.sentence(hits, spec)
-    limit = rule.limit(spec)
     if not rule.versus_live:
-        return f"{sentence} (limit {100.0 * (limit or 0.0):.4g} %)"
+        return f"{sentence} (limit {100.0 * limit:.4g} %)"
     live = _live(rule, evidence, gate, spec)
     return f"{sentence} ({100.0 * share(live):.2f} % of {live[1]:.0f} on the live revision)"

@@ -297,17 +297,16 @@ def _absorb_idle(
     if window is None:
         return progress
     if window.candidate.total or window.live.total:
-        return progress if progress.idle_since is None else replace(progress, idle_since=None)
+        return replace(progress, idle_since=None)
     since = now - window.seconds if progress.idle_since is None else progress.idle_since
     return replace(progress, idle_since=since)
 
 
 def no_traffic(progress: RolloutProgress, now: float) -> str | None:
     """Return the sentence about the missing traffic; None while there is some."""
-    idle = 0.0 if progress.idle_since is None else now - progress.idle_since
-    if idle < IDLE_SECONDS:
+    if progress.idle_since is None or now - progress.idle_since < IDLE_SECONDS:
         return None
-    return f"no requests in the last {idle:.0f} s; the gates need traffic"
+    return f"no requests in the last {now - progress.idle_since:.0f} s; the gates need traffic"
 
 
 def _absorb_shadow(

@@ -1,4 +1,7 @@
-"""The table of models: what it compares, and how a model that is rejected ends."""
+"""The table of models: what it compares, and how a model that is rejected ends.
+
+The tests import the models, so that not every process of a run loads all their libraries.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.model_zoo import ACCEPTED, CASES, REJECTED
-from benchmarks.models import measure, write_rows
 from bundle.home import HOME_VARIABLE
 from registry.quiet import quiet
 from registry.tracking import TRACKING_VARIABLE, configure_tracking
@@ -23,6 +24,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_zoo__its_cases__are_many_models_of_many_formats() -> None:
+    from benchmarks.model_zoo import ACCEPTED, CASES
+
     assert len({case.name for case in CASES}) == len(CASES)
     assert len(ACCEPTED) >= 25
     assert len({case.format for case in ACCEPTED}) >= 7
@@ -31,6 +34,9 @@ def test_zoo__its_cases__are_many_models_of_many_formats() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_measure__a_table_with_missing_values__answers_as_the_source_on_each_path() -> None:
+    from benchmarks.model_zoo import ACCEPTED
+    from benchmarks.models import measure
+
     chosen = [case for case in ACCEPTED if case.name == "forest"]
     (found,) = measure(chosen, online=False, fresh_rows=150)
     assert found.rejection == ""
@@ -56,6 +62,9 @@ SENTENCES = {
 def test_optimize__models_that_are_rejected__end_with_a_sentence_and_no_traceback(
     home: Path,
 ) -> None:
+    from benchmarks.model_zoo import REJECTED
+    from benchmarks.models import write_rows
+
     assert set(SENTENCES) == {case.name for case in REJECTED}
     mlctl = Mlctl(home)
     configure_tracking()

@@ -153,6 +153,26 @@ def test_choose__a_few_microseconds_slower__wins_if_smaller_and_as_good_in_batch
     )
 
 
+def test_choose__exactly_10_us_slower_and_as_good_in_batches__is_a_tie() -> None:
+    variants = [
+        variant("quick", ms=0.01, batch_ms=0.04, size=100 * MEGABYTE),
+        variant("small", ms=0.02, batch_ms=0.04, size=10 * MEGABYTE),
+    ]
+    assert chosen(variants, Goals()) == "small"
+    edge = [variants[0], variant("small", ms=0.02, batch_ms=0.042, size=10 * MEGABYTE)]
+    assert chosen(edge, Goals()) == "small"
+
+
+def test_choose__language_model__is_preferred_by_the_time_of_an_answer() -> None:
+    def model(recipe: str, answer_ms: float, other_ms: float) -> Variant:
+        made = variant(recipe, ms=answer_ms, batch_ms=other_ms)
+        assert made.measured is not None
+        return replace(made, measured=replace(made.measured, prompt_tokens=8))
+
+    variants = [model("quick", 1.0, 8.0), model("slow", 2.0, 1.0)]
+    assert chosen(variants, Goals(prefer=Prefer.THROUGHPUT)) == "quick"
+
+
 def test_choose__the_quickest_answers_row_by_row__says_what_that_costs() -> None:
     variants = [
         variant("plain", ms=2.0, batch_ms=4.0, size=100),
@@ -227,12 +247,24 @@ def test_choose__a_tie_of_small_models__goes_to_the_one_that_costs_the_least_acc
     }
     unlabelled = [variant("int8", drop=None, relative_l2=0.01), variant("fp16", drop=None)]
     assert chosen(unlabelled, Goals()) == "fp16"
+    assert chosen([variant("int8", drop=None), variant("fp16", drop=0.005)], Goals()) == "int8"
 
 
 @pytest.mark.parametrize(("saved", "winner"), [(10 * MEGABYTE, "fp32"), (10_000_001, "int8")])
 def test_choose__a_tie__goes_to_a_file_that_saves_more_than_10_mb(saved: int, winner: str) -> None:
     int8 = variant("int8", size=5 * MEGABYTE, drop=0.005)
     assert chosen([variant("fp32", size=5 * MEGABYTE + saved), int8], Goals()) == winner
+
+
+def test_choose__a_tie_with_a_file_10_mb_larger__goes_by_accuracy() -> None:
+    small = variant("small", size=5 * MEGABYTE)
+    large = variant("large", size=15 * MEGABYTE, drop=0.005)
+    reason = choose([large, small], Goals(prefer=Prefer.THROUGHPUT))
+    assert reason[0].reason == "passes, but small wins: it costs less accuracy"
+    assert reason[1].reason == (
+        "chosen: a tie: its throughput differs from large by less than 5% or the noise; "
+        "it costs the least accuracy"
+    )
 
 
 def test_choose__no_latency__the_smallest_wins_and_the_reason_says_why() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from bundle.clock import Clock
 from rollout.daemon.recording import Recording
@@ -19,31 +18,23 @@ _GRACE_SECONDS = 15.0
 _MAX_WAITING = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Parties:
-    """The two sides: the candidate's slot, and the digests of which both sides name one."""
-
-    candidate: Slot
-    digests: Mapping[AnswerSide, frozenset[str]]
-
-    def slot(self, side: AnswerSide) -> Slot:
-        return self.candidate if side is AnswerSide.CANDIDATE else self.candidate.other
-
-
 class ShadowComparison:
-    """Compares the two revisions of one rollout while copies of requests reach the candidate."""
+    """Compares the two revisions of one rollout while copies of requests reach the candidate.
+
+    `sides` says whose answers each slot records, and which digests they have.
+    """
 
     def __init__(
         self,
         recording: Recording,
-        parties: Parties,
+        sides: Mapping[Slot, tuple[AnswerSide, frozenset[str]]],
         spec: RolloutSpec,
         rollout: int,
         clock: Clock,
     ) -> None:
         self._clock = clock
         self._recording = recording
-        self._parties = parties
+        self._sides = sides
         self._spec = spec
         self._joiner = Joiner(_GRACE_SECONDS, _MAX_WAITING)
         self._drift: dict[str, Drift] = {}
@@ -60,14 +51,10 @@ class ShadowComparison:
         recorded = self._recording.observe(live_requests, inputs=True)
         pairs = [
             pair
-            for side in AnswerSide
+            for slot, (side, digests) in self._sides.items()
             for pair in self._joiner.join(
                 side,
-                (
-                    row
-                    for row in recorded[self._parties.slot(side)]
-                    if row.digest in self._parties.digests[side] and row.answer
-                ),
+                (row for row in recorded[slot] if row.digest in digests and row.answer),
                 now,
             )
         ]

@@ -296,13 +296,6 @@ class Inflight:
         self.limit = limit
         self.used = 0
 
-    def take(self, size: int) -> bool:
-        """Charge `size` bytes if they fit; the caller later subtracts them from `used`."""
-        if self.used + size > self.limit:
-            return False
-        self.used += size
-        return True
-
 
 class Hold:
     """One request's share of the memory budget; `release` it when the request is over."""

@@ -260,7 +260,8 @@ class BatchScheduler(Generic[TicketT]):
                 return None
         elif rows != cached.rows:
             return None
-        self._forecast.offered(rows or 1, now, queued=self._queue.count > 0)
+        # Where nothing runs, requests wait: the queue is full.
+        self._forecast.offered(rows or 1, now, queued=True)
         # Without the traceback, which would keep the frames that it was raised through.
         return cached.error.with_traceback(None)
 

@@ -278,7 +278,8 @@ def _numbers(column: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
     if not any(test(column.type) for test in plain):
         column = _cast_whole(column, dtype)
         if not any(test(column.type) for test in plain):
-            return _parsed(column.to_pylist(), dtype)
+            with np.errstate(over="ignore"):  # the row's reason says so
+                return _parsed(column.to_pylist(), dtype)
     if column.null_count:
         column = column.fill_null(pa.scalar(0).cast(column.type))
     values = _memory(column)
@@ -329,7 +330,7 @@ def _converted(values: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, Re
 
 
 def _parsed(values: Sequence[object], dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
-    """Parse strings, booleans and decimals one by one."""
+    """Parse strings and decimals one by one."""
     made = np.zeros(len(values), dtype)
     wrong: Reasons = {}
     for index, value in enumerate(values):
@@ -353,8 +354,6 @@ def _number(value: object, dtype: np.dtype[Any]) -> float:
         if text.lower() not in known:
             raise ValueError(text)
         return known[text.lower()]
-    if isinstance(value, bool):
-        return int(value)
     # int() keeps digits that float() would round; both accept "1_0", which is not a number here.
     if "_" in text:
         raise ValueError(text)

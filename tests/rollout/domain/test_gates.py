@@ -70,6 +70,15 @@ def test_harm__one_burst__is_one_event() -> None:
     assert gates.doubtful(evidence, SPEC) is not None
 
 
+def test_harm__several_gates__names_the_one_with_the_strongest_evidence() -> None:
+    verdict = gates.harm(folded(3, same(errors=10, slow=40), same()), SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.LATENCY_VS_LIMIT
+    verdict = gates.harm(folded(3, same(errors=30, slow=15), same()), SPEC)
+    assert verdict is not None
+    assert verdict.gate is Gate.ERRORS_VS_LIMIT
+
+
 def test_harm__two_bad_blocks__are_too_few() -> None:
     assert gates.harm(folded(2, same(errors=20), same(errors=20)), SPEC) is None
     assert gates.harm(folded(3, same(errors=20), same(errors=20)), SPEC) is not None
@@ -157,6 +166,33 @@ def test_harm__fault_of_some_clients_begins_under_sticky_routing__takes_the_whol
     assert gates.harm(evidence, spec) is None
 
 
+def test_harm__slow_first_tokens_begin_under_sticky_routing__are_judged_by_their_limit() -> None:
+    """Errors of some clients begin at the same time, and are not judged."""
+    spec = RolloutSpec(sticky=True, max_ttft_ms=500.0)
+    good = Counts(100, 0, 100, client_errors=1, begun=100)
+    evidence = begin([(good, 5.0)] * 100, spec)
+    bad = replace(good, client_errors=8, late_first=30)
+    for each in (*[good] * 50, *[bad] * 5):
+        evidence = fold(evidence, block(each, replace(each, late_first=0)), spec)
+    assert evidence.of(Gate.CLIENT_ERRORS_VS_LIVE).run.bad_blocks == 5
+    verdict = gates.harm(evidence, spec)
+    assert verdict is not None
+    assert verdict.gate is Gate.TTFT_VS_LIMIT
+    assert verdict.why.endswith("in 5 blocks of 5 s on end (5 % allowed)")
+
+
+def test_harm__all_first_tokens_slow_under_sticky_routing__is_gross() -> None:
+    spec = RolloutSpec(sticky=True, max_ttft_ms=500.0)
+    evidence = GateEvidence()
+    for _ in range(16):
+        slow = Counts(100, 0, 100, begun=100, late_first=100)
+        evidence = fold(evidence, Window(slow, same()), spec)
+    verdict = gates.harm(evidence, spec)
+    assert verdict is not None
+    assert verdict.gate is Gate.TTFT_VS_LIMIT
+    assert "in 8.0 s on end" in verdict.why
+
+
 def test_harm__fault_begins_where_live_has_bursts__needs_a_longer_run() -> None:
     """One request in a burst of the live slot says little, so it takes more of them."""
     bursty = [(same(errors=50 if each % 40 == 0 else 0), 5.0) for each in range(200)]
@@ -193,6 +229,22 @@ def test_harm__both_slots_fail_alike__is_not_gross() -> None:
     evidence = GateEvidence()
     for _ in range(3):
         evidence = fold(evidence, Window(Counts(10, 5, 10), Counts(90, 45, 90)), SPEC)
+    assert gates.harm(evidence, SPEC) is None
+
+
+def test_harm__both_slots_begin_to_fail_alike__is_not_gross() -> None:
+    """The live slot never failed before, so only its failures in the same ticks excuse these."""
+    evidence = begin([(same(), 5.0)] * 100, SPEC)
+    for _ in range(3):
+        evidence = fold(evidence, Window(same(10, errors=5), same(90, errors=45)), SPEC)
+    assert gates.harm(evidence, SPEC) is None
+
+
+def test_harm__live_failed_as_often_in_small_blocks_before__is_not_gross() -> None:
+    """Blocks with few failures are no bursts; together they are the usual share."""
+    evidence = begin([(same(4, errors=1), 5.0)] * 100, SPEC)
+    for _ in range(3):
+        evidence = fold(evidence, Window(same(100, errors=45), Counts()), SPEC)
     assert gates.harm(evidence, SPEC) is None
 
 

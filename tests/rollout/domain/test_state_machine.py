@@ -182,7 +182,17 @@ def test_no_traffic__some_time_without_a_request__is_said_until_one_arrives() ->
     assert machine.no_traffic(progress, 102.0 + machine.IDLE_SECONDS - 0.1) is None
     said = machine.no_traffic(progress, 102.0 + machine.IDLE_SECONDS)
     assert said == f"no requests in the last {machine.IDLE_SECONDS:.0f} s; the gates need traffic"
-    assert looked(progress, 1, 200.0).idle_since is None
+    assert looked(progress, 1, 110.0, Window(seconds=2.0)).idle_since == 102.0
+    for some in (GOOD, replace(GOOD, candidate=Counts()), replace(GOOD, live=Counts())):
+        assert looked(progress, 1, 200.0, some).idle_since is None
+
+
+def test_judge__no_traffic__says_so_instead_of_what_is_missing() -> None:
+    progress = looked(SHIFTED, 1, 104.0, Window(seconds=2.0))
+    held = machine.judge(progress, TickObservation(None), SPEC, 112.0)
+    assert held.why == "no requests in the last 10 s; the gates need traffic"
+    early = machine.judge(progress, TickObservation(None), SPEC, 106.0)
+    assert early.why == "0 answers in 0 ticks at this step, 50 are needed"
 
 
 def test_apply_verdict__hold__changes_nothing() -> None:

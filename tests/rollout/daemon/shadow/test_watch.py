@@ -12,7 +12,7 @@ import pytest
 from bundle.sampling import Sampling
 from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, needed_share
-from rollout.daemon.shadow.watch import Parties, ShadowComparison
+from rollout.daemon.shadow.watch import ShadowComparison
 from rollout.domain.agreement import ShadowWindow
 from rollout.domain.join import AnswerSide
 from rollout.domain.spec import RolloutSpec, Slot
@@ -44,9 +44,10 @@ class Shop:
 
     def __post_init__(self) -> None:
         self.folder = SampleFolder(self.root)
-        parties = Parties(Slot.GREEN, {side: frozenset([each]) for side, each in DIGESTS.items()})
+        slots = {AnswerSide.LIVE: Slot.BLUE, AnswerSide.CANDIDATE: Slot.GREEN}
+        sides = {slots[side]: (side, frozenset([each])) for side, each in DIGESTS.items()}
         self.recording = Recording(self.folder, self.clock, 3600)
-        self.watch = ShadowComparison(self.recording, parties, SPEC, 7, self.clock)
+        self.watch = ShadowComparison(self.recording, sides, SPEC, 7, self.clock)
         for slot, side in ((Slot.BLUE, AnswerSide.LIVE), (Slot.GREEN, AnswerSide.CANDIDATE)):
             writer = SegmentWriter(self.folder.segments(slot), SIGNATURE, DIGESTS[side])
             control = SamplingControl(Sampling(), self.folder.control)

@@ -42,7 +42,10 @@ def offer(
     part: bool = False,
 ) -> Ticket:
     ticket = Ticket(rows, key, now, deadline, priority)
-    policy.offer(ticket, part=part)
+    if part:
+        policy.offer(ticket, part=True)
+    else:
+        policy.offer(ticket)
     return ticket
 
 
@@ -74,13 +77,19 @@ def test_release__batch_is_running__waits_for_it() -> None:
     assert numbers(policy.release(0.01)) == [1]
 
 
-def after_a_batch(wait: float, *, deadline: float = FAR) -> BatchScheduler[Ticket]:
-    """Four clients were answered at 1.0, and a fifth waits since 0.9: four more may come."""
-    policy = batcher(rows=8, wait=wait, costs=FLAT)
+def after_a_batch(
+    wait: float, *more: int, deadline: float = FAR, costs: Mapping[int, float] = FLAT
+) -> BatchScheduler[Ticket]:
+    """Four clients were answered at 1.0 and may send again; others wait since 0.9.
+
+    Those are one row, or requests of `more` rows.
+    """
+    policy = batcher(rows=8, queue=100, wait=wait, costs=costs)
     for _ in range(4):
         offer(policy, 1, "k", 0.0, FAR)
     policy.release(0.0)
-    offer(policy, 1, "k", 0.9, deadline)
+    for rows in more or (1,):
+        offer(policy, rows, "k", 0.9, deadline)
     policy.finished(1.0)
     return policy
 
@@ -103,8 +112,73 @@ def test_release__clients_were_just_answered__waits_no_longer_than_it_pays(
     assert numbers(policy.release(until)) == [4]
 
 
+def test_release__deadline_while_clients_may_return__keeps_twice_the_batch_time() -> None:
+    policy = after_a_batch(inf, deadline=1.55, costs={8: 0.25})
+    assert policy.next_event(1.0) == pytest.approx(1.05)
+
+
 def test_release__no_wait_allowed__starts_at_once() -> None:
     assert numbers(after_a_batch(0.0).release(1.0)) == [4]
+
+
+def test_release__idle_server_whose_clients_may_return__runs_at_once() -> None:
+    policy = batcher(rows=8, wait=inf, costs=FLAT)
+    for _ in range(4):
+        offer(policy, 1, "k", 0.0, FAR)
+    policy.release(0.0)
+    policy.finished(1.0)
+    offer(policy, 1, "k", 1.1, FAR)
+    assert numbers(policy.release(1.1)) == [4]
+
+
+def test_expire__request_that_joins_a_waiting_one__expires_when_it_is_too_late_to_run() -> None:
+    policy = after_a_batch(inf)
+    assert policy.release(1.0) == []
+    late = offer(policy, 1, "k", 1.0, 3.0)
+    assert policy.expire(1.9) == []
+    assert policy.expire(2.0) == [late]
+
+
+def test_release__next_request_does_not_fit__does_not_wait_for_clients() -> None:
+    policy = after_a_batch(inf, 6, 4, costs={8: 1.0})
+    assert policy.next_event(1.0) == 1.0
+    assert numbers(policy.release(1.0)) == [4]
+
+
+def test_release__deadline_keeps_a_request_out__does_not_wait_for_clients() -> None:
+    policy = batcher(rows=16, queue=100, wait=inf, costs={1: 1.0, 8: 1.0, 16: 20.0})
+    for _ in range(4):
+        offer(policy, 1, "k", 0.0, FAR)
+    policy.release(0.0)
+    offer(policy, 1, "k", 0.9, 10.0)
+    offer(policy, 14, "k", 0.9, FAR)  # both together take longer than 9 s
+    policy.finished(1.0)
+    assert policy.next_event(1.0) == 1.0
+    assert numbers(policy.release(1.0)) == [4]
+
+
+def test_release__rows_that_cannot_be_joined__do_not_wait_for_clients() -> None:
+    policy = batcher(rows=8, wait=inf, joinable=False, costs=FLAT)
+    offer(policy, 4, "k", 0.0, FAR)
+    policy.release(0.0)
+    offer(policy, 1, "k", 0.9, FAR)
+    policy.finished(1.0)
+    assert policy.next_event(1.0) == 1.0
+    assert numbers(policy.release(1.0)) == [1]
+
+
+def test_release__request_that_waits_for_clients_is_cancelled__full_batch_starts_at_once() -> None:
+    policy = batcher(rows=8, queue=100, wait=inf, costs={8: 1.0})
+    for _ in range(4):
+        offer(policy, 1, "k", 0.0, FAR)
+    policy.release(0.0)
+    waiting = offer(policy, 1, "k", 0.9, FAR)
+    offer(policy, 8, "other", 0.9, FAR)
+    policy.finished(1.0)
+    assert policy.release(1.0) == []
+    assert policy.cancel(waiting)
+    assert policy.next_event(1.0) == 1.0
+    assert numbers(policy.release(1.0)) == [5]
 
 
 def test_release__larger_batch_saves_nothing__starts_at_once() -> None:
@@ -192,9 +266,34 @@ def test_check_room__large_request__may_fill_half_of_the_queue() -> None:
     policy.release(0.0)
     offer(policy, 10, "k", 0.0, FAR)
     policy.check_room(40, Priority.NORMAL, 0.0)
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueFullError, match="10 rows wait already, the limit is 50"):
         policy.check_room(41, Priority.NORMAL, 0.0)
+    offer(policy, 50, "k", 0.0, FAR, part=True)
     policy.check_room(32, Priority.NORMAL, 0.0)
+    with pytest.raises(QueueFullError):
+        policy.check_room(33, Priority.NORMAL, 0.0)
+
+
+def test_offer__parts_of_an_accepted_request__have_room() -> None:
+    policy = batcher(rows=64, queue=100)
+    policy.check_room(100, Priority.NORMAL, 0.0)
+    for _ in range(2):
+        offer(policy, 50, "k", 0.0, FAR, part=True)
+    assert policy.waiting_rows == 100
+
+
+@pytest.mark.parametrize(("rows", "accepted"), [(32, False), (33, True)])
+def test_offer__predicted_wait_is_too_long__rejects_small_requests_only(
+    rows: int, accepted: bool
+) -> None:
+    policy = busy(rows=64, queue=200, max_queue=0.5, costs=FLAT)
+    ticket = Ticket(rows, "k", 0.0, FAR)
+    if accepted:
+        policy.offer(ticket)
+    else:
+        with pytest.raises(QueueFullError):
+            policy.offer(ticket)
+    assert policy.waiting_rows == (rows if accepted else 0)
 
 
 def test_state__idle_then_busy_then_idle__is_shown() -> None:
@@ -224,6 +323,23 @@ def test_expire__deadline_passes__returns_the_request_once() -> None:
     with pytest.raises(MlctlError) as caught:
         offer(policy, 1, "k", 3.0, 3.0)
     assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+
+
+def test_cancel__running_request__is_not_reported_at_its_deadline() -> None:
+    policy = batcher()
+    left = offer(policy, 1, "k", 0.0, 1.0)
+    policy.release(0.0)
+    assert policy.open_tickets() == [left]
+    assert not policy.cancel(left)
+    assert policy.open_tickets() == []
+    assert policy.expire(1.0) == []
+
+
+def test_next_event__running_request_without_deadline__is_none() -> None:
+    policy = batcher()
+    offer(policy, 1, "k", 0.0, inf)
+    policy.release(0.0)
+    assert policy.next_event(0.0) is None
 
 
 def test_cancel__waiting_request__is_not_run() -> None:
@@ -258,8 +374,15 @@ def test_offer__deadline_cannot_be_met__rejects() -> None:
     policy = busy(costs=FLAT, queue=100)
     offer(policy, 4, "k", 0.0, FAR)
     with pytest.raises(QueueFullError):
-        offer(policy, 1, "k", 0.0, 2.9)
-    offer(policy, 1, "k", 0.0, 3.1)
+        offer(policy, 1, "k", 0.5, 2.9)
+    offer(policy, 1, "k", 0.5, 3.0)
+
+
+def test_offer__full_batch_waits_for_its_start__counts_in_the_predicted_wait() -> None:
+    policy = batcher(queue=100, max_queue=0.5, costs=FLAT)
+    offer(policy, 4, "k", 0.0, FAR)
+    with pytest.raises(QueueFullError, match="about 1 s"):
+        offer(policy, 1, "k", 0.0, FAR)
 
 
 def test_expire__deadline_can_no_longer_be_met__returns_early() -> None:
@@ -280,13 +403,14 @@ def test_release__idle_server_with_a_late_estimate__runs() -> None:
     assert [ticket.number for ticket in policy.expire(0.5)] == [0]
 
 
-def test_release__deadline_in_the_batch__limits_its_size() -> None:
+@pytest.mark.parametrize(("deadline", "batch"), [(4.5, [1, 2]), (5.0, [1, 2, 3])])
+def test_release__deadline_in_the_batch__limits_its_size(deadline: float, batch: list[int]) -> None:
     policy = busy(costs=LINEAR)
-    offer(policy, 1, "k", 0.0, 4.5)
+    offer(policy, 1, "k", 0.0, deadline)
     for _ in range(2):
         offer(policy, 1, "k", 0.0, FAR)
     policy.finished(1.0)
-    assert numbers(policy.release(2.0)) == [1, 2]  # three rows would end at 5.0
+    assert numbers(policy.release(2.0)) == batch  # three rows end at 5.0
 
 
 def test_release__both_priorities__high_first_without_starvation() -> None:
@@ -301,6 +425,17 @@ def test_release__both_priorities__high_first_without_starvation() -> None:
         led.append(policy.release(0.0)[0].priority is Priority.HIGH)
     assert led[:15] == ([True] * 4 + [False]) * 3
     assert led[15:] == [False] * 9
+
+
+def test_release__first_batches__up_to_four_are_led_by_high_priority() -> None:
+    policy = batcher(rows=1, queue=100)
+    for priority in [Priority.NORMAL, *[Priority.HIGH] * 5]:
+        offer(policy, 1, "k", 0.0, FAR, priority)
+    led = []
+    for _ in range(6):
+        led += numbers(policy.release(0.0))
+        policy.finished(0.0)
+    assert led == [1, 2, 3, 4, 0, 5]
 
 
 def test_offer__high_priority__waits_for_high_requests_only() -> None:
@@ -369,6 +504,48 @@ def test_quick_reject__many_requests__count_as_offered_load(
         policy.finished(1.0)
         loads.append(policy._forecast._load.utilization)
     assert loads[0] == loads[1] > 0.0
+
+
+def utilization_after(policy: BatchScheduler[Ticket]) -> float:
+    """Return the measured load, after eight requests for each that was possible."""
+    offer(policy, 1, "k", 0.0, FAR)
+    policy.release(0.0)
+    for _ in range(8):
+        offer(policy, 1, "k", 0.5, FAR)
+    policy.finished(1.0)
+    return policy._forecast._load.utilization
+
+
+def test_offer__idle_time__lowers_the_offered_load() -> None:
+    policy = batcher(rows=8, queue=100, costs=FLAT)
+    busy_load = utilization_after(policy)
+    policy.release(1.0)
+    policy.finished(1.0)
+    before = policy._forecast._load.utilization
+    assert 0.0 < before < busy_load
+    offer(policy, 1, "k", 12.0, FAR)
+    assert policy._forecast._load.utilization < before / 2
+
+
+def test_offer__time_in_which_a_request_waits__is_not_idle() -> None:
+    policy = batcher(rows=16, queue=100, costs=FLAT)
+    load = utilization_after(policy)
+    offer(policy, 1, "k", 12.0, FAR)
+    assert policy._forecast._load.utilization == load
+
+
+def test_quick_reject__queue_is_full_before_its_batch_starts__is_not_idle_time() -> None:
+    policy = batcher(rows=8, queue=8, costs=FLAT)
+    offer(policy, 1, "k", 0.0, FAR)
+    policy.release(0.0)
+    offer(policy, 1, "k", 0.5, FAR)
+    policy.finished(1.0)
+    load = policy._forecast._load.utilization
+    offer(policy, 7, "k", 9.0, FAR)
+    with pytest.raises(QueueFullError):
+        offer(policy, 1, "k", 10.0, FAR)
+    assert policy.quick_reject(1, Priority.NORMAL, 11.0) is not None
+    assert policy._forecast._load.utilization == load > 0.0
 
 
 def test_quick_reject__rows_unknown__only_where_any_number_would_be_rejected() -> None:

@@ -64,6 +64,8 @@ def test_to_tensors__values_that_fit__are_converted(
         (pa.array(["1", "1_0"]), Datatype.FP32, [1.0], "column 'c': '1_0' is not a value"),
         (pa.array(["1", "99999"]), Datatype.INT8, [1], "column 'c': '99999' is not a value"),
         (pa.array(["1", "1e99"]), Datatype.FP32, [1.0], "column 'c': 1e+99 is not a value"),
+        (pa.array(["True", "no"]), Datatype.BOOL, [True], "column 'c': 'no' is not a value"),
+        (pa.array(["3.0", "2.5"]), Datatype.INT32, [3], "column 'c': '2.5' is not a value"),
         (pa.array(["a", None]), Datatype.BYTES, [b"a"], "column 'c' is null"),
     ],
 )
@@ -74,6 +76,23 @@ def test_to_tensors__one_value_does_not_fit__its_row_has_the_reason(
     assert values == good
     assert list(reasons) == [1]
     assert reasons[1].startswith(told)
+
+
+def test_to_tensors__text_of_several_kinds__each_row_has_its_reason() -> None:
+    column = pa.array(["1", None, "one", "1e99", "inf"])
+    assert one(column, feed(Datatype.FP32)) == (
+        [1.0, float("inf")],
+        {
+            1: "column 'c' is null",
+            2: "column 'c': 'one' is not a value of float32",
+            3: "column 'c': '1e99' is not a value of float32",
+        },
+    )
+
+
+def test_to_tensors__column_of_nulls__rejects_every_row() -> None:
+    reasons = dict.fromkeys(range(2), "column 'c' is null")
+    assert one(pa.nulls(2), feed(Datatype.FP32)) == (None, reasons)
 
 
 def test_to_tensors__nan__is_rejected_only_if_forbidden() -> None:
