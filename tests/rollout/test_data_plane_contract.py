@@ -193,7 +193,9 @@ def test_replica__dies__leaves_its_slot_healthy(both: Stage) -> None:
         first.end()
         clients.more(400)
         assert both.data_plane.read().healthy[GREEN]
-    assert clients.failed <= 5, clients.answers
+    # Each of the five clients may lose a request in flight, and one on a connection that the kernel
+    # accepted while the process ended.
+    assert clients.failed <= 10, clients.answers
     assert clients.answers["bb"] > clients.answers["aa"]
 
 
