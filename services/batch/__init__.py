@@ -14,5 +14,6 @@ others to an executor. An executor (`local_executor.py`, `ray_executor.py`) runs
 import os
 
 # Set before pyarrow is imported. Its allocator returns freed memory after 10 ms, which is less than
-# the time between two pieces: the kernel then clears new pages for each, 5 % of a job's CPU.
+# the time between two pieces, and the kernel then clears new pages for each: twice the page faults.
+# On a busy machine that was 5 % of a job's CPU (6 rounds), on a quiet one not measurable.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
