@@ -10,10 +10,3 @@ others to an executor. An executor (`local_executor.py`, `ray_executor.py`) runs
   precomputed answers (`precomputed_sink.py`).
 - Beside jobs: `estimate.py` for time and cost, `spark.py` for a function of Spark's columns.
 """
-
-import os
-
-# Set before pyarrow is imported. Its allocator returns freed memory after 10 ms, which is less than
-# the time between two pieces, and the kernel then clears new pages for each: twice the page faults.
-# On a busy machine that was 5 % of a job's CPU (6 rounds), on a quiet one not measurable.
-os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
