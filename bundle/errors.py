@@ -379,8 +379,8 @@ class MlctlError(Exception):
         self.hint = hint if hint is not None else ERROR_TABLE[code].hint
 
     def __reduce__(self) -> tuple[type[MlctlError], tuple[ErrorCode, str, str]]:
-        """Pickle the arguments of `__init__`; by default only the message would be."""
-        return type(self), (self.code, self.message, self.hint)
+        """Pickle as MlctlError: subclasses have other arguments; by default only the message."""
+        return MlctlError, (self.code, self.message, self.hint)
 
     @property
     def spec(self) -> ErrorSpec:

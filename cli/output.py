@@ -219,7 +219,9 @@ def _print_usage_error(error: click.UsageError) -> int:
 # Which extra brings the packages that commands import inside their bodies.
 _EXTRAS = {
     "adbc_driver_postgresql": "postgres",
+    "authlib": "avro",
     "bentoml": "serve",
+    "cachetools": "avro",
     "confluent_kafka": "kafka",
     "cyclonedx": "containers",
     "duckdb": "duckdb",

@@ -20,6 +20,7 @@ from bundle.entries import Entry, Key, hash_key
 from bundle.errors import MlctlError
 from bundle.home import mlctl_home
 from bundle.manifest import MODEL_NAME
+from bundle.os_errors import is_disk_full
 from optimize.cache import fetch_or_build, is_cached, versions
 from optimize.device import RunDevice
 from optimize.events import ProgressListener, Stage, StepEvent, StepStatus
@@ -82,9 +83,9 @@ class Attempt:
                 self.model_key(recipe), lambda directory: self._build(recipe, directory)
             )
             entry = self._measure(recipe, model)
-        except OSError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a recipe's library may raise anything
+        except Exception as error:
+            if isinstance(error, OSError) or is_disk_full(error):
+                raise
             applicable = not isinstance(error, NotApplicableError)
             failure = _without_paths(first_line(error))
             variant = Variant(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bundle.errors import ErrorCode, MlctlError
+from bundle.os_errors import is_disk_full
 from registry.names import printable
 from registry.quiet import first_line, quiet
 
@@ -20,6 +21,8 @@ def loading(label: str, hint: str | None = None) -> Iterator[None]:
         with quiet():
             yield
     except Exception as error:
+        if is_disk_full(error):
+            raise
         reason = printable(first_line(error))
         message = f"{label} cannot be loaded: {reason}"
         raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, message, hint) from error

@@ -49,6 +49,8 @@ _WEIGHTS = ".safetensors"
 _DATA = (".jinja", ".json", ".model", ".txt")
 _OF_THE_MODEL = (CONFIG_NAME, "generation_config.json", "model.safetensors.index.json")
 _MAX_BYTES = 16 << 20
+# Rows with one scale, of which ONNX Runtime has kernels.
+_GROUP_SIZES = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def check_folder(folder: Path, label: str, tasks: tuple[str, ...] = (TASK,)) -> 
         raise _unsupported(
             label,
             "its weights are quantized, and not as AWQ (gemm) or GPTQ (version 1) of a language "
-            "model with 4 bits and a group_size, all layers alike",
+            "model with 4 bits and a group_size of 16 to 256, all layers alike",
         )
     if not (tokenizer / "tokenizer.json").is_file():
         raise _unsupported(label, "its tokenizer has no tokenizer.json: save it as a fast one")
@@ -192,6 +194,8 @@ def _read_object(path: Path, label: str) -> dict[str, Any]:
 def _is_int4(found: Any) -> bool:
     """Whether `found` (`quantization_config`) describes weights that the recipes can read."""
     match found:
+        case {"group_size": size} if size not in _GROUP_SIZES:
+            return False
         case {"quant_method": "awq", "bits": 4, "group_size": int(), **other}:
             return str(other.get("version", "gemm")).lower() == "gemm"
         case {"quant_method": "gptq", "bits": 4, "group_size": int(), **other}:

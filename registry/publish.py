@@ -186,7 +186,10 @@ def _unchecked_requirements() -> Iterator[None]:
     import mlflow.utils.environment
 
     environment: Any = mlflow.utils.environment
-    check = environment.warn_dependency_requirement_mismatches
+    check = getattr(environment, "warn_dependency_requirement_mismatches", None)
+    if check is None:  # another version of MLflow
+        yield
+        return
     environment.warn_dependency_requirement_mismatches = lambda _: None
     try:
         yield

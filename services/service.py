@@ -39,9 +39,11 @@ def _build() -> Any:
 try:
     with rare_collection():  # `_build` imports all of a server
         service = _build()
-except MlctlError as error:
+except Exception as error:
     from services.online.server.workers import explain, stop_supervisor
 
     print(explain(error), file=sys.stderr, flush=True)
-    stop_supervisor(error)
-    raise SystemExit(error.spec.exit_code) from None
+    stop_supervisor(error)  # it would start a worker that cannot be imported again and again
+    if isinstance(error, MlctlError):
+        raise SystemExit(error.spec.exit_code) from None
+    raise

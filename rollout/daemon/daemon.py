@@ -9,6 +9,7 @@ If the daemon dies, the proxy and the Bentos go on with the last weights until t
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -225,7 +226,9 @@ class Daemon:
         """Tick the active rollout, or else hold the split, or all traffic on the live slot."""
         active = self._journal.active(self._name)
         if active is None:
-            self._controller = None
+            if self._controller is not None:
+                self._controller = None
+                gc.collect()  # its handlers are a cycle, and it may hold many MB of recorded rows
             slot, split = deployment.slot, deployment.split
             if split is None:
                 self._world.data_plane.apply(TrafficSplit({slot: 100, slot.other: 0}))

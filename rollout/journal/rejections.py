@@ -69,10 +69,10 @@ def check_scores(deployment: Deployment, candidate: Revision, spec: RolloutSpec)
         )
 
 
-def under_way(name: str, active: Rollout | None) -> MlctlError:
+def under_way(name: str, active: Rollout) -> MlctlError:
     """Another rollout is active."""
-    to = active.candidate.bento if active else "another Bento"
-    if active is not None and active.progress.phase is RolloutPhase.FINALIZE:
+    to = active.candidate.bento
+    if active.progress.phase is RolloutPhase.FINALIZE:
         return MlctlError(
             ErrorCode.ROLLOUT_ACTIVE,
             f"the rollout of {name!r} to {to} was proved and is being finished",

@@ -76,7 +76,10 @@ def suffix_of(name: str) -> str:
 
 
 def open_system(location: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL and the path in it; RUNTIME_MISSING names the extra."""
+    """Return fsspec's file system for a URL and the path in it.
+
+    RUNTIME_MISSING names the extra of the URL's scheme.
+    """
     import fsspec
 
     scheme = scheme_of(location) or "file"

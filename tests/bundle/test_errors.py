@@ -1,3 +1,4 @@
+import pickle
 import re
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from docs.generate import error_table_markdown
+from services.runtime.run_errors import ModelRunError
 
 GRPC_STATUSES = {
     "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -36,6 +38,12 @@ def test_error_document__any_error__has_code_message_and_hint() -> None:
         "hint": "use 81",
         "exit_code": 8,
     }
+
+
+def test_error__pickled__is_the_same_error() -> None:
+    for error in (MlctlError(ErrorCode.NOT_FOUND, "no x", "try y"), ModelRunError("it failed")):
+        found = pickle.loads(pickle.dumps(error))
+        assert (type(found), found.as_dict()) == (MlctlError, error.as_dict())
 
 
 def test_error_table__published_page__is_current() -> None:

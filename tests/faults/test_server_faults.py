@@ -156,7 +156,8 @@ def test_worker__model_hangs__ends_with_a_stack_and_is_replaced(
 ) -> None:
     response = served.send("stuck")
     assert (response.status_code, response.json()["code"]) == (503, "unavailable")
-    wait_until(lambda: len(served.workers() & workers) == WORKERS - 1, what="the worker ended")
+    # Until it is gone, it accepts connections.
+    wait_until(lambda: len(workers & served.children()) == WORKERS - 1, what="the worker ended")
     check_answers(served, "one", times=20)
     wait_until(lambda: len(served.workers()) == WORKERS, what="the worker is replaced")
     log = served.server.log.read_text()

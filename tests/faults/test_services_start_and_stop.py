@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from bundle.errors import ERROR_TABLE, ErrorCode
 from bundle.verify import VerifiedBundle, seal
 from services.runtime.golden import load_golden, save_golden
 from tests.support.bundles import make_bundle
@@ -84,6 +85,18 @@ def test_start__golden_answers_differ__ends_the_whole_server(
     assert "parity_failed" in server.log.read_text()
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{server.url}/readyz")
+
+
+def test_start__worker_cannot_import_the_server__ends_the_whole_server(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
+) -> None:
+    Path(project, "services/online/grpc/server.py").write_text("import no_such_package\n")
+    server = serve(project, tmp_path, bundle)
+    ended.append(server)
+    assert (
+        server.process.wait(timeout=PATIENCE_SECONDS) == ERROR_TABLE[ErrorCode.INTERNAL].exit_code
+    )
+    assert "mlctl could not start the model: ModuleNotFoundError" in server.log.read_text()
 
 
 def test_stop__sigterm__requests_in_flight_are_answered(

@@ -54,6 +54,7 @@ def test_read_folder__a_language_model__is_read(tmp_path: Path, config: dict[str
                 quantized("gptq", dynamic={"-:.*": {}}),
                 quantized("awq", version="gemv"),
                 quantized("awq", group_size=None),
+                quantized("gptq", group_size=-1),
                 {**quantized("awq"), "architectures": ["BertModel"]},
             )
         ),

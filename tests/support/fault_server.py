@@ -42,6 +42,10 @@ class FaultServer:
     bundle: VerifiedBundle
     system: FaultyOs | None
 
+    def children(self) -> set[int]:
+        """Return the processes that the server started and that are not gone."""
+        return {child.pid for child in psutil.Process(self.server.process.pid).children()}
+
     def workers(self) -> set[int]:
         """Return the processes that listen on the gRPC port."""
         children = psutil.Process(self.server.process.pid).children()

@@ -69,6 +69,8 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # YAML has no pairs of surrogates.
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     return environment.get_template("bootstrap.yaml.j2")
 
 

@@ -215,7 +215,9 @@ class InferCalls:
 
         No object is made for it: in overload a rejection must cost less than an answer.
         """
-        header = None if self.access.required else self.messages.known_header(data)
+        if not self.access.allows(head.authorization):
+            return False
+        header = self.messages.known_header(data)
         if header is None:
             return False
         served, size = header.model.served, len(data) - PREFIX_BYTES

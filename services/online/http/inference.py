@@ -303,8 +303,8 @@ class InferHandler:
     def reject_unparsed(self, request: bytes, headers: bytes) -> bytes | None:
         """Return the response to a whole request that the queue certainly rejects, else None.
 
-        Only the size of the request is read, its target and its id: in overload a rejection must
-        cost less than an answer. None for a request that is unusual in any way, which the parser
+        Only the request's size, target, id and trace are read: in overload a rejection must cost
+        less than an answer. None for a request that is unusual in any way, which the parser
         then reads. `headers` are the server's own header lines.
         """
         served = self._served

@@ -57,6 +57,7 @@ class ServedGenerator(ServedModel):
         settings = self.settings
         self._metrics = Metrics(self.name, self._registry)
         self.answered = self._metrics.answered
+        self.counted = self._metrics.request
         capacity = settings.max_sequences * batch.max_tokens
         self._generation = GenerationMetrics(self.name, self._registry, capacity)
         self._observe()

@@ -76,6 +76,7 @@ class ServedPipeline(ServedModel):
         """Begin to serve; the stages were started, proved and warmed up before."""
         self._metrics = Metrics(self.name, self._registry)
         self.answered = self._metrics.answered
+        self.counted = self._metrics.request
         self._observe()
         self.phase = ModelPhase.READY
 

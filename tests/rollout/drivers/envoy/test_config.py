@@ -15,7 +15,7 @@ from rollout.drivers.envoy.proxy import EnvoyFiles
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["plain", 'it\'s a "folder": here'])
+@pytest.mark.parametrize("folder", ["plain", 'it\'s a "folder": here', "\U0001f680 \u00e9"])
 def test_envoy_files__checked_by_envoy__are_valid(tmp_path: Path, folder: str) -> None:
     directory = tmp_path / folder
     directory.mkdir()

@@ -56,6 +56,15 @@ def test_read_unparsed__priority__counts_in_the_json_alone() -> None:
         REQUEST.replace(b"Content-Length:", b"Content-Length :"),
         REQUEST.replace(b"Host: a", b"Transfer-Encoding : chunked"),
         REQUEST.replace(b"Host: a", b"X-Request-Id: other"),
+        # Heads that a proxy may read differently.
+        REQUEST.replace(b"Host: a", b"Proxy-Connection: close"),
+        REQUEST.replace(b"Host: a", b"Host: a\r\n Transfer-Encoding: chunked"),
+        REQUEST.replace(b"Host: a", b"Transfer-Encoding\x0b: chunked"),
+        REQUEST.replace(b"Host: a", b"X: y\rTransfer-Encoding: chunked"),
+        REQUEST.replace(b"Host: a", b"\0Transfer-Encoding: chunked"),
+        REQUEST.replace(b"Host: a", b"Host: a\nX: y"),
+        REQUEST.replace(b"Host: a", b"X: \0"),
+        REQUEST.replace(b"Host: a", b"no colon"),
         REQUEST.replace(b"abc", b"priority").replace(b": 3", b": 8"),
     ],
 )
