@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,22 @@ MODELS_FOLDER = "models"
 MODELS_FILE = "models.json"
 MAX_MODELS = 64
 _MAX_BYTES = 64 << 10
+
+
+class ModelIdentity(Protocol):
+    """What a bundle, the contents of a Bento with a pipeline, and what serves them have."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of all that decides its answers."""
+
+    @property
+    def signature(self) -> Signature:
+        """Its inputs and outputs."""
 
 
 class BentoManifest(BaseModel):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller
-from rollout.daemon.world import World
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import DataPlaneRejected, ProcessState
 from rollout.domain.spec import (
@@ -27,7 +26,7 @@ from rollout.domain.spec import (
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
-from tests.support.memory import MemoryDataPlane, MemoryLauncher
+from tests.support.memory import MemoryDataPlane, MemoryLauncher, memory_world
 from tests.support.rollouts import revision
 
 EDGES = (100.0,)
@@ -77,18 +76,7 @@ class Stage:
         return self.journal.rollout(self.id).progress.ruling is not None
 
     def take_over(self, unseen: float | None = None) -> None:
-        settings = self.journal.deployment("shop").settings
-        world = World(
-            "shop",
-            self.journal.take_over("shop"),
-            self.journal,
-            settings,
-            self.data_plane,
-            self.data_plane,
-            self.launcher,
-            self.clock,
-            EDGES,
-        )
+        world = memory_world(self.journal, self.data_plane, self.clock, self.launcher)
         rollout = self.journal.rollout(self.id)
         self.controller = Controller(rollout, world)
         if unseen is not None and self.phase not in (RolloutPhase.PENDING, RolloutPhase.DONE):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bundle.clock import Clock
+from rollout.daemon.recording import Recording
+from rollout.daemon.world import World
 from rollout.domain.counts import AnswerTimes, Reading, Totals
 from rollout.domain.ports import DataPlaneRejected, ProcessState, RunningRevision, TrafficSplit
 from rollout.domain.process_ref import ProcessRef
 from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
+from rollout.journal.journal import Journal
 
 
 @dataclass
@@ -101,3 +105,25 @@ class MemoryLauncher:
         if role.endswith("/0"):
             self.probes[self.slots[served.process.token]] = ProcessState.DEAD
         self.apart[role] = ProcessState.DEAD
+
+
+def memory_world(
+    journal: Journal,
+    data_plane: MemoryDataPlane,
+    clock: Clock,
+    launcher: MemoryLauncher | None = None,
+    recording: Recording | None = None,
+) -> World:
+    """Return what a new daemon of the deployment `shop` acts on."""
+    return World(
+        "shop",
+        journal.take_over("shop"),
+        journal,
+        journal.deployment("shop").settings,
+        data_plane,
+        data_plane,
+        launcher or MemoryLauncher(),
+        clock,
+        data_plane.edges,
+        recording,
+    )

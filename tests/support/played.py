@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rollout.daemon.controller import Controller
-from rollout.daemon.world import World
 from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
 from rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
-from tests.support.memory import MemoryDataPlane, MemoryLauncher
+from tests.support.memory import MemoryDataPlane, memory_world
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -43,17 +42,7 @@ class Played:
     def begin(self, tag: str) -> int:
         """Ask for another rollout; its id."""
         rollout = self.journal.begin("shop", revision(tag), self.spec)
-        world = World(
-            "shop",
-            self.journal.take_over("shop"),
-            self.journal,
-            self.settings,
-            self.data_plane,
-            self.data_plane,
-            MemoryLauncher(),
-            self.clock,
-            EDGES,
-        )
+        world = memory_world(self.journal, self.data_plane, self.clock)
         self.controller = Controller(self.journal.rollout(rollout), world)
         return rollout
 

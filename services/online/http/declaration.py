@@ -10,36 +10,16 @@ import inspect
 import keyword
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, NoReturn, Protocol, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import numpy as np
 from pydantic import create_model
 
 from bundle.tensors import Datatype, Signature, TensorSpec
+from services.runtime.bento_layout import ModelIdentity
 
 ROUTE = "/predict"
-
-
-class DeclaredModel(Protocol):
-    """A bundle, the contents of a Bento with a pipeline, or what serves one of them."""
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Its digest."""
-        ...
-
-    @property
-    def signature(self) -> Signature:
-        """Its inputs and outputs."""
-        ...
-
-
-M = TypeVar("M", bound=DeclaredModel)
+M = TypeVar("M", bound=ModelIdentity)
 
 
 def predict_routes(models: Sequence[M]) -> dict[str, M]:
@@ -63,7 +43,7 @@ def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
     return names
 
 
-def declare_predict(model: DeclaredModel, route: str = ROUTE) -> Any:
+def declare_predict(model: ModelIdentity, route: str = ROUTE) -> Any:
     """Return the declaration of the API of `model` for BentoML, at the path `route`."""
     import bentoml
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature
 from services.online.models.precomputed_metrics import (
     DOWN,
     FOREIGN,
@@ -29,6 +28,7 @@ from services.precomputed.row_codec import RowCodec
 from services.precomputed.store_urls import open_store
 from services.protocol.priority import Priority
 from services.protocol.wire import InferRequest, invalid, shown
+from services.runtime.bento_layout import ModelIdentity
 from services.runtime.padding import Arrays
 from services.runtime.streaming import Answer
 
@@ -37,22 +37,6 @@ if TYPE_CHECKING:
     from services.online.settings import ServerSettings
 
 Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
-
-
-class Precomputable(Protocol):
-    """A model whose answers may be precomputed."""
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-
-    @property
-    def digest(self) -> str:
-        """The digest of its bundle: stored answers are its own."""
-
-    @property
-    def signature(self) -> Signature:
-        """What it takes and returns."""
 
 
 class PrecomputedLookup:
@@ -177,7 +161,7 @@ class PrecomputedLookup:
 
 
 def open_precomputed(
-    model: Precomputable,
+    model: ModelIdentity,
     settings: ServerSettings,
     batching: ModelExecutor,
     clock: Clock,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import quote, urlencode
@@ -158,10 +159,8 @@ def _column(values: Sequence[Any]) -> pa.Array:
     Objects and nested lists are JSON text, and so are values of which Arrow finds no common type.
     """
     if not any(isinstance(value, dict) or _is_nested(value) for value in values):
-        try:
+        with suppress(pa.ArrowException, OverflowError):
             return pa.array(values)
-        except (pa.ArrowException, OverflowError):
-            pass
     return pa.array([_text(value) for value in values], pa.string())
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from rollout.daemon.controller import Controller
-from rollout.daemon.world import World
 from rollout.domain.operator_commands import OperatorCommand
 from rollout.domain.ports import ProcessState, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
@@ -20,7 +19,7 @@ from rollout.journal import records
 from rollout.journal.journal import Journal
 from rollout.journal.records import JournalEvent, Rollout
 from tests.support.clock import ManualClock
-from tests.support.memory import MemoryDataPlane, MemoryLauncher
+from tests.support.memory import MemoryDataPlane, MemoryLauncher, memory_world
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -54,18 +53,7 @@ class Stage:
         self.controller = self.take_over(rollout)
 
     def take_over(self, rollout: int) -> Controller:
-        settings = self.journal.deployment("shop").settings
-        world = World(
-            "shop",
-            self.journal.take_over("shop"),
-            self.journal,
-            settings,
-            self.data_plane,
-            self.data_plane,
-            self.launcher,
-            self.clock,
-            EDGES,
-        )
+        world = memory_world(self.journal, self.data_plane, self.clock, self.launcher)
         self.controller = Controller(self.journal.rollout(rollout), world)
         return self.controller
 

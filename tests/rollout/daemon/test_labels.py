@@ -14,7 +14,6 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.daemon.controller import Controller
 from rollout.daemon.recording import Recording
 from rollout.daemon.reporting.series import Series
-from rollout.daemon.world import World
 from rollout.domain.labels import RIGHT, WRONG
 from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
 from rollout.domain.state_machine import RolloutPhase
@@ -27,7 +26,7 @@ from services.online.observability.calls import RequestRecord
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from tests.support.clock import ManualClock
-from tests.support.memory import MemoryDataPlane, MemoryLauncher
+from tests.support.memory import MemoryDataPlane, memory_world
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -68,18 +67,7 @@ class Shop:
         self.journal.create("shop", Ports(1, 2), self.settings, self.live)
         self.id = self.journal.begin("shop", self.candidate, self.spec)
         self.recording = Recording(self.folder, self.clock, 3600.0)
-        world = World(
-            "shop",
-            self.journal.take_over("shop"),
-            self.journal,
-            self.settings,
-            self.data_plane,
-            self.data_plane,
-            MemoryLauncher(),
-            self.clock,
-            EDGES,
-            self.recording,
-        )
+        world = memory_world(self.journal, self.data_plane, self.clock, recording=self.recording)
         self.controller = Controller(self.journal.rollout(self.id), world)
         for slot, served in ((Slot.BLUE, self.live), (Slot.GREEN, self.candidate)):
             writer = SegmentWriter(self.folder.segments(slot), SIGNATURE, served.digest)

@@ -14,7 +14,6 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from rollout.client.rendering import event_line
 from rollout.daemon.controller import Controller
 from rollout.daemon.recording import Recording
-from rollout.daemon.world import World
 from rollout.domain.agreement import ShadowWindow
 from rollout.domain.counts import Counts, Totals, Window
 from rollout.domain.evidence import GateEvidence, fold, fold_shadow, next_step
@@ -28,7 +27,7 @@ from services.online.observability.calls import RequestRecord
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from tests.support.clock import ManualClock
-from tests.support.memory import MemoryDataPlane, MemoryLauncher
+from tests.support.memory import MemoryDataPlane, memory_world
 from tests.support.rollouts import revision
 
 EDGES = (100.0, 200.0)
@@ -77,21 +76,8 @@ class Shop:
         )
         self.journal.create("shop", Ports(1, 2), DeploymentSettings(drain_seconds=5), live)
         rollout = self.journal.begin("shop", candidate, self.spec)
-        settings = self.journal.deployment("shop").settings
-        launcher = MemoryLauncher()
         recording = None if self.foreign else Recording(self.folder, self.clock, 3600)
-        world = World(
-            "shop",
-            self.journal.take_over("shop"),
-            self.journal,
-            settings,
-            self.data_plane,
-            self.data_plane,
-            launcher,
-            self.clock,
-            EDGES,
-            recording,
-        )
+        world = memory_world(self.journal, self.data_plane, self.clock, recording=recording)
         self.controller = Controller(self.journal.rollout(rollout), world)
         for slot, each in ((Slot.BLUE, live), (Slot.GREEN, candidate)):
             self.recorders[slot] = self._recorder(slot, each)
