@@ -124,7 +124,6 @@ class Daemon:
         self._logs = directory / "logs"
         self._supervisor = Supervisor(self._world, directory, proxy, self._vitals.hung)
         self._scaler = Scaler(self._world)
-        self._record = self._world.record
         self._recorded = ""
         self._split_meter = SplitMeter(self._world)
         self._answered = 0
@@ -238,7 +237,7 @@ class Daemon:
                 self._split_meter.observe(slot)
             self._record_traffic(deployment.live.digest, slot)
             return
-        self._record.pause()
+        self._world.record.pause()
         if self._controller is None or self._controller.rollout.id != active.id:
             self._controller = self._take_up(active)
         self._controller.tick()
@@ -246,12 +245,12 @@ class Daemon:
     def _record_traffic(self, digest: str, slot: Slot) -> None:
         """Record the live revision's traffic, as the reference of the next rollout."""
         if digest != self._recorded:
-            self._record.forget()
+            self._world.record.forget()
             self._recorded = digest
         now = self._world.clock.monotonic()
-        if self._record.due(now):
+        if self._world.record.due(now):
             totals = self._world.meter.read().totals[slot]
-            self._record.add(totals, now)
+            self._world.record.add(totals, now)
             self._record_predictions(totals.requests)
 
     def _record_predictions(self, answered: int) -> None:

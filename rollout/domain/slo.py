@@ -10,9 +10,8 @@ from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
 from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
 from rollout.domain.spec import RolloutSpec
 
-# What half of the requests and all but 1 % of them must stay within, in milliseconds. Targets of
-# common practice; each is an exact edge of every histogram that a gate reads. None is
-# for a first token: gates time whole answers.
+# The limits of p50 and p99 in milliseconds. Targets of common practice; each is an exact edge of
+# every histogram that a gate reads. None is for a first token: gates time whole answers.
 SLOS = {
     "ad-click": (10.0, 20.0),
     "search-ranking": (50.0, 100.0),
@@ -37,10 +36,8 @@ def limits(
     if slo is None:
         names = ", ".join(SLOS)
         raise MlctlError(ErrorCode.INVALID_INPUT, f"no use case {name!r}; there are {names}")
-    return (
-        slo[0] if max_p50_ms is None else max_p50_ms,
-        slo[1] if max_p99_ms is None else max_p99_ms,
-    )
+    p50, p99 = slo
+    return p50 if max_p50_ms is None else max_p50_ms, p99 if max_p99_ms is None else max_p99_ms
 
 
 def counted(spec: RolloutSpec, edges: tuple[float, ...] = LATENCY_EDGES_MS) -> RolloutSpec:

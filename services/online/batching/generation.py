@@ -182,7 +182,7 @@ class GenerationExecutor(ModelExecutor):
     ) -> AnswerStream:
         """See `ModelExecutor.stream`: the text of one prompt's answer as it comes."""
         del priority
-        (source,) = self._open_all(inputs, timeout, limit=1)
+        (source,) = self._open_all(inputs, timeout, count=1)
         pieces = AnswerStream(lambda: None, source.close)
         task = self._loop.create_task(self._copy(source, pieces))
         task.add_done_callback(lambda _: source.close())
@@ -204,18 +204,18 @@ class GenerationExecutor(ModelExecutor):
         self._stop()
 
     def _open_all(
-        self, inputs: Arrays, timeout: float, limit: int | None = None
+        self, inputs: Arrays, timeout: float, count: int | None = None
     ) -> list[TokenStream]:
-        """Open a request for each prompt of `inputs`, all or none; with `limit` so many."""
+        """Open a request for each prompt of `inputs`, all or none; with `count` exactly so many."""
         prompts = inputs.get(PROMPT)
         if prompts is None or len(inputs) != 1 or prompts.ndim != 1 or prompts.dtype != object:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"send one input {PROMPT!r}: BYTES of the shape [prompts]"
             )
-        if limit not in (None, len(prompts)):
+        if count not in (None, len(prompts)):
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"the request has {len(prompts)} prompts, a streamed answer is for {limit}",
+                f"the request has {len(prompts)} prompts, a streamed answer is for {count}",
             )
         opened: list[TokenStream] = []
         try:
