@@ -185,6 +185,8 @@ def _counted_right(both: Stage, before: Reading, clients: TrafficClients) -> boo
     )
 
 
+# On a busy machine the kernel may accept a connection while the process ends.
+@pytest.mark.may_stall
 def test_replica__dies__leaves_its_slot_healthy(both: Stage) -> None:
     first, second = both.staff(GREEN, 2, "?trace=1")
     both.share(0)
@@ -193,9 +195,7 @@ def test_replica__dies__leaves_its_slot_healthy(both: Stage) -> None:
         first.end()
         clients.more(400)
         assert both.data_plane.read().healthy[GREEN]
-    # Each of the five clients may lose a request in flight, and one on a connection that the kernel
-    # accepted while the process ended.
-    assert clients.failed <= 10, clients.answers
+    assert clients.failed <= 5, clients.answers  # the request in flight of each client
     assert clients.answers["bb"] > clients.answers["aa"]
 
 
