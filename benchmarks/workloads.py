@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,29 @@ def write_encoder(path: Path) -> None:
     export_torch(Whole().eval(), example, signature, path)
 
 
+def write_int8_encoder(path: Path) -> None:
+    """Write the transformer of `write_encoder` quantized by `int8-static`.
+
+    The recipe keeps no layer in float, since the answers of random weights prove nothing.
+    """
+    from optimize.data import Rows
+    from optimize.recipes.base import Quality, Workbench
+    from optimize.recipes.quantized import Int8Static
+
+    def store(_key: object, fill: Callable[[Path], None]) -> Path:
+        shelf = Path(tempfile.mkdtemp(dir=scratch))
+        fill(shelf)
+        return shelf
+
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, MODEL_NAME)
+        write_encoder(source)
+        calibration = Rows({"x": _words(TOKENS)}, None)
+        good = Quality(0.0, good=True, words="not judged")
+        bench = Workbench(calibration, lambda _: good, store, lambda *_: None)
+        Int8Static().build(source, path.parent, bench)
+
+
 def _signature(dtype: Datatype, width: int, width_out: int) -> Signature:
     x = TensorSpec(name="x", dtype=dtype, shape=(DYNAMIC, width))
     y = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, width_out))
@@ -145,10 +169,11 @@ _NETS: Mapping[str, _NetKind] = {
         lambda path: write_dense(path, DENSE_WIDTHS), Datatype.FP32, 1024, 512, _floats
     ),
     "transformer": _NetKind(write_encoder, Datatype.INT64, TOKENS, 384, _words),
+    "transformer int8": _NetKind(write_int8_encoder, Datatype.INT64, TOKENS, 384, _words),
     "light": _NetKind(lambda path: write_dense(path, LIGHT_WIDTHS), Datatype.FP32, 64, 1, _floats),
     "heavy": _NetKind(lambda path: write_dense(path, HEAVY_WIDTHS), Datatype.FP32, 64, 1, _floats),
 }
-NAMES = ("tiny", "dense", "transformer")
+NAMES = ("tiny", "dense", "transformer", "transformer int8")
 
 
 def make_workload(name: str, root: Path) -> NetBundle:

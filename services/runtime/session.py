@@ -180,7 +180,7 @@ def _open(runtime: Any, model: Path, providers: Providers, threads: int, *, exac
     # Spinning threads would burn the cores that the event loop and other workers need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.x64quantprecision", "1" if exact else "0")
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised, too, and some are handled
     return runtime.InferenceSession(str(model), options, providers=list(providers))
 
 
