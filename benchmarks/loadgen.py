@@ -107,7 +107,7 @@ def run_open(
     rate: float,
     seconds: float,
     rejection: tuple[bytes, bytes],
-    connections: tuple[int, int] = (256, 2000),
+    connections: tuple[int, int] = (256, 1000),
 ) -> OpenLoad:
     """Send `rate` requests a second at random moments for `seconds`, whatever the responses.
 
