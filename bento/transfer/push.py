@@ -56,17 +56,17 @@ class Pushed:
 
 
 def parse_target(text: str) -> TransferTarget:
-    """Parse the value of --push: `mlflow`, or the folder of a layout as `oci:PATH` or a path."""
+    """Parse the value of --push: `mlflow`, or the folder of a layout as `oci:FOLDER`."""
     if text == Destination.MLFLOW.value:
         return TransferTarget(Destination.MLFLOW)
-    path = text.removeprefix("oci:")
-    if not path:
+    kind, _, folder = text.partition(":")
+    if kind != Destination.OCI.value or not folder:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"{text!r} has no folder",
-            "Write it as oci:FOLDER or mlflow.",
+            f"{text!r} is no destination of a Bento",
+            "Write it as oci:FOLDER or mlflow. A registry takes images: mlctl containerize.",
         )
-    return TransferTarget(Destination.OCI, path)
+    return TransferTarget(Destination.OCI, folder)
 
 
 def parse_source(text: str) -> TransferTarget | None:

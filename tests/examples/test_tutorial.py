@@ -35,7 +35,7 @@ def use_the_transform_and_a_folder_as_registry(project: Path) -> None:
     mlctl = Mlctl(project / ".mlctl", project)
     data = ("--data", "rows:evaluation", "--transform", "transform.py")
     mlctl.json("optimize", "spirals@candidate", *data, "--recipes", "fp32,fp16")
-    built = mlctl.json("build", "spirals", "--push", "bento")
+    built = mlctl.json("build", "spirals", "--push", "oci:bento")
     mlctl.json("pull", "oci:bento")
     shown = mlctl.json("show", built["digest"])
     assert [each["name"] for each in shown["signature"]["outputs"]] == ["label", "probability"]

@@ -116,7 +116,7 @@ def test_chain__optimized_and_built_again__changes_nothing(shop: Shop, tmp_path:
     again = shop.mlctl.json("optimize", "models:/digits@candidate", "--data", str(shop.data))
     assert again["digest"] == shop.optimized["digest"]
     assert again["model"] == shop.optimized["model"]
-    built = shop.mlctl.json("build", "digits", "--push", str(tmp_path / "out"))
+    built = shop.mlctl.json("build", "digits", "--push", f"oci:{tmp_path / 'out'}")
     assert built["reused"]
     assert built["content_digest"] == shop.built["content_digest"]
     assert built["pushed"]["reference"] == f"oci:{tmp_path / 'out'}#{built['tag']}"

@@ -48,7 +48,6 @@ def read(layout: Path, digest: str) -> Any:
 def test_parse_target_and_source__every_form__is_parsed() -> None:
     assert parse_target("mlflow") == TransferTarget(Destination.MLFLOW)
     assert parse_target("oci:a:b") == TransferTarget(Destination.OCI, "a:b")
-    assert parse_target("here") == TransferTarget(Destination.OCI, "here")
     assert parse_source("oci:a#tiny:1") == TransferTarget(Destination.OCI, "a", "tiny:1")
     assert parse_source("mlflow:m/2") == TransferTarget(Destination.MLFLOW, "m/2")
     assert parse_source("digits") is parse_source("models:/digits/1") is None
