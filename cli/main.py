@@ -3,71 +3,66 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import click
 
 from bundle import __version__
 from bundle.garbage import rare_collection
-from cli.commands.batch import batch
-from cli.commands.bench import bench
-from cli.commands.build import build
-from cli.commands.cache import cache
-from cli.commands.choose import choose
-from cli.commands.client import client
-from cli.commands.completion import completion
-from cli.commands.config import config
-from cli.commands.containerize import containerize
-from cli.commands.demo import demo
-from cli.commands.doctor import doctor
-from cli.commands.down import down
-from cli.commands.events import events
-from cli.commands.feedback import feedback
-from cli.commands.gate import gate
-from cli.commands.history import history
-from cli.commands.init import init
-from cli.commands.logs import logs
-from cli.commands.manifests import manifests
-from cli.commands.models import models
-from cli.commands.optimize import optimize
-from cli.commands.parity import parity
-from cli.commands.pause import pause
-from cli.commands.precomputed import precomputed
-from cli.commands.promote import promote
-from cli.commands.ps import ps
-from cli.commands.pull import pull
-from cli.commands.resume import resume
-from cli.commands.rollback import rollback
-from cli.commands.sbom import sbom
-from cli.commands.scale import scale
-from cli.commands.serve import serve
-from cli.commands.show import show
-from cli.commands.sign import sign
-from cli.commands.split import split
-from cli.commands.status import status
-from cli.commands.stream import stream
-from cli.commands.ui import ui
-from cli.commands.up import up
-from cli.commands.verify import verify
 from cli.config_file import CONFIG_NAME, read_config
 from cli.options import CONTEXT_SETTINGS
 from cli.output import ReportingGroup
 
-SECTIONS = {
-    "Start here": (doctor, demo, init, choose, config, cache, completion),
-    "Models and Bentos": (models, show, optimize, build, pull, sign, verify),
-    "Serve and score": (serve, batch, stream, precomputed, client, bench, parity),
-    "Deployments and rollouts": (
-        up, scale, split, promote, feedback, pause, resume, rollback, status, ui, ps, logs, events,
-        history, down,
-    ),
-    "Containers and clusters": (containerize, sbom, manifests, gate),
-}  # fmt: skip
-COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
+# Each name is that of the module in `cli.commands` too, and of the command in it.
+SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Start here": ("doctor", "demo", "init", "choose", "config", "cache", "completion"),
+        "Models and Bentos": ("models", "show", "optimize", "build", "pull", "sign", "verify"),
+        "Serve and score": (
+            "serve", "batch", "stream", "precomputed", "client", "bench", "parity",
+        ),
+        "Deployments and rollouts": (
+            "up", "scale", "split", "promote", "feedback", "pause", "resume", "rollback", "status",
+            "ui", "ps", "logs", "events", "history", "down",
+        ),
+        "Containers and clusters": ("containerize", "sbom", "manifests", "gate"),
+    }
+)  # fmt: skip
+COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+
+
+class LazyCommands(Mapping[str, click.Command]):
+    """All commands by name, each imported when it is looked up.
+
+    Importing all of them takes longer than most of them run.
+    """
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        command: click.Command = getattr(import_module(f"cli.commands.{name}"), name)
+        return command
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class Mlctl(ReportingGroup):
     """The group of all commands, with help in sections."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LazyCommands()  # type: ignore[assignment] # click only reads it
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
@@ -77,10 +72,10 @@ class Mlctl(ReportingGroup):
         ctx: click.Context,  # noqa: ARG002 - click's signature
         formatter: click.HelpFormatter,
     ) -> None:
-        for title, commands in SECTIONS.items():
+        for title, names in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(str(each.name), each.get_short_help_str(66)) for each in commands], 13, 2
+                    [(name, self.commands[name].get_short_help_str(66)) for name in names], 13, 2
                 )
 
 
@@ -101,10 +96,6 @@ def cli(context: click.Context) -> None:
         context.default_map = dict(file.options)
         for name, value in file.environment.items():
             os.environ.setdefault(name, value)
-
-
-for _command in COMMANDS:
-    cli.add_command(_command)
 
 
 def main() -> None:

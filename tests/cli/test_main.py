@@ -11,14 +11,34 @@ from cli.main import COMMANDS, SECTIONS, cli
 from docs.generate import commands_markdown, every_command
 from tests.support.mlctl import Mlctl
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_help__main_command__lists_commands_in_the_order_of_the_chain() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     sections = result.output.partition(f"{next(iter(SECTIONS))}:")[2].splitlines()
     listed = [line.split()[0] for line in sections if line.startswith("  ") and line[2] != " "]
-    assert listed == [command.name for command in COMMANDS]
+    assert listed == list(COMMANDS)
     assert not [line for line in sections if line.endswith("...")]  # each summary fits
+
+
+def test_commands__modules_of_the_package__are_the_commands() -> None:
+    modules = {path.stem for path in (ROOT / "cli" / "commands").glob("*.py")} - {"__init__"}
+    assert sorted(COMMANDS) == sorted(modules)
+    assert [command.name for command in cli.commands.values()] == list(COMMANDS)
+
+
+@pytest.mark.slow
+def test_command__called__imports_no_other_command() -> None:
+    code = (
+        "import sys\nfrom cli.main import cli\ncli(['down', '--help'], standalone_mode=False)\n"
+        "print(*(name for name in sys.modules if name.startswith('cli.commands.')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "cli.commands.down"
 
 
 def test_version__option__prints_the_packages_version() -> None:
@@ -68,7 +88,7 @@ def test_command__missing_argument__is_named(
 
 
 def test_commands_page__generated_again__is_the_same() -> None:
-    page = Path(__file__).parents[2] / "docs" / "commands.md"
+    page = ROOT / "docs" / "commands.md"
     assert page.read_text() == commands_markdown(), "run `python -m docs.generate`"
 
 
