@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.duckdb import open_duckdb
-from services.batch.databases.postgres import open_postgres
-from services.batch.databases.sqlite import open_sqlite
+from services.batch.databases.base import TableRef
+from services.batch.databases.drivers import SCHEMES, open_database
+from services.batch.databases.sink import DatabaseSink
 from services.batch.folder import FolderSink, read_job
 from services.batch.formats.parts import PART_FORMATS
 from services.batch.locations import scheme_of, without_password
-from services.batch.precomputed_sink import open_precomputed
 from services.batch.storage import BUCKET_SCHEMES, open_storage
 from services.batch.units import Sink
 
-_OPENERS: Mapping[str, Callable[[str, Mapping[str, str]], Sink]] = MappingProxyType(
-    {
-        "precomputed": open_precomputed,
-        "postgresql": open_postgres,
-        "postgres": open_postgres,
-        "sqlite": open_sqlite,
-        "duckdb": open_duckdb,
-    }
-)
+_PRECOMPUTED = "precomputed"
 
 
 def part_format(location: str) -> str:
@@ -41,10 +31,15 @@ def open_sink(
 ) -> Sink:
     """Return the sink at `location`; `form` is the format of the files of a folder or bucket."""
     scheme = scheme_of(location) or "file"
-    if scheme in _OPENERS:
-        return _OPENERS[scheme](location, options or {})
+    if scheme == _PRECOMPUTED:
+        from services.batch.precomputed_sink import open_precomputed
+
+        return open_precomputed(location, options or {})
+    if scheme in SCHEMES:
+        table = TableRef.parse(location, options or {})
+        return DatabaseSink(open_database(table), table)
     if scheme not in ("file", *BUCKET_SCHEMES):
-        known = ", ".join(f"{each}://" for each in (*BUCKET_SCHEMES, *_OPENERS))
+        known = ", ".join(f"{each}://" for each in (*BUCKET_SCHEMES, _PRECOMPUTED, *SCHEMES))
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"answers cannot be written to {without_password(location)!r}",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.batch.databases.query import READERS, QuerySource
+from services.batch.databases.drivers import SCHEMES
+from services.batch.databases.query import QuerySource
 from services.batch.files import FileSource
 from services.batch.job import UNIT_ROWS
 from services.batch.locations import scheme_of
@@ -15,6 +16,6 @@ def open_source(
     location: str, unit_rows: int = UNIT_ROWS, options: Mapping[str, str] | None = None
 ) -> Source:
     """Return the rows at `location`; INVALID_INPUT lists the supported formats."""
-    if scheme_of(location) in READERS:
+    if scheme_of(location) in SCHEMES:
         return QuerySource(location, unit_rows, options or {})
     return FileSource(location, unit_rows, options or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,18 +20,11 @@ from services.batch.databases.base import (
     quoted,
     text_literal,
 )
-from services.batch.databases.sink import DatabaseSink
 from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
 
 _ROWS = "mlctl_rows"
 _FULL = tuple(map(os.strerror, NO_SPACE))
-
-
-def open_duckdb(location: str, options: Mapping[str, str]) -> DatabaseSink:
-    """Open the table in a file: duckdb://PATH?table=NAME."""
-    table = TableRef.parse(location, options)
-    return DatabaseSink(DuckDb(table), table)
 
 
 class DuckDb:

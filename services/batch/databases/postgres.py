@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,6 @@ from services.batch.databases.base import (
     split_url,
     text_literal,
 )
-from services.batch.databases.sink import DatabaseSink
 from services.batch.locations import without_password
 from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
@@ -44,12 +43,6 @@ _STAGE = "mlctl_load"
 _TRANSIENT = frozenset({"08", "40", "53", "55", "57", "58"})
 _SERVER_MESSAGE = re.compile(r"ERROR:\s+(.*)")
 _PROTOCOL_VIOLATION = "08P01"
-
-
-def open_postgres(location: str, options: Mapping[str, str]) -> DatabaseSink:
-    """Open the table at a postgresql:// URL; libpq may also read the password from a file."""
-    table = TableRef.parse(location, options)
-    return DatabaseSink(Postgres(table), table)
 
 
 def _connect(driver: Any, url: str) -> Any:

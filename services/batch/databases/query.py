@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
-    QueryReader,
     column_list,
     join_url,
     literals,
     quoted,
     split_url,
 )
-from services.batch.databases.duckdb import read_duckdb
-from services.batch.databases.postgres import read_postgres
-from services.batch.databases.sqlite import read_sqlite
+from services.batch.databases.drivers import open_reader
 from services.batch.filters import Filter
-from services.batch.locations import scheme_of, without_password
+from services.batch.locations import without_password
 from services.batch.units import JobPlan, Piece, Unit
-
-READERS: Mapping[str, Callable[[str], AbstractContextManager[QueryReader]]] = MappingProxyType(
-    {
-        "postgresql": read_postgres,
-        "postgres": read_postgres,
-        "sqlite": read_sqlite,
-        "duckdb": read_duckdb,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +61,7 @@ class QuerySource:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of the query."""
-        with self._open() as reader:
+        with open_reader(self._url) as reader:
             found = reader.schema(self._query)
         if missing := [name for name in self._key if name not in found.names]:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"key: there is no column {missing[0]!r}")
@@ -97,7 +83,7 @@ class QuerySource:
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
         part: KeyRange = unit.part
         schema, count = pa.schema([self.schema.field(name) for name in columns]), 0
-        with self._open() as reader:
+        with open_reader(self._url) as reader:
             key = f"({column_list(self._key)})"
             rest = f"WHERE {key} >= ({literals(part.first, reader.binary)})"
             if part.end is not None:
@@ -118,7 +104,7 @@ class QuerySource:
         self.schema  # noqa: B018  # reports a key that is no column first
         size, key, query = self._unit_rows, column_list(self._key), f"({self._query}) AS q"
         null = " OR ".join(f"{column_list([name])} IS NULL" for name in self._key)
-        with self._open() as reader:
+        with open_reader(self._url) as reader:
             wrong = reader.rows(
                 f"SELECT {key} FROM {query} GROUP BY {key} HAVING count(*) > 1 OR {null} LIMIT 1"
             )
@@ -143,9 +129,6 @@ class QuerySource:
             )
             for index, (first, end) in enumerate(zip(starts, ends, strict=True))
         )
-
-    def _open(self) -> AbstractContextManager[QueryReader]:
-        return READERS[scheme_of(self._url) or ""](self._url)
 
 
 def _shown(key: Sequence[Any]) -> str:

@@ -13,7 +13,7 @@ import os
 import resource
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from services.batch.databases.base import (
     quoted,
     text_literal,
 )
-from services.batch.databases.sink import DatabaseSink
 from services.batch.pieces import typed_piece
 from services.batch.storage import lock_job
 from services.batch.units import Piece
@@ -41,12 +40,6 @@ _SAMPLE_ROWS = 20_000
 # A reader that waits longer reports that the file is locked.
 _LOCK_SECONDS = 5.0
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-
-
-def open_sqlite(location: str, options: Mapping[str, str]) -> DatabaseSink:
-    """Open the table in a file: sqlite://PATH?table=NAME."""
-    table = TableRef.parse(location, options)
-    return DatabaseSink(Sqlite(table), table)
 
 
 class Sqlite:

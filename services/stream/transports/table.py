@@ -8,9 +8,8 @@ row for each answered message after any kill. Any number of runs may write to on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
@@ -20,8 +19,7 @@ import pyarrow as pa
 from bundle.errors import ErrorCode, MlctlError
 from bundle.os_errors import translate_os_error
 from services.batch.databases.base import Database, TableRef
-from services.batch.databases.postgres import Postgres
-from services.batch.databases.sqlite import Sqlite
+from services.batch.databases.drivers import open_database
 from services.batch.databases.upsert import upsert
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
 from services.stream.base import Outgoing, RejectedAnswersError, StreamUrl, Transport
@@ -33,13 +31,6 @@ _TABLE_HINT = (
 )
 # Columns for headers of an answer, filled if the table has them.
 _HEADER_COLUMNS = {"mlctl_digest": DIGEST, "mlctl_model": MODEL}
-_OPENERS: Mapping[str, Callable[[TableRef], Database]] = MappingProxyType(
-    {
-        "postgresql": lambda table: Postgres(table, locked=False),
-        "postgres": lambda table: Postgres(table, locked=False),
-        "sqlite": lambda table: Sqlite(table, locked=False),
-    }
-)
 
 Row = Mapping[str, Any]
 
@@ -141,7 +132,7 @@ class TableTransport(Transport):
             )
         query = urlencode(url.options, quote_via=quote)
         ref = TableRef.parse(f"{url.scheme}://{url.address}?{query}", {})
-        return TableProducer(_OPENERS[url.scheme](ref), ref)
+        return TableProducer(open_database(ref, locked=False), ref)
 
 
 transport = TableTransport()
