@@ -28,6 +28,10 @@ class CommandOutput:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        # Libraries are silenced by replacing sys.stderr, which must not silence a note.
+        self._errors = sys.stderr
+        # Without a terminal rich adds nothing, and its import takes 15 ms.
+        self._terminal = any(each and each.isatty() for each in (sys.stdout, sys.stderr))
 
     @functools.cached_property
     def stdout(self) -> Console:
@@ -42,28 +46,27 @@ class CommandOutput:
         """The console of progress and errors."""
         from rich.console import Console
 
-        # Libraries are silenced by replacing sys.stderr, which must not silence a status line.
-        return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        return Console(file=self._errors, highlight=False, soft_wrap=True)
 
     @property
     def live(self) -> bool:
         """Whether a moving progress line can be drawn."""
-        return not self.as_json and self.stderr.is_terminal
+        return not self.as_json and self._terminal and self.stderr.is_terminal
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Callable[[str], None]]:
         """Show a status line while the block runs; the yielded function sets its text."""
-        from rich.text import Text
-
         if not self.live:
             yield lambda _text: None
             return
+        from rich.text import Text
+
         with self.stderr.status("") as status:
             yield lambda text: status.update(Text(printable(text)))
 
     def document(self, value: object) -> None:
         """Print the command's one JSON document."""
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        _echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
     def result(self, document: object, *lines: str) -> None:
         """Print the document with --json, else the lines."""
@@ -75,7 +78,10 @@ class CommandOutput:
 
     def line(self, text: str) -> None:
         """Print one line of the result, without interpreting markup."""
-        self.stdout.print(printable(text), markup=False)
+        if self._terminal:
+            self.stdout.print(printable(text), markup=False)
+        else:
+            _echo(printable(text))
 
     def marked(self, mark: str, style: str, name: str, text: str) -> None:
         """Print one aligned line of a report: a coloured mark, a name and a text."""
@@ -86,8 +92,12 @@ class CommandOutput:
 
     def note(self, text: str) -> None:
         """Print progress on stderr; nothing with --json."""
-        if not self.as_json:
+        if self.as_json:
+            return
+        if self._terminal:
             self.stderr.print(printable(text), markup=False, style="dim")
+        else:
+            click.echo(printable(text), self._errors)
 
     def note_from_signal(self, text: str) -> None:
         """Print a note from a signal handler, which may interrupt rich or its import."""
@@ -129,6 +139,16 @@ class CommandOutput:
             if error.hint:
                 self.stderr.print(f"Hint: {printable(error.hint)}", markup=False)
         raise click.exceptions.Exit(error.spec.exit_code)
+
+
+def _echo(text: str) -> None:
+    """Print on stdout; ends the command with exit code 1 if the reader has gone, as rich does."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        # The text is still buffered, and must not fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(1) from None
 
 
 def printable(text: str) -> str:

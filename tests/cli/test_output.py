@@ -1,6 +1,8 @@
 import errno
 import json
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -29,6 +31,41 @@ def run(error: BaseException | None, *args: str) -> Result:
 def test_output__result_and_note__go_to_stdout_and_stderr() -> None:
     result = run(None)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "42\n", "thinking\n")
+
+
+def test_line__in_a_pipe__is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    CommandOutput(as_json=False).line(":bug: [b]x[/b]\t|")
+    assert capsys.readouterr().out == ":bug: [b]x[/b]\t|\n"
+
+
+_PIPED = """
+import sys
+import click
+from cli.output import reporting
+@click.command()
+@reporting
+def command(output):
+    with output.working() as show:
+        show("thinking")
+    output.note("thought")
+    output.line("42")
+try:
+    command()
+finally:
+    assert "rich" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", [True, False])
+def test_line__in_a_pipe__needs_neither_rich_nor_a_reader(read: bool) -> None:
+    command = [sys.executable, "-c", _PIPED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if not read:
+            process.stdout.close()
+        _out, errors = process.communicate()
+    assert (errors, process.returncode) == (b"thought\n", 0 if read else 1)
 
 
 def test_output__json__is_one_document_on_stdout() -> None:
