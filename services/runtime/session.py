@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from bundle.tensors import DYNAMIC
 from services.runtime.onnx_graph import Graph, has_data_files, read_graph
 from services.runtime.run_errors import run_error
 from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
-from services.runtime.tensorrt.provider import PROVIDER as TENSORRT
-from services.runtime.tensorrt.provider import Providers, prepare_providers
+from services.runtime.tensorrt.profile import PROVIDER as TENSORRT
+
+if TYPE_CHECKING:
+    from services.runtime.tensorrt.provider import Providers
 
 _PROVIDERS: Mapping[str, str] = MappingProxyType(
     {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -100,6 +102,8 @@ def open_session(
     require_onnxruntime()
     graphs = graphs and provider == "cuda"
     if provider == TENSORRT:
+        from services.runtime.tensorrt.provider import prepare_providers
+
         chain: Providers = prepare_providers(model, batching, lengths)
     elif provider in _PROVIDERS:
         options: Mapping[str, str] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from bundle.manifest import Batching
 from bundle.tensors import DYNAMIC
 
+PROVIDER = "tensorrt"
 Shape = tuple[int, ...]
 
 

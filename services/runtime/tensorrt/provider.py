@@ -24,13 +24,13 @@ from services.runtime.tensorrt.machine import Gpu, find_gpu, provider_problem, t
 from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
 from services.runtime.tensorrt.profile import (
     DEFAULT_LENGTHS,
+    PROVIDER,
     Profile,
     SizeRange,
     make_profile,
     render_shapes,
 )
 
-PROVIDER = "tensorrt"
 Providers = Sequence[tuple[str, Mapping[str, str]]]
 _ROOT = ("cache", "tensorrt")
 # Engines of large models take minutes; after an hour TensorRT counts as hung.

@@ -12,6 +12,7 @@ from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
 from services.runtime import session
 from services.runtime.session import open_session
+from services.runtime.tensorrt import provider as tensorrt_provider
 from services.runtime.tensorrt.provider import Providers
 from tests.services.runtime.tensorrt.graphs import scaling
 from tests.support.bundles import expected
@@ -123,7 +124,7 @@ def test_session__provider_without_graphs__sets_no_run_options(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, provider: str
 ) -> None:
     chain: Providers = [("CPUExecutionProvider", {})]
-    monkeypatch.setattr(session, "prepare_providers", lambda *_: chain)
+    monkeypatch.setattr(tensorrt_provider, "prepare_providers", lambda *_: chain)
     monkeypatch.setattr(session, "run_options", lambda graph: pytest.fail(f"graph {graph}"))
     opened = open_session(bundle.path(MODEL_NAME), provider, graphs=True)
     assert opened.run({"x": np.zeros((1, 4), np.float32)})["y"].shape[0] == 1
