@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -26,7 +27,9 @@ def local_executor(threads: int | None) -> Executor:
         count = usual_threads(worker.scorer, threads)
         pool = ThreadPoolExecutor(count, "mlctl-score")
         try:
-            score_units(run, units, replace(worker, pool=pool), min(count, len(units)))
+            busy = min(count, len(units))
+            idle = threading.Semaphore(count - busy)
+            score_units(run, units, replace(worker, pool=pool, idle=idle), busy)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -53,6 +56,8 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
                 marker = future.result()
                 assert marker is not None
                 run.add(marker)
+                if not waiting:
+                    worker.idle.release()
             if stop.is_set():
                 deadline = deadline or clock.monotonic() + run.control.grace
                 if clock.monotonic() >= deadline:

@@ -26,9 +26,11 @@ _AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class UnitWorker:
-    """Reads, scores and commits units of one job; from several threads if `pool` is given.
+    """Reads, scores and commits units of one job, each in the thread that calls `process`.
 
-    `abandoned` ends a unit between two of its pieces, and leaves nothing of it.
+    Threads of `pool` score pieces of those units, as many at a time as `idle` counts: cores without
+    a unit of their own. `abandoned` ends a unit between two of its pieces, and leaves nothing of
+    it.
     """
 
     source: Source
@@ -38,12 +40,12 @@ class UnitWorker:
     piece_rows: int
     max_bad: int | None
     pool: ThreadPoolExecutor | None = None
+    idle: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     abandoned: threading.Event = field(default_factory=threading.Event)
 
     def process(self, unit: Unit) -> Marker:
         """Commit `unit` unless another run has; TooManyError if too many of its rows are bad."""
-        marker = self.sink.find(unit)
-        return marker or self.sink.commit(unit, self._scored(unit))
+        return self.sink.find(unit) or self.sink.commit(unit, self._scored(unit))
 
     def _scored(self, unit: Unit) -> Iterator[ScoredPiece]:
         bad = 0
@@ -59,17 +61,26 @@ class UnitWorker:
             yield scored
 
     def _in_order(self, unit: Unit, pieces: Iterator[Piece]) -> Iterator[ScoredPiece]:
-        """Score in the pool while this thread reads ahead and the caller writes."""
-        if self.pool is None:
-            yield from (self.scorer.score(unit, piece) for piece in pieces)
-            return
         pending: deque[Future[ScoredPiece]] = deque()
         for piece in pieces:
-            pending.append(self.pool.submit(self.scorer.score, unit, piece))
-            if len(pending) > _AHEAD:
+            pending.append(self._score(unit, piece))
+            while pending and (pending[0].done() or len(pending) > _AHEAD):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+    def _score(self, unit: Unit, piece: Piece) -> Future[ScoredPiece]:
+        """Score in the pool if a core is idle, else here, where the piece is in the core's cache.
+
+        More threads than cores would take turns, and each turn load the model's weights again.
+        """
+        if self.pool is not None and self.idle.acquire(blocking=False):
+            future = self.pool.submit(self.scorer.score, unit, piece)
+            future.add_done_callback(lambda _future: self.idle.release())
+            return future
+        future = Future()
+        future.set_result(self.scorer.score(unit, piece))
+        return future
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,10 @@ from services.batch.filters import Filter
 from services.batch.job import BatchConfig, run_job
 from services.batch.local_executor import local_executor
 from services.batch.run import BatchEvent, BatchPhase, RunControl
+from services.batch.scoring import PieceScorer
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
-from services.batch.units import Sink
+from services.batch.units import ScoredPiece, Sink
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.transforms import TOKENIZER, make_text_bundle
@@ -60,6 +62,24 @@ def test_job__any_number_of_threads__gives_the_same_answers(
         )
     one, four = (tables.answers(tmp_path / str(n)) for n in (1, 4))
     assert one.equals(four)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_job__fewer_units_than_threads__the_others_score_pieces_of_them(
+    bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    found, score = set[str](), PieceScorer.score
+
+    def noted(*arguments: Any) -> ScoredPiece:
+        found.add(threading.current_thread().name.rpartition("_")[0])
+        return score(*arguments)
+
+    monkeypatch.setattr(PieceScorer, "score", noted)
+    tables.write_rows(tmp_path / "in.parquet", 900)
+    config = BatchConfig(keep=("id",))
+    out = sink_at(tmp_path / "out")
+    tables.score(bundle, tmp_path / "in.parquet", out, threads=threads, config=config)
+    assert ("mlctl-score" in found) == (threads == 2)
 
 
 def test_job__finished__is_not_repeated(bundle: VerifiedBundle, tmp_path: Path) -> None:
