@@ -66,6 +66,7 @@ class FileSource:
             )
         self._format = _format_of(suffix, unit_rows, options)
         self._files = [f for f in files if suffix_of(f.name) in self._format.suffixes]
+        self.waits = files[0].system is not None
         self._types = options.get("types", "")
         self._keys = _partition_keys(self._files)
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.files import HIVE_NULL
 from services.batch.formats.parts import PART_FORMATS, PartWriter
-from services.batch.storage import STATE, Storage
+from services.batch.storage import STATE, BucketStorage, Storage
 from services.batch.units import Job, Marker, ScoredPiece, Unit, job_id, require_same_job
 
 SUCCESS = "_SUCCESS"
@@ -38,6 +38,7 @@ class FolderSink:
     forbids_nul = False
 
     def __init__(self, storage: Storage, form: str) -> None:
+        self.waits = isinstance(storage, BucketStorage)
         self._storage = storage
         self._form = form
         self._job: Job | None = None

@@ -28,7 +28,8 @@ def local_executor(threads: int | None) -> Executor:
         pool = ThreadPoolExecutor(count, "mlctl-score")
         try:
             busy = min(count, len(units))
-            idle = threading.Semaphore(count - busy)
+            waits = scoring.source.waits or scoring.sink.waits
+            idle = threading.Semaphore(count if waits else count - busy)
             score_units(run, units, replace(worker, pool=pool, idle=idle), busy)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -64,6 +64,7 @@ class PrecomputedSink:
     """Writes one generation of `store`."""
 
     forbids_nul = False
+    waits = True
 
     def __init__(
         self,

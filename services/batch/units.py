@@ -181,6 +181,8 @@ class Source(Protocol):
     """Rows of one form of storage. Other processes can unpickle it and read units of its plan."""
 
     name: str
+    # Whether reading waits for a network or another process, while a core has nothing to do.
+    waits: bool
 
     @property
     def schema(self) -> pa.Schema:
@@ -209,6 +211,8 @@ class Sink(Protocol):
 
     # Whether text with a NUL character is rejected.
     forbids_nul: bool
+    # Whether a commit waits for a network or for the commit of another unit.
+    waits: bool
 
     def begin(self, job: Job, *, restart: bool = False) -> tuple[dict[str, Marker], bool]:
         """Begin or resume `job`; return the markers by unit, and whether the job was finished.

@@ -41,6 +41,8 @@ class QuerySource:
     JOB_CHANGED.
     """
 
+    waits = True
+
     def __init__(self, location: str, unit_rows: int, options: Mapping[str, str]) -> None:
         base, parameters = split_url(location)
         table, key = parameters.pop("table", ""), parameters.pop("key", options.get("key", ""))

@@ -74,6 +74,8 @@ _LEDGER: Mapping[str, tuple[Mapping[str, str], int]] = MappingProxyType(
 class DatabaseSink:
     """A sink of one table in `database`. Threads commit one after the other."""
 
+    waits = True
+
     def __init__(self, database: Database, table: TableRef) -> None:
         self.forbids_nul = database.forbids_nul
         self._db = database
