@@ -24,21 +24,13 @@ def local_executor(threads: int | None) -> Executor:
 
     def execute(scoring: Scoring, run: Run, units: Sequence[Unit]) -> None:
         worker = scoring.open()
-        count = usual_threads(worker.scorer, threads)
-        pool = ThreadPoolExecutor(count, "mlctl-score")
-        try:
-            busy = min(count, len(units))
-            waits = scoring.source.waits or scoring.sink.waits
-            idle = threading.Semaphore(count if waits else count - busy)
-            score_units(run, units, replace(worker, pool=pool, idle=idle), busy)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        score_units(run, units, worker, usual_threads(worker.scorer, threads))
 
     return execute
 
 
 def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: int) -> None:
-    """Commit `units` with `threads` threads; INTERRUPTED if the run is stopped before the end.
+    """Commit `units`, `threads` at once at most; INTERRUPTED if the run is stopped before the end.
 
     Other errors end the run too. Units in progress then have the grace to finish, or are abandoned
     at once after an error.
@@ -46,10 +38,14 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
     waiting, busy = deque(units), set[Future[Marker | None]]()
     stop, clock = run.control.stop, run.control.clock
     deadline: float | None = None
-    pool = ThreadPoolExecutor(threads, "mlctl-unit")
+    at_once = min(threads, len(units))
+    waits = worker.source.waits or worker.sink.waits
+    idle = threading.Semaphore(threads if waits else threads - at_once)
+    pool = ThreadPoolExecutor(2 * threads, "mlctl-batch")  # for units, and for pieces of them
+    worker = replace(worker, pool=pool, idle=idle)
     try:
         while busy or (waiting and not stop.is_set()):
-            while waiting and len(busy) < threads and not stop.is_set():
+            while waiting and len(busy) < at_once and not stop.is_set():
                 unit = waiting.popleft()
                 busy.add(pool.submit(run.patiently, lambda unit=unit: worker.process(unit)))  # type: ignore[misc]
             done, busy = wait(busy, _POLL_SECONDS, FIRST_COMPLETED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import pyarrow as pa
 from pyarrow import types
@@ -13,16 +13,6 @@ from pyarrow import types
 from services.runtime.tabular.values import as_json
 
 _JSON_ROWS = 2_000
-
-
-class PartWriter(Protocol):
-    """Writes tables of one schema to an open file."""
-
-    def write(self, table: pa.Table) -> None: ...
-
-    def close(self) -> None:
-        """Complete the content; leaves the file open."""
-        ...
 
 
 class ParquetPart:
@@ -73,7 +63,9 @@ class JsonlPart:
         """Nothing is buffered."""
 
 
-PART_FORMATS: Mapping[str, type[ParquetPart | CsvPart | JsonlPart]] = MappingProxyType(
+# `write` appends tables of one schema; `close` completes the content, and leaves the file open.
+PartWriter = ParquetPart | CsvPart | JsonlPart
+PART_FORMATS: Mapping[str, type[PartWriter]] = MappingProxyType(
     {"parquet": ParquetPart, "csv": CsvPart, "jsonl": JsonlPart}
 )
 

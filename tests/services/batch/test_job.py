@@ -15,13 +15,14 @@ from pyarrow import parquet
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.batch.filters import Filter
+from services.batch.folder import FolderSink
 from services.batch.job import BatchConfig, run_job
 from services.batch.local_executor import local_executor
 from services.batch.run import BatchEvent, BatchPhase, RunControl
 from services.batch.scoring import PieceScorer
 from services.batch.sinks import open_sink
 from services.batch.sources import open_source
-from services.batch.units import ScoredPiece, Sink
+from services.batch.units import Marker, ScoredPiece, Sink
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.transforms import TOKENIZER, make_text_bundle
@@ -68,18 +69,25 @@ def test_job__any_number_of_threads__gives_the_same_answers(
 def test_job__fewer_units_than_threads__the_others_score_pieces_of_them(
     bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    found, score = set[str](), PieceScorer.score
+    scoring, committing = set[int](), set[int]()
+    score, commit = PieceScorer.score, FolderSink.commit
 
-    def noted(*arguments: Any) -> ScoredPiece:
-        found.add(threading.current_thread().name.rpartition("_")[0])
+    def noted_score(*arguments: Any) -> ScoredPiece:
+        scoring.add(threading.get_ident())
         return score(*arguments)
 
-    monkeypatch.setattr(PieceScorer, "score", noted)
+    def noted_commit(*arguments: Any) -> Marker:
+        committing.add(threading.get_ident())
+        return commit(*arguments)
+
+    monkeypatch.setattr(PieceScorer, "score", noted_score)
+    monkeypatch.setattr(FolderSink, "commit", noted_commit)
     tables.write_rows(tmp_path / "in.parquet", 900)
     config = BatchConfig(keep=("id",))
     out = sink_at(tmp_path / "out")
     tables.score(bundle, tmp_path / "in.parquet", out, threads=threads, config=config)
-    assert ("mlctl-score" in found) == (threads == 2)
+    assert len(committing) == 1
+    assert bool(scoring - committing) == (threads == 2)
 
 
 def test_job__finished__is_not_repeated(bundle: VerifiedBundle, tmp_path: Path) -> None:
