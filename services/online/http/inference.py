@@ -13,7 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote
+
+import httptools
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Signature
@@ -25,7 +28,6 @@ from services.online.http.responses import (
     RequestIds,
     Response,
     error_response,
-    success_to_wire,
     to_wire,
 )
 from services.online.http.unparsed import read_unparsed
@@ -90,6 +92,159 @@ class PendingRequest(Hold):
         """Send the error."""
         raise NotImplementedError
 
+    def render(
+        self,
+        timing: bytes,
+        body: bytes,
+        header_length: int | None,
+        extra: Sequence[tuple[bytes, bytes]],
+    ) -> Any:
+        """Return a successful response in the form that the transport sends.
+
+        `timing` is the value of Server-Timing, `header_length` the length of the JSON that binary
+        data follows, if any does; `extra` are further headers.
+        """
+        raise NotImplementedError
+
+
+class InferExchange(PendingRequest):
+    """One infer request and its response, the same over every transport.
+
+    A transport calls `begin` when the headers have arrived, `take` for each piece of the body and
+    `submit` at its end, `watch` while it waits for the rest, and `disconnect`. Its subclass makes
+    and sends the response. A request that `waits` for its turn on the connection keeps what arrives
+    and answers nothing. `expects` is whether the client waits for 100 Continue before it sends the
+    body.
+    """
+
+    handler: InferHandler
+    response_complete = False
+    waits = False
+    expects = False
+    more_body = True
+    _body: bytes | bytearray = b""
+    _error: MlctlError | None = None
+    _submitted = False
+    _queued: Cancellable | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _deadline: float
+
+    def proceed(self) -> None:
+        """Send 100 Continue."""
+        raise NotImplementedError
+
+    def send(self, response: Any) -> None:
+        """Send what `render` returned."""
+        raise NotImplementedError
+
+    def send_error(self, response: Response) -> None:
+        """Send the response to a failed request."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Check the headers; all earlier requests of the connection are answered."""
+        self.waits = False
+        try:
+            self.handler.begin(self, self.headers)
+            if self._error is not None:
+                raise self._error
+        except MlctlError as error:
+            self._reject(error)
+            return
+        if self.expects and self.more_body:
+            self.proceed()
+
+    def take(self, piece: bytes) -> None:
+        """Take a piece of the body."""
+        if self.response_complete or not self.more_body or self._error is not None:
+            return  # a body after the body is that of a pipelined upgrade
+        size = self.size + len(piece)  # it is charged for what has arrived
+        try:
+            if size > self.handler.max_body_bytes:
+                self.handler.check_size(size)
+            self.grow(size)
+        except MlctlError as error:
+            if self.waits:
+                self._error, self._body = error, b""
+                self.release()
+            else:
+                self._reject(error)
+            return
+        if not self._body:
+            self._body = piece
+        elif isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+            self._body += piece
+        else:
+            self._body += piece
+
+    def watch(self) -> None:
+        """Give the rest of the body time until the request's deadline."""
+        if self.waits or self.response_complete:
+            return
+        if self._timer is None and self.more_body:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.time() + self.handler.seconds
+            self._timer = loop.call_at(self._deadline, self._reject, deadline_exceeded())
+
+    def submit(self) -> None:
+        """Queue the request: the body is complete."""
+        self.more_body = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.response_complete or self.waits or self._submitted:
+            return
+        self._submitted = True
+        body, self._body = self._body, b""
+        try:
+            # Without a timer the whole request arrived in one read, or waited until now.
+            seconds = self.handler.seconds
+            if self._timer is not None:
+                seconds = self._deadline - asyncio.get_running_loop().time()
+            self._queued = self.handler.submit(self, bytes(body), seconds)
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            self._reject(error)
+
+    def disconnect(self) -> None:
+        """Withdraw the request: its client disconnected."""
+        if self.response_complete:
+            return
+        queued = self._queued
+        self._complete()
+        if queued is not None:
+            queued.cancel()
+        self.handler.disconnected(self.handler.record_of(self))
+
+    def set_result(self, answer: Answer, /) -> None:
+        if self.response_complete:
+            return
+        try:
+            response = self.handler.respond(self, answer)
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            self._reject(error)
+            return
+        self._complete()
+        self.send(response)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._reject(error)
+
+    def _reject(self, error: BaseException) -> None:
+        if self.response_complete:
+            return
+        record = self.handler.record_of(self)
+        response = self.handler.reject(error, self.request_id, record)
+        self._complete()
+        self.send_error(response)
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._body = b""
+        self._queued = None  # it refers to this object, and a cycle would wait for the collector
+        self.release()
+
 
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
@@ -135,6 +290,12 @@ class InferHandler:
     def signature(self) -> Signature:
         """The model's."""
         return self._served.signature
+
+    @property
+    def observing(self) -> bool:
+        """Whether an observer takes records of requests now."""
+        observer = self._served.observer
+        return observer is not None and observer.active
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
         """Return the caller's X-Request-Id if it can be echoed, else a new id."""
@@ -244,12 +405,10 @@ class InferHandler:
         self._served.count(HTTP, None)
         return self._codec.encode_final(streamed.request)
 
-    def respond(
-        self, pending: PendingRequest, answer: Answer, headers: bytes, *, close: bool
-    ) -> bytes:
+    def respond(self, pending: PendingRequest, answer: Answer) -> Any:
         """Make and count the whole response; raise if it cannot be encoded as requested.
 
-        `headers` are the server's own header lines; `close` announces the end of the connection.
+        Returns what `pending` renders.
         """
         start = perf_counter()
         request = pending.request
@@ -262,9 +421,7 @@ class InferHandler:
         if times != self._times:  # most requests of a batch have the same
             self._times = times
             self._times_text = timing(*times)
-        response = success_to_wire(
-            headers, pending.request_id, self._times_text, body, header_length, packing, close=close
-        )
+        response = pending.render(self._times_text, body, header_length, packing)
         serialize = perf_counter() - start
         self._served.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
         observer = self._served.observer
@@ -300,6 +457,24 @@ class InferHandler:
         status, headers, body = self._full[1]
         return Response(status, [*headers, (b"x-request-id", request_id)], body)
 
+    def quick_reject(
+        self, size: int, headers: Mapping[bytes, bytes]
+    ) -> tuple[QueueFullError, bytes] | None:
+        """Count and return the error and the id of a request that the queue certainly rejects.
+
+        The request has a body of `size` bytes and names no priority. None if it has to be parsed.
+        """
+        served = self._served
+        full = served.quick_reject(Priority.NORMAL, size)
+        if full is None:
+            self.rejecting = False
+            return None
+        request_id = self._ids.of(headers.get(b"x-request-id"))
+        served.counted(HTTP, _QUEUE_FULL)
+        if self.observing:
+            self.report(self.observe(headers, request_id), full)
+        return full, request_id
+
     def reject_unparsed(self, request: bytes, headers: bytes) -> bytes | None:
         """Return the response to a whole request that the queue certainly rejects, else None.
 
@@ -307,21 +482,15 @@ class InferHandler:
         less than an answer. None for a request that is unusual in any way, which the parser
         then reads. `headers` are the server's own header lines.
         """
-        served = self._served
-        if served.access.required:
+        if self._served.access.required:
             return None
         found = read_unparsed(request, self._request_lines)
         if found is None:
             return None
-        size, fields = found
-        full = served.quick_reject(Priority.NORMAL, size)
-        if full is None:
-            self.rejecting = False
+        rejected = self.quick_reject(*found)
+        if rejected is None:
             return None
-        request_id = self._ids.of(fields.get(b"x-request-id"))
-        served.counted(HTTP, _QUEUE_FULL)
-        if served.observer is not None and served.observer.active:
-            self.report(self.observe(fields, request_id), full)
+        full, request_id = rejected
         cached = self._full_wire
         if cached is None or cached[0] is not full or cached[1] is not headers:
             mark = b"\0"
@@ -397,6 +566,15 @@ def timing(queue: float, infer: float, features: float) -> bytes:
     """
     text = b"queue;dur=%.3f, infer;dur=%.3f" % (queue * 1e3, infer * 1e3)
     return b"%b, features;dur=%.3f" % (text, features * 1e3) if features else text
+
+
+def plain_target(target: bytes) -> bytes:
+    """Return a request target's path, without escapes and slashes at its end; empty if invalid."""
+    try:
+        path = httptools.parse_url(target).path or b""
+        return unquote(path.decode("ascii")).rstrip("/").encode()
+    except (httptools.HttpParserInvalidURLError, UnicodeError):
+        return b""
 
 
 def _number(name: bytes, value: bytes) -> int:

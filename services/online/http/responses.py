@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple
@@ -20,14 +20,6 @@ _FIT = re.compile(rb"[!-~]{1,128}")
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
-_OK = b"HTTP/1.1 200 OK\r\n%b"
-_LENGTH_TIMING_ID = b"content-length: %d\r\nserver-timing: %b\r\nx-request-id: %b\r\n"
-_MORE_AND_BODY = b"%b\r\n%b"
-_JSON_ANSWER = _OK + b"content-type: application/json\r\n" + _LENGTH_TIMING_ID + _MORE_AND_BODY
-_BINARY_ANSWER = (
-    _OK + b"content-type: application/octet-stream\r\n" + _LENGTH_TIMING_ID
-    + b"inference-header-content-length: %d\r\n" + _MORE_AND_BODY
-)  # fmt: skip
 
 
 class Response(NamedTuple):
@@ -90,29 +82,6 @@ def to_wire(response: Response, headers: bytes, *, close: bool) -> bytes:
     parts.append(b"connection: close\r\n\r\n" if close else b"\r\n")
     parts.append(response.body)
     return b"".join(parts)
-
-
-def success_to_wire(
-    headers: bytes,
-    request_id: bytes,
-    timing: bytes,
-    body: bytes,
-    header_length: int | None,
-    extra: Sequence[tuple[bytes, bytes]] = (),
-    *,
-    close: bool,
-) -> bytes:
-    """Return the bytes of a successful infer response; see `to_wire`.
-
-    `timing` is the value of Server-Timing, `header_length` the length of the JSON that binary
-    data follows, if any does.
-    """
-    more = b""
-    if extra or close:
-        more = render_headers([*extra, (b"connection", b"close")] if close else extra)
-    if header_length is None:
-        return _JSON_ANSWER % (headers, len(body), timing, request_id, more, body)
-    return _BINARY_ANSWER % (headers, len(body), timing, request_id, header_length, more, body)
 
 
 def render_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

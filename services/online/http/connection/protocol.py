@@ -6,24 +6,25 @@ spelling, pipelined or not. Everything else goes to the ASGI application in uvic
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-from urllib.parse import unquote
 
-import httptools
-
-from bundle.errors import MlctlError
-from services.online.batching.executor import Answer, Cancellable
-from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.connection.limits import LimitedProtocol
 from services.online.http.fields import fields_of
-from services.online.http.inference import InferHandler, PendingRequest
-from services.online.http.responses import Headers, render_headers, to_wire
+from services.online.http.inference import InferExchange, InferHandler, plain_target
+from services.online.http.responses import Headers, Response, render_headers, to_wire
 
 _EXPECTED = b"100-continue"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_OK = b"HTTP/1.1 200 OK\r\n%b"
+_LENGTH_TIMING_ID = b"content-length: %d\r\nserver-timing: %b\r\nx-request-id: %b\r\n"
+_MORE_AND_BODY = b"%b\r\n%b"
+_JSON_ANSWER = _OK + b"content-type: application/json\r\n" + _LENGTH_TIMING_ID + _MORE_AND_BODY
+_BINARY_ANSWER = (
+    _OK + b"content-type: application/octet-stream\r\n" + _LENGTH_TIMING_ID
+    + b"inference-header-content-length: %d\r\n" + _MORE_AND_BODY
+)  # fmt: skip
 
 
 class _NoEvent:
@@ -33,25 +34,16 @@ class _NoEvent:
         """Do nothing."""
 
 
-class InferCycle(PendingRequest):
+class InferCycle(InferExchange):
     """One request and its response, with the attributes that uvicorn's protocol reads of a cycle.
 
-    A pipelined request `waits` until `begin`: it keeps what arrives and answers nothing.
-    `expects` is whether the client waits for 100 Continue before it sends the body.
+    A pipelined request waits until `begin`.
     """
 
     message_event = _NoEvent()
     response_started = False
     waits = True
     disconnected = False
-    more_body = True
-    response_complete = False
-    _body: bytes | bytearray = b""
-    _error: MlctlError | None = None
-    _submitted = False
-    _queued: Cancellable | None = None
-    _timer: asyncio.TimerHandle | None = None
-    _deadline: float
 
     def __init__(
         self,
@@ -67,119 +59,46 @@ class InferCycle(PendingRequest):
         self.handler = handler
         self._protocol = protocol
         self.headers = headers
-        self._expects = expects
+        self.expects = expects
 
-    def begin(self) -> None:
-        """Check the headers; all earlier requests of the connection are answered."""
-        self.waits = False
-        try:
-            self.handler.begin(self, self.headers)
-            if self._error is not None:
-                raise self._error
-        except MlctlError as error:
-            self._reject(error)
-            return
-        if self._expects and self.more_body:
-            self._protocol.transport.write(_CONTINUE)
-
-    def feed(self, piece: bytes) -> None:
-        """Take a piece of the body."""
-        if self.response_complete or not self.more_body or self._error is not None:
-            return  # a body after the body is that of a pipelined upgrade
-        size = self.size + len(piece)  # it is charged for what has arrived
-        try:
-            if size > self.handler.max_body_bytes:
-                self.handler.check_size(size)
-            self.grow(size)
-        except MlctlError as error:
-            if self.waits:
-                self._error, self._body = error, b""
-                self.release()
-            else:
-                self._reject(error)
-            return
-        if not self._body:
-            self._body = piece
-        elif isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-            self._body += piece
-        else:
-            self._body += piece
-
-    def watch(self) -> None:
-        """Give the rest of the body time until the request's deadline."""
-        if self.waits or self.response_complete:
-            return
-        if self._timer is None and self.more_body:
-            loop = self._protocol.loop
-            self._deadline = loop.time() + self.handler.seconds
-            self._timer = loop.call_at(self._deadline, self._reject, deadline_exceeded())
-
-    def submit(self) -> None:
-        """Queue the request: the body is complete."""
-        self.more_body = False
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.response_complete or self.waits or self._submitted:
-            return
-        self._submitted = True
-        body, self._body = self._body, b""
-        try:
-            # Without a timer the whole request arrived in one read, or waited until now.
-            seconds = self.handler.seconds
-            if self._timer is not None:
-                seconds = self._deadline - self._protocol.loop.time()
-            self._queued = self.handler.submit(self, bytes(body), seconds)
-        except Exception as error:  # noqa: BLE001 - it is logged and answered
-            self._reject(error)
+    def proceed(self) -> None:
+        self._protocol.transport.write(_CONTINUE)
 
     def disconnect(self) -> None:
-        """Withdraw the request: its client disconnected."""
-        if self.response_complete:
-            return
         self.disconnected = True
-        queued = self._queued
-        self._complete()
-        if queued is not None:
-            queued.cancel()
-        self.handler.disconnected(self.handler.record_of(self))
+        super().disconnect()
 
-    def set_result(self, answer: Answer, /) -> None:
-        if self.response_complete:
-            return
+    def render(
+        self,
+        timing: bytes,
+        body: bytes,
+        header_length: int | None,
+        extra: Sequence[tuple[bytes, bytes]],
+    ) -> bytes:
+        more = b""
+        if extra or not self.keep_alive:
+            close = () if self.keep_alive else ((b"connection", b"close"),)
+            more = render_headers((*extra, *close))
+        headers, request_id = self._protocol.server_headers(), self.request_id
+        if header_length is None:
+            return _JSON_ANSWER % (headers, len(body), timing, request_id, more, body)
+        return _BINARY_ANSWER % (headers, len(body), timing, request_id, header_length, more, body)
+
+    def send(self, response: bytes) -> None:
         protocol = self._protocol
-        try:
-            response = self.handler.respond(
-                self, answer, protocol.server_headers(), close=not self.keep_alive
-            )
-        except Exception as error:  # noqa: BLE001 - it is logged and answered
-            self._reject(error)
+        if protocol.transport.is_closing():
             return
-        self._complete()
-        protocol.send(response, close=not self.keep_alive)
+        protocol.transport.write(response)
+        if not self.keep_alive:
+            protocol.transport.close()
+        protocol.on_response_complete()
 
-    def set_exception(self, error: BaseException, /) -> None:
-        self._reject(error)
-
-    def _reject(self, error: BaseException) -> None:
-        if self.response_complete:
-            return
-        if self._expects and self.more_body:
+    def send_error(self, response: Response) -> None:
+        if self.expects and self.more_body:
             # The client may never send the body, and the server would take its next request for it.
             self.keep_alive = False
-        record = self.handler.record_of(self)
-        response = self.handler.reject(error, self.request_id, record)
-        self._complete()
-        close, protocol = not self.keep_alive, self._protocol
-        protocol.send(to_wire(response, protocol.server_headers(), close=close), close=close)
-
-    def _complete(self) -> None:
-        self.response_complete = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._body = b""
-        self._queued = None  # it refers to this object, and a cycle would wait for the collector
-        self.release()
+        headers = self._protocol.server_headers()
+        self.send(to_wire(response, headers, close=not self.keep_alive))
 
 
 class InferProtocol(LimitedProtocol):
@@ -226,7 +145,7 @@ class InferProtocol(LimitedProtocol):
             return
         handler = None
         if not upgrades and parser.get_method() == b"POST":
-            handler = self.handlers.get(self.url) or self.handlers.get(_plain(self.url))
+            handler = self.handlers.get(self.url) or self.handlers.get(plain_target(self.url))
         if handler is None:
             url, headers = self.url, self.headers
             super().on_message_begin()
@@ -266,7 +185,7 @@ class InferProtocol(LimitedProtocol):
     def on_body(self, body: bytes) -> None:
         if type(self.cycle) is InferCycle:
             self._progress = True
-            self.cycle.feed(body)
+            self.cycle.take(body)
         else:
             super().on_body(body)
 
@@ -292,15 +211,6 @@ class InferProtocol(LimitedProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._begin_waiting()
-
-    def send(self, response: bytes, *, close: bool) -> None:
-        """Write the complete answer to the open request; then continue or close the connection."""
-        if self.transport.is_closing():
-            return
-        self.transport.write(response)
-        if close:
-            self.transport.close()
-        self.on_response_complete()
 
     def server_headers(self) -> bytes:
         """Return the server's own header lines."""
@@ -341,15 +251,6 @@ class InferProtocol(LimitedProtocol):
             cycle.watch()
         else:
             cycle.submit()
-
-
-def _plain(url: bytes) -> bytes:
-    """Return a request target's path, without escapes and slashes at its end."""
-    try:
-        path = httptools.parse_url(url).path or b""
-        return unquote(path.decode("ascii")).rstrip("/").encode()
-    except (httptools.HttpParserInvalidURLError, UnicodeError):
-        return b""  # uvicorn's own code rejects it
 
 
 def infer_protocol(*handlers: InferHandler) -> type[InferProtocol]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from services.online.http.app import Message, Receive, Send, V2App
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.fields import fields_of
 from services.online.http.inference import InferHandler, PendingRequest
-from services.online.http.responses import Response
+from services.online.http.responses import Response, make_response
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,
@@ -76,13 +77,18 @@ class Waiting(PendingRequest):
     def set_exception(self, error: BaseException, /) -> None:
         self.future.set_exception(error)
 
-
-def parsed(wire: bytes) -> Response:
-    """A response of the infer path as a value."""
-    head, _, content = wire.partition(b"\r\n\r\n")
-    first, *lines = head.split(b"\r\n")
-    headers = [tuple(line.split(b": ", 1)) for line in lines]
-    return Response(int(first.split()[1]), headers, content)  # type: ignore[arg-type]
+    def render(
+        self,
+        timing: bytes,
+        body: bytes,
+        header_length: int | None,
+        extra: Sequence[tuple[bytes, bytes]],
+    ) -> Response:
+        headers = [(b"server-timing", timing), (b"x-request-id", self.request_id), *extra]
+        if header_length is None:
+            return make_response(200, b"application/json", body, headers)
+        headers.append((b"inference-header-content-length", b"%d" % header_length))
+        return make_response(200, b"application/octet-stream", body, headers)
 
 
 class Reference:
@@ -107,8 +113,7 @@ class Reference:
                 body, more = body + message["body"], message.get("more_body", False)
             inference.submit(pending, body, inference.seconds)
             answer = await pending.future
-            wire = inference.respond(pending, answer, b"", close=False)
-            response = parsed(wire)
+            response = inference.respond(pending, answer)
         except MlctlError as error:
             response = inference.reject(error, request_id)
         start = {"status": response.status, "headers": response.headers}
