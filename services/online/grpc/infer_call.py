@@ -195,9 +195,12 @@ class InferCalls:
         return self._rejection[1]
 
     def open(self, connection: Connection, stream: int, head: CallHead, data: bytes) -> bool:
-        """Begin or reject a call that is one uncompressed message of ModelInfer; else False."""
+        """Begin or reject a call that is one uncompressed message of ModelInfer; else False.
+
+        The head is a plain one.
+        """
         size = len(data) - PREFIX_BYTES
-        if not head.plain or head.path != PATH or size < 0 or size > self._max_body_bytes:
+        if head.path != PATH or size < 0 or size > self._max_body_bytes:
             return False
         if data[0] or int.from_bytes(data[1:PREFIX_BYTES]) != size:
             return False

@@ -11,11 +11,10 @@ _MAX_DIGITS = 9
 _LENGTH, _JSON_LENGTH = b"content-length", b"inference-header-content-length"
 _CONNECTION = b"connection"
 _USUAL = frozenset({_LENGTH, _JSON_LENGTH, _CONNECTION, b"x-request-id", b"traceparent"})
-# Fields that change where a request ends, who sends it, its priority or what its body takes.
-_UNUSUAL = (
-    b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"authorization",
-    b"proxy-connection", b"mlctl-priority",
-)  # fmt: skip
+# Fields that change who sends a request, its priority or what its body takes.
+CHANGES_MEANING = frozenset({b"content-encoding", b"expect", b"authorization", b"mlctl-priority"})
+# Fields that change where a request ends.
+_UNUSUAL = (*CHANGES_MEANING, b"transfer-encoding", b"upgrade", b"proxy-connection")
 # A head that another server may read differently (RFC 9112, section 11.2) does not match.
 _HEAD = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\r\n\0]*+\r\n)++")
 # One pass over the head takes a fifth of the time of a search for each name.

@@ -24,7 +24,7 @@ from services.online.security.public import failed, is_public
 from services.protocol.wire import invalid
 
 # Memory of a waiting call beside its headers: 2.5 to 7 KB, by its kind.
-_CALL_BYTES = 8 << 10
+CALL_BYTES = 8 << 10
 # Larger messages may take milliseconds to inflate.
 _HEAVY_BYTES = 64 << 10
 logger = logging.getLogger("mlctl.grpc")
@@ -114,7 +114,7 @@ class GrpcCall:
         loop = asyncio.get_running_loop()
         self._handler = handler
         timeout = self.head.timeout
-        self._hold.grow(_CALL_BYTES + self.head.size)
+        self._hold.grow(CALL_BYTES + self.head.size)
         if timeout is not None:
             self._end = loop.time() + timeout
         if handler.streams:

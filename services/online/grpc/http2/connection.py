@@ -1,4 +1,4 @@
-"""One connection of gRPC clients: HTTP/2's events to calls, with limits on what a client can hold.
+"""One connection: HTTP/2's events to gRPC calls and infer requests, with limits on a client.
 
 The protocol's own rules (frames, streams, windows, header compression) are the core's.
 """
@@ -27,6 +27,7 @@ from services.online.grpc.http2.events import (
 )
 from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from services.online.grpc.http2.head import CallHead
+from services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
 from services.online.grpc.http2.outbox import Parking, SendQueue
 
 _DRAIN_PING = b"mlctlend"
@@ -87,7 +88,9 @@ class Times:
     stall_bytes: int = 4 << 10
 
 
-OpenCall = Callable[["Connection", int, CallHead, bool], GrpcCall]
+# Makes and begins the call of a stream: its head, and all its data, or None if more follows.
+# Returns None if the call is answered already.
+OpenCall = Callable[["Connection", int, CallHead, bytes | None], GrpcCall | InferStream | None]
 
 
 class ConnectionCall(Protocol):
@@ -102,13 +105,13 @@ class ConnectionCall(Protocol):
         """End the call with the status of `reason`."""
 
 
-# Begins or rejects a call that arrived whole: its head, and its message with the prefix. Returns
-# False for a call of another kind.
+# Begins or rejects a call that arrived whole: its plain head, and its message with the prefix.
+# Returns False for a call of another kind.
 OpenWhole = Callable[["Connection", int, CallHead, bytes], bool]
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `open_call` makes and begins a call: of which stream, whether that ended.
+    """One connection.
 
     `calls` are in progress, by stream. `connections` are the open ones, at most `max_connections`;
     `parking` counts their unsent bytes.
@@ -259,22 +262,21 @@ class Connection(asyncio.Protocol):
     def _on_whole_call(self, event: WholeCallReceived) -> None:
         """Begin a call that arrived whole."""
         stream, head, data = event
-        if not self._takes(stream) or self._open_whole(self, stream, head, data):
+        if not self._takes(stream):
             return
-        call = self._open_call(self, stream, head, True)
-        if not call.done:
+        if head.plain and self._open_whole(self, stream, head, data):
+            return
+        call = self._open_call(self, stream, head, data)
+        if call is not None:
             self.calls[stream] = call
-            call.feed(data, len(data), ended=True)
-            call.end()
 
     def _on_headers(self, event: HeadersReceived) -> None:
         if not self._takes(event.stream):
             return
-        call = self._open_call(self, event.stream, event.head, event.ended)
-        if not call.done:
+        data = b"" if event.ended else None
+        call = self._open_call(self, event.stream, event.head, data)
+        if call is not None:
             self.calls[event.stream] = call
-            if event.ended:
-                call.end()
 
     def _takes(self, stream: int) -> bool:
         """Whether a call is accepted; clients retry a refused stream elsewhere or later."""
@@ -287,7 +289,7 @@ class Connection(asyncio.Protocol):
 
     def _on_data_received(self, event: DataReceived) -> None:
         call = self.calls.get(event.stream)
-        if isinstance(call, GrpcCall):
+        if isinstance(call, GrpcCall | OpenInferStream):
             call.feed(event.data, event.size, ended=event.ended)
             if event.ended:
                 call.end()

@@ -1,8 +1,8 @@
 """The server's side of one HTTP/2 connection (RFC 9113), without I/O or clock.
 
-Only the part that gRPC needs: requests, responses, flow control and GOAWAY. Received bytes become
-events; frames to send are in `out`, in order. Most calls arrive whole, in one read, as gRPC's
-clients write a small call at once: they have a fast path.
+Only the part that gRPC and infer requests need: requests, responses, flow control and GOAWAY.
+Received bytes become events; frames to send are in `out`, in order. Most calls arrive whole, in one
+read, as clients and proxies write a small call at once: they have a fast path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from services.online.grpc.http2.messages import PREFIX_BYTES
 WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
 MAX_STREAMS: Final = 256
-MAX_HEADER_BYTES: Final = 16 << 10
+# More than a proxy lets through: a larger head ends the connection, which many clients share.
+MAX_HEADER_BYTES: Final = 63 << 10
 MAX_FRAME_BYTES: Final = 64 << 10
 _HELLO = (
     frames.settings(
@@ -58,6 +59,7 @@ _LATE_COST = 0.125
 _SMALL_UPDATE: Final = 4 << 8 | frames.WINDOW_UPDATE
 _unpack = frames.FRAME_HEAD.unpack_from
 _number = frames.NUMBER.unpack_from
+_pack = frames.FRAME_HEAD.pack
 
 
 class StreamState:
@@ -111,6 +113,25 @@ class Sending:
         begin = _ANSWER(_BEGIN, stream, _HEADERS, size << 8, 0, stream, 0, length)
         self.out += (begin, message, _ENDING(_END, stream, _OK_TRAILERS))
         return True
+
+    def respond(self, stream: int, block: bytes, body: bytes) -> bool:
+        """Send a whole response of HTTP, if the windows and a frame have room for its body."""
+        found, size = self.streams[stream], len(body)
+        if size > self.max_frame or size > self.window or size > found.window:
+            return False
+        if not self.ready or not found.ended:
+            return False
+        self.window -= size
+        del self.streams[stream]
+        head = _pack(len(block) << 8 | frames.HEADERS, frames.END_HEADERS, stream)
+        data = _pack(size << 8 | frames.DATA, frames.END_STREAM, stream)
+        self.out += (head, block, data, body)
+        return True
+
+    def end_data(self, stream: int) -> None:
+        """End an answer that has no trailers."""
+        self.out.append(frames.frame(frames.DATA, frames.END_STREAM, stream))
+        self._answered(stream)
 
     def send_data(self, stream: int, data: bytes | memoryview) -> None:
         """Send what `may_send` allows."""
@@ -234,7 +255,7 @@ class Core(Sending):
         found = None if end - start > MAX_HEADER_BYTES else self._body(data, stream, end)
         if found is None or self._block is not None:
             return None
-        window, at, stop = found
+        window, at, stop, end_at = found
         try:
             head = self._reader.read(data[start:end])
         except MalformedError:
@@ -244,13 +265,13 @@ class Core(Sending):
         self.last_stream = stream
         self.streams[stream] = StreamState(self._first_window + window, ended=True)
         self._take(stop - at)
-        return WholeCallReceived(stream, head, data[at:stop]), stop
+        return WholeCallReceived(stream, head, data[at:stop]), end_at
 
-    def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int] | None:
-        """Return the window update of a new call and the span of its data, or None.
+    def _body(self, data: bytes, stream: int, end: int) -> tuple[int, int, int, int] | None:
+        """Return the window update of a new call, the span of its data and its end, or None.
 
         The data follows the headers, which end at `end`, in one frame. gRPC's own clients send a
-        window update between the two.
+        window update between the two; a proxy of HTTP/1.1 sends the end in an empty frame.
         """
         word, flags, same = _unpack(data, end)
         window, at = 0, end + 9
@@ -259,7 +280,9 @@ class Core(Sending):
             word, flags, same = _unpack(data, at + 4)
             at += 13
         size = word >> 8
-        stop = at + size
+        stop = end_at = at + size
+        if size and not flags and data.startswith(_pack(0, frames.END_STREAM, stream), stop):
+            flags, end_at = frames.END_STREAM, stop + 9
         if (
             word & 0xFF != frames.DATA or flags != frames.END_STREAM or same != stream
             or stop > len(data) or size > self._room or size > MAX_FRAME_BYTES
@@ -268,7 +291,7 @@ class Core(Sending):
             or window + self._first_window > frames.MAX_WINDOW or (at > end + 9 and not window)
         ):  # fmt: skip
             return None
-        return window, at, stop
+        return window, at, stop, end_at
 
     def _take(self, size: int) -> None:
         """Charge `size` bytes to the connection's window; reopen it when a quarter is used."""

@@ -6,7 +6,7 @@ import math
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes
@@ -34,8 +34,13 @@ _REQUIRED = frozenset({b":method", b":scheme", b":path"})
 _ONE_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
-# Metadata that differs in every call and has no meaning for HTTP/2.
+# What observers read of each call.
 PER_CALL = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
+# Headers whose values differ between the calls of one connection, and that no parsed head has.
+VARYING = PER_CALL | {
+    b"content-length", b"inference-header-content-length", b"authorization", b"x-forwarded-for",
+    b"x-envoy-external-address",
+}  # fmt: skip
 # These are the protocol's own; all others are the caller's metadata.
 _OWN = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"}) | {
     b"grpc-accept-encoding"
@@ -56,8 +61,10 @@ class MalformedError(Exception):
 class CallHead(NamedTuple):
     """A call's headers, `size` bytes of memory. `timeout_text` is as the client wrote it.
 
-    `plain` is whether they are all valid for an uncompressed message and name no priority. `own`
-    are further headers, whose values are strings of HPACK.
+    `named` has those that calls share by name, `is_grpc` is whether the content type is gRPC's in
+    some spelling. `plain` is whether they are all valid for an
+    uncompressed message and name no priority. `own` are further headers, whose values are strings
+    of HPACK.
     """
 
     method: bytes
@@ -68,6 +75,8 @@ class CallHead(NamedTuple):
     authorization: bytes | None
     decoded: Fields
     size: int
+    named: dict[bytes, bytes]
+    is_grpc: bool
     plain: bool = False
     own: Fields = ()
 
@@ -76,33 +85,28 @@ class CallHead(NamedTuple):
         """The headers. A value that cannot be decoded is empty."""
         if not self.own:
             return self.decoded
-        return (*self.decoded, *[(name, _text(value)) for name, value in self.own])
+        return (*self.decoded, *[(name, text_of(value)) for name, value in self.own])
 
     @property
     def reusable(self) -> bool:
         """Whether the head may be cached: without a token, and without headers of one call."""
-        if self.authorization is not None:
-            return False
-        return all(name not in PER_CALL for name, _ in self.fields)
+        return all(name not in VARYING for name, _ in self.fields)
 
     @property
     def per_call(self) -> dict[bytes, bytes]:
         """The headers of PER_CALL by name."""
-        own = self.own
-        if not own:
-            return fields_of([field for field in self.decoded if field[0] in PER_CALL])
-        found = {}
-        for name, value in own:  # a comprehension is a call more
-            found[name] = value[1:] if value[0] < 0x80 else _text(value)
-        if len(found) == len(own):
-            return found
-        return fields_of([(name, _text(value)) for name, value in own])
+        found = self.headers(PER_CALL)
+        return {name: found[name] for name in PER_CALL if name in found}
 
-    @property
-    def is_grpc(self) -> bool:
-        """Whether the content type is gRPC's, in some spelling."""
-        rest = self.content_type.removeprefix(CONTENT_TYPE)
-        return rest != self.content_type and rest[:1] in (b"", b"+", b";")
+    def headers(self, wanted: Container[bytes]) -> Mapping[bytes, bytes]:
+        """Return the headers by name; those of VARYING only as far as they are `wanted`."""
+        if not self.own:
+            return self.named
+        found = {**self.named}
+        for name, value in self.own:  # a comprehension is a call more
+            if name in wanted:
+                found[name] = value[1:] if value[0] < 0x80 else text_of(value)
+        return found
 
     @property
     def timeout(self) -> float | None:
@@ -127,28 +131,32 @@ class CallHead(NamedTuple):
 def parse_head(fields: Fields) -> CallHead:
     """Return the head of a call; raise MalformedError for headers that are against HTTP/2.
 
-    Parsed heads are cached for all connections, without the headers that differ in every call, and
-    not those with a client's token.
+    Parsed heads are cached for all connections, without the headers that differ in every call, of
+    which a client's token is one.
     """
     same: list[tuple[bytes, bytes]] = []
-    extra, secret = 0, False
+    extra = 0
     for field in fields:
         name = field[0]
-        if name in PER_CALL:
+        if name in VARYING:
             extra += len(name) + len(field[1]) + FIELD_BYTES
         elif extra and name.startswith(b":"):
             raise MalformedError(name)
         else:
-            secret = secret or name == b"authorization"
             same.append(field)
-    key = tuple(same)
-    head = _parse(key) if secret else _parse_cached(key)
+    head = _parse(tuple(same))
     if not extra:
         return head
-    size = head.size + extra
-    return CallHead(*head[:6], fields, size, head.plain)
+    named = fields_of(fields)
+    return head._replace(
+        decoded=fields,
+        size=head.size + extra,
+        named=named,
+        authorization=named.get(b"authorization"),
+    )
 
 
+@lru_cache(maxsize=128)
 def _parse(fields: Fields) -> CallHead:
     seen = set[bytes]()
     regular = False
@@ -164,20 +172,21 @@ def _parse(fields: Fields) -> CallHead:
     named = fields_of(fields)
     if not seen >= _REQUIRED or named.get(b"te", b"trailers") != b"trailers":
         raise MalformedError
+    content_type = named.get(b"content-type", b"")
+    rest = content_type.removeprefix(CONTENT_TYPE)
     head = CallHead(
         named[b":method"],
         named[b":path"].decode("latin-1"),
-        named.get(b"content-type", b""),
+        content_type,
         named.get(b"grpc-timeout"),
         named.get(b"grpc-encoding", b"identity"),
-        named.get(b"authorization"),
+        None,
         fields,
         sum(len(name) + len(value) + FIELD_BYTES for name, value in fields),
+        named,
+        is_grpc=rest != content_type and rest[:1] in (b"", b"+", b";"),
     )
     return head._replace(plain=_is_plain(head))
-
-
-_parse_cached = lru_cache(maxsize=128)(_parse)
 
 
 def _is_plain(head: CallHead) -> bool:
@@ -207,7 +216,7 @@ def encode_metadata(metadata: Iterable[Trailer]) -> Fields:
     return tuple(found)
 
 
-def _text(string: bytes) -> bytes:
+def text_of(string: bytes) -> bytes:
     """Return the text of a string of HPACK whose length is one byte; empty if it is malformed."""
     if string[0] < 0x80:
         return string[1:]

@@ -1,8 +1,8 @@
 """Header compression (HPACK, RFC 7541): decodes one client's blocks, encodes without tables.
 
 Calls of a client have the same headers but for some that differ in every call (a request id, a
-trace), so a block is decoded once: a whole block if it comes again, else the parts before and after
-those headers, whose values stay as they came. All is forgotten when the client's table changes,
+trace, a length), so a block is decoded once: a whole block if it comes again, else all but the
+values of those headers, which stay as they came. All is forgotten when the client's table changes,
 because indexes may mean other headers then. The server asks for no table: a proxy would add the
 headers of each call to it.
 """
@@ -10,28 +10,22 @@ headers of each call to it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
 from functools import lru_cache
+from typing import NamedTuple
 
 from hpack import Encoder, HPACKDecodingError
-from hpack.huffman import HuffmanEncoder
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.table import HeaderTable
 
-from services.online.grpc.http2.head import FIELD_BYTES, PER_CALL, CallHead, Fields, parse_head
+from services.online.grpc.http2.head import (
+    FIELD_BYTES,
+    VARYING,
+    CallHead,
+    Fields,
+    parse_head,
+    text_of,
+)
 from services.online.grpc.http2.huffman import broken_block, decode_huffman
 
-_huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
-# The names of PER_CALL as strings of a block, with and without Huffman's code.
-_PER_CALL_NAMES = {b"%c%b" % (len(name), name): name for name in PER_CALL} | {
-    b"%c%b" % (0x80 | len(coded), coded): name
-    for name in PER_CALL
-    for coded in (_huffman.encode(name),)
-}
-# The first bytes of literals with a new name: those that enter no table, and with 0x40 also those
-# that enter one unless it is empty.
-_LITERALS = frozenset({0x00, 0x10})
-_ALL_LITERALS = _LITERALS | {0x40}
 # Announces an empty table that stays empty, RFC 7541 (6.3), whatever size the client allows.
 NO_TABLE = b"\x20"
 _STATIC: Fields = HeaderTable.STATIC_TABLE
@@ -41,10 +35,11 @@ _ENTRY_BYTES = 32
 _MAX_RESIZES = 2
 _MAX_INTEGER_BYTES = 5
 _MAX_BLOCKS = 64
-_MAX_BLOCK_BYTES = 512
+_MAX_BLOCK_BYTES = 1024
+# Clients behind one proxy share a connection, and differ in their headers.
+_MAX_LAYOUTS = 8
 # A field takes about a microsecond, and may be one byte. No honest call has so many.
 _FREE_FIELDS = 64
-_FREE = range(_FREE_FIELDS)
 _FIELD_COST = 0.125
 _make = tuple.__new__
 
@@ -62,12 +57,7 @@ class HeadReader:
         self._table_bytes = 0
         self._table_limit = _MAX_TABLE_BYTES
         self._heads: dict[bytes, CallHead] = {}
-        # The start of the last block up to its first header of one call, what that contains, and
-        # the heads of calls that begin so, by what follows their headers of one call.
-        self._start = b""
-        self._start_fields: Fields = ()
-        self._start_bytes = 0
-        self._rests: dict[bytes, CallHead] = {}
+        self._layouts: list[_Layout] = []
         self.cost = 0.0
 
     def read(self, block: bytes) -> CallHead:
@@ -78,63 +68,61 @@ class HeadReader:
         found = self._heads.get(block)
         if found is not None:
             return found
-        if not (self._start and block.startswith(self._start)):
-            return self._read_whole(block)
-        kinds = _LITERALS if self._table_limit else _ALL_LITERALS
-        own, rest = _per_call_fields(block, len(self._start), kinds)
-        found = self._rests.get(rest)
-        if found is None:
-            fields = self._start_fields
-            head = self._read_whole(block)
-            if self._start_fields is fields and own and len(rest) <= _MAX_BLOCK_BYTES:
-                self._keep_rest(rest)
-            return head
-        return _with_per_call(found, own, len(block)) if own else found
-
-    def _read_whole(self, block: bytes) -> CallHead:
-        fields, changed = self._decode(block)
+        for layout in self._layouts:
+            own = layout.values_of(block)
+            if own is not None:
+                return _with_own(layout, own, len(block))
+        fields, changed, values = self._decode(block)
         head = parse_head(fields)
-        if not (self._start_fields or changed or len(block) > _MAX_BLOCK_BYTES) and head.reusable:
+        if changed or len(block) > _MAX_BLOCK_BYTES or len(fields) > _FREE_FIELDS:
+            return head
+        if head.reusable:
             if len(self._heads) >= _MAX_BLOCKS:
                 self._heads.clear()
             self._heads[block] = head
+        else:
+            self._keep_layout(block, fields, values)
         return head
 
-    def _keep_rest(self, rest: bytes) -> None:
-        """Cache the head of calls with the current start and `rest`."""
-        fields, changed = self._decode(self._start + rest)
-        if changed or any(name in PER_CALL for name, _ in fields):
+    def _keep_layout(self, block: bytes, fields: Fields, values: list[tuple[int, bytes]]) -> None:
+        """Cache the head of calls that differ only in `values`: where they begin, of which name."""
+        shared = tuple([field for field in fields if field[0] not in VARYING])
+        names = {name for _, name in values}
+        if len(names) != len(values) or len(shared) + len(values) != len(fields):
             return
-        if len(self._rests) >= _MAX_BLOCKS:
-            self._rests.clear()
-        self._rests[rest] = parse_head(fields)
+        parts, at = [], 0
+        for start, name in values:
+            if block[start] & 0x7F == 0x7F:
+                return
+            parts.append((block[at:start], start - at, name))
+            at = start + 1 + (block[start] & 0x7F)
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
+        token = next((n for n, (_, _, name) in enumerate(parts) if name == b"authorization"), None)
+        self._layouts.append(_Layout(parse_head(shared), tuple(parts), block[at:], token))
 
     def decode(self, block: bytes) -> Fields:
         """Return the fields of a block; unwanted blocks are decoded, too: they change the table."""
         return self._decode(block)[0]
 
-    def _decode(self, block: bytes) -> tuple[Fields, bool]:
-        """Return the fields, and whether the block changed the table."""
+    def _decode(self, block: bytes) -> tuple[Fields, bool, list[tuple[int, bytes]]]:
+        """Return the fields, whether the block changed the table, and what `_keep_layout` needs."""
         try:
-            fields, changed = self._parse(block)
+            fields, changed, values = self._parse(block)
         except (IndexError, HPACKDecodingError):
             raise broken_block() from None
         if len(fields) > _FREE_FIELDS:
             self.cost += (len(fields) - _FREE_FIELDS) * _FIELD_COST
-        return fields, changed
+        return fields, changed, values
 
-    def _parse(self, block: bytes) -> tuple[Fields, bool]:
+    def _parse(self, block: bytes) -> tuple[Fields, bool, list[tuple[int, bytes]]]:
         fields: list[tuple[bytes, bytes]] = []
+        values: list[tuple[int, bytes]] = []
         at = total = resizes = 0
-        changed, stable = False, True
-        if self._start and block.startswith(self._start):
-            fields += self._start_fields
-            at, total, stable = len(self._start), self._start_bytes, False
-        else:  # it may have a token, which is kept no longer than needed
-            self._forget_start()
+        changed = False
         size = len(block)
         while at < size:
-            begin, byte = at, block[at]
+            byte = block[at]
             at += 1
             if byte >= 0x80:
                 index, at = _integer(block, at, byte & 0x7F, 0x7F)
@@ -147,27 +135,24 @@ class HeadReader:
                 changed = True
                 continue
             else:
-                field, at = self._literal(block, at, byte)
+                field, start, at = self._literal(block, at, byte)
                 changed = changed or (byte >= 0x40 and self._table_limit > 0)
-            if stable and field[0] in PER_CALL:
-                stable = False
-                if not changed:
-                    self._start, self._start_fields = block[:begin], tuple(fields)
-                    self._start_bytes, self._rests = total, {}
+                if field[0] in VARYING:
+                    values.append((start, field[0]))
             fields.append(field)
             total += len(field[0]) + len(field[1]) + _ENTRY_BYTES
             if total > self._max_bytes:
                 raise broken_block()
         if changed:  # the same bytes may mean other headers now
             self._heads.clear()
-            self._forget_start()
-        return tuple(fields), changed
+            self._layouts.clear()
+        return tuple(fields), changed, values
 
-    def _forget_start(self) -> None:
-        self._start, self._start_fields, self._rests = b"", (), {}
+    def _literal(self, block: bytes, at: int, byte: int) -> tuple[tuple[bytes, bytes], int, int]:
+        """Return a field that is written out, and where its value and the next field begin.
 
-    def _literal(self, block: bytes, at: int, byte: int) -> tuple[tuple[bytes, bytes], int]:
-        """Return a field that is written out, and where the next begins; add it to the table."""
+        Adds it to the table.
+        """
         mask = 0x3F if byte >= 0x40 else 0x0F
         index = byte & mask
         if index:
@@ -175,7 +160,7 @@ class HeadReader:
             name = self._entry(index)[0]
         else:
             name, at = _string(block, at)
-        byte = block[at]
+        start, byte = at, block[at]
         if byte < 0x7F:  # not Huffman-coded, and the length is one byte: as in `_string`
             end = at + 1 + byte
             if end > len(block):
@@ -185,7 +170,7 @@ class HeadReader:
             value, at = _string(block, at)
         if mask == 0x3F:
             self._add((name, value))
-        return (name, value), at
+        return (name, value), start, at
 
     def _resize(self, block: bytes, at: int, first: int) -> int:
         """Change the table's size, and return where the next field begins."""
@@ -216,40 +201,49 @@ class HeadReader:
             self._table_bytes -= len(name) + len(value) + _ENTRY_BYTES
 
 
-def _per_call_fields(block: bytes, at: int, kinds: Container[int]) -> tuple[Fields, bytes]:
-    """Return the headers of one call that begin at `at`, and what follows them.
+class _Layout(NamedTuple):
+    """The blocks with the fields of `head` and, in the same places, with values of their own.
 
-    Their values are strings as they came: to decode Huffman's code takes microseconds. They are
-    literals of `kinds`, with a name of PER_CALL, and enter no table; further ones than are free
-    belong to what follows, which is decoded and charged.
+    `parts` are the bytes before each value, their number, and its header's name; `rest` follows
+    the last one. `token` is the number of the value of Authorization.
     """
-    found: list[tuple[bytes, bytes]] = []
-    size = len(block)
-    for _ in _FREE:
-        if at + 2 >= size or block[at] not in kinds:
-            break
-        middle = at + 2 + (block[at + 1] & 0x7F)
-        name = _PER_CALL_NAMES.get(block[at + 1 : middle])
-        if name is None or middle >= size:
-            break
-        length = block[middle] & 0x7F
-        end = middle + 1 + length
-        if length == 0x7F or end > size:
-            break
-        found.append((name, block[middle:end]))
-        at = end
-    return tuple(found), block[at:]
+
+    head: CallHead
+    parts: tuple[tuple[bytes, int, bytes], ...]
+    rest: bytes
+    token: int | None
+
+    def values_of(self, block: bytes) -> Fields | None:
+        """Return the values in `block` with their names, or None if it is no such block.
+
+        They are strings as they came: to decode Huffman's code takes microseconds. One of 127
+        bytes or more is not found.
+        """
+        found: Fields = ()
+        at, size = 0, len(block)
+        for fixed, taken, name in self.parts:
+            if not block.startswith(fixed, at):
+                return None
+            at += taken
+            if at >= size or block[at] & 0x7F == 0x7F:
+                return None
+            start, at = at, at + 1 + (block[at] & 0x7F)
+            found += ((name, block[start:at]),)
+        return found if at <= size and block[at:] == self.rest else None
 
 
-def _with_per_call(head: CallHead, own: Fields, size: int) -> CallHead:
-    """Return `head` with `own`, headers of PER_CALL whose block has at most `size` bytes."""
+def _with_own(layout: _Layout, own: Fields, size: int) -> CallHead:
+    """Return the layout's head with `own`, headers whose block has at most `size` bytes."""
+    head = layout.head
+    *first, token, fields, shared, named, is_grpc, plain, _ = head
+    if layout.token is not None:
+        token = text_of(own[layout.token][1])
     # A byte of Huffman's code is less than two of text.
-    size = head.size + 2 * size + len(own) * FIELD_BYTES
-    method, path, content_type, timeout, encoding, token, fields, _, plain, _ = head
+    size = shared + 2 * size + len(own) * FIELD_BYTES
     # Not by the class: that takes a function's call more.
     return _make(
         CallHead,
-        (method, path, content_type, timeout, encoding, token, fields, size, plain, own),
+        (*first, token, fields, size, named, is_grpc, plain, own),
     )
 
 
@@ -285,3 +279,19 @@ def encode(fields: Fields) -> bytes:
     """
     encoder = Encoder()
     return bytes(encoder.encode([(name, value, True) for name, value in fields], huffman=False))
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """Return one field as `encode` writes it; several of them are a block."""
+    return b"\0%b%b" % (string(name), string(value))
+
+
+def string(text: bytes) -> bytes:
+    """Return a string of up to 16 KiB as a part of a block."""
+    size = len(text)
+    if size < 0x7F:
+        return b"%c%b" % (size, text)
+    size -= 0x7F
+    if size < 0x80:
+        return b"\x7f%c%b" % (size, text)
+    return b"\x7f%c%c%b" % (size & 0x7F | 0x80, size >> 7, text)

@@ -15,8 +15,8 @@ from services.online.grpc.http2.frames import BrokenError, Reason
 class _HuffmanSteps(dict[int, tuple[int, bytes, bool]]):
     """The steps of the library's decoder by bytes, which has one of half a byte: made when needed.
 
-    From the state in the upper bits and a byte to the next state, the text between, and whether
-    the string may end here.
+    From the state in the upper bits and a byte to the next state in the same bits, the text
+    between, and whether the string may end here.
     """
 
     def __missing__(self, key: int) -> tuple[int, bytes, bool]:
@@ -27,7 +27,7 @@ class _HuffmanSteps(dict[int, tuple[int, bytes, bool]]):
                 raise broken_block()
             if flags & HUFFMAN_EMIT_SYMBOL:
                 text.append(symbol)
-        step = self[key] = state, bytes(text), bool(flags & HUFFMAN_COMPLETE)
+        step = self[key] = state << 8, bytes(text), bool(flags & HUFFMAN_COMPLETE)
         return step
 
 
@@ -36,13 +36,13 @@ _STEPS = _HuffmanSteps()
 
 def decode_huffman(coded: bytes) -> bytes:
     """Return the text of a coded string; BrokenError if it is not one."""
-    state, complete, text = 0, True, bytearray()
+    state, complete, text = 0, True, []
     for byte in coded:
-        state, decoded, complete = _STEPS[state << 8 | byte]
-        text += decoded
+        state, decoded, complete = _STEPS[state | byte]
+        text.append(decoded)
     if not complete:
         raise broken_block()
-    return bytes(text)
+    return b"".join(text)
 
 
 def broken_block() -> BrokenError:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from services.online.grpc.http2.core import Sending
 from services.online.grpc.http2.frames import Reason
 from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
+from services.online.grpc.http2.hpack import encode
 from services.online.grpc.http2.messages import frame
 
 
@@ -68,7 +69,11 @@ class SendQueue:
 
     def start(self, stream: int, headers: Fields) -> None:
         """Send the headers of an answer."""
-        self._core.send_headers(stream, headers)
+        self.start_block(stream, encode(headers))
+
+    def start_block(self, stream: int, block: bytes) -> None:
+        """Send headers that more of the answer follows."""
+        self._core.headers(stream, block, end=False)
         self._wake()
 
     def message(self, stream: int, data: bytes) -> bool:
@@ -94,8 +99,19 @@ class SendQueue:
             self.message(stream, frame(message))
             self.end(stream, OK_TRAILERS, reset_unfinished=False, seconds=seconds)
 
+    def respond(
+        self, stream: int, block: bytes, body: bytes, *, reset_unfinished: bool, seconds: float
+    ) -> None:
+        """Send a whole response of HTTP, whose headers are in `block`; for the rest see `end`."""
+        if not self.paused and self._core.respond(stream, block, body):
+            self._wake()
+        else:
+            self.start_block(stream, block)
+            self.message(stream, body)
+            self.end(stream, (), reset_unfinished=reset_unfinished, seconds=seconds)
+
     def end(self, stream: int, trailers: Fields, *, reset_unfinished: bool, seconds: float) -> None:
-        """End an answer, or answer with trailers alone.
+        """End an answer, or answer with trailers alone; only HTTP has no trailers.
 
         With `reset_unfinished` the client may still be sending, and is stopped if it goes on. The
         stream is reset if the client does not read the answer within `seconds`.
@@ -109,7 +125,10 @@ class SendQueue:
         self._end(stream, trailers, reset_unfinished=reset_unfinished)
 
     def _end(self, stream: int, trailers: Fields, *, reset_unfinished: bool) -> None:
-        self._core.send_headers(stream, trailers, end=True)
+        if trailers:
+            self._core.send_headers(stream, trailers, end=True)
+        else:
+            self._core.end_data(stream)
         if reset_unfinished:
             self._unfinished.add(stream)
         self._wake()

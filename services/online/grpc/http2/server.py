@@ -1,4 +1,4 @@
-"""The gRPC server: its listeners and connections, and the handlers of their calls."""
+"""The HTTP/2 server of gRPC calls and infer requests: its listeners, connections and handlers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from services.online.batching.admission import Inflight
 from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
 from services.online.grpc.http2.connection import Connection, OpenWhole, Times
 from services.online.grpc.http2.head import CallHead
+from services.online.grpc.http2.infer_stream import InferStream, InferStreams
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.grpc.http2.outbox import Parking
@@ -47,6 +48,8 @@ _UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 class Http2Server:
     """Answer calls with `handlers`, by "/SERVICE/METHOD", within the limits of `serving`.
 
+    V2 infer requests that are not gRPC are answered as over HTTP/1.1.
+
     If a token is required, callers without one are rejected before a message is read.
     """
 
@@ -60,6 +63,7 @@ class Http2Server:
         self._handlers = handlers
         self._open_whole = open_whole
         self._calls = GrpcCalls(serving.models[0])
+        self._infer = InferStreams(serving)
         self._room = Inflight(_CALLS_BYTES)
         self._probes = Inflight(_PROBES_BYTES)
         self._times = Times()
@@ -142,8 +146,15 @@ class Http2Server:
             self._open, self._connections, most, self._times, self._parking, self._open_whole
         )
 
-    def _open(self, connection: Connection, stream: int, head: CallHead, ended: bool) -> GrpcCall:
-        """Return the call of a new stream, which has begun or is answered already."""
+    def _open(
+        self, connection: Connection, stream: int, head: CallHead, data: bytes | None
+    ) -> GrpcCall | InferStream | None:
+        """Return the call of a new stream, which has begun, or None if it is answered already."""
+        handler = self._infer.find(head)
+        if handler is not None:
+            if data is not None:
+                return self._infer.open_whole(handler, connection, stream, head, data)
+            return self._infer.open(handler, connection, stream, head, self._room)
         settings = self._serving.settings
         probes = self._probes if is_probe(head.path) else None
         call = GrpcCall(
@@ -154,7 +165,7 @@ class Http2Server:
             inflight=probes or self._serving.inflight,
             room=probes or self._room,
             seconds=settings.deadline_ms / 1000,
-            ended=ended,
+            ended=data is not None,
             on_reject=self._calls.rejected,
         )
         if head.method != b"POST":
@@ -167,7 +178,10 @@ class Http2Server:
             except MlctlError as error:
                 self._calls.rejected(error, head)
                 call.reject(error)
-        return call
+        if data is not None and not call.done:
+            call.feed(data, len(data), ended=True)
+            call.end()
+        return None if call.done else call
 
     def _begin(self, call: GrpcCall, head: CallHead) -> None:
         if not is_admitted(self._serving.access, head.path, head.authorization):

@@ -7,14 +7,16 @@ from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.online.grpc.http2 import head as head_module
 from services.online.grpc.http2 import hpack
 from services.online.grpc.http2.frames import BrokenError
 from services.online.grpc.http2.head import (
     HEADERS,
     OK_TRAILERS,
     PER_CALL,
+    VARYING,
     CallHead,
-    _parse_cached,
+    Fields,
 )
 from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
 from services.online.http.fields import fields_of
@@ -51,18 +53,29 @@ def test_head_reader__same_block_again__is_decoded_once() -> None:
     assert reader.read(literals) is reader.read(literals)
 
 
-def test_head_reader__head_with_a_token__is_not_kept_beyond_the_next_head() -> None:
+def test_head_reader__token_of_a_head__is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[Fields] = []
+    kept = head_module._parse
+
+    def noted(fields: Fields) -> CallHead:
+        parsed.append(fields)
+        return kept(fields)
+
+    monkeypatch.setattr(head_module, "_parse", noted)
     reader = HeadReader(1 << 16)
     token = (b"authorization", b"Bearer secret")
-    before = dict(reader._heads), _parse_cached.cache_info().currsize
     secret = encode((*head(), token, (b"x-request-id", b"1")))
-    first = reader.read(secret)
-    assert reader.read(secret) == first
-    assert (dict(reader._heads), _parse_cached.cache_info().currsize) == before
+    first, second = reader.read(secret), reader.read(secret)
+    assert first.authorization == second.authorization == token[1]
+    assert sorted(first.fields) == sorted(second.fields)
+    assert not reader._heads
     reader.read(encode(tuple(head())))
     assert [each.authorization for each in reader._heads.values()] == [None]
-    assert token not in reader._start_fields
-    assert token[1] not in reader._start
+    (layout,) = reader._layouts
+    assert layout.head.authorization is None
+    assert token not in layout.head.fields
+    assert token[1] not in b"".join([*(fixed for fixed, _, _ in layout.parts), layout.rest])
+    assert all(token not in each for each in parsed)
 
 
 ANY = st.tuples(
@@ -89,7 +102,7 @@ def test_head_reader__any_blocks__decodes_as_the_library(
         assert tuple(reader._table) == dynamic
 
 
-OWN = st.tuples(st.sampled_from(sorted(PER_CALL)), st.binary(max_size=150), st.booleans())
+OWN = st.tuples(st.sampled_from(sorted(VARYING)), st.binary(max_size=150), st.booleans())
 REST = st.lists(st.sampled_from([(b"te", b"trailers"), (b"a", b"x"), (b"a", b"y" * 9)]), max_size=2)
 CALL = st.tuples(st.lists(OWN, max_size=3), REST, st.booleans(), st.sampled_from([None, 0, 4096]))
 
@@ -112,6 +125,8 @@ def test_head_reader__calls_that_differ_in_their_own_headers__are_read_as_the_li
             head_read = reader.read(data)
             found = head_read.fields
             assert head_read.per_call == fields_of([each for each in fields if each[0] in PER_CALL])
+            assert head_read.headers(VARYING) == fields_of(fields)
+            assert head_read.authorization == fields_of(fields).get(b"authorization")
             for name in {name for name, _ in fields}:
                 values = [value for each, value in fields if each == name]
                 assert [value for each, value in found if each == name] == values

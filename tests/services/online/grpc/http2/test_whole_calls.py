@@ -36,10 +36,16 @@ BLOCKS = (
 STEP = st.sampled_from([0, 2, 2, 2, 2, 2, 4])
 
 
-def call(stream: int, block: bytes, data: bytes, update: int | None = None) -> bytes:
+def call(
+    stream: int, block: bytes, data: bytes, update: int | None = None, *, apart: bool = False
+) -> bytes:
+    """The frames of a call, whose end is in a frame `apart` or in that of the data."""
     asked = frame(frames.HEADERS, frames.END_HEADERS, stream, block)
     if update is not None:
         asked += frame(frames.WINDOW_UPDATE, 0, stream, frames.NUMBER.pack(update))
+    if apart:
+        asked += frame(frames.DATA, 0, stream, data)
+        data = b""
     return asked + frame(frames.DATA, frames.END_STREAM, stream, data)
 
 
@@ -49,7 +55,8 @@ def received(draw: st.DrawFn) -> list[bytes]:
     found, stream = [], 1
     for block in draw(st.lists(st.sampled_from([*BLOCKS[:1] * 4, *BLOCKS]), max_size=12)):
         update = draw(st.sampled_from([None, None, 5, 0, frames.MAX_WINDOW]))
-        data = bytearray(call(stream, block, draw(st.binary(max_size=8)), update))
+        body, apart = draw(st.binary(max_size=8)), draw(st.booleans())
+        data = bytearray(call(stream, block, body, update, apart=apart))
         stream += draw(STEP)
         kind = draw(st.sampled_from(["whole"] * 6 + ["changed", "cut", "more"]))
         if kind == "changed":
@@ -59,6 +66,20 @@ def received(draw: st.DrawFn) -> list[bytes]:
         at = draw(st.integers(0, len(data))) if kind == "cut" else len(data)
         found += [part for part in (bytes(data[:at]), bytes(data[at:])) if part]
     return found
+
+
+def _ends(found: list[Any], event: DataReceived) -> bool:
+    """Whether `event` is the end of the last one's stream in a frame of its own."""
+    last = found[-1] if found else None
+    return isinstance(last, DataReceived) and event == (last.stream, b"", 0, True)
+
+
+def test_whole_calls__end_in_a_frame_of_its_own__arrives_whole() -> None:
+    core = Core()
+    list(core.receive(HELLO))
+    data = call(1, BLOCKS[0], b"abc", apart=True) + call(3, BLOCKS[0], b"d")
+    found = [(event.stream, event.data) for event in core.receive(data)]  # type: ignore[union-attr]
+    assert found == [(1, b"abc"), (3, b"d")]
 
 
 def receive(core: Core, pieces: list[bytes]) -> list[Any]:
@@ -71,6 +92,8 @@ def receive(core: Core, pieces: list[bytes]) -> list[Any]:
                     size = len(event.data)
                     found.append(HeadersReceived(event.stream, event.head, ended=False))
                     found.append(DataReceived(event.stream, event.data, size, ended=True))
+                elif isinstance(event, DataReceived) and _ends(found, event):
+                    found[-1] = found[-1]._replace(ended=True)
                 elif not isinstance(event, ControlFrame | WindowOpened):
                     found.append(event)
     except BrokenError as error:
