@@ -1,7 +1,8 @@
 """A small real HTTP server that stands in for a served Bento in the rollout tests.
 
 It answers what the rollout asks of a Bento (/readyz, /v2/health/ready, /v2/models/NAME with
-its digest, infer), and a V2 gRPC ModelInfer when MLCTL_GRPC_PORT is set. Its behaviour is in
+its digest, infer), and infer requests and V2 gRPC's ModelInfer over HTTP/2 when MLCTL_GRPC_PORT is
+set, with the product's connections. Its behaviour is in
 the tag: `NAME:DIGEST12?delay=0.05&fail=0.3&full=0.1&slow=0.5&refuse=1&ready=never&trace=1` as URL
 query parameters.
 """
@@ -21,6 +22,15 @@ from urllib.parse import parse_qsl
 
 import grpc
 import uvicorn
+
+from services.online.batching.admission import Inflight
+from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
+from services.online.grpc.http2.connection import Connection, Times
+from services.online.grpc.http2.head import OK_TRAILERS, CallHead
+from services.online.grpc.http2.hpack import literal
+from services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
+from services.online.grpc.http2.messages import frame
+from services.online.grpc.http2.outbox import Parking
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -114,11 +124,18 @@ class FakeApp:
             await self._lifespan(receive, send)
             return
         await self._drain(receive)
-        self._behaviour.tell(scope["headers"])
-        status, body = await self._answer(scope["path"])
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        status, headers, body = await self.respond(scope["path"], scope["headers"])
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def respond(
+        self, path: str, headers: Iterable[tuple[bytes, bytes]]
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """The status, the headers and the body of the response to a request."""
+        self._behaviour.tell(headers)
+        status, body = await self._answer(path)
+        length = b"%d" % len(body)
+        return status, [(b"content-type", b"application/json"), (b"content-length", length)], body
 
     async def _answer(self, path: str) -> tuple[int, bytes]:
         behaviour = self._behaviour
@@ -147,25 +164,98 @@ class FakeApp:
         await send({"type": "lifespan.shutdown.complete"})
 
 
+class FakeStream(OpenInferStream):
+    """One infer request over HTTP/2."""
+
+    def __init__(self, connection: Connection, stream: int, head: CallHead, app: FakeApp) -> None:
+        self.stream = stream
+        self._connection, self._head, self._app = connection, head, app
+        self._task: asyncio.Task[None] | None = None
+
+    def feed(self, data: bytes, size: int, *, ended: bool) -> None:  # noqa: ARG002 - not read
+        if not ended:
+            self._connection.consumed(self.stream, size)
+
+    def end(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._respond())
+
+    def leave(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def stop(self, reason: Any) -> None:  # noqa: ARG002 - the connection ends
+        self.leave()
+
+    async def _respond(self) -> None:
+        status, headers, body = await self._app.respond(self._head.path, self._head.fields)
+        fields = [(b":status", b"%d" % status), *headers]
+        block = b"".join([literal(name, value) for name, value in fields])
+        self._connection.outbox.respond(
+            self.stream, block, body, reset_unfinished=False, seconds=60.0
+        )
+        self._connection.over(self.stream)
+
+
+class FakeHttp2:
+    """The listener of gRPC and of infer requests."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self._app = FakeApp(behaviour)
+        self._room = Inflight(1 << 30)
+        self._connections: set[Connection] = set()
+
+    async def start(self, host: str, port: int) -> None:
+        parking = Parking()
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(
+                self._open, self._connections, 1000, Times(), parking, lambda *_: False
+            ),
+            host,
+            port,
+        )
+
+    async def stop(self, seconds: float) -> None:
+        self._server.close()
+        for connection in list(self._connections):
+            connection.drain()
+        gone = [connection.gone for connection in self._connections]
+        if gone:
+            await asyncio.wait(gone, timeout=seconds)
+        for connection in list(self._connections):
+            connection.stop(stopping())
+
+    def _open(
+        self, connection: Connection, stream: int, head: CallHead, data: bytes | None
+    ) -> GrpcCall | InferStream | None:
+        call: GrpcCall | FakeStream
+        if head.is_grpc:
+            call = GrpcCall(
+                connection, stream, head, limit=1 << 20, inflight=self._room, room=self._room,
+                seconds=60.0, ended=data is not None, on_reject=lambda *_: None,
+            )  # fmt: skip
+            call.begin(MethodHandler(self._infer, bytes))
+        else:
+            call = FakeStream(connection, stream, head, self._app)
+        if data is not None:
+            call.feed(data, len(data), ended=True)
+            call.end()
+        return call
+
+    async def _infer(self, message: bytes, call: GrpcCall) -> None:
+        self._behaviour.tell(call.head.fields)
+        if status := _GRPC.get(await self._behaviour.act()):
+            call.reject_with(status, "told to fail")
+        else:
+            call._send(frame(message))
+            call._close((*OK_TRAILERS, (b"digest", self._behaviour.digest.encode())))
+
+
 async def serve(behaviour: Behaviour, host: str, port: int, grpc_port: int | None) -> None:
     """Serve until SIGTERM."""
-    server = grpc.aio.server()
-
-    async def infer(request: bytes, context: Any) -> bytes:
-        behaviour.tell(context.invocation_metadata())
-        context.set_trailing_metadata((("digest", behaviour.digest),))
-        if status := _GRPC.get(await behaviour.act()):
-            await context.abort(status, "told to fail")
-        return request
-
-    method = grpc.unary_unary_rpc_method_handler(infer)  # type: ignore[no-untyped-call]
-    handler = grpc.method_handlers_generic_handler(  # type: ignore[no-untyped-call]
-        "inference.GRPCInferenceService", {"ModelInfer": method, "ModelStreamInfer": method}
-    )
-    server.add_generic_rpc_handlers((handler,))
+    http2 = FakeHttp2(behaviour)
     if grpc_port is not None:
-        server.add_insecure_port(f"{host}:{grpc_port}")
-    await server.start()
+        await http2.start(host, grpc_port)
     config = uvicorn.Config(
         FakeApp(behaviour),
         host=host,
@@ -174,7 +264,8 @@ async def serve(behaviour: Behaviour, host: str, port: int, grpc_port: int | Non
         timeout_graceful_shutdown=behaviour.patience,
     )
     await uvicorn.Server(config).serve()
-    await server.stop(behaviour.patience)
+    if grpc_port is not None:
+        await http2.stop(behaviour.patience)
 
 
 def main() -> None:

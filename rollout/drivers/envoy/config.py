@@ -17,6 +17,8 @@ INFER_SERVICE = "inference.GRPCInferenceService"
 INFER_METHODS = ("ModelInfer", "ModelStreamInfer")
 SECRET_FILE = "certificate.json"  # noqa: S105 - the name of a file
 _SECRET = "certificate"  # noqa: S105
+# On one connection to a server: the processes of a server with several share its connections.
+_MAX_STREAMS = 16
 # bundle.tls.CIPHERS by their own names: Envoy takes no groups.
 _CIPHER_NAMES = tuple(
     f"ECDHE-{key}-{cipher}"
@@ -48,6 +50,8 @@ def bootstrap(
         route_name=ROUTE_NAME,
         routes_file=ROUTES_FILE,
         protocols=names.PROTOCOLS,
+        kinds=names.KINDS,
+        max_streams=_MAX_STREAMS,
         proxy_zone=names.PROXY_ZONE,
         own_cluster=own_cluster,
         first_cluster=names.first_cluster,
@@ -105,7 +109,7 @@ def endpoint_table(slot: Slot, protocol: str, endpoints: tuple[Endpoint, ...]) -
 
 
 def _lb_endpoint(endpoint: Endpoint, protocol: str) -> Document:
-    port = endpoint.grpc if protocol == "grpc" else endpoint.http
+    port = endpoint.grpc if protocol == "http2" else endpoint.http
     return {
         "endpoint": {
             "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},

@@ -6,7 +6,10 @@ from typing import Any
 
 from rollout.domain.spec import Slot
 
-PROTOCOLS = ("http", "grpc")
+# How the proxy reaches a server: one request at a time on a connection, or many.
+PROTOCOLS = ("http1", "http2")
+# What requests are counted apart, and how each goes to the servers.
+KINDS = {"http": "http1", "infer": "http2", "grpc": "http2"}
 PROXY_ZONE = "proxy"
 
 Document = dict[str, Any]
@@ -17,24 +20,24 @@ def own_cluster(slot: Slot, protocol: str) -> str:
     return f"{slot}-{protocol}"
 
 
-def first_cluster(slot: Slot, protocol: str) -> str:
+def first_cluster(slot: Slot, kind: str) -> str:
     """The name of the cluster that prefers `slot` and falls over to the other one."""
-    return f"{slot}-first-{protocol}"
+    return f"{slot}-first-{kind}"
 
 
-def stream_cluster(slot: Slot, protocol: str) -> str:
+def stream_cluster(slot: Slot, kind: str) -> str:
     """The name of the cluster that is as `first_cluster`, for answers in pieces."""
-    return f"{slot}-stream-{protocol}"
+    return f"{slot}-stream-{kind}"
 
 
-def tester_cluster(slot: Slot, protocol: str) -> str:
+def tester_cluster(slot: Slot, kind: str) -> str:
     """The name of the cluster that counts the testers of `slot`, and falls over to nothing."""
-    return f"{slot}-tester-{protocol}"
+    return f"{slot}-tester-{kind}"
 
 
-def shadow_cluster(slot: Slot, protocol: str) -> str:
+def shadow_cluster(slot: Slot, kind: str) -> str:
     """The name of the cluster that copies of requests go to."""
-    return f"{slot}-shadow-{protocol}"
+    return f"{slot}-shadow-{kind}"
 
 
 def answered_by(cluster: str, slot: Slot) -> str:

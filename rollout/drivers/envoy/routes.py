@@ -12,7 +12,6 @@ from typing import Any
 from rollout.domain.ports import TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Slot
 from rollout.drivers.envoy.names import (
-    PROTOCOLS,
     Document,
     first_cluster,
     shadow_cluster,
@@ -38,16 +37,23 @@ _STREAMS = {
     "grpc": ".*/(ModelStreamInfer|Watch|ServerReflectionInfo)",
 }
 _OURS = "mlctl"
+# The first route that matches is taken. Infer requests have answers that are sent as a whole.
+_POST = {"name": ":method", "string_match": {"exact": "POST"}}
+_INFER = "/v2/models/[^/]+(/versions/[^/]+)?/infer"
+_MATCHES: dict[str, Document] = {
+    "grpc": {"prefix": "/", "grpc": {}},
+    "infer": {"safe_regex": {"regex": _INFER}, "headers": [_POST]},
+    "http": {"prefix": "/"},
+}
 
 
 def route_table(traffic: TrafficSplit, settings: DeploymentSettings) -> Document:
     """The route file: how requests are shared out, and how long a response may take."""
-    routes = [
-        *_tester_routes(traffic.testers),
-        _weighted_route(traffic, "grpc"),
-        *([_newcomer_route(traffic)] if traffic.sticky else []),
-        _weighted_route(traffic, "http"),
-    ]
+    routes = [*_tester_routes(traffic.testers)]
+    for kind in _MATCHES:
+        if traffic.sticky and kind != "grpc":
+            routes.append((kind, _newcomer_route(traffic, kind)))
+        routes.append((kind, _weighted_route(traffic, kind)))
     return {
         "resources": [
             {
@@ -58,7 +64,9 @@ def route_table(traffic: TrafficSplit, settings: DeploymentSettings) -> Document
                         "name": "all",
                         "domains": ["*"],
                         "retry_policy": _retry_policy(),
-                        "routes": [one for route in routes for one in _timed(route, settings)],
+                        "routes": [
+                            one for kind, route in routes for one in _timed(kind, route, settings)
+                        ],
                     }
                 ],
             }
@@ -80,7 +88,7 @@ def parse_traffic(document: Mapping[str, Any]) -> TrafficSplit | None:
         return None
     # A weight of 0 is absent from the dump.
     by_name = {cluster["name"]: int(cluster.get("weight", 0)) for cluster in clusters}
-    weights = {slot: by_name.get(first_cluster(slot, PROTOCOLS[0]), 0) for slot in Slot}
+    weights = {slot: by_name.get(first_cluster(slot, "http"), 0) for slot in Slot}
     return TrafficSplit(
         weights,
         int(described["mirror"]),
@@ -103,9 +111,9 @@ def _description(traffic: TrafficSplit) -> Document:
     }
 
 
-def _weighted_route(traffic: TrafficSplit, protocol: str) -> Document:
+def _weighted_route(traffic: TrafficSplit, kind: str) -> Document:
     clusters = [
-        {"name": first_cluster(slot, protocol), "weight": traffic.weights[slot]} for slot in Slot
+        {"name": first_cluster(slot, kind), "weight": traffic.weights[slot]} for slot in Slot
     ]
     weighted: Document = {"clusters": clusters}
     action: Document = {"weighted_clusters": weighted}
@@ -115,16 +123,16 @@ def _weighted_route(traffic: TrafficSplit, protocol: str) -> Document:
         action["hash_policy"] = _hash_policy()
     if traffic.mirror and traffic.mirror_to is not None:
         action["request_mirror_policies"] = [
-            _mirror_policy(shadow_cluster(traffic.mirror_to, protocol), traffic.mirror)
+            _mirror_policy(shadow_cluster(traffic.mirror_to, kind), traffic.mirror)
         ]
     return {
-        "match": _match(protocol),
+        "match": {**_MATCHES[kind]},
         "route": action,
         "metadata": {"filter_metadata": {_OURS: _description(traffic)}},
     }
 
 
-def _newcomer_route(traffic: TrafficSplit) -> Document:
+def _newcomer_route(traffic: TrafficSplit, kind: str) -> Document:
     """The weighted route of a client without a cookie: its first request's id becomes one."""
     cookie = f"{CLIENT_COOKIE}=%REQ({REQUEST_ID_HEADER})%; Path=/; HttpOnly"
     tester = {
@@ -133,13 +141,13 @@ def _newcomer_route(traffic: TrafficSplit) -> Document:
         "treat_missing_header_as_empty": True,
     }
     return {
-        **_weighted_route(traffic, "http"),
-        "match": {**_match("http"), "headers": [tester]},
+        **_weighted_route(traffic, kind),
+        "match": _marked(kind, tester),
         "response_headers_to_add": [{"header": {"key": "set-cookie", "value": cookie}}],
     }
 
 
-def _tester_routes(testers: Slot | None) -> list[Document]:
+def _tester_routes(testers: Slot | None) -> list[tuple[str, Document]]:
     """Return the routes of testers, by header or cookie; they precede the weighted ones."""
     if testers is None:
         return []
@@ -148,13 +156,16 @@ def _tester_routes(testers: Slot | None) -> list[Document]:
         _cookie_mark(TESTER_COOKIE, TESTER_VALUE),
     )
     return [
-        {
-            "match": {**_match(protocol), "headers": [mark]},
-            "route": {"cluster": tester_cluster(testers, protocol)},
-        }
-        for protocol in reversed(PROTOCOLS)
+        (kind, {"match": _marked(kind, mark), "route": {"cluster": tester_cluster(testers, kind)}})
+        for kind in _MATCHES
         for mark in marks
     ]
+
+
+def _marked(kind: str, mark: Document) -> Document:
+    """The match of a kind's requests that also have `mark`."""
+    match = _MATCHES[kind]
+    return {**match, "headers": [*match.get("headers", ()), mark]}
 
 
 def _cookie_mark(name: str, value: str) -> Document:
@@ -162,32 +173,29 @@ def _cookie_mark(name: str, value: str) -> Document:
     return {"name": "cookie", "string_match": {"safe_regex": {"regex": pattern}}}
 
 
-def _timed(route: Document, settings: DeploymentSettings) -> tuple[Document, Document]:
-    """`route` with its timeouts, and before it the same for streaming responses.
+def _timed(kind: str, route: Document, settings: DeploymentSettings) -> tuple[Document, ...]:
+    """`route` with its timeouts, and before it the same for streaming responses, if there are any.
 
     These are counted apart and not copied: servers do not record them.
     """
-    protocol = "grpc" if "grpc" in route["match"] else "http"
+    # Without an idle timeout of its own a route has Envoy's, of 5 minutes.
+    limit = settings.request_seconds
+    idle = max(limit, settings.stream_idle_seconds)
+    whole = {**route["route"], "timeout": f"{limit:g}s", "idle_timeout": f"{idle:g}s"}
+    if kind not in _STREAMS:
+        return ({**route, "route": whole},)
     match = {name: value for name, value in route["match"].items() if name != "prefix"}
     silence = f"{settings.stream_idle_seconds:g}s"
     action = {**route["route"], "timeout": "0s", "idle_timeout": silence}
     action.pop("request_mirror_policies", None)
     if weighted := action.get("weighted_clusters"):
         shares = [
-            {"name": stream_cluster(slot, protocol), "weight": cluster["weight"]}
+            {"name": stream_cluster(slot, kind), "weight": cluster["weight"]}
             for slot, cluster in zip(Slot, weighted["clusters"], strict=True)
         ]
         action["weighted_clusters"] = {**weighted, "clusters": shares}
-    streams = {"safe_regex": {"regex": _STREAMS[protocol]}, **match}
-    # Without an idle timeout of its own a route has Envoy's, of 5 minutes.
-    limit = settings.request_seconds
-    idle = max(limit, settings.stream_idle_seconds)
-    whole = {**route["route"], "timeout": f"{limit:g}s", "idle_timeout": f"{idle:g}s"}
+    streams = {"safe_regex": {"regex": _STREAMS[kind]}, **match}
     return {**route, "match": streams, "route": action}, {**route, "route": whole}
-
-
-def _match(protocol: str) -> Document:
-    return {"prefix": "/", "grpc": {}} if protocol == "grpc" else {"prefix": "/"}
 
 
 def _hash_policy() -> list[Document]:

@@ -1,12 +1,13 @@
 """Envoy's admin answers as values; pure.
 
-A slot's requests are counted where the route sent them (its `first` cluster, HTTP and gRPC
-together). Whose process answered is counted there by zone: what the other slot answered, for a
-retry or because it alone is healthy, is an error of the slot that the request was routed to, and
-its time is not that slot's. A streaming answer is counted apart (`stream`), since its time is the
-length of a conversation: it may fail, but it is not timed. A request whose client left before any
-answer is counted by the cluster that held it (`own`), because Envoy completes it nowhere. Copies of
-requests have a cluster of their own (`shadow`); testers too, which is not read at all.
+A slot's requests are counted where the route sent them (its `first` clusters, all kinds together).
+gRPC has its own, because its failures have a status of HTTP, or their own, or both. Whose process
+answered is counted there by zone: what the other slot answered, for a retry or because it alone is
+healthy, is an error of the slot that the request was routed to, and its time is not that slot's. A
+streaming answer is counted apart (`stream`), since its time is the length of a conversation: it may
+fail, but it is not timed. A request whose client left before any answer is counted by the cluster
+that held it (`own`), because Envoy completes it nowhere. Copies of requests have clusters of their
+own (`shadow`); testers too, which are not read at all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rollout.domain.counts import (
 from rollout.domain.spec import Slot
 from rollout.drivers.envoy.config import INFER_METHODS, INFER_SERVICE
 from rollout.drivers.envoy.names import (
+    KINDS,
     PROTOCOLS,
     PROXY_ZONE,
     answered_by,
@@ -54,7 +56,7 @@ _LET_GO = (
 
 # The statistics of one scrape.
 STATS_FILTER = (
-    r"^cluster\.(blue|green)-(first-|stream-|shadow-)?(http|grpc)\."
+    r"^cluster\.(blue|green)-((first|stream|shadow)-(http|infer|grpc)|http1|http2)\."
     r"(upstream_rq_(completed|5xx|4xx|429|active|tx_reset|cancelled|timeout)|"
     rf"zone\.{PROXY_ZONE}\.(blue|green)\.upstream_rq_(time|completed|5xx|4xx|429)|"
     r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
@@ -103,28 +105,29 @@ def _totals(
     values: Mapping[str, int],
     histograms: Mapping[str, tuple[int, ...]],
 ) -> Totals:
-    """Both protocols together, as counted by the clusters with the names of `cluster`."""
+    """All kinds together, as counted by the clusters with the names of `cluster`."""
     nothing = (0,) * len(LATENCY_EDGES_MS)
     total = Totals(within=nothing)
     for protocol in PROTOCOLS:
-        name = cluster(slot, protocol)
-        prefix, own = f"cluster.{name}.", answered_by(name, slot)
-        within = histograms.get(f"{own}upstream_rq_time", nothing)
-        holder = own_cluster if cluster is first_cluster else cluster
-        let_go = sum(values.get(f"cluster.{holder(slot, protocol)}.{n}", 0) for n in _LET_GO)
+        names = [cluster(slot, kind) for kind in KINDS if KINDS[kind] == protocol]
+        holders = [own_cluster(slot, protocol)] if cluster is first_cluster else names
+        let_go = sum(values.get(f"cluster.{each}.{n}", 0) for each in holders for n in _LET_GO)
         # At the route's timeout Envoy lets go as well, but answers: 504, counted as an error.
-        timeouts = values.get(f"{prefix}upstream_rq_timeout", 0)
-        part = Totals(
-            requests=values.get(f"{prefix}upstream_rq_completed", 0),
-            errors=_failures(name, slot, values),
-            timed=within[-1],
-            within=within,
-            client_errors=values.get(f"{own}upstream_rq_4xx", 0)
-            - values.get(f"{own}upstream_rq_429", 0)
-            + sum(values.get(prefix + status, 0) for status in _STATUS_CLIENT_ERRORS),
-            abandoned=max(0, let_go - timeouts),
-        )
-        total = total.plus(part)
+        timeouts = sum(values.get(f"cluster.{each}.upstream_rq_timeout", 0) for each in names)
+        total = total.plus(Totals(within=nothing, abandoned=max(0, let_go - timeouts)))
+        for name in names:
+            prefix, own = f"cluster.{name}.", answered_by(name, slot)
+            within = histograms.get(f"{own}upstream_rq_time", nothing)
+            part = Totals(
+                requests=values.get(f"{prefix}upstream_rq_completed", 0),
+                errors=_failures(name, slot, values),
+                timed=within[-1],
+                within=within,
+                client_errors=values.get(f"{own}upstream_rq_4xx", 0)
+                - values.get(f"{own}upstream_rq_429", 0)
+                + sum(values.get(prefix + status, 0) for status in _STATUS_CLIENT_ERRORS),
+            )
+            total = total.plus(part)
     return total
 
 

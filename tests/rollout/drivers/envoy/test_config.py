@@ -51,16 +51,16 @@ def test_bootstrap__public_host__admin_port_is_on_loopback(tmp_path: Path) -> No
     document = yaml.safe_load(config.bootstrap(Ports(1, 2, host="0.0.0.0"), tmp_path, tmp_path))
     assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
     json.dumps(document, allow_nan=False)
-    assert len(document["static_resources"]["clusters"]) == 20
+    assert len(document["static_resources"]["clusters"]) == 28
 
 
 def test_endpoint_table__slot_without_a_process__is_empty() -> None:
-    table = config.endpoint_table(Slot.GREEN, "grpc", ())
+    table = config.endpoint_table(Slot.GREEN, "http2", ())
     assert table["resources"][0]["endpoints"] == []
 
 
 def test_endpoint_table__each_protocol__checks_health_on_the_http_port() -> None:
-    for protocol, port in (("http", 3), ("grpc", 4)):
+    for protocol, port in (("http1", 3), ("http2", 4)):
         table = config.endpoint_table(Slot.BLUE, protocol, (Endpoint(3, 4),))
         endpoint = table["resources"][0]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
         assert endpoint["address"]["socket_address"]["port_value"] == port

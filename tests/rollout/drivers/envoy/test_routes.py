@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -22,7 +23,11 @@ def all_routes(traffic: TrafficSplit) -> list[dict[str, Any]]:
 
 def routes(traffic: TrafficSplit) -> list[dict[str, Any]]:
     """Those of whole answers."""
-    return all_routes(traffic)[1::2]
+    return [route for route in all_routes(traffic) if not streams(route)]
+
+
+def streams(route: dict[str, Any]) -> bool:
+    return bool(route["route"]["timeout"] == "0s")
 
 
 def dumped(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -32,7 +37,7 @@ def dumped(found: list[dict[str, Any]]) -> dict[str, Any]:
 def test_routes__each_protocol__has_the_same_weights() -> None:
     found = routes(TrafficSplit({BLUE: 95, GREEN: 5}))
     assert "grpc" in found[0]["match"]
-    for route, protocol in zip(found, ("grpc", "http"), strict=True):
+    for route, protocol in zip(found, ("grpc", "infer", "http"), strict=True):
         assert route["route"]["weighted_clusters"] == {
             "clusters": [
                 {"name": f"blue-first-{protocol}", "weight": 95},
@@ -44,22 +49,46 @@ def test_routes__each_protocol__has_the_same_weights() -> None:
 def test_timeouts__request_longer_than_the_idle_time__is_not_ended_by_it() -> None:
     for route in routes(TrafficSplit({BLUE: 100}, testers=GREEN, sticky=True)):
         assert (route["route"]["timeout"], route["route"]["idle_timeout"]) == ("600s", "600s")
-    for route in all_routes(TrafficSplit({BLUE: 100}, testers=GREEN, sticky=True))[::2]:
-        assert (route["route"]["timeout"], route["route"]["idle_timeout"]) == ("0s", "300s")
+    for route in all_routes(TrafficSplit({BLUE: 100}, testers=GREEN, sticky=True)):
+        if streams(route):
+            assert route["route"]["idle_timeout"] == "300s"
 
 
 def test_routes__testers__come_first_with_own_clusters() -> None:
     found = routes(TrafficSplit({BLUE: 100}, testers=GREEN))
     assert [route["route"].get("cluster") for route in found] == [
         *["green-tester-grpc"] * 2,
+        *["green-tester-infer"] * 2,
         *["green-tester-http"] * 2,
-        *[None] * 2,
+        *[None] * 3,
     ]
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_routes__infer_requests__precede_those_of_http_alike(sticky: bool) -> None:
+    found = routes(TrafficSplit({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
+    post = {"name": ":method", "string_match": {"exact": "POST"}}
+    infer = [route for route in found if route["match"].get("safe_regex")]
+    http = [route for route in found if "prefix" in route["match"] and "grpc" not in route["match"]]
+    for route, other in zip(infer, http, strict=True):
+        assert found.index(route) < found.index(other)
+        path = route["match"].pop("safe_regex")["regex"]
+        assert other["match"].pop("prefix") == "/"
+        assert route["match"].pop("headers")[0] == post
+        assert [post, *other["match"].pop("headers", [])][0] == post
+        assert json.loads(json.dumps(route).replace("-infer", "-http")) == other
+        for asked, matches in (
+            ("/v2/models/m/infer", True), ("/v2/models/a%20b/versions/1/infer", True),
+            ("/v2/models/m/infer_stream", False), ("/v2/models/m/versions/1/generate", False),
+            ("/v2/models/infer", False), ("/v2/repository/models/m/infer", False),
+        ):  # fmt: skip
+            assert (re.fullmatch(path, asked) is not None) == matches, asked
 
 
 @pytest.mark.parametrize("sticky", [False, True])
 def test_routes__streamed_answers__differ_in_timeouts_only(sticky: bool) -> None:
     found = all_routes(TrafficSplit({BLUE: 95, GREEN: 5}, testers=GREEN, sticky=sticky))
+    found = [route for route in found if "-infer" not in json.dumps(route["route"])]
     for pieces, whole in zip(found[::2], found[1::2], strict=True):
         assert whole["route"]["timeout"] == "600s"
         again = {**whole["route"], "timeout": "0s", "idle_timeout": "300s"}
@@ -90,14 +119,13 @@ def shares(route: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def test_routes__streamed_answers__are_not_mirrored() -> None:
-    for pieces in all_routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN))[::2]:
-        assert "request_mirror_policies" not in pieces["route"]
+    for route in all_routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN)):
+        assert ("request_mirror_policies" in route["route"]) != streams(route)
 
 
 def test_routes__mirror__goes_to_shadow_clusters() -> None:
-    for route, protocol in zip(
-        routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN)), ("grpc", "http"), strict=True
-    ):
+    found = routes(TrafficSplit({BLUE: 100}, mirror=20, mirror_to=GREEN))
+    for route, protocol in zip(found, ("grpc", "infer", "http"), strict=True):
         (policy,) = route["route"]["request_mirror_policies"]
         assert policy["cluster"] == f"green-shadow-{protocol}"
         assert policy["runtime_fraction"]["default_value"]["numerator"] == 20

@@ -110,9 +110,9 @@ def test_parse_stats__client_errors__are_counted_apart() -> None:
 
 def test_parse_stats__requests_without_an_answer__are_abandoned() -> None:
     values = [
-        ("cluster.green-http.upstream_cx_destroy_local_with_active_rq", 5),
-        ("cluster.green-grpc.upstream_rq_tx_reset", 2),
-        ("cluster.green-http.upstream_rq_cancelled", 1),
+        ("cluster.green-http1.upstream_cx_destroy_local_with_active_rq", 5),
+        ("cluster.green-http2.upstream_rq_tx_reset", 2),
+        ("cluster.green-http1.upstream_rq_cancelled", 1),
         ("cluster.green-first-http.upstream_rq_timeout", 2),
     ]
     assert parse_stats(stats(*values)).totals[Slot.GREEN].abandoned == 6
@@ -120,15 +120,15 @@ def test_parse_stats__requests_without_an_answer__are_abandoned() -> None:
 
 
 def test_parse_stats__one_protocol_unhealthy__slot_is_unhealthy() -> None:
-    values = [(f"cluster.blue-{p}.membership_healthy", 1) for p in ("http", "grpc")]
-    values += [("cluster.green-http.membership_healthy", 1)]
-    values += [("cluster.green-grpc.membership_healthy", 0)]
+    values = [(f"cluster.blue-{p}.membership_healthy", 1) for p in ("http1", "http2")]
+    values += [("cluster.green-http1.membership_healthy", 1)]
+    values += [("cluster.green-http2.membership_healthy", 0)]
     reading = parse_stats(stats(*values))
     assert reading.healthy == {Slot.BLUE: True, Slot.GREEN: False}
 
 
 def test_parse_stats__requests_in_flight__are_per_slot() -> None:
-    values = [(f"cluster.blue-{p}.upstream_rq_active", 2) for p in ("http", "grpc")]
+    values = [(f"cluster.blue-{p}.upstream_rq_active", 2) for p in ("http1", "http2")]
     assert parse_stats(stats(*values)).active == {Slot.BLUE: 4, Slot.GREEN: 0}
 
 
