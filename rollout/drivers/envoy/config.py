@@ -17,8 +17,10 @@ INFER_SERVICE = "inference.GRPCInferenceService"
 INFER_METHODS = ("ModelInfer", "ModelStreamInfer")
 SECRET_FILE = "certificate.json"  # noqa: S105 - the name of a file
 _SECRET = "certificate"  # noqa: S105
-# On one connection to a server: the processes of a server with several share its connections.
-_MAX_STREAMS = 16
+# Requests on one connection to a server, and to one with several processes: the kernel divides its
+# connections among them. More on a connection cost less.
+_MAX_STREAMS = 128
+_MAX_SHARED_STREAMS = 8
 # bundle.tls.CIPHERS by their own names: Envoy takes no groups.
 _CIPHER_NAMES = tuple(
     f"ECDHE-{key}-{cipher}"
@@ -28,12 +30,17 @@ _CIPHER_NAMES = tuple(
 
 
 def bootstrap(
-    ports: Ports, routes: Path, endpoints: Path, tls: TlsFiles | None = None, secret: Path = Path()
+    ports: Ports,
+    routes: Path,
+    endpoints: Path,
+    tls: TlsFiles | None = None,
+    secret: Path = Path(),
+    workers: int = 1,
 ) -> str:
     """Return the static part as YAML: admin on loopback, the listener, the clusters.
 
     `routes` and `endpoints` are absolute directories, watched for renames into them; `secret` is
-    the file of `secret_table` where the listener has TLS.
+    the file of `secret_table` where the listener has TLS. Each server has `workers` processes.
     """
     text: str = _template().render(
         ports=ports,
@@ -51,7 +58,7 @@ def bootstrap(
         routes_file=ROUTES_FILE,
         protocols=names.PROTOCOLS,
         kinds=names.KINDS,
-        max_streams=_MAX_STREAMS,
+        max_streams=_MAX_STREAMS if workers == 1 else _MAX_SHARED_STREAMS,
         proxy_zone=names.PROXY_ZONE,
         own_cluster=own_cluster,
         first_cluster=names.first_cluster,

@@ -77,7 +77,14 @@ class EnvoyFiles:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._tls is not None:
             _replace(self._secret, config.secret_table(self._tls))
-        text = config.bootstrap(self._ports, self._routes, self._endpoints, self._tls, self._secret)
+        text = config.bootstrap(
+            self._ports,
+            self._routes,
+            self._endpoints,
+            self._tls,
+            self._secret,
+            self._settings.workers,
+        )
         _write(self._bootstrap, text.encode())
         for slot in Slot:
             for protocol in PROTOCOLS:

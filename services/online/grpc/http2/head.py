@@ -62,9 +62,8 @@ class CallHead(NamedTuple):
     """A call's headers, `size` bytes of memory. `timeout_text` is as the client wrote it.
 
     `named` has those that calls share by name, `is_grpc` is whether the content type is gRPC's in
-    some spelling. `plain` is whether they are all valid for an
-    uncompressed message and name no priority. `own` are further headers, whose values are strings
-    of HPACK.
+    some spelling. `plain` is whether they are all valid for an uncompressed message and name no
+    priority. `own` are further headers, whose values are strings of HPACK.
     """
 
     method: bytes
@@ -95,15 +94,20 @@ class CallHead(NamedTuple):
     @property
     def per_call(self) -> dict[bytes, bytes]:
         """The headers of PER_CALL by name."""
-        found = self.headers(PER_CALL)
-        return {name: found[name] for name in PER_CALL if name in found}
+        if not self.own:
+            return fields_of([field for field in self.decoded if field[0] in PER_CALL])
+        found = {}
+        for name, value in self.own:  # a comprehension is a call more
+            if name in PER_CALL:
+                found[name] = value[1:] if value[0] < 0x80 else text_of(value)
+        return found
 
     def headers(self, wanted: Container[bytes]) -> Mapping[bytes, bytes]:
         """Return the headers by name; those of VARYING only as far as they are `wanted`."""
         if not self.own:
             return self.named
         found = {**self.named}
-        for name, value in self.own:  # a comprehension is a call more
+        for name, value in self.own:
             if name in wanted:
                 found[name] = value[1:] if value[0] < 0x80 else text_of(value)
         return found

@@ -54,6 +54,20 @@ def test_bootstrap__public_host__admin_port_is_on_loopback(tmp_path: Path) -> No
     assert len(document["static_resources"]["clusters"]) == 28
 
 
+@pytest.mark.parametrize(("workers", "streams"), [(1, 128), (2, 8)])
+def test_bootstrap__several_workers__share_the_connections(
+    tmp_path: Path, workers: int, streams: int
+) -> None:
+    text = config.bootstrap(Ports(1, 2), tmp_path, tmp_path, workers=workers)
+    found = [
+        options["explicit_http_config"]["http2_protocol_options"]["max_concurrent_streams"]
+        for cluster in yaml.safe_load(text)["static_resources"]["clusters"]
+        for options in cluster.get("typed_extension_protocol_options", {}).values()
+        if "http2_protocol_options" in options["explicit_http_config"]
+    ]
+    assert found == [streams] * 6
+
+
 def test_endpoint_table__slot_without_a_process__is_empty() -> None:
     table = config.endpoint_table(Slot.GREEN, "http2", ())
     assert table["resources"][0]["endpoints"] == []
