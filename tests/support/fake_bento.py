@@ -187,7 +187,8 @@ class FakeStream(OpenInferStream):
         self.leave()
 
     async def _respond(self) -> None:
-        status, headers, body = await self._app.respond(self._head.path, self._head.fields)
+        path = self._head.path.partition("?")[0]
+        status, headers, body = await self._app.respond(path, self._head.fields)
         fields = [(b":status", b"%d" % status), *headers]
         block = b"".join([literal(name, value) for name, value in fields])
         self._connection.outbox.respond(

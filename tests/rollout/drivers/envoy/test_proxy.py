@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -79,3 +80,26 @@ def test_data_plane__envoy_is_not_running__is_unavailable(tmp_path: Path) -> Non
         with pytest.raises(DataPlaneUnavailable):
             data_plane.apply(ALL_GREEN)
     assert not files.route(ALL_GREEN), "the weights must hold once Envoy is back"
+
+
+def test_infer_requests__reach_the_server_over_http2__share_connections(running: Stage) -> None:
+    running.staff(BLUE)
+    with httpx.Client(trust_env=False) as client:
+        assert client.post(running.url + "?query").status_code == httpx.codes.OK
+        for path in ("_stream", "/unknown"):
+            client.post(running.url + path)
+        assert client.get(running.url).status_code == httpx.codes.OK
+        assert client.post(running.url, headers={"x": "a" * 50_000}).status_code == httpx.codes.OK
+        large = client.post(running.url, headers={"x": "a" * 57_500})
+        assert large.status_code == httpx.codes.REQUEST_HEADER_FIELDS_TOO_LARGE
+        assert client.post(running.url).status_code == httpx.codes.OK
+    plane: Any = running.data_plane
+    names = "upstream_(rq_total|cx_http2_total|cx_destroy)$"
+    stats = plane._query("/stats", filter=rf"cluster\.blue-http[12]\.{names}", format="json")
+    found = {
+        entry["name"].removeprefix("cluster.blue-"): entry["value"] for entry in stats["stats"]
+    }
+    assert (found["http1.upstream_rq_total"], found["http2.upstream_rq_total"]) == (3, 3)
+    # One more at most, which Envoy opens for a second stream before it knows the first one's limit.
+    assert 1 <= found["http2.upstream_cx_http2_total"] <= 2
+    assert found["http2.upstream_cx_destroy"] == 0
