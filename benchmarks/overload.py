@@ -5,11 +5,13 @@ due at a random moment, takes a free connection or a new one, and its latency co
 A client at its limit of connections queues requests itself, so the latency from sending to the
 answer is reported apart: that part is the server's. The first second is reported apart, too:
 connections are opened in it, and the server meets the overload. The server with all its processes
-has one core, the client the other; with `--shared` the server may use the client's core as well.
+has one core, the client the other; then both have both, as the loop that rejects and the thread of
+the model have on a larger machine.
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from dataclasses import dataclass
@@ -107,13 +109,13 @@ class Overload:
     seconds: float
     result: BenchmarkResult
 
-    def measure(self, net: str, server: RunningServer, protocol: Protocol) -> None:
-        """Find the capacity, and add a table of all loads and of the recovery."""
+    def measure(self, name: str, server: RunningServer, protocol: Protocol) -> None:
+        """Find the capacity, and add a table `name` of all loads and of the recovery."""
         target = protocol.target(server.server.port_of(protocol))
         run_closed(self.loadgen, target, _CLIENTS, 1.0)
         closed = run_closed(self.loadgen, target, _CLIENTS, _CAPACITY_SECONDS)
         capacity = closed.succeeded / closed.seconds
-        title = f"{net}, {protocol.name}: {capacity:,.0f}/s in a closed loop of {_CLIENTS} clients"
+        title = f"{name}: {capacity:,.0f}/s in a closed loop of {_CLIENTS} clients"
         columns = (*_COLUMNS, "connections", "client busy", "server busy")
         table = self.result.table(title, *columns)
         rejection, shares = _REJECTION[protocol.transport], {}
@@ -133,7 +135,7 @@ class Overload:
         closed_loop = f"closed loop, {_RECOVERY_SECONDS:g} s after it"
         share = f"{rate / capacity:.0%}"
         table.add(closed_loop, "", rate, share, after.p50_ms, after.p99_ms, *empty)
-        self.result.chart(f"{net}, {protocol.name}: answered", "% of capacity", shares)
+        self.result.chart(f"{name}: answered", "% of capacity", shares)
 
 
 def main() -> None:
@@ -141,12 +143,11 @@ def main() -> None:
     parser = argument_parser("overload", __doc__)
     parser.add_argument("--nets", nargs="+", choices=NAMES, default=["tiny", "dense"])
     parser.add_argument("--seconds", type=float, default=15.0, help="per load")
-    parser.add_argument("--shared", action="store_true", help="let the server use both cores")
     options = parser.parse_args()
-    cores = Cores.pick(shared=options.shared)
-    with measuring("overload", options.json) as result, cores.for_client():
-        for net in options.nets:
-            with tempfile.TemporaryDirectory(prefix="mlctl-bench-") as scratch:
+    with measuring("overload", options.json) as result:
+        for net, shared in itertools.product(options.nets, (False, True)):
+            cores = Cores.pick(shared=shared)
+            with cores.for_client(), tempfile.TemporaryDirectory(prefix="mlctl-bench-") as scratch:
                 folder = Path(scratch)
                 workload = make_workload(net, folder / "model")
                 overload = Overload(build("loadgen", folder), options.seconds, result)
@@ -154,7 +155,8 @@ def main() -> None:
                     for protocol in server.server.protocols:
                         if protocol.name != "V2 JSON":
                             protocol.check(server.server.port_of(protocol), workload.answer)
-                            overload.measure(net, server, protocol)
+                            where = "both cores" if shared else "one core"
+                            overload.measure(f"{net}, {protocol.name}, {where}", server, protocol)
 
 
 if __name__ == "__main__":
