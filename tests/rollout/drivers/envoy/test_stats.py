@@ -119,6 +119,24 @@ def test_parse_stats__requests_without_an_answer__are_abandoned() -> None:
     assert parse_stats(stats(values[-1])).totals[Slot.GREEN].abandoned == 0
 
 
+def test_parse_stats__infer_requests_and_grpc_share_connections__count_once_each() -> None:
+    """Their failures add up, although those of gRPC may be counted twice by Envoy."""
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-infer.upstream_rq_completed", 9),
+            ("cluster.green-first-infer.upstream_rq_5xx", 3),
+            ("cluster.green-first-grpc.upstream_rq_completed", 5),
+            ("cluster.green-first-grpc.upstream_rq_5xx", 1),
+            (f"cluster.green-first-grpc.{GRPC}.13", 2),
+            ("cluster.green-http2.upstream_rq_tx_reset", 4),
+            ("cluster.green-first-infer.upstream_rq_timeout", 1),
+            ("cluster.green-first-grpc.upstream_rq_timeout", 1),
+        )
+    )
+    green = reading.totals[Slot.GREEN]
+    assert (green.requests, green.errors, green.abandoned) == (14, 5, 2)
+
+
 def test_parse_stats__one_protocol_unhealthy__slot_is_unhealthy() -> None:
     values = [(f"cluster.blue-{p}.membership_healthy", 1) for p in ("http1", "http2")]
     values += [("cluster.green-http1.membership_healthy", 1)]

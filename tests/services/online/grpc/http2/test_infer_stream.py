@@ -16,6 +16,7 @@ from h2.errors import ErrorCodes
 
 from services.online.batching.admission import CachedRejection, Inflight, QueueFullError
 from services.online.grpc.http2.call import stopping
+from services.online.grpc.http2.infer_stream import InferStream
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
@@ -195,8 +196,17 @@ def test_request_id__over_http2__is_echoed_or_replaced_as_over_http1(
     serve(use)
 
 
-def test_queue_full__over_http2__is_rejected_without_a_parse_as_over_http1(serve: Serve) -> None:
-    full = QueueFullError(8, 8, 2.3)
+def test_queue_full__over_http2__is_rejected_without_a_parse_as_over_http1(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, made = QueueFullError(8, 8, 2.3), []
+    init = InferStream.__init__
+
+    def noted(self: InferStream, *given: Any) -> None:
+        made.append(self)
+        init(self, *given)
+
+    monkeypatch.setattr(InferStream, "__init__", noted)
 
     async def use(server: GrpcServer, host: ServedModel) -> None:
         batching: Any = host._batching
@@ -215,7 +225,9 @@ def test_queue_full__over_http2__is_rejected_without_a_parse_as_over_http1(serve
                     rejection = CachedRejection(1, Priority.NORMAL, math.inf, full)
                     batching._policy.rejection = rejection
                     first = await over_http1(http1.port, INFER, sent, body)
+                    before = len(made)
                     reply = await reply_of(raw, raw.ask(fields_of(INFER, sent, body), body))
+                    assert (len(made) > before) != (unparsed and rejecting)
                     if body == BODY or (unparsed and rejecting):
                         assert (reply.status, reply.headers[b"retry-after"]) == (503, b"3")
                     else:
