@@ -274,6 +274,20 @@ def test_flood__of_each_frame__ends_the_connection(
     assert [record.message[: len(FLOOD)] for record in caplog.records] == [FLOOD]
 
 
+def test_resets__of_many_whole_calls__keep_the_connection(serve: Serve) -> None:
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
+        raw = await Raw.open(server.port)
+        await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+        for _ in range(30):
+            for stream in [raw.ask(head(LIVE), EMPTY) for _ in range(100)]:
+                raw.core.reset_stream(stream)
+            raw.flush()
+        assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
+        raw.close()
+
+    serve(use)
+
+
 def test_headers__above_the_limit__end_the_connection(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
