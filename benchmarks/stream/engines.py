@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from bundle.garbage import rare_collection
 from services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
 from services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
 
@@ -79,7 +80,8 @@ def ours(spec: Spec, meter: CommitMeter) -> None:
 
     settings = RunSettings(BatchGoals(messages=spec.batch), max_messages=spec.count)
     wanted = StreamConfig(spec.request(), PayloadRequest(spec.payload), settings)
-    run_stream(verify(Path(spec.bundle)), wanted, watch, threading.Event())
+    with rare_collection():  # as the command does
+        run_stream(verify(Path(spec.bundle)), wanted, watch, threading.Event())
 
 
 def link(spec: Spec, meter: CommitMeter) -> None:

@@ -1,5 +1,8 @@
 """`python -m cli.runners`: the entry point of an image."""
 
-from cli.runners.image import image
+from bundle.garbage import rare_collection
 
-image(prog_name="docker run IMAGE")
+with rare_collection():
+    from cli.runners.image import image
+
+    image(prog_name="docker run IMAGE")
