@@ -29,7 +29,7 @@ _GOOD_MS = 100.0
 # Seconds of the core: a batch of n rows, a request that is answered, one that is dropped after it
 # was queued, and one that is rejected on arrival (`benchmarks.overload`).
 _FIXED, _ROW = 0.0005, 0.00010
-_ANSWERED, _DROPPED, _REJECTED = 33e-6, 33e-6, 23e-6
+_ANSWERED, _DROPPED, _REJECTED = 30e-6, 30e-6, 19e-6
 _CODEL_TARGET, _CODEL_INTERVAL, _NEWEST_TARGET = 0.005, 0.1, 0.02
 
 
