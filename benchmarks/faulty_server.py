@@ -1,7 +1,8 @@
-"""A small server in place of a Bento, whose infer requests fail while a file exists.
+"""A small server in place of a Bento, whose POST requests fail while a file exists.
 
 `faulty_server.py NAME:DIGEST?fault=FILE --port PORT` serves the endpoints that a rollout
-uses: health, readiness, the model's digest, and infer. DIGEST is filled with zeros.
+uses: health, readiness, the model's digest, and POST requests over HTTP/1.1. DIGEST is filled with
+zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
         self._respond(200, {"versions": [self.digest]})
 
     def do_POST(self) -> None:
-        """Respond to infer: 500 while the fault file exists."""
+        """Respond 500 while the fault file exists."""
         self.rfile.read(int(self.headers["Content-Length"]))
         failing = self.fault is not None and self.fault.exists()
         self._respond(500 if failing else 200, {"model_version": self.digest})

@@ -94,7 +94,7 @@ class Clients:
 
     def _request(self, connection: http.client.HTTPConnection) -> bytes | None:
         try:
-            connection.request("POST", "/v2/models/tiny/infer", b"{}")
+            connection.request("POST", "/predict", b"{}")
             response = connection.getresponse()
             body = response.read()
         except (OSError, http.client.HTTPException):

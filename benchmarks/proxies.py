@@ -146,7 +146,7 @@ def _accepts(port: int) -> bool:
 def measure(folder: Path, result: BenchmarkResult) -> None:
     """Add the table of the three paths, measured in turns."""
     loadgen = build("loadgen", folder)
-    request = post("/v2/models/tiny/infer", b"{}", {"Host": "127.0.0.1"})
+    request = post("/predict", b"{}", {"Host": "127.0.0.1"})
     with (
         proxied_echo(folder) as (echo_port, envoy_port, envoy),
         bare_envoy(folder, echo_port) as (bare_port, bare),

@@ -83,7 +83,7 @@ def deployed(folder: Path, tick_seconds: float) -> Iterator[FaultyDeployment]:
         champion=("/bin/true",),
         runs=(),
     )
-    target = LoadTarget("http", port, post("/v2/models/tiny/infer", b"{}", {"Host": "127.0.0.1"}))
+    target = LoadTarget("http", port, post("/predict", b"{}", {"Host": "127.0.0.1"}))
     load = closed_command(build("loadgen", folder), target, 1, _ENDLESS_SECONDS)
     deployment = deployments.up(_NAME, _revision("tiny:aa"), port, settings=settings)
     try:

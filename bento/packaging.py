@@ -39,6 +39,8 @@ from services.runtime.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
     MODELS_LABEL,
+    SERVER_LABEL,
+    SERVER_VERSION,
     BentoInfo,
     find_bento,
 )
@@ -103,7 +105,7 @@ def build_bento(
     present = _present(tag)
     if present is not None and not force and _is_whole(present, packed, content):
         return BuiltBento(tag, packed.digest, present.path, reused=True, content_digest=content)
-    own = {DIGEST_LABEL: packed.digest, CONTENT_LABEL: content}
+    own = {DIGEST_LABEL: packed.digest, CONTENT_LABEL: content, SERVER_LABEL: SERVER_VERSION}
     if packed.bento_manifest is not None:
         own[MODELS_LABEL] = packed.bento_manifest.label()
     if flavor is not None:

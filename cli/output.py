@@ -39,14 +39,14 @@ class CommandOutput:
         from rich.console import Console
 
         width = None if sys.stdout.isatty() else PIPE_WIDTH
-        return Console(highlight=False, soft_wrap=True, width=width)
+        return Console(highlight=False, emoji=False, soft_wrap=True, width=width)
 
     @functools.cached_property
     def stderr(self) -> Console:
         """The console of progress and errors."""
         from rich.console import Console
 
-        return Console(file=self._errors, highlight=False, soft_wrap=True)
+        return Console(file=self._errors, highlight=False, emoji=False, soft_wrap=True)
 
     @property
     def live(self) -> bool:
@@ -96,7 +96,7 @@ class CommandOutput:
             return
         if self._terminal:
             self.stderr.print(printable(text), markup=False, style="dim")
-        else:
+        elif self._errors is not None:  # None if it was closed
             click.echo(printable(text), self._errors)
 
     def note_from_signal(self, text: str) -> None:
@@ -133,7 +133,8 @@ class CommandOutput:
     def fail(self, error: MlctlError) -> NoReturn:
         """Print `error` and exit with its exit code."""
         if self.as_json:
-            self.document({"error": error.as_dict()})
+            with contextlib.suppress(OSError):  # the disk may be what is full
+                self.document({"error": error.as_dict()})
         else:
             self.stderr.print(f"Error: {printable(error.message)}", markup=False, style="bold red")
             if error.hint:

@@ -16,7 +16,7 @@ from rollout.domain.scores import ProvedScore
 from rollout.domain.spec import Revision
 from services.online.settings import load_settings
 from services.runtime.bento_layout import model_folder, read_bento_manifest
-from services.runtime.bento_store import find_bento
+from services.runtime.bento_store import SERVER_LABEL, SERVER_VERSION, find_bento
 
 _LABELS = ("digest", "model", "version", "source")
 
@@ -24,8 +24,9 @@ _LABELS = ("digest", "model", "version", "source")
 def find_revision(bento: str) -> Revision:
     """Return the revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
 
-    BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make. What
-    `bundle.verify` raises if a file of it is altered or missing.
+    BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make, or an older one
+    whose server the proxy cannot reach. What `bundle.verify` raises if a file of it is altered or
+    missing.
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     found = find_bento(bento)
@@ -35,6 +36,12 @@ def find_revision(bento: str) -> Revision:
             ErrorCode.INVALID_INPUT,
             f"{found.tag} has no label mlctl.{missing[0]}: it was not built by mlctl",
             "Build it with `mlctl build NAME`.",
+        )
+    if found.labels.get(SERVER_LABEL) != SERVER_VERSION:
+        raise MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"{found.tag} contains the server of another mlctl, which cannot serve a deployment",
+            "Build it again with `mlctl build NAME`.",
         )
     verify_bento(found, load_settings().require_signature)
     labels = {name: found.labels[f"mlctl.{name}"] for name in _LABELS}

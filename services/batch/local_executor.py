@@ -39,10 +39,12 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
     stop, clock = run.control.stop, run.control.clock
     deadline: float | None = None
     at_once = min(threads, len(units))
-    waits = worker.source.waits or worker.sink.waits
-    idle = threading.Semaphore(threads if waits else threads - at_once)
+    # A transform or a device takes one piece at a time, and leaves the cores for the rest.
+    one_by_one = not worker.scorer.scorer.thread_safe
+    ahead = one_by_one or worker.source.waits or worker.sink.waits
+    idle = threading.Semaphore(threads if ahead else threads - at_once)
     pool = ThreadPoolExecutor(2 * threads, "mlctl-batch")  # for units, and for pieces of them
-    worker = replace(worker, pool=pool, idle=idle)
+    worker = replace(worker, pool=pool, idle=idle, ahead=ahead)
     try:
         while busy or (waiting and not stop.is_set()):
             while waiting and len(busy) < at_once and not stop.is_set():
@@ -53,8 +55,8 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
                 marker = future.result()
                 assert marker is not None
                 run.add(marker)
-                if not waiting:
-                    worker.idle.release()
+                if not waiting and not ahead:
+                    idle.release()
             if stop.is_set():
                 deadline = deadline or clock.monotonic() + run.control.grace
                 if clock.monotonic() >= deadline:

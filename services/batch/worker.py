@@ -29,8 +29,8 @@ class UnitWorker:
     """Reads, scores and commits units of one job, each in the thread that calls `process`.
 
     Threads of `pool` score pieces of those units, as many at a time as `idle` counts: cores without
-    a unit of their own. `abandoned` ends a unit between two of its pieces, and leaves nothing of
-    it.
+    a unit of their own. With `ahead` they score all pieces, while units read and write.
+    `abandoned` ends a unit between two of its pieces, and leaves nothing of it.
     """
 
     source: Source
@@ -41,6 +41,7 @@ class UnitWorker:
     max_bad: int | None
     pool: ThreadPoolExecutor | None = None
     idle: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    ahead: bool = False
     abandoned: threading.Event = field(default_factory=threading.Event)
 
     def process(self, unit: Unit) -> Marker:
@@ -74,7 +75,7 @@ class UnitWorker:
 
         More threads than cores would take turns, and each turn load the model's weights again.
         """
-        if self.pool is not None and self.idle.acquire(blocking=False):
+        if self.pool is not None and self.idle.acquire(blocking=self.ahead):
             future = self.pool.submit(self.scorer.score, unit, piece)
             future.add_done_callback(lambda _future: self.idle.release())
             return future

@@ -19,6 +19,8 @@ from bundle.home import bento_home
 DIGEST_LABEL = "mlctl.digest"
 CONTENT_LABEL = "mlctl.content"
 MODELS_LABEL = "mlctl.models"
+# How the proxy of a deployment reaches the server in a Bento: 2 is with infer requests over HTTP/2.
+SERVER_LABEL, SERVER_VERSION = "mlctl.server", "2"
 LATEST = "latest"
 _MIN_PREFIX = 4  # characters of a version's start
 _TAG = re.compile(r"([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?))?")

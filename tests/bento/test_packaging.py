@@ -34,6 +34,7 @@ def test_build_bento__bundle__names_the_tag_and_labels(
     assert labels == {
         "mlctl.digest": built.digest,
         "mlctl.content": built.content_digest,
+        "mlctl.server": "2",
         **LABELS,
     }
 

@@ -25,6 +25,7 @@ from rollout.domain.verdict import Action, Gate, Verdict
 from rollout.journal import paths, records
 from rollout.journal.journal import Journal
 from services.runtime.bento_layout import combine_bundles
+from services.runtime.bento_store import SERVER_VERSION
 from tests.support.bundles import make_bundle
 
 
@@ -45,6 +46,7 @@ def put(store: Path, version: str, *bundles: VerifiedBundle) -> str:
     for name, text in packed.digest_files().items():
         (place / "src" / name).write_bytes(text)
     labels = {"digest": packed.digest, "model": "m", "version": "1", "source": "models:/m/1"}
+    labels["server"] = SERVER_VERSION
     document = {"labels": {f"mlctl.{name}": text for name, text in labels.items()}}
     (place / "bento.yaml").write_text(json.dumps(document))
     return f"shop:{version}"
@@ -84,6 +86,16 @@ def test_promote__bento_lacks_a_model__rejected(store: Path, tmp_path: Path) -> 
     assert refused(put(store, "2", one, three)).endswith(
         "would break with shop:2: 'two' is missing"
     )
+
+
+def test_promote__bento_of_an_older_mlctl__is_rejected(store: Path, tmp_path: Path) -> None:
+    """Its server would answer 415 to all that the proxy sends."""
+    tag = put(store, "1", make_bundle(tmp_path / "a", name="shop"))
+    described = store / "bentos" / "shop" / "1" / "bento.yaml"
+    described.write_text(described.read_text().replace("mlctl.server", "mlctl.other"))
+    with pytest.raises(MlctlError, match="contains the server of another mlctl") as caught:
+        find_revision(tag)
+    assert "mlctl build" in caught.value.hint
 
 
 def test_promote__allow_breaking__recorded(store: Path, tmp_path: Path) -> None:

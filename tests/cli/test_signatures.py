@@ -13,6 +13,7 @@ from bundle.manifest import GOLDEN_NAME
 from bundle.verify import VerifiedBundle
 from cli.main import cli
 from rollout.client.revisions import find_revision
+from services.runtime.bento_store import SERVER_VERSION
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 
@@ -64,6 +65,7 @@ def test_require_signature__unsigned_bento__is_rejected(
     bundle.root.rename(place / "src" / "model")
     (place / "src" / "model.digest").write_text(bundle.digest)
     labels = {"digest": bundle.digest, "model": "tiny", "version": "1", "source": "models:/t/1"}
+    labels["server"] = SERVER_VERSION
     document = {"labels": {f"mlctl.{name}": text for name, text in labels.items()}}
     (place / "bento.yaml").write_text(json.dumps(document))
     assert find_revision("tiny:1").digest == bundle.digest

@@ -7,7 +7,14 @@ import shutil
 from pathlib import Path
 
 from bundle.verify import VerifiedBundle
-from services.runtime.bento_store import BentoInfo, read_bento
+from services.runtime.bento_store import (
+    CONTENT_LABEL,
+    DIGEST_LABEL,
+    SERVER_LABEL,
+    SERVER_VERSION,
+    BentoInfo,
+    read_bento,
+)
 
 
 def small_bento(root: Path, bundle: VerifiedBundle) -> BentoInfo:
@@ -21,7 +28,11 @@ def small_bento(root: Path, bundle: VerifiedBundle) -> BentoInfo:
     told = {
         "name": bundle.manifest.name,
         "version": bundle.digest[:12],
-        "labels": {"mlctl.digest": bundle.digest, "mlctl.content": "0" * 64},
+        "labels": {
+            DIGEST_LABEL: bundle.digest,
+            CONTENT_LABEL: "0" * 64,
+            SERVER_LABEL: SERVER_VERSION,
+        },
     }
     (root / "bento.yaml").write_text(json.dumps(told))
     return read_bento(root)

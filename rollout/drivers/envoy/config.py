@@ -20,7 +20,7 @@ _SECRET = "certificate"  # noqa: S105
 # Requests on one connection to a server, and to one with several processes: the kernel divides its
 # connections among them. More on a connection cost less.
 _MAX_STREAMS = 128
-_MAX_SHARED_STREAMS = 8
+_MAX_SHARED_STREAMS = 1
 # bundle.tls.CIPHERS by their own names: Envoy takes no groups.
 _CIPHER_NAMES = tuple(
     f"ECDHE-{key}-{cipher}"

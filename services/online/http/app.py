@@ -106,14 +106,14 @@ class V2App:
                 return 200, model_statistics(*self._serving.models)
             case ["models", name, *rest]:
                 return self._describe_model(name, rest)
-        raise _no_such_path()
+        raise no_such_path()
 
     def _describe_model(self, name: str, rest: list[str]) -> tuple[int, Mapping[str, Any]]:
         version = ""
         if rest[:1] == ["versions"] and len(rest) > 1:
             version, rest = rest[1], rest[2:]
         if rest not in _MODEL_PATHS:
-            raise _no_such_path()
+            raise no_such_path()
         match rest:
             case ["ready"]:
                 return _readiness(is_ready(self._serving, name, version), name=name)
@@ -132,7 +132,7 @@ class V2App:
                 return json_response(200, repository_index(self._serving, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
                 reject_change(verb)
-        raise _no_such_path()
+        raise no_such_path()
 
     def _meant(self, parts: list[str]) -> InferHandler:
         """Return the inference of the model that the path names, else the first one."""
@@ -143,10 +143,10 @@ class V2App:
         headers, inference = fields_of(scope["headers"]), self._meant(parts)
         request_id = inference.request_id(headers)
         record = inference.observe(headers, request_id)
-        error = _no_such_path()
+        error = no_such_path()
         try:
             _require_method(scope, "POST")
-            self._require_path(parts)
+            require_infer_path(self._serving, parts)
         except MlctlError as found:
             error = found
         response = inference.reject(error, request_id, record)
@@ -162,7 +162,7 @@ class V2App:
         events = EventWriter(send, request_id)
         try:
             _require_method(scope, "POST")
-            self._require_path(parts)
+            require_infer_path(self._serving, parts)
             await _stream(inference, headers, events, receive, record)
             inference.report(record)
         except (GoneError, asyncio.CancelledError) as error:
@@ -177,14 +177,19 @@ class V2App:
                 close_if_expecting(headers, response)
                 await send_response(send, response)
 
-    def _require_path(self, parts: list[str]) -> None:
-        match parts[2:-1]:
-            case [name]:
-                self._serving.find(name)
-            case [name, "versions", version]:
-                self._serving.find(name, version)
-            case _:
-                raise _no_such_path()
+
+def require_infer_path(serving: Serving, parts: list[str]) -> None:
+    """Check a path v2/models/NAME/.../VERB, split into `parts`.
+
+    MODEL_NOT_FOUND if no such model is served, NOT_FOUND for another path.
+    """
+    match parts[2:-1]:
+        case [name]:
+            serving.find(name)
+        case [name, "versions", version]:
+            serving.find(name, version)
+        case _:
+            raise no_such_path()
 
 
 def _readiness(ready: bool, **fields: object) -> tuple[int, Mapping[str, Any]]:
@@ -236,7 +241,8 @@ def _require_method(scope: Message, *allowed: str) -> None:
         raise MethodError(allowed)
 
 
-def _no_such_path() -> MlctlError:
+def no_such_path() -> MlctlError:
+    """Return the error of a path that is none of the V2 protocol's."""
     return MlctlError(ErrorCode.NOT_FOUND, "the V2 protocol has no such path")
 
 

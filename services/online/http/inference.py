@@ -265,7 +265,7 @@ class InferHandler:
         self.targets = frozenset(path.encode() for path in paths)
         self._request_lines = tuple(b"POST %b HTTP/1.1\r\n" % target for target in self.targets)
         self._codec = V2Codec(served.name, served.digest, served.signature)
-        # Two threads, so that one large body does not delay all others.
+        # Two threads for each transport, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
         self._ids = RequestIds()
         self._full: tuple[QueueFullError, Response] | None = None

@@ -32,8 +32,8 @@ from services.online.grpc.http2.outbox import Parking, SendQueue
 
 _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"
-# A client with so many unsent bytes of answers may begin no more calls.
-_PARKED_BYTES = 16 << 20
+# A connection with so many unsent bytes of answers may begin no more calls.
+_PARKED_BYTES = 64 << 20
 # The same limit for all connections together.
 _ALL_PARKED_BYTES = 256 << 20
 _REJECTED_COST = 0.125

@@ -54,7 +54,7 @@ _END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
 _ANSWER = Struct(f">5sL{len(_HEADERS)}sLBLBL").pack
 _ENDING = Struct(f">5sL{len(_OK_TRAILERS)}s").pack
 _MAX_FRAGMENTS = 16
-# The cost of frames of a stream that the client has ended, and of streams above the limit.
+# The cost of resets, of frames of a stream that has ended, and of streams above the limit.
 _LATE_COST = 0.125
 _SMALL_UPDATE: Final = 4 << 8 | frames.WINDOW_UPDATE
 _unpack = frames.FRAME_HEAD.unpack_from
@@ -428,9 +428,8 @@ class Core(Sending):
             raise BrokenError(Reason.FRAME_SIZE_ERROR, "a reset has four bytes")
         self._check_met(stream)
         found = self.streams.pop(stream, None)
-        # Many clients that give up share a proxy's connection; a request that was complete cost
-        # each of them its bytes.
-        yield ControlFrame(_LATE_COST if found is None or found.ended else 1.0)
+        # Many clients that give up share a proxy's connection.
+        yield ControlFrame(_LATE_COST)
         if found is not None:
             yield StreamReset(stream, by_client=True)
 

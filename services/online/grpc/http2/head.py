@@ -61,9 +61,9 @@ class MalformedError(Exception):
 class CallHead(NamedTuple):
     """A call's headers, `size` bytes of memory. `timeout_text` is as the client wrote it.
 
-    `named` has those that calls share by name, `is_grpc` is whether the content type is gRPC's in
-    some spelling. `plain` is whether they are all valid for an uncompressed message and name no
-    priority. `own` are further headers, whose values are strings of HPACK.
+    `own` are those whose values are strings of HPACK, `named` the others by name. `is_grpc` is
+    whether the content type is gRPC's in some spelling, `plain` whether all headers are valid for
+    an uncompressed message and name no priority.
     """
 
     method: bytes
@@ -103,7 +103,7 @@ class CallHead(NamedTuple):
         return found
 
     def headers(self, wanted: Container[bytes]) -> Mapping[bytes, bytes]:
-        """Return the headers by name; those of VARYING only as far as they are `wanted`."""
+        """Return the headers by name; those of `own` only as far as they are `wanted`."""
         if not self.own:
             return self.named
         found = {**self.named}

@@ -14,6 +14,7 @@ from services.online.batching.admission import Hold, Inflight, QueueFullError
 from services.online.grpc.http2.call import CALL_BYTES, CallConnection
 from services.online.grpc.http2.head import PER_CALL, CallHead
 from services.online.grpc.http2.hpack import literal, string
+from services.online.http.app import no_such_path, require_infer_path
 from services.online.http.inference import InferExchange, InferHandler, plain_target
 from services.online.http.responses import Response, error_response
 from services.online.http.unparsed import CHANGES_MEANING
@@ -34,6 +35,7 @@ class InferStream(InferExchange):
     """One infer request and its stream, which the client has ended."""
 
     ended = True
+    _room: Hold | None = None
 
     def __init__(
         self,
@@ -49,6 +51,16 @@ class InferStream(InferExchange):
         self.stream = stream
         self._streams = streams
         self._link = link
+
+    def charge(self, room: Inflight, size: int) -> None:
+        """Charge `size` bytes beside the body's to `room` until the request is answered."""
+        if self.response_complete:
+            return
+        hold = self._room = Hold(room)
+        try:
+            hold.grow(size)
+        except MlctlError as error:
+            self._reject(error)
 
     def end(self) -> None:
         """Queue the request: its body is complete."""
@@ -96,24 +108,22 @@ class InferStream(InferExchange):
     def send_error(self, response: Response) -> None:
         self.send((self._streams.block_of(response), response.body))
 
+    def _complete(self) -> None:
+        super()._complete()
+        if self._room is not None:
+            self._room.release()
+
 
 class OpenInferStream(InferStream):
-    """One whose body still arrives. It is charged to `room` as well until it is answered."""
+    """One whose body still arrives."""
 
     ended = False
-    _room: Hold | None = None
 
     def wait(self, room: Inflight, size: int) -> None:
         """Wait for the body, with headers of `size` bytes."""
         self.expects = self.headers.get(b"expect", b"").lower() == b"100-continue"
         self.begin()
-        if self.response_complete:
-            return
-        self._room = Hold(room)
-        try:
-            self._room.grow(CALL_BYTES + size)
-        except MlctlError as error:
-            self._reject(error)
+        self.charge(room, CALL_BYTES + size)
         self.watch()
 
     def feed(self, data: bytes, size: int, *, ended: bool) -> None:
@@ -130,18 +140,17 @@ class OpenInferStream(InferStream):
     def proceed(self) -> None:
         self._link.outbox.start_block(self.stream, _CONTINUE)
 
-    def _complete(self) -> None:
-        super()._complete()
-        if self._room is not None:
-            self._room.release()
-
 
 class InferStreams:
-    """Opens the infer requests of a server."""
+    """Opens the infer requests of a server. `room` is charged for large heads."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, room: Inflight) -> None:
         handlers = [InferHandler(each) for each in serving.models]
         self._handlers = {target.decode(): each for each in handlers for target in each.targets}
+        self._by_name = {each.name: each for each in handlers}
+        self._default = handlers[0]
+        self._serving = serving
+        self._room = room
         self._access = serving.access
         self._full: tuple[QueueFullError, bytes, bytes] | None = None
         self._second = 0
@@ -157,6 +166,31 @@ class InferStreams:
             handler = self._handlers.get(target.decode())
         return handler
 
+    def reject(self, link: CallConnection, stream: int, head: CallHead, *, ended: bool) -> bool:
+        """Reject a POST to an infer path that `find` has no handler for; False for other paths."""
+        parts = plain_target(head.path.encode("latin-1")).decode().strip("/").split("/")
+        if head.is_grpc or head.method != b"POST":
+            return False
+        if parts[:2] != ["v2", "models"] or parts[-1] != "infer":
+            return False
+        handler = self._by_name.get(parts[2], self._default)
+        headers = head.headers(_REQUEST)
+        request_id = handler.request_id(headers)
+        record = handler.observe(headers, request_id)
+        error = no_such_path()
+        try:
+            self._access.require(head.authorization)
+            require_infer_path(self._serving, parts)
+        except MlctlError as found:
+            error = found
+        response = handler.reject(error, request_id, record)
+        block, seconds = self.block_of(response), handler.seconds
+        link.outbox.respond(
+            stream, block, response.body, reset_unfinished=not ended, seconds=seconds
+        )
+        link.over(stream)
+        return True
+
     def open_whole(
         self, handler: InferHandler, link: CallConnection, stream: int, head: CallHead, body: bytes
     ) -> InferStream | None:
@@ -165,21 +199,18 @@ class InferStreams:
             return None
         call = InferStream(self, handler, link, stream, head)
         call.begin()
+        if head.size > CALL_BYTES:
+            call.charge(self._room, head.size)
         call.take(body)
         call.end()
         return None if call.response_complete else call
 
     def open(
-        self,
-        handler: InferHandler,
-        link: CallConnection,
-        stream: int,
-        head: CallHead,
-        room: Inflight,
+        self, handler: InferHandler, link: CallConnection, stream: int, head: CallHead
     ) -> OpenInferStream | None:
         """Begin a request whose body follows. Returns None if it is answered already."""
         call = OpenInferStream(self, handler, link, stream, head)
-        call.wait(room, head.size)
+        call.wait(self._room, head.size)
         return None if call.response_complete else call
 
     def start(self, *, is_json: bool) -> bytes:

@@ -16,17 +16,21 @@ from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
 from services.online.grpc.http2.hpack import encode
 from services.online.grpc.http2.messages import frame
 
+# A client must read so much of a parked answer in its time.
+_STALL_BYTES = 4 << 10
+
 
 class _Parked:
-    """The unsent rest of one stream."""
+    """The unsent rest of one stream; `read` are the bytes that its client took in this period."""
 
-    __slots__ = ("drained", "ending", "pieces", "timer")
+    __slots__ = ("drained", "ending", "pieces", "read", "timer")
 
     def __init__(self) -> None:
         self.pieces: deque[memoryview] = deque()
         self.ending: tuple[Fields, bool] | None = None
         self.drained: asyncio.Future[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.read = 0
 
     def stop_timer(self) -> None:
         """Stop the time limit: everything is sent."""
@@ -114,15 +118,25 @@ class SendQueue:
         """End an answer, or answer with trailers alone; only HTTP has no trailers.
 
         With `reset_unfinished` the client may still be sending, and is stopped if it goes on. The
-        stream is reset if the client does not read the answer within `seconds`.
+        stream is reset if the client reads next to nothing of the answer for `seconds`.
         """
         parked = self._parked.get(stream)
         if parked is not None:
             parked.ending = trailers, reset_unfinished
-            loop = asyncio.get_running_loop()
-            parked.timer = loop.call_later(seconds, self.reset, stream, Reason.CANCEL)
+            self._watch(stream, parked, seconds)
             return
         self._end(stream, trailers, reset_unfinished=reset_unfinished)
+
+    def _watch(self, stream: int, parked: _Parked, seconds: float) -> None:
+        parked.read = 0
+        loop = asyncio.get_running_loop()
+        parked.timer = loop.call_later(seconds, self._check_read, stream, parked, seconds)
+
+    def _check_read(self, stream: int, parked: _Parked, seconds: float) -> None:
+        if parked.read >= _STALL_BYTES:
+            self._watch(stream, parked, seconds)
+        else:
+            self.reset(stream, Reason.CANCEL)
 
     def _end(self, stream: int, trailers: Fields, *, reset_unfinished: bool) -> None:
         if trailers:
@@ -203,7 +217,9 @@ class SendQueue:
             if room <= 0:
                 return
             core.send_data(stream, piece[:room])
-            self._count(-min(room, len(piece)))
+            sent = min(room, len(piece))
+            parked.read += sent
+            self._count(-sent)
             self._wake()
             if len(piece) <= room:
                 parked.pieces.popleft()

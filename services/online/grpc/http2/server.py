@@ -63,8 +63,8 @@ class Http2Server:
         self._handlers = handlers
         self._open_whole = open_whole
         self._calls = GrpcCalls(serving.models[0])
-        self._infer = InferStreams(serving)
         self._room = Inflight(_CALLS_BYTES)
+        self._infer = InferStreams(serving, self._room)
         self._probes = Inflight(_PROBES_BYTES)
         self._times = Times()
         self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
@@ -154,7 +154,9 @@ class Http2Server:
         if handler is not None:
             if data is not None:
                 return self._infer.open_whole(handler, connection, stream, head, data)
-            return self._infer.open(handler, connection, stream, head, self._room)
+            return self._infer.open(handler, connection, stream, head)
+        if self._infer.reject(connection, stream, head, ended=data is not None):
+            return None
         settings = self._serving.settings
         probes = self._probes if is_probe(head.path) else None
         call = GrpcCall(

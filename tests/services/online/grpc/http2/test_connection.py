@@ -252,7 +252,7 @@ def test_flood__of_each_frame__ends_the_connection(
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
         stream = raw.ask(head(), b"", end=False)
-        for _ in range(3000):
+        for _ in range(12_000 if kind == "reset" else 3000):
             if kind == "ping":
                 raw.core.ping(b"12345678")
             elif kind == "settings":
@@ -274,12 +274,13 @@ def test_flood__of_each_frame__ends_the_connection(
     assert [record.message[: len(FLOOD)] for record in caplog.records] == [FLOOD]
 
 
-def test_resets__of_many_whole_calls__keep_the_connection(serve: Serve) -> None:
+@pytest.mark.parametrize("end", [True, False])
+def test_resets__of_many_calls__keep_the_connection(serve: Serve, *, end: bool) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
         for _ in range(30):
-            for stream in [raw.ask(head(LIVE), EMPTY) for _ in range(100)]:
+            for stream in [raw.ask(head(LIVE), EMPTY, end=end) for _ in range(100)]:
                 raw.core.reset_stream(stream)
             raw.flush()
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"

@@ -159,7 +159,7 @@ def test_head_reader__very_many_headers_of_one_call__are_charged_each_time() -> 
     for _ in range(3):
         reader.cost = 0
         reader.read(encode((*head(), *own)))
-        assert reader.cost >= (6 + 300 - 64) / 8
+        assert reader.cost >= (6 + 300 - 128) / 8
 
 
 def test_head_reader__value_of_a_call_that_is_no_huffman_code__is_empty() -> None:
@@ -197,7 +197,7 @@ def test_head_reader__very_many_fields__are_charged() -> None:
     reader.read(encode((*head(), *few)))
     assert reader.cost == 0
     reader.decode(encode((*head(), *few * 6)))
-    assert reader.cost == (6 + 300 - 64) / 8
+    assert reader.cost == (6 + 300 - 128) / 8
 
 
 def test_head_reader__table_is_changed__forgets_cached_blocks() -> None:

@@ -15,13 +15,15 @@ from h2 import events
 from h2.errors import ErrorCodes
 
 from services.online.batching.admission import CachedRejection, Inflight, QueueFullError
-from services.online.grpc.http2.call import stopping
+from services.online.grpc.http2.core import Sending, StreamState
 from services.online.grpc.http2.infer_stream import InferStream
+from services.online.grpc.http2.outbox import Parking, SendQueue
 from services.online.grpc.server import GrpcServer
 from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
+from services.online.server.seam import gated
 from services.protocol.priority import Priority
 from tests.services.online.grpc.http2.conftest import Fields, Raw, Serve
 from tests.services.online.grpc.http2.test_connection import counted
@@ -64,6 +66,11 @@ CASES: dict[str, tuple[str, Fields, bytes]] = {
     "packed answer": (INFER, [(b"accept-encoding", b"gzip")], BODY),
     "late": (INFER, [], BODY[:-1] + b', "parameters": {"timeout": 1}}'),
     "two lengths": (INFER, [(LENGTH, b"1"), (LENGTH, b"2")], BODY),
+    "unknown model": ("/v2/models/other/infer", [], BODY),
+    "unknown version": ("/v2/models/tiny/versions/v9/infer", [], BODY),
+    "no model": ("/v2/models//infer", [], BODY),
+    "too many parts": ("/v2/models/tiny/more/infer", [], BODY),
+    "many headers": (INFER, [(b"x-%d" % number, b"1") for number in range(90)], BODY),
     "trace": (INFER, [(b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01")], BODY),
 }
 
@@ -134,7 +141,7 @@ def plain(reply: Reply) -> tuple[int, dict[bytes, bytes], bytes]:
 
 def with_http1(host: ServedModel) -> Any:
     inference = InferHandler(host)
-    return listening(V2App(host, inference), infer_protocol(inference))
+    return listening(gated(V2App(host, inference), inference, host), infer_protocol(inference))
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
@@ -380,7 +387,7 @@ def test_infer__client_waits_for_100_continue__gets_it(serve: Serve) -> None:
 def test_limits__infer_requests_without_a_body__are_charged(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         http2: Any = server._server
-        room = http2._room = Inflight(100_000)
+        room = http2._infer._room = Inflight(100_000)
         raw = await Raw.open(server.port)
         opened = [raw.ask(fields_of(INFER, [], BODY), None, end=False) for _ in range(20)]
         assert (await reply_of(raw, opened[-1])).status == 503
@@ -392,15 +399,38 @@ def test_limits__infer_requests_without_a_body__are_charged(serve: Serve) -> Non
     serve(use)
 
 
-def test_stop__infer_request_that_waits_for_its_body__is_unavailable(serve: Serve) -> None:
+def test_limits__whole_infer_requests_with_large_heads__are_charged(serve: Serve) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         http2: Any = server._server
+        room = http2._infer._room = Inflight(100_000)
         raw = await Raw.open(server.port)
-        stream = raw.ask(fields_of(INFER, [], BODY), None, end=False)
-        await until(lambda: any(each.calls for each in http2._connections))
-        for connection in http2._connections:
-            connection.stop(stopping())
-        assert (await reply_of(raw, stream)).status == 503
+        for size, status in ((2, 200), (20, 503), (2, 200)):
+            large = [(b"x-%d" % number, b"&" * 500) for number in range(size * 5)]
+            room.used = 90_000
+            asked = raw.ask(fields_of(INFER, large, BODY), BODY)
+            assert (await reply_of(raw, asked)).status == status, size
+            assert room.used == 90_000
         raw.close()
 
-    assert counted(serve(use), "unavailable", "http") == 1
+    serve(use)
+
+
+def test_answer__read_slowly_but_steadily__is_not_reset() -> None:
+    """The time is for some progress, not for the whole answer."""
+
+    async def use() -> None:
+        core = Sending()
+        found = core.streams[1] = StreamState(0, ended=True)
+        queue = SendQueue(core, lambda: None, Parking())
+        queue.message(1, b"x" * 100_000)
+        queue.end(1, (), reset_unfinished=False, seconds=60.0)
+        parked = queue._parked[1]
+        found.window = 5000
+        queue.resume_one(1)
+        queue._check_read(1, parked, 60.0)
+        assert queue.size == 95_000
+        queue._check_read(1, parked, 60.0)
+        assert queue.is_empty
+        assert queue.size == 0
+
+    asyncio.run(use())
