@@ -67,6 +67,7 @@ def rejected(code: ErrorCode, *arguments: object) -> str:
     return caught.value.hint or ""
 
 
+@pytest.mark.may_stall
 def test_split__lasts_through_kills__until_it_is_ended(shop: str, port: int) -> None:
     with Load(port) as load:
         splits.split(shop, {LIVE: 50, OTHER: 50}, sticky=False)
