@@ -48,6 +48,7 @@ def test_yaml_value__another_type__is_an_error() -> None:
         yaml_value(None)
 
 
+@pytest.mark.slow
 @given(TEXTS)
 @example("://")
 def test_manifests__hostile_values__stay_values(text: str) -> None:
