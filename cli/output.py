@@ -133,7 +133,7 @@ class CommandOutput:
     def fail(self, error: MlctlError) -> NoReturn:
         """Print `error` and exit with its exit code."""
         if self.as_json:
-            with contextlib.suppress(OSError):  # the disk may be what is full
+            with contextlib.suppress(OSError):  # the disk may be full
                 self.document({"error": error.as_dict()})
         else:
             self.stderr.print(f"Error: {printable(error.message)}", markup=False, style="bold red")

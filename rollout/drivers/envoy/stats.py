@@ -7,7 +7,7 @@ healthy, is an error of the slot that the request was routed to, and its time is
 streaming answer is counted apart (`stream`), since its time is the length of a conversation: it may
 fail, but it is not timed. A request whose client left before any answer is counted by the cluster
 that held it (`own`), because Envoy completes it nowhere. Copies of requests have clusters of their
-own (`shadow`); testers too, which are not read at all.
+own (`shadow`); testers too, of which only the abandoned requests are read, in `own`.
 """
 
 from __future__ import annotations

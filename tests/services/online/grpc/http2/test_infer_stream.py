@@ -112,7 +112,7 @@ async def reply_of(raw: Raw, stream: int) -> Reply:
 
 
 async def over_http2(port: int, path: str, headers: Fields, body: bytes, pieces: int) -> Reply:
-    """Answer in one read if `pieces` is 0, else with the body in so many frames of their own."""
+    """Send the request at once if `pieces` is 0, else its body in that many frames."""
     raw = await Raw.open(port)
     await raw.until(lambda: raw.of(events.RemoteSettingsChanged))
     stream = raw.ask(
