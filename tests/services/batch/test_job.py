@@ -65,10 +65,16 @@ def test_job__any_number_of_threads__gives_the_same_answers(
     assert one.equals(four)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("threads", "waits"), [(1, False), (2, False), (1, True), (2, True)])
 def test_job__fewer_units_than_threads__the_others_score_pieces_of_them(
-    bundle: VerifiedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+    bundle: VerifiedBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    *,
+    waits: bool,
 ) -> None:
+    """Where a sink waits, they score all pieces."""
     scoring, committing = set[int](), set[int]()
     score, commit = PieceScorer.score, FolderSink.commit
 
@@ -84,10 +90,12 @@ def test_job__fewer_units_than_threads__the_others_score_pieces_of_them(
     monkeypatch.setattr(FolderSink, "commit", noted_commit)
     tables.write_rows(tmp_path / "in.parquet", 900)
     config = BatchConfig(keep=("id",))
-    out = sink_at(tmp_path / "out")
+    out: Any = sink_at(tmp_path / "out")
+    out.waits = waits
     tables.score(bundle, tmp_path / "in.parquet", out, threads=threads, config=config)
     assert len(committing) == 1
-    assert bool(scoring - committing) == (threads == 2)
+    assert bool(scoring - committing) == (threads == 2 or waits)
+    assert not waits or not scoring & committing
 
 
 def test_job__finished__is_not_repeated(bundle: VerifiedBundle, tmp_path: Path) -> None:
