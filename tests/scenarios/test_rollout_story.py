@@ -63,6 +63,10 @@ class Story:
             rollout = journal.active("shop")
         return None if rollout is None else rollout.progress.phase
 
+    def halved(self) -> bool:
+        """Whether each slot gets half of the traffic: a move is recorded before it holds."""
+        return set(self.status()["weights"].values()) == {50}
+
     def last(self) -> dict[str, Any]:
         newest: dict[str, Any] = self.mlctl.json("history", "shop")["rollouts"][0]
         return newest
@@ -330,7 +334,7 @@ def roll_back_by_hand(story: Story) -> None:
     _precompute(story, story.live, {"both": 1})
     unshadowed = (*QUICK, "--shadow-percent", "0", "--min-requests", "1000000", "--skip-checks")
     story.mlctl.json("promote", "shop", story.live["tag"], *unshadowed, "--detach")
-    wait_until(lambda: story.phase() is RolloutPhase.SHIFT, what="half of the traffic is on it")
+    wait_until(story.halved, what="half of the traffic is on it")
     _check_slots_keep_their_answers(story)
     story.mlctl.json("rollback", "shop", "--reason", "changed our mind")
     assert story.last()["outcome"] == "rolled_back"
