@@ -59,7 +59,7 @@ class Tiny:
 
     def exposed(self) -> bool:
         """Whether the proxy gives the candidate its share: a move is recorded before it holds."""
-        return self.status()["weights"] == {"blue": 50, "green": 50}
+        return bool(self.status()["weights"] == {"blue": 50, "green": 50})
 
     def roll_back(self) -> dict[str, Any]:
         taken_back: dict[str, Any] = self.mlctl.json("rollback", "tiny")
