@@ -16,6 +16,7 @@ ROOM = 2
 class Answer(NamedTuple):
     """A request's outputs, its queue and inference time in seconds, and the rows of its batch.
 
+    `rows` are its own, 1 without a batch dimension.
     `parameters` are extra response parameters, such as the source of a precomputed answer.
     `lookup_seconds`, a part of the inference time, is that of features that were looked up.
     """
@@ -26,6 +27,7 @@ class Answer(NamedTuple):
     batch_rows: int
     parameters: Mapping[str, str | float] | None = None
     lookup_seconds: float = 0.0
+    rows: int = 1
 
 
 Piece = TypeVar("Piece")

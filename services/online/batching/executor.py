@@ -313,7 +313,7 @@ class BatchExecutor(ModelExecutor):
             if isinstance(outcome, dict):
                 if is_open:
                     queued = started - job.arrived
-                    fields = outcome, queued, seconds, rows, None, looked_up
+                    fields = outcome, queued, seconds, rows, None, looked_up, job.rows
                     job.waiter.set_result(make_tuple(Answer, fields))
                 continue
             log_failure(outcome)

@@ -238,7 +238,8 @@ class GenerationExecutor(ModelExecutor):
         first = min((stream.arrived for stream in streams), default=0.0)
         last = max((stream.last for stream in streams), default=0.0)
         outputs = {TEXT: np.array([text.encode() for text in texts], dtype=object)}
-        return Answer(outputs, queue, max(0.0, last - first - queue), len(texts))
+        rows = len(texts)
+        return Answer(outputs, queue, max(0.0, last - first - queue), rows, rows=rows)
 
     async def _copy(self, source: TokenStream, target: AnswerStream) -> None:
         try:

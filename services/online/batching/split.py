@@ -106,7 +106,8 @@ def _joined(answers: list[Answer]) -> Answer:
     outputs = join_rows([answer.outputs for answer in answers])
     rows = max(each.batch_rows for each in answers)
     looked_up = sum(each.lookup_seconds for each in answers)
-    return Answer(outputs, queued, ended - queued, rows, None, looked_up)
+    own = sum(each.rows for each in answers)
+    return Answer(outputs, queued, ended - queued, rows, None, looked_up, own)
 
 
 def enqueue_parts(

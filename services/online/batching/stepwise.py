@@ -184,7 +184,8 @@ class StepwiseExecutor(ModelExecutor):
         run.total += now - started
         over = run.stream.ended or result is _END or isinstance(result, BaseException)
         if isinstance(result, dict) and not run.stream.ended:
-            answer = Answer(result, run.queued, run.seconds, run.ticket.rows)
+            rows = run.ticket.rows
+            answer = Answer(result, run.queued, run.seconds, rows, rows=rows)
             if run.patience is not None and not run.pieces:
                 self._meter.first_piece(now - run.ticket.arrived)
             run.pieces += 1

@@ -32,7 +32,7 @@ from services.online.http.responses import (
 )
 from services.online.http.unparsed import read_unparsed
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import HTTP, RequestRecord
+from services.online.observability.calls import HTTP, OK, RequestRecord
 from services.online.security.public import failed, is_public
 from services.protocol.codec import V2Codec
 from services.protocol.compression import (
@@ -422,14 +422,21 @@ class InferHandler:
             self._times = times
             self._times_text = timing(*times)
         response = pending.render(self._times_text, body, header_length, packing)
-        serialize = perf_counter() - start
-        self._served.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
-        observer = self._served.observer
-        if pending.started and observer is not None and pending.bytes_in is not None:
-            observer.finished(
-                HTTP, pending.request_id, pending.headers, pending.started, pending.bytes_in,
-                request.inputs, answer, pending.parse_seconds, serialize, len(body),
-            )  # fmt: skip
+        ended = perf_counter()
+        served, serialize = self._served, ended - start
+        served.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
+        observer, started, bytes_in = served.observer, pending.started, pending.bytes_in
+        if started and observer is not None and bytes_in is not None:
+            log, headers = observer.log_alone, pending.headers
+            if log is not None:
+                shared = HTTP, OK, None, queue, infer, answer.batch_rows
+                ids = pending.request_id, headers.get(b"traceparent")
+                log.answered((shared, answer.rows, *ids, started, ended, bytes_in, len(body)))
+            else:
+                observer.finished(
+                    HTTP, pending.request_id, headers, started, bytes_in, request.inputs, answer,
+                    pending.parse_seconds, serialize, len(body),
+                )  # fmt: skip
         return response
 
     def reject(

@@ -143,7 +143,7 @@ class ServedPipeline(ServedModel):
             made[stage.name] = answer.outputs
             queued += answer.queue_seconds
             ran += answer.infer_seconds
-        return Answer(answer.outputs, queued, ran, answer.batch_rows)
+        return answer._replace(queue_seconds=queued, infer_seconds=ran)
 
     def _check(self, inputs: Arrays) -> None:
         """Raise INVALID_INPUT for what a later stage would reject after others have run."""

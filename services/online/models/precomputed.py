@@ -128,7 +128,7 @@ class PrecomputedLookup:
         age = max(0.0, self._clock.wall() - min(row.at for row in stored))
         outputs = self._codec.decode([row.payload for row in stored])
         parameters: dict[str, str | float] = {"source": "precomputed", "age_s": round(age, 3)}
-        return Answer(outputs, 0.0, seconds, 0, parameters)
+        return Answer(outputs, 0.0, seconds, 0, parameters, rows=len(rows))
 
     async def _fill(
         self, request: InferRequest, found: FoundRows, limit: float, priority: Priority
@@ -157,7 +157,7 @@ class PrecomputedLookup:
                 "age_s": round(age, 3),
                 "precomputed_rows": len(stored),
             }
-        return Answer(outputs, ran.queue_seconds, ran.infer_seconds, ran.batch_rows, parameters)
+        return ran._replace(outputs=outputs, parameters=parameters, rows=len(payloads))
 
 
 def open_precomputed(

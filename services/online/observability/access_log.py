@@ -1,41 +1,46 @@
 """The access log: one JSON line for each infer request, written off its path.
 
-The event loop makes the lines, most fields of which are the same for all requests of a batch; a
-thread writes those of many requests at a time. A file is opened for appending and each
+The event loop makes the lines, once for each of its ticks; a thread writes those of many ticks at a
+time. A file is opened for appending and each
 piece is written by one call, so that several workers share it without mixing their lines; after
 logrotate moved it away it is opened anew, as `logging.handlers.WatchedFileHandler` does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain, groupby
+from operator import sub
 from pathlib import Path
-from time import perf_counter
 from typing import Protocol
 
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.executor import Answer
-from services.online.observability.calls import OK, RequestRecord, status_of
-from services.online.observability.traceparent import TRACE_ID, is_valid, trace_id
+from services.online.observability.calls import RequestRecord, status_of
+from services.online.observability.traceparent import TRACE_ID, are_plain, trace_id
 
 # More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
-# Lines of one batch have the same time for so long.
-_SAME_TIME_SECONDS = 0.001
 
-# What differs between the requests of a batch, after what they have in common.
-_REST = b',"request_id":"%b","trace_id":"%b","bytes_in":%d,"bytes_out":%d,"total_ms":%.3f}\n'
-_PLAIN_ID = re.compile(rb"[ !#-\[\]-~]*")
+# What many lines have in common, and what differs between them.
+_LINE = (
+    b'%b,"rows":%d,"request_id":"%b","trace_id":%b,"bytes_in":%d,"bytes_out":%d,"total_ms":%.3f}\n'
+)
+_PLAIN_IDS = re.compile(rb"[ !#-\[\]-~]*")
 # What most requests of a batch have in common: protocol, code, a status that is not the code's, the
-# seconds in the queue and in the model, rows, and rows of the batch. A tuple without names, as each
+# seconds in the queue and in the model, and the rows of the batch. A tuple without names, as each
 # request makes one.
-SharedFields = tuple[str, str, int | None, float | None, float | None, int | None, int | None]
+SharedFields = tuple[str, str, int | None, float | None, float | None, int | None]
+# An answered request: the fields above, its rows, id and traceparent, when it began and ended, by
+# `perf_counter`, and the bytes in and out.
+LoggedAnswer = tuple[SharedFields, int, bytes, bytes | None, float, float, int, int]
 
 
 class LogOutput(Protocol):
@@ -112,80 +117,74 @@ class AppendedFile:
 class AccessLog:
     """Makes a line for each ended request; the observer's thread writes them with `flush`.
 
-    A line is made at once: its values are in the CPU's caches then, and it is one object where
-    they are many.
+    The lines of answers are made at the end of the loop's tick, with few calls for all of them:
+    most answers of a tick are of one batch.
     """
 
     def __init__(self, output: LogOutput, model: str, digest: str) -> None:
         self._output = output
         self._model = {"model": model, "digest": digest}
-        # Two pieces for each line, the first of which many lines share: less memory is written. The
-        # loop appends, the thread takes from the front: neither waits for the other.
+        self._answers: list[LoggedAnswer] = []
+        # The loop appends lines, the thread takes from the front: neither waits for the other. Nor
+        # do they share a counter.
         self._waiting: list[bytes] = []
+        self._made = self._taken = 0
         self._excess = 0
         self._lost = 0
-        # The start of the last line with its Unix time, which the next one may share until the time
-        # `_until` of `perf_counter`.
+        # The start of the last line, and what it was made of.
+        self._start = b""
         self._shared: SharedFields | None = None
-        self._batch: tuple[float, float, int, str] | None = None
         self._ms = 0
         self._second = 0
         self._moment = ""
-        self._until = 0.0
-        self._start = b""
-        self._is_full = False
 
     @property
     def dropped(self) -> int:
         """Requests that are not in the log: they came too fast, or it could not be written."""
         return self._excess + self._lost
 
-    def answered(
-        self,
-        protocol: str,
-        request_id: bytes,
-        traceparent: bytes | None,
-        started: float,
-        bytes_in: int,
-        bytes_out: int,
-        rows: int,
-        answer: Answer,
-    ) -> None:
-        """Log an answered request that ends now and began at `started`, of `perf_counter`."""
-        ended = perf_counter()
-        _, queue, infer, batch_rows, _, _ = answer
-        if (queue, infer, rows, protocol) != self._batch or ended >= self._until:
-            self._begin_lines(time.time(), (protocol, OK, None, queue, infer, rows, batch_rows))
-            self._batch = queue, infer, rows, protocol
-            self._until = ended + _SAME_TIME_SECONDS
-        if self._is_full:
-            self._excess += 1
-            return
-        trace = None
-        if traceparent is not None and is_valid(traceparent):
-            trace = traceparent[TRACE_ID]
-        if trace is None or not (request_id.isalnum() or _PLAIN_ID.fullmatch(request_id)):
-            rest = _rest(request_id, trace, ended - started, bytes_in, bytes_out)
-        else:
-            rest = _REST % (request_id, trace, bytes_in, bytes_out, (ended - started) * 1e3)
-        self._waiting += (self._start, rest)
+    def answered(self, answer: LoggedAnswer) -> None:
+        """Log an answered request."""
+        if not self._answers:
+            asyncio.get_running_loop().call_soon(self.end_tick)
+        self._answers.append(answer)
 
     def ended(self, record: RequestRecord) -> None:
         """Log a request that has ended, answered or not."""
-        shared = (
-            record.protocol, record.code, record.reported_status, record.queue, record.infer,
-            record.rows, record.batch_rows,
+        self.end_tick()
+        start = self._start_of(
+            record.at,
+            (
+                record.protocol, record.code, record.reported_status, record.queue, record.infer,
+                record.batch_rows,
+            ),
         )  # fmt: skip
-        if shared != self._shared or int(record.at * 1e3) != self._ms:
-            self._begin_lines(record.at, shared)
-            self._until = 0.0
-        if len(self._waiting) >= 2 * MAX_WAITING:
-            self._excess += 1
-            return
         trace = None if record.traceparent is None else trace_id(record.traceparent)
         sizes = record.bytes_in, record.bytes_out
-        rest = _rest(record.request_id, trace, record.seconds, *sizes)
-        self._waiting += (self._start, rest)
+        rest = _rest(record.rows, record.request_id, trace, *sizes, record.seconds)
+        self._put(start + rest, 1)
+
+    def end_tick(self) -> None:
+        """Make the lines of the answers of this tick."""
+        answers, self._answers = self._answers, []
+        if not answers:
+            return
+        at = time.time()
+        fields, rows, ids, traces, began, ended, bytes_in, bytes_out = zip(*answers, strict=True)
+        starts: list[bytes] = []
+        for shared, run in groupby(fields):
+            starts += [self._start_of(at, shared)] * len(list(run))
+        seconds = map(sub, ended, began)
+        texts = _texts_of(traces) if _PLAIN_IDS.fullmatch(b"".join(ids)) else None
+        if texts is not None:
+            times = [each * 1e3 for each in seconds]
+            values = zip(starts, rows, ids, texts, bytes_in, bytes_out, times, strict=True)
+            lines = _LINE * len(answers) % tuple(chain.from_iterable(values))
+        else:
+            found = [None if trace is None else trace_id(trace) for trace in traces]
+            rests = map(_rest, rows, ids, found, bytes_in, bytes_out, seconds)
+            lines = b"".join(chain.from_iterable(zip(starts, rests, strict=True)))
+        self._put(lines, len(answers))
 
     def flush(self) -> None:
         """Write the lines; OSError if that fails, and these lines are lost."""
@@ -193,20 +192,32 @@ class AccessLog:
         if not pieces:
             return
         del self._waiting[: len(pieces)]
+        lines = b"".join(pieces)
+        count = lines.count(b"\n")
+        self._taken += count
         try:
-            self._output.write(b"".join(pieces))
+            self._output.write(lines)
         except OSError:
-            self._lost += len(pieces) // 2
+            self._lost += count
             raise
 
     def close(self) -> None:
         """Close the output."""
         self._output.close()
 
-    def _begin_lines(self, at: float, shared: SharedFields) -> None:
-        """Make the start of lines: the Unix time in milliseconds, and the shared fields."""
-        protocol, code, status, queue, infer, rows, batch_rows = shared
+    def _put(self, lines: bytes, count: int) -> None:
+        if self._made - self._taken + count > MAX_WAITING:
+            self._excess += count
+            return
+        self._made += count
+        self._waiting.append(lines)
+
+    def _start_of(self, at: float, shared: SharedFields) -> bytes:
+        """Return the start of lines: the Unix time in milliseconds, and the shared fields."""
         ms = int(at * 1e3)
+        if shared == self._shared and ms == self._ms:
+            return self._start
+        protocol, code, status, queue, infer, batch_rows = shared
         if ms // 1000 != self._second:
             self._second = ms // 1000
             moment = datetime.fromtimestamp(self._second, UTC)
@@ -217,25 +228,35 @@ class AccessLog:
             **self._model,
             "status": status or status_of(protocol, code),
             "code": code,
-            "rows": rows,
             "batch_rows": batch_rows,
         }
         start = orjson.dumps(fields)[:-1]
         if queue is not None and infer is not None:
             start += b',"queue_ms":%.3f,"infer_ms":%.3f' % (queue * 1e3, infer * 1e3)
-        self._start, self._shared, self._batch, self._ms = start, shared, None, ms
-        self._is_full = len(self._waiting) >= 2 * MAX_WAITING
+        self._start, self._shared, self._ms = start, shared, ms
+        return start
+
+
+def _texts_of(traces: Sequence[bytes | None]) -> list[bytes] | None:
+    """Return trace ids as JSON; None unless all requests have a usual traceparent, or none any."""
+    if not any(traces):
+        return [b"null"] * len(traces)
+    if are_plain(traces):
+        return [b'"%b"' % trace[TRACE_ID] for trace in traces]
+    return None
 
 
 def _rest(
+    rows: int | None,
     request_id: bytes,
     trace: bytes | None,
-    seconds: float,
     bytes_in: int | None,
     bytes_out: int | None,
+    seconds: float,
 ) -> bytes:
     """Return the rest of a line with any values; line ends are escaped, so that it stays one."""
     fields = {
+        "rows": rows,
         "request_id": request_id.decode("latin-1"),
         "trace_id": None if trace is None else trace.decode(),
         "bytes_in": bytes_in,

@@ -57,21 +57,21 @@ class Observer:
     """Records the infer requests of one model. All but `close` belongs to the event loop.
 
     `active` is whether any request may have a record now: with neither an access log nor a
-    collector for traces, only while a share of the requests is sampled.
+    collector for traces, only while a share of the requests is sampled. `log_alone` is the access
+    log if nothing else takes answers now: it needs no record of them.
     """
+
+    log_alone: AccessLog | None
 
     def __init__(
         self,
         log: AccessLog | None,
         tracing: Tracing | None,
         recorder: Recorder | None,
-        *,
-        batched: bool = True,
     ) -> None:
         self._log = log
         self._tracing = tracing
         self._recorder = recorder
-        self._batched = batched
         self._update()
         self._sinks: list[RecordSink] = [
             sink for sink in (log, tracing, recorder) if sink is not None
@@ -118,17 +118,10 @@ class Observer:
     ) -> None:
         """Record the answer to a request without a record, which began at `started`.
 
-        `started` is of `perf_counter`; see `answered`. A log alone needs no record.
+        `started` is of `perf_counter`; see `answered`. Not called where the log is alone.
         """
-        traceparent = headers.get(b"traceparent")
-        log = self._log_alone
-        if log is not None:
-            rows = self._rows_of(inputs, answer)
-            log.answered(
-                protocol, request_id, traceparent, started, bytes_in, bytes_out, rows, answer
-            )
-            return
-        record = self.begin(protocol, request_id, traceparent, headers.get(b"tracestate"))
+        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
+        record = self.begin(protocol, request_id, traceparent, tracestate)
         if record is not None:
             record.started, record.bytes_in = started, bytes_in
             self.answered(record, inputs, answer, parse, serialize, bytes_out)
@@ -146,7 +139,7 @@ class Observer:
 
         `parse` and `serialize` are seconds, `bytes_out` is the size of the body.
         """
-        record.rows, record.batch_rows = self._rows_of(inputs, answer), answer.batch_rows
+        record.rows, record.batch_rows = answer.rows, answer.batch_rows
         record.parse, record.serialize, record.bytes_out = parse, serialize, bytes_out
         record.queue, record.infer = answer.queue_seconds, answer.infer_seconds
         self._end(record, OK)
@@ -186,12 +179,6 @@ class Observer:
         self._ending.set()
         self._thread.join(_STOP_SECONDS)
 
-    def _rows_of(self, inputs: Arrays, answer: Answer) -> int:
-        if self._batched:
-            for array in (inputs or answer.outputs).values():
-                return len(array)
-        return 1
-
     def _end(self, record: RequestRecord, code: str) -> None:
         record.code = code
         record.seconds, record.at = perf_counter() - record.started, time.time()
@@ -204,8 +191,7 @@ class Observer:
         """Decide what the requests of the next tick need."""
         sampling = self._recorder is not None and self._recorder.sampling
         self.active = self._log is not None or self._tracing is not None or sampling
-        # Answers are logged without a record if nothing else takes them.
-        self._log_alone = None if self._tracing is not None or sampling else self._log
+        self.log_alone = None if self._tracing is not None or sampling else self._log
 
     def _run(self) -> None:
         tick = TICK_SECONDS if self._log is None else _LOG_TICK_SECONDS
@@ -255,7 +241,7 @@ def open_observer(
         log = AccessLog(output, model, digest)
     if log is None and tracing is None and recorder is None:
         return None
-    return Observer(log, tracing, recorder, batched=signature.batched)
+    return Observer(log, tracing, recorder)
 
 
 def _open_recorder(

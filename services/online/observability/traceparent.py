@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
 
-# Without groups: the access log matches it in each request, and slices the id.
-_VALID = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
-)
-is_valid = _VALID.fullmatch
+_TODAYS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+is_valid = re.compile(rb"(?!ff)[0-9a-f]{2}%b(?:-.*)?" % _TODAYS).fullmatch
+_LINES = re.compile(rb"(?:00%b\n)*" % _TODAYS)
 TRACE_ID, _SPAN_ID, _FLAGS = slice(3, 35), slice(36, 52), slice(53, 55)
 _MEMBER = re.compile(
     r"[ \t]*([a-z][_0-9a-z*/-]{0,255}|[a-z0-9][_0-9a-z*/-]{0,240}@[a-z][_0-9a-z*/-]{0,13})"
@@ -49,6 +48,15 @@ def parse_tracestate(header: bytes | None) -> list[tuple[str, str]]:
 def trace_id(header: bytes) -> bytes | None:
     """Return the trace's id as the header spells it; None if the header is not valid."""
     return header[TRACE_ID] if is_valid(header) else None
+
+
+def are_plain(headers: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
+    """Return whether all headers are valid and of version 00, which has nothing after the flags.
+
+    One check of many takes half the time of many checks. No header has a line end.
+    """
+    lines = b"\n".join([each or b"" for each in headers]) + b"\n"
+    return _LINES.fullmatch(lines) is not None
 
 
 def is_sampled(header: bytes | None) -> bool:

@@ -12,7 +12,7 @@ from services.online.batching.executor import Answer
 from services.online.grpc.http2.head import CallHead
 from services.online.http.responses import RequestIds
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import GRPC
+from services.online.observability.calls import GRPC, OK
 
 
 class GrpcCalls:
@@ -42,6 +42,12 @@ class GrpcCalls:
             return
         headers = head.per_call
         request_id = self._ids.of(headers.get(b"x-request-id"))
+        log = observer.log_alone
+        if log is not None:
+            shared = GRPC, OK, None, answer.queue_seconds, answer.infer_seconds, answer.batch_rows
+            ids, times = (request_id, headers.get(b"traceparent")), (started, perf_counter())
+            log.answered((shared, answer.rows, *ids, *times, size, bytes_out))
+            return
         observer.finished(
             GRPC, request_id, headers, started, size, inputs, answer, parse, serialize, bytes_out
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -104,6 +105,56 @@ def test_access_log__any_request_id__stays_in_one_line(request_id: bytes) -> Non
     log.flush()
     assert b"".join(memory.pieces).count(b"\n") == 2
     assert [line["request_id"] for line in lines(memory)] == [request_id.decode("latin-1")] * 2
+
+
+def _traceparent(version: str = "00", trace: str = TRACE, rest: str = "") -> bytes:
+    return f"{version}-{trace}-{'4a' * 8}-01{rest}".encode()
+
+
+IDS = st.one_of(st.sampled_from([b"r1", b"r-2"]), st.binary(min_size=1, max_size=8))
+TRACES = st.sampled_from(
+    [
+        *[None, b"", b"junk", _traceparent()[:-1], _traceparent(trace="0" * 32)],
+        *[_traceparent(), _traceparent("01", rest="-more"), _traceparent(trace="5b" * 16)],
+    ]
+)
+ANSWERS = st.tuples(
+    st.sampled_from(["http", "grpc"]),
+    st.sampled_from([0.0, 0.001]),
+    st.integers(1, 3),
+    IDS,
+    TRACES,
+    st.sampled_from([0.002, 0.5]),
+)
+
+
+@given(st.lists(ANSWERS, min_size=1, max_size=6), st.booleans())
+def test_access_log__answers_of_a_tick__have_the_lines_of_their_records(
+    answers: list[Any], traced: bool
+) -> None:
+    together, many = logged()
+    alone, one = logged()
+
+    async def answer_all() -> None:
+        for protocol, queue, rows, request_id, sent, seconds in answers:
+            trace = _traceparent() if traced else sent
+            shared = protocol, "ok", None, queue, 0.003, 8
+            together.answered((shared, rows, request_id, trace, 1.0, 1.0 + seconds, 32, 64))
+            request = seen(request_id, protocol=protocol, traceparent=trace)
+            request.bytes_in, request.rows, request.batch_rows = 32, rows, 8
+            request.bytes_out, request.queue, request.infer = 64, queue, 0.003
+            request.code, request.seconds, request.at = "ok", seconds, 0.0
+            alone.ended(request)
+        assert not many.pieces
+        await asyncio.sleep(0)  # a tick
+
+    asyncio.run(answer_all())
+    together.flush()
+    alone.flush()
+    found, wanted = lines(many), lines(one)
+    for line in (*found, *wanted):
+        del line["time"]
+    assert found == wanted
 
 
 def test_access_log__too_many_lines_or_a_full_disk__are_counted(
