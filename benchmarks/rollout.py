@@ -1,7 +1,7 @@
 """How soon a rollout goes back, what promotions, kills and Envoy cost, how often gates are right.
 
-Real daemons, Envoy and small servers first (`benchmarks.reaction`, `kills`, `proxies`), then
-simulations (`benchmarks.gates`, `benchmarks.effects`).
+Real daemons, Envoy and small servers first (`benchmarks.reaction`, `kills`, `proxies`), real Bentos
+(`benchmarks.handover`), then simulations (`benchmarks.gates`, `benchmarks.effects`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from benchmarks import effects, gates, kills, proxies, reaction
+from benchmarks import effects, gates, handover, kills, proxies, reaction
 from benchmarks.result import argument_parser, measuring
 from bundle.home import HOME_VARIABLE
 
-_PARTS = ("reaction", "promotions", "kills", "proxies", "gates", "effects")
+_PARTS = ("reaction", "promotions", "handover", "kills", "proxies", "gates", "effects")
 
 
 def main() -> None:
@@ -36,6 +36,8 @@ def main() -> None:
                 reaction.measure(Path(name), result)
             elif part == "promotions":
                 kills.measure_promotions(options.promotions, result)
+            elif part == "handover":
+                handover.measure(options.promotions, Path(name), result)
             elif part == "kills":
                 kills.measure(options.kills, options.seed, result)
             elif part == "proxies":

@@ -29,6 +29,7 @@ from rollout.journal.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[1]
 MLCTL, UP, ECHO = "mlctl", "mlctl up", "C echo"
+DEPLOYMENT = "bench"
 _APPS = Path(__file__).parent / "peers" / "apps"
 _TRITON_DELAY_US = 500
 _START_SECONDS = 60.0
@@ -166,7 +167,7 @@ def running(server: Server, cores: Cores) -> Iterator[RunningServer]:
 @contextmanager
 def deployment(workload: NetBundle, folder: Path, cores: Cores) -> Iterator[RunningServer]:
     """Run a Bento of `workload` with `mlctl up`; all of its processes share the server's cores."""
-    home, name = folder / "up", "bench"
+    home, name = folder / "up", DEPLOYMENT
     environment = {HOME_VARIABLE: str(home), "BENTOML_HOME": str(home / "bentoml")}
     environment |= {"BENTOML_DO_NOT_TRACK": "True"}
     # The daemon and Envoy outlive this process unless `finally` runs.
