@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from bundle.tls import TlsFiles
 from services.online.batching.admission import Hold
 from services.online.batching.executor import Answer
 from services.online.grpc.health import HEALTH_SERVICE, HealthService
@@ -32,7 +33,6 @@ from services.online.models.metadata import (
 )
 from services.online.models.repository import Serving
 from services.online.models.statistics import model_config, model_statistics
-from services.online.security.tls import Tls
 from services.protocol.messages import SERVICE, Method, make_pool, methods
 from services.protocol.wire import InferRequest, invalid
 
@@ -40,7 +40,9 @@ from services.protocol.wire import InferRequest, invalid
 class GrpcServer:
     """One gRPC server for the models of one process; `stop` lets open calls end."""
 
-    def __init__(self, serving: Serving, address: str, port: int, tls: Tls | None = None) -> None:
+    def __init__(
+        self, serving: Serving, address: str, port: int, tls: TlsFiles | None = None
+    ) -> None:
         self._serving = serving
         self._models = GrpcModels(serving)
         typed = typed_services(self._models)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from services.online.metrics.exposition import GrowingSink
+from services.online.metrics.exposition import CounterSink
 from services.online.metrics.tally import Tally
 
 # What the statistics say, too: Triton numbers versions, and a server has one of its model.
@@ -33,20 +33,23 @@ _TEXTS: Mapping[str, str] = {
 class TritonNames:
     """One model's sums in one worker."""
 
-    sinks: Mapping[str, GrowingSink]
+    sinks: Mapping[str, CounterSink]
 
     @classmethod
     def of(cls, model: str, registry: CollectorRegistry) -> TritonNames:
         """Those of `model`, all zero."""
         labels = {"model": model, "version": TRITON_VERSION}
         return cls(
-            {name: GrowingSink(name, text, labels, registry) for name, text in _TEXTS.items()}
+            {
+                name: CounterSink(name, text, labels, (), registry, gauge=True)
+                for name, text in _TEXTS.items()
+            }
         )
 
     def report(self, tally: Tally) -> None:
         """Bring them up to date."""
         for name, total in _totals(tally).items():
-            self.sinks[f"nv_inference_{name}"].report(total)
+            self.sinks[f"nv_inference_{name}"].report({(): total})
 
 
 def _totals(tally: Tally) -> dict[str, int]:

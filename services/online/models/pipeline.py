@@ -20,8 +20,9 @@ from services.online.batching.split import Cancellable, Waiter
 from services.online.metrics.counts import Metrics
 from services.online.models.served_model import ModelPhase, ServedModel
 from services.online.settings import ServerSettings
-from services.protocol.wire import InferRequest, invalid
+from services.protocol.wire import InferRequest
 from services.runtime.bento_layout import BentoContents
+from services.runtime.input_checks import check_inputs
 from services.runtime.padding import Arrays
 from services.runtime.pipeline import with_stage
 from services.runtime.streaming import Answer, AnswerStream
@@ -49,6 +50,7 @@ class ServedPipeline(ServedModel):
         self.missing = NO_MISSING
         self.signature = packed.signature
         self.max_body_bytes = self._stages[0].max_body_bytes
+        self._inputs = {spec.name: spec for spec in self.signature.inputs}
         self._open: set[asyncio.Task[Answer]] = set()
 
     @property
@@ -87,8 +89,10 @@ class ServedPipeline(ServedModel):
         priority: Priority = Priority.NORMAL,
     ) -> asyncio.Future[Answer]:
         """Ask all stages; cancel the future to leave, whichever has the request then."""
-        self._check_phase()
-        self._check(inputs)
+        if self.phase is not ModelPhase.READY:
+            raise self._unavailable()
+        # A later stage would reject them only after others have run.
+        check_inputs(self._inputs, inputs, batched=self.signature.batched)
         run = self._run(inputs, self._seconds(timeout), priority)
         task = asyncio.get_running_loop().create_task(run)
         self._open.add(task)
@@ -144,20 +148,3 @@ class ServedPipeline(ServedModel):
             queued += answer.queue_seconds
             ran += answer.infer_seconds
         return Answer(answer.outputs, queued, ran, answer.batch_rows)
-
-    def _check(self, inputs: Arrays) -> None:
-        """Raise INVALID_INPUT for what a later stage would reject after others have run."""
-        specs = {spec.name: spec for spec in self.signature.inputs}
-        if inputs.keys() != specs.keys():
-            names, stage_inputs = ", ".join(map(repr, specs)), ", ".join(map(repr, sorted(inputs)))
-            raise invalid(f"the inputs are {stage_inputs or 'missing'}, expected {names}")
-        if not self.signature.batched:
-            return
-        rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}
-        if len(set(rows.values())) > 1:
-            counts = ", ".join(f"{name!r} has {count}" for name, count in rows.items())
-            raise invalid(f"the inputs must have equally many rows: {counts}")
-
-    def _check_phase(self) -> None:
-        if self.phase is not ModelPhase.READY:
-            self._serving()

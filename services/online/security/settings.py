@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
-from services.online.security.tls import Tls, tls_of
+from bundle.tls import TlsFiles, checked_files
 from services.runtime.access import Access
 
 
@@ -38,6 +38,6 @@ class SecureSettings(BaseModel):
         _ = self.tls
 
     @property
-    def tls(self) -> Tls | None:
+    def tls(self) -> TlsFiles | None:
         """The checked files of TLS, None without; INVALID_INPUT names the one at fault."""
-        return tls_of(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return checked_files(self.tls_cert, self.tls_key, self.tls_client_ca)

@@ -17,6 +17,7 @@ from services.runtime.bento_layout import (
     is_bundle,
     read_contents,
 )
+from services.runtime.signing import require_signed
 
 BESIDE = Path(__file__).resolve().parents[3]
 
@@ -45,9 +46,6 @@ def find_trusted_bundles(settings: ServerSettings, beside: Path = BESIDE) -> Ben
     SIGNATURE_INVALID for a bundle that is not.
     """
     packed = find_bundles(settings, beside)
-    if settings.require_signature is not None:
-        from services.runtime.signing import require_signed
-
-        for bundle in packed.bundles:
-            require_signed(bundle, settings.require_signature)
+    for bundle in packed.bundles:
+        require_signed(bundle, settings.require_signature)
     return packed
