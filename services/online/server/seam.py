@@ -28,7 +28,6 @@ from services.online.http.predict import PredictApp
 from services.online.http.token_gate import TokenGate
 from services.online.models.repository import Serving, serving_of
 from services.online.server.declared import declare_service
-from services.online.server.parent import ParentWatch
 from services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
 from services.online.server.watchdog import Watchdog
 from services.online.server.workers import (
@@ -131,7 +130,6 @@ class Worker:
     def __init__(self) -> None:
         self._grpc: GrpcServer | None = None
         self._watchdog: Watchdog | None = None
-        self._parent: ParentWatch | None = None
 
     @bentoml.on_startup
     async def start(self) -> None:
@@ -139,9 +137,13 @@ class Worker:
         try:
             await self.serving.start()
             await self._start_grpc()
-            self._start_watchdog()
             if is_worker():
-                self._parent = ParentWatch(supervisor())
+                self._watchdog = Watchdog(
+                    lambda: self.serving.live,
+                    self.serving.abandon,
+                    self.serving.settings.hang_s,
+                    supervisor(),
+                )
         except BaseException as error:
             logger.critical("%s", explain(error))
             if isinstance(error, MlctlError) and is_worker():
@@ -151,8 +153,6 @@ class Worker:
 
     @bentoml.on_shutdown
     async def stop(self) -> None:
-        if self._parent is not None:
-            self._parent.stop()
         self.serving.drain()
         if self._grpc is not None:
             self._grpc.announce_stop()
@@ -177,11 +177,6 @@ class Worker:
             )
             await self._grpc.start()
             logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
-
-    def _start_watchdog(self) -> None:
-        if is_worker():
-            seconds = self.serving.settings.hang_s
-            self._watchdog = Watchdog(lambda: self.serving.live, self.serving.abandon, seconds)
 
 
 def _share_log() -> None:
