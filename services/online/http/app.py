@@ -6,7 +6,6 @@ A plain ASGI application in front of BentoML's middleware. Errors are
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
@@ -27,7 +26,6 @@ from services.online.models.metadata import (
 )
 from services.online.models.repository import Serving
 from services.online.models.statistics import model_config, model_statistics
-from services.online.observability.calls import RequestRecord
 
 _INFER = "infer"
 # Other servers of the protocol use the third name.
@@ -61,24 +59,15 @@ class V2App:
         else:
             await call.answer(self._described(call, parts))
 
-    async def _infer(
-        self,
-        call: HttpCall,
-        inference: InferHandler,
-        parts: list[str],
-        record: RequestRecord | None,
-    ) -> None:
+    async def _infer(self, call: HttpCall, inference: InferHandler, parts: list[str]) -> None:
         """Answer a request for a streamed answer, and reject what the HTTP protocol leaves."""
         call.require("POST")
         require_infer_path(self._serving, parts)
         if parts[-1] == _INFER:
             raise no_such_path()
-        deadline = asyncio.get_running_loop().time() + inference.seconds
         with PendingRequest(inference.inflight) as pending:
             inference.read_headers(pending, call.headers)
-            body = await call.read(inference.check_size, pending, deadline)
-            if record is not None:
-                record.bytes_in = len(body)
+            body = await call.read(inference.check_size, pending, inference.seconds)
             streamed = await inference.submit_stream(pending, body)
             with call.heartbeats():
                 async with aclosing(call.pieces(streamed.parts)) as parts_of_answer:
@@ -86,7 +75,7 @@ class V2App:
                         await call.write(b"data: %b\n\n" % inference.encode_part(streamed, part))
             end = b"event: end\ndata: %b\n\n" % inference.encode_end(streamed)
             await call.write(end, more=False)
-        inference.report(record)
+        inference.report(call.record)
 
     async def _described(self, call: HttpCall, parts: list[str]) -> Response:
         status, document = self._describe(parts)
@@ -127,9 +116,9 @@ class V2App:
         call.require("POST")
         match parts:
             case ["index"]:
-                end = asyncio.get_running_loop().time() + self._inference.seconds
+                limits = self._inference
                 with Hold(self._serving.inflight) as hold:
-                    body = await call.read(self._inference.check_size, hold, end)
+                    body = await call.read(limits.check_size, hold, limits.seconds)
                 return json_response(200, repository_index(self._serving, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
                 reject_change(verb)

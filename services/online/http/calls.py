@@ -60,10 +60,10 @@ class CallHandler(Protocol):
 
 
 class HttpCall:
-    """One request, with the means to answer it.
+    """One request, with the means to answer it; `record` is its observability record.
 
-    The head of a stream is sent with its first event, and has `event_headers` besides.
-    `error_event` is the form of an error in a stream.
+    It arrived at the loop's time `arrived`. The head of a stream is sent with its first event, and
+    has `event_headers` besides. `error_event` is the form of an error in a stream.
     """
 
     error_event = b"event: error\ndata: %b\n\n"
@@ -73,12 +73,14 @@ class HttpCall:
         self.method: str = scope.get("method", "")
         self.headers = fields_of(scope["headers"])
         self.request_id = b""
+        self.record: RequestRecord | None = None
+        self.arrived = asyncio.get_running_loop().time()
         self.event_headers: tuple[tuple[bytes, bytes], ...] = ()
         self.streaming = False
         self._receive = receive
         self._send = send
         self._lock = asyncio.Lock()
-        self._last_sent = 0.0
+        self._last_sent = self.arrived
 
     def require(self, *methods: str) -> None:
         """Raise METHOD_NOT_ALLOWED unless the method is one of `methods`."""
@@ -97,17 +99,17 @@ class HttpCall:
     async def serve(
         self,
         handler: CallHandler,
-        work: Callable[[RequestRecord | None], Awaitable[None]],
+        work: Callable[[], Awaitable[None]],
         reject: Reject | None = None,
     ) -> None:
-        """Give the call its id, and let `work` answer it; an error is counted and answered.
+        """Give the call its id and record, and let `work` answer it; an error is counted and sent.
 
         `reject` makes the response to an error in place of `handler`.
         """
         self.request_id = handler.request_id(self.headers)
-        record = handler.observe(self.headers, self.request_id)
+        self.record = record = handler.observe(self.headers, self.request_id)
         try:
-            await work(record)
+            await work()
         except GoneError:
             handler.disconnected(record)
         except asyncio.CancelledError:
@@ -116,14 +118,14 @@ class HttpCall:
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             await self.reject((reject or handler.reject)(error, self.request_id, record))
 
-    async def read(self, check_size: Callable[[int], None], hold: Hold, deadline: float) -> bytes:
-        """Read the whole body until the loop's time `deadline`; DEADLINE_EXCEEDED then.
+    async def read(self, check_size: Callable[[int], None], hold: Hold, seconds: float) -> bytes:
+        """Read the whole body; DEADLINE_EXCEEDED `seconds` after the request arrived.
 
         Raises what `check_size` and `hold` raise, as soon as it is too much.
         """
         body = bytearray()
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(self.arrived + seconds):
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
@@ -132,9 +134,12 @@ class HttpCall:
                     check_size(len(body))
                     hold.grow(len(body))
                     if not message.get("more_body"):
-                        return bytes(body)
+                        break
         except TimeoutError:
             raise deadline_exceeded() from None
+        if self.record is not None:
+            self.record.bytes_in = len(body)
+        return bytes(body)
 
     async def respond(self, response: Response) -> None:
         """Send a whole response."""
@@ -180,15 +185,14 @@ class HttpCall:
     @contextmanager
     def heartbeats(self) -> Iterator[None]:
         """Send a comment whenever nothing was sent for `HEARTBEAT_SECONDS`, in the context."""
-        loop = asyncio.get_running_loop()
-        self._last_sent = loop.time()
-        task = loop.create_task(self._beat(loop))
+        task = asyncio.get_running_loop().create_task(self._beat())
         try:
             yield
         finally:
             task.cancel()
 
-    async def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             rest = self._last_sent + HEARTBEAT_SECONDS - loop.time()
             if rest > 0:

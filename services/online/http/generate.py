@@ -6,7 +6,6 @@ the next step.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -207,9 +206,7 @@ class GenerateApp:
         work = partial(self._answer, call, handler)
         await call.serve(handler, work, reject_openai if openai else None)
 
-    async def _answer(
-        self, call: HttpCall, handler: InferHandler, record: RequestRecord | None
-    ) -> None:
+    async def _answer(self, call: HttpCall, handler: InferHandler) -> None:
         path = call.path.rstrip("/")
         if path == "/v1/models" or path.startswith("/v1/models/"):
             call.require("GET", "HEAD")
@@ -217,20 +214,16 @@ class GenerateApp:
             return
         read = self._reader(path)
         call.require("POST")
-        end = asyncio.get_running_loop().time() + handler.seconds
         with PendingRequest(handler.inflight) as pending:
             handler.read_headers(pending, call.headers)
             if pending.coding != IDENTITY:
                 raise MlctlError(
                     ErrorCode.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not accepted here"
                 )
-            body = await call.read(handler.check_size, pending, end)
-            if record is not None:
-                record.bytes_in = len(body)
-            answer = read(body)
+            answer = read(await call.read(handler.check_size, pending, handler.seconds))
             await _send(answer, call)
         answer.model.count(HTTP, None)
-        handler.report(record)
+        handler.report(call.record)
 
     def _named(self, parts: list[str]) -> str:
         return parts[2] if parts[:2] == ["v2", "models"] and len(parts) > 3 else ""

@@ -70,23 +70,16 @@ class ModelCalls:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._ids = RequestIds()
-        self._inputs = {
-            name: spec
-            for spec, name in zip(
-                model.signature.inputs,
-                argument_names(model.signature.inputs).values(),
-                strict=True,
-            )
-        }
+        arguments = argument_names(model.signature.inputs)
+        self._inputs = {arguments[spec.name]: spec for spec in model.signature.inputs}
         self._outputs = argument_names(model.signature.outputs)
 
     async def answer(self, call: HttpCall) -> None:
         """Answer one call."""
         await call.serve(self, partial(self._answer, call))
 
-    async def _answer(self, call: HttpCall, record: RequestRecord | None) -> None:
-        model, headers, loop = self._model, call.headers, asyncio.get_running_loop()
-        end = loop.time() + model.settings.deadline_ms / 1000
+    async def _answer(self, call: HttpCall) -> None:
+        model, headers, seconds = self._model, call.headers, self._model.settings.deadline_ms / 1000
         call.require("POST")
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         media_type = content_type.partition(";")[0].strip().lower()
@@ -101,15 +94,14 @@ class ModelCalls:
         if length.isdigit():
             model.check_size(int(length))
         with Hold(model.inflight) as hold:
-            body = await call.read(model.check_size, hold, end)
-            if record is not None:
-                record.bytes_in = len(body)
+            body = await call.read(model.check_size, hold, seconds)
             inputs, encode = self.read(media_type, body)
-            answer = await model.infer(inputs, end - loop.time(), priority)
+            left = call.arrived + seconds - asyncio.get_running_loop().time()
+            answer = await model.infer(inputs, left, priority)
             content = encode(answer.outputs)
         model.count(PREDICT, None)
-        if record is not None and model.observer is not None:
-            model.observer.answered(record, inputs, answer, bytes_out=len(content))
+        if call.record is not None and model.observer is not None:
+            model.observer.answered(call.record, inputs, answer, bytes_out=len(content))
         answered = _JSON if media_type in FILES else media_type or _JSON
         extra = [(b"x-request-id", call.request_id)]
         await call.respond(make_response(200, answered.encode(), content, extra))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from services.online.http.calls import App, HttpCall, Message, Receive, Send
 from services.online.http.inference import InferHandler
-from services.online.observability.calls import RequestRecord
 from services.runtime.access import Access, unauthenticated
 
 # Probes have no token, and their answers reveal nothing else.
@@ -38,5 +37,5 @@ class TokenGate:
             await call.serve(self._inference, _reject)
 
 
-async def _reject(_record: RequestRecord | None) -> None:
+async def _reject() -> None:
     raise unauthenticated()

@@ -53,13 +53,7 @@ class TritonNames:
 
 
 def _totals(tally: Tally) -> dict[str, int]:
-    seconds = {
-        "request": tally.parse + tally.queue + tally.infer + tally.serialize,
-        "queue": tally.queue,
-        "compute_input": tally.parse,
-        "compute_infer": tally.infer,
-        "compute_output": tally.serialize,
-    }
+    seconds = {"request": sum(tally.stages.values()), **tally.stages}
     return {
         "request_success": tally.answered,
         "request_failure": tally.failed,

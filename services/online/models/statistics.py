@@ -82,12 +82,7 @@ def _statistics(served: ServedModel) -> dict[str, Any]:
 
 
 def _requests(tally: Tally) -> dict[str, Any]:
-    stages = {
-        "queue": tally.queue,
-        "compute_input": tally.parse,
-        "compute_infer": tally.infer,
-        "compute_output": tally.serialize,
-    }
+    stages = tally.stages
     return {
         "success": _duration(tally.answered, sum(stages.values())),
         "fail": _duration(tally.failed, 0.0),

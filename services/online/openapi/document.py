@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from services.online.openapi.model import ApiModel, type_name
+from services.online.openapi.model import ApiModel, distinct, type_name
 from services.online.openapi.schemas import (
     Schema,
     described_schemas,
@@ -47,7 +47,8 @@ def document(
     """
     paths: Schema = dict(_server_paths(token=token is not False))
     schemas: Schema = {"Error": error_schema(), **described_schemas()}
-    for label, model in _labelled(models):
+    labels = distinct((model.identifier for model in models), type_name)
+    for label, model in zip(labels, models, strict=True):
         kind = type_name(label)
         schemas[f"{kind}Request"] = request_schema(model.inputs, model.outputs, model.missing)
         schemas[f"{kind}Response"] = response_schema(model.name, model.digest, model.outputs)
@@ -79,17 +80,6 @@ def document(
             "securitySchemes": schemes,
         },
     }
-
-
-def _labelled(models: Sequence[ApiModel]) -> Iterator[tuple[str, ApiModel]]:
-    """Each model with a distinct identifier, for names of operations and schemas."""
-    taken: set[str] = set()
-    for model in models:
-        label, number = model.identifier, 2
-        while type_name(label) in taken:
-            label, number = f"{model.identifier}_{number}", number + 1
-        taken.add(type_name(label))
-        yield label, model
 
 
 def _server_paths(*, token: bool) -> Iterator[tuple[str, Schema]]:

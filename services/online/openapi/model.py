@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from bundle import __version__
 from bundle.tensors import (
@@ -37,12 +38,7 @@ class ApiTensor:
     @property
     def elements(self) -> int | None:
         """How many values it always has; None if a dimension is dynamic."""
-        count = 1
-        for size in self.shape:
-            if size == DYNAMIC:
-                return None
-            count *= size
-        return count
+        return None if DYNAMIC in self.shape else prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +102,21 @@ def plain_name(name: str, kind: str = "tensor") -> str:
     return f"{plain}_" if keyword.iskeyword(plain) or plain in _TAKEN else plain
 
 
-def _tensors(specs: Iterable[TensorSpec]) -> tuple[ApiTensor, ...]:
+def distinct(names: Iterable[str], key: Callable[[str], str]) -> list[str]:
+    """`names`, with a number after those whose `key` is that of an earlier one."""
+    taken: dict[str, str] = {}
+    for first in names:
+        name, number = first, 2
+        while key(name) in taken:
+            name, number = f"{first}_{number}", number + 1
+        taken[key(name)] = name
+    return list(taken.values())
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> tuple[ApiTensor, ...]:
     """Tensors with distinct fields, also where a language does not see upper and lower case."""
-    made: dict[str, ApiTensor] = {}
-    for spec in specs:
-        first = field = plain_name(spec.name)
-        number = 2
-        while field.lower() in made:
-            field, number = f"{first}_{number}", number + 1
-        made[field.lower()] = ApiTensor(spec.name, field, spec.dtype, spec.shape)
-    return tuple(made.values())
+    fields = distinct((plain_name(spec.name) for spec in specs), str.lower)
+    return tuple(
+        ApiTensor(spec.name, field, spec.dtype, spec.shape)
+        for spec, field in zip(specs, fields, strict=True)
+    )
