@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -168,7 +168,7 @@ class ModelCalls:
 
     def _file(self, media_type: str, body: bytes) -> dict[str, np.ndarray]:
         specs = self._model.signature.inputs
-        if not takes_files(specs):
+        if [(spec.dtype, spec.shape) for spec in specs] != [(Datatype.BYTES, (DYNAMIC,))]:
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MEDIA_TYPE,
                 f"{media_type} is for a model whose only input is BYTES [-1]; inputs of this one: "
@@ -181,11 +181,6 @@ class ModelCalls:
         values = {self._outputs[spec.name]: to_json(spec, outputs[spec.name]) for spec in specs}
         document = next(iter(values.values())) if len(values) == 1 else values
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def takes_files(specs: Sequence[TensorSpec]) -> bool:
-    """Return whether a body may be a file: the model's only input is BYTES [-1]."""
-    return len(specs) == 1 and specs[0].dtype is Datatype.BYTES and specs[0].shape == (DYNAMIC,)
 
 
 def check_values(body: bytes, marks: bytes = b",[{") -> None:

@@ -65,11 +65,6 @@ class ServedPipeline(ServedModel):
         return next(found, super().state) if self.phase is ModelPhase.READY else self.phase.value
 
     @property
-    def live(self) -> bool:
-        """Always: a stage that hangs says so itself."""
-        return True
-
-    @property
     def limits(self) -> Limits | None:
         """Those of the first stage, where requests queue first; None before the start."""
         return None if self.phase is ModelPhase.NEW else self._stages[0].limits
@@ -105,12 +100,6 @@ class ServedPipeline(ServedModel):
         """Run all stages and answer to `waiter`: nothing of a pipeline is precomputed."""
         return forward(self.infer(request.inputs, timeout, priority), waiter)
 
-    def ask(
-        self, request: InferRequest, timeout: float | None, priority: Priority
-    ) -> asyncio.Future[Answer]:
-        """See `infer`: nothing of a pipeline is precomputed."""
-        return self.infer(request.inputs, timeout, priority)
-
     def stream(
         self,
         inputs: dict[str, np.ndarray],
@@ -126,9 +115,6 @@ class ServedPipeline(ServedModel):
         if self._open:
             await asyncio.wait(self._open)
         await super().stop(grace)
-
-    def abandon(self) -> None:
-        """Nothing: the stages fail what is open."""
 
     async def _run(self, inputs: Arrays, seconds: float, priority: Priority) -> Answer:
         loop = asyncio.get_running_loop()
