@@ -13,10 +13,8 @@ from bundle.manifest import MODEL_NAME
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.runtime.bento_layout import (
-    expected_digest,
     is_bundle,
     model_folder,
-    read_bento_manifest,
     read_contents,
 )
 from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
@@ -40,19 +38,39 @@ _WEIGHED_BYTES = 512 << 20
 def find_scorable(reference: str) -> Scorable:
     """Return the verified model of a Bento's tag, of a Bento's folder, or of a bundle's folder.
 
-    A Bento is its pipeline or its default model; TAG/NAME is one model of a Bento with several.
-    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
+    TAG/NAME is one model of a Bento with several; see `scorable_in`.
     """
-    return _require_signed(_find(reference))
+    from services.runtime.bento_store import DIGEST_LABEL, find_bento
+
+    if is_bundle(Path(reference)):
+        return _require_signed(verify(Path(reference)))
+    source = Path(reference) / "src"
+    if is_bundle(model_folder(source)):
+        return scorable_in(source)
+    tag, _, name = reference.partition("/")
+    bento = find_bento(tag)
+    if not is_bundle(model_folder(bento.source)):
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND,
+            f"the Bento {bento.tag} has no bundle: it was not built by mlctl",
+            "Build one with `mlctl build NAME`.",
+        )
+    return scorable_in(bento.source, name, bento.labels.get(DIGEST_LABEL))
 
 
-def scorable_in(source: Path, name: str = "") -> Scorable:
+def scorable_in(source: Path, name: str = "", label: str | None = None) -> Scorable:
     """Return the model `name` of the Bento with sources in the folder `source`.
 
     Without a name it is the pipeline, or the default model. All models are verified against the
-    digests that the Bento lists. Raises as `read_contents` and `find_scorable` do.
+    digests that the Bento lists, and the Bento against its `label`, if it has one: DIGEST_MISMATCH.
+    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     contents = read_contents(source)
+    if label not in (None, contents.digest):
+        raise MlctlError(
+            ErrorCode.DIGEST_MISMATCH,
+            f"the digest of the Bento's models is {contents.digest}, expected {label}",
+        )
     models = {bundle.name: bundle for bundle in contents.bundles}
     found: Scorable | None = models.get(name)
     if name in ("", contents.name):
@@ -69,39 +87,6 @@ def _require_signed(model: Scorable) -> Scorable:
     for bundle in bundles_of(model):
         require_signed(bundle, read_environment(RuntimeSettings).require_signature)
     return model
-
-
-def _find(reference: str) -> Scorable:
-    from services.runtime.bento_store import DIGEST_LABEL, find_bento
-
-    if is_bundle(Path(reference)):
-        return verify(Path(reference))
-    shown, name, label = reference, "", None
-    source = Path(reference) / "src"
-    if not is_bundle(model_folder(source)):
-        tag, _, name = reference.partition("/")
-        bento = find_bento(tag)
-        shown, source, label = bento.tag, bento.source, bento.labels.get(DIGEST_LABEL)
-        if name == shown.partition(":")[0]:
-            name = ""
-    folder = model_folder(source, name or None)
-    if not is_bundle(folder):
-        raise MlctlError(
-            ErrorCode.BENTO_NOT_FOUND,
-            f"the Bento {shown} has no bundle: it was not built by mlctl",
-            "Build one with `mlctl build NAME`.",
-        )
-    digest = expected_digest(source, label, name)
-    if not name and read_bento_manifest(source) is not None:
-        contents = read_contents(source)
-        return VerifiedPipeline.of(contents) or contents.bundles[0]
-    bundle = verify(folder, digest)
-    if name not in ("", bundle.name):
-        raise MlctlError(
-            ErrorCode.MODEL_NOT_FOUND,
-            f"the Bento {shown} has no model {name!r}; it has {bundle.name}",
-        )
-    return bundle
 
 
 def check_batched(model: Scorable) -> None:
