@@ -185,15 +185,12 @@ class GenerateApp:
 
     def answers(self, path: str) -> bool:
         """Whether a path is this application's."""
-        if path.startswith(_V1):
-            return True
-        parts = path.strip("/").split("/")
-        return parts[0] == "v2" and parts[-1] in _V2_VERBS and self._named(parts) in self.models
+        return path.startswith(_V1) or self._named(path) in self.models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         call = HttpCall(scope, receive, send)
         call.error_event = b"data: %b\n\n"
-        handler = self._handlers.get(self._named(call.path.strip("/").split("/")), self._default)
+        handler = self._handlers.get(self._named(call.path), self._default)
 
         def reject_openai(
             error: BaseException, request_id: bytes, record: RequestRecord | None
@@ -225,8 +222,11 @@ class GenerateApp:
         answer.model.count(HTTP, None)
         handler.report(call.record)
 
-    def _named(self, parts: list[str]) -> str:
-        return parts[2] if parts[:2] == ["v2", "models"] and len(parts) > 3 else ""
+    def _named(self, path: str) -> str:
+        """Return the model that a path of V2 names, else nothing."""
+        parts = path.strip("/").split("/")
+        ours = parts[:2] == ["v2", "models"] and len(parts) > 3 and parts[-1] in _V2_VERBS
+        return parts[2] if ours else ""
 
     def _reader(self, path: str) -> Callable[[bytes], CompletionAnswer]:
         """Return what reads the body of a request to `path`; NOT_FOUND if there is none."""
