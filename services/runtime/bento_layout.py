@@ -242,7 +242,7 @@ def digest_file(root: Path) -> Path:
 
 
 def is_bundle(root: Path) -> bool:
-    """Whether `root` holds a bundle, verified or not."""
+    """Return whether `root` holds a bundle, verified or not."""
     return (root / MANIFEST_NAME).is_file()
 
 

@@ -144,5 +144,5 @@ def _readiness(ready: bool, **fields: object) -> tuple[int, Mapping[str, Any]]:
 
 
 def no_such_path() -> MlctlError:
-    """Return the error of a path that is none of the V2 protocol's."""
+    """Return the error of a path that the V2 protocol does not have."""
     return MlctlError(ErrorCode.NOT_FOUND, "the V2 protocol has no such path")

@@ -94,7 +94,7 @@ class HttpCall:
         except MlctlError as error:
             await self.reject(error_response(error))
         except GoneError:
-            return  # nobody waits for the response
+            return  # the client disconnected
 
     async def serve(
         self,

@@ -184,7 +184,7 @@ class GenerateApp:
         }
 
     def answers(self, path: str) -> bool:
-        """Whether a path is this application's."""
+        """Return whether this application answers `path`."""
         return path.startswith(_V1) or self._named(path) in self.models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -223,7 +223,7 @@ class GenerateApp:
         handler.report(call.record)
 
     def _named(self, path: str) -> str:
-        """Return the model that a path of V2 names, else nothing."""
+        """Return the model that a path of the V2 `generate` calls names, else an empty text."""
         parts = path.strip("/").split("/")
         ours = parts[:2] == ["v2", "models"] and len(parts) > 3 and parts[-1] in _V2_VERBS
         return parts[2] if ours else ""

@@ -74,7 +74,7 @@ class Listening:
         return not self._closed
 
     def close(self) -> None:
-        """Stop accepting; connections from the backlog are asked to end after one request."""
+        """Stop accepting; connections from the backlog end after one request."""
         if self._closed:
             return
         self._closed = True

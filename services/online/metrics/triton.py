@@ -1,4 +1,4 @@
-"""The counters that Triton's dashboards, alerts and autoscalers ask for, under Triton's names.
+"""The counters that Triton's dashboards, alerts and autoscalers read, under Triton's names.
 
 Triton's names do not end in `_total`, as prometheus-client's counters always do. So they are
 gauges here that only grow; `rate` and `increase` ignore the type.
@@ -37,7 +37,7 @@ class TritonNames:
 
     @classmethod
     def of(cls, model: str, registry: CollectorRegistry) -> TritonNames:
-        """Those of `model`, all zero."""
+        """Return the counters of `model`, all zero."""
         labels = {"model": model, "version": TRITON_VERSION}
         return cls(
             {

@@ -38,7 +38,7 @@ class ServedPipeline(ServedModel):
         settings: ServerSettings,
         registry: CollectorRegistry,
     ) -> None:
-        """The pipeline of `packed`, whose models `stages` serve."""
+        """Serve the pipeline of `packed`, whose models are `stages`."""
         assert packed.bento_manifest is not None
         assert packed.bento_manifest.pipeline is not None
         self._pipeline = packed.bento_manifest.pipeline
@@ -55,18 +55,18 @@ class ServedPipeline(ServedModel):
 
     @property
     def ready(self) -> bool:
-        """Whether the pipeline and all its stages are."""
+        """Whether the pipeline and all its stages are ready."""
         return super().ready and all(stage.ready for stage in self._stages)
 
     @property
     def state(self) -> str:
-        """That of the first stage that is not ready, else its own."""
+        """The state of the first stage that is not ready, else its own."""
         found = (stage.state for stage in self._stages if not stage.ready)
         return next(found, super().state) if self.phase is ModelPhase.READY else self.phase.value
 
     @property
     def limits(self) -> Limits | None:
-        """Those of the first stage, where requests queue first; None before the start."""
+        """The limits of the first stage, where requests queue first; None before the start."""
         return None if self.phase is ModelPhase.NEW else self._stages[0].limits
 
     async def start(self) -> None:
@@ -83,7 +83,7 @@ class ServedPipeline(ServedModel):
         timeout: float | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> asyncio.Future[Answer]:
-        """Ask all stages; cancel the future to leave, whichever has the request then."""
+        """Run all stages; cancel the future to withdraw the request from the current stage."""
         if self.phase is not ModelPhase.READY:
             raise self._unavailable()
         # A later stage would reject them only after others have run.
@@ -106,7 +106,7 @@ class ServedPipeline(ServedModel):
         timeout: float | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> AnswerStream:
-        """The whole answer as one piece."""
+        """Return the whole answer as one piece."""
         return one_piece(self.infer(inputs, timeout, priority))
 
     async def stop(self, grace: float = 0.0) -> None:

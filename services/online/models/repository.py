@@ -1,9 +1,9 @@
 """Several models in one process, each with its own session, batcher, counts and phase.
 
-What is the server's alone is shared: settings, tokens, the bytes in flight, draining. The
-server is ready when all are, and one that hangs ends the worker for all. A `ServedModel` by
-itself is the same to those who serve: a server with one model. A pipeline is one more of
-several, the first; it calls the others.
+They share what belongs to the server: settings, tokens, the bytes in flight, draining. The server
+is ready when all models are, and a model that hangs ends the worker. A `ServedModel` alone has the
+same interface: a server with one model. A pipeline is the first of several models and calls the
+others.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModelRepository:
 
     @property
     def ready(self) -> bool:
-        """Whether all models are."""
+        """Whether all models are ready."""
         return all(served.ready for served in self.models)
 
     @property
@@ -85,7 +85,7 @@ class ModelRepository:
 
     @property
     def state(self) -> str:
-        """That of the first model that is not ready, else "ready"."""
+        """The state of the first model that is not ready, else "ready"."""
         return next((served.state for served in self.models if not served.ready), "ready")
 
     def find(self, name: str, version: str = "") -> ServedModel:
@@ -115,7 +115,7 @@ class ModelRepository:
             served.publish()
 
     async def start(self) -> None:
-        """One model after the other: each is timed as it warms up, and must have the machine.
+        """Start one model after the other, because warm-up times each with the machine to itself.
 
         An error names the model that must not serve.
         """

@@ -1,4 +1,4 @@
-"""A model with names that languages take: the typed service and generated clients go by it."""
+"""A model with names that are valid in code, for the typed service and generated clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bundle.tensors import (
     TensorSpec,
 )
 
-# What generated requests and answers have, or use, beside the tensors.
+# Names that generated requests and answers have or use besides the tensors.
 _TAKEN = frozenset({"meta", "np", "npt", "self"})
 _LONGEST = 32
 
@@ -37,7 +37,7 @@ class ApiTensor:
 
     @property
     def elements(self) -> int | None:
-        """How many values it always has; None if a dimension is dynamic."""
+        """The number of values; None if a dimension is dynamic."""
         return None if DYNAMIC in self.shape else prod(self.shape)
 
 
@@ -87,14 +87,14 @@ def describe(
 
 
 def type_name(identifier: str) -> str:
-    """`identifier` as a type is called: `TinyNet` for `tiny_net`."""
+    """Return `identifier` in the style of a type: `TinyNet` for `tiny_net`."""
     return "".join(part[:1].upper() + part[1:] for part in identifier.split("_"))
 
 
 def plain_name(name: str, kind: str = "tensor") -> str:
-    """`name` as a short ASCII identifier, no keyword; different names may give the same.
+    """Return `name` as a short ASCII identifier, no keyword; different names may give the same.
 
-    `kind` goes in front of what begins with no letter.
+    `kind` goes in front of a name that begins with no letter.
     """
     plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:_LONGEST].rstrip("_")
     if not plain or plain[0].isdigit():
@@ -103,7 +103,7 @@ def plain_name(name: str, kind: str = "tensor") -> str:
 
 
 def distinct(names: Iterable[str], key: Callable[[str], str]) -> list[str]:
-    """`names`, with a number after those whose `key` is that of an earlier one."""
+    """Return `names` with a number after each whose `key` equals that of an earlier name."""
     taken: dict[str, str] = {}
     for first in names:
         name, number = first, 2
@@ -114,7 +114,7 @@ def distinct(names: Iterable[str], key: Callable[[str], str]) -> list[str]:
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> tuple[ApiTensor, ...]:
-    """Tensors with distinct fields, also where a language does not see upper and lower case."""
+    """Return tensors with distinct fields, also in languages that ignore case."""
     fields = distinct((plain_name(spec.name) for spec in specs), str.lower)
     return tuple(
         ApiTensor(spec.name, field, spec.dtype, spec.shape)

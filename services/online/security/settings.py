@@ -28,7 +28,7 @@ class SecureSettings(BaseModel):
     tls_client_ca: Path | None = None
 
     def access(self) -> Access:
-        """Who may call the API; INVALID_INPUT if the token or its file cannot be used."""
+        """Return the accepted tokens; INVALID_INPUT if the token or its file cannot be used."""
         token = None if self.token is None else self.token.get_secret_value()
         return Access(token, self.token_file)
 
@@ -39,5 +39,5 @@ class SecureSettings(BaseModel):
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The checked files of TLS, None without; INVALID_INPUT names the one at fault."""
+        """The checked files of TLS, or None; INVALID_INPUT names the file at fault."""
         return checked_files(self.tls_cert, self.tls_key, self.tls_client_ca)

@@ -262,7 +262,7 @@ def _texts(column: Any) -> np.ndarray:
 
 
 def _numbers(column: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
-    """The column's values as numbers of `dtype`, and by index why some are none."""
+    """Return the column's values as numbers of `dtype`, and by index why some are not numbers."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -281,7 +281,7 @@ def _numbers(column: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
 
 
 def _memory(column: Any) -> np.ndarray:
-    """The values of a column without nulls, where they are if that can be.
+    """Return the values of a column without nulls, without a copy if possible.
 
     pyarrow's own way loads pandas, if there is one, which takes longer than a small job.
     """
