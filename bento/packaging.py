@@ -55,12 +55,12 @@ _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
 # What only commands use: they share it with the server's code, and no server or runner imports it.
 _ONLY_COMMANDS = frozenset(
     {
+        "bundle/exposure.py",
         "bundle/interface.py",
         "bundle/output_kinds.py",
         "bundle/ports.py",
         "services/batch/estimate.py",
         "services/batch/spark.py",
-        "services/online/security/exposure.py",
         "services/precomputed/manage.py",
         "services/stream/tools.py",
     }

@@ -45,7 +45,7 @@ class SecurityOptions:
 
     def warn_exposure(self, output: CommandOutput, host: str) -> None:
         """Warn about listening on `host` unprotected; INVALID_INPUT if no terminal shows it."""
-        from services.online.security.exposure import exposure
+        from bundle.exposure import exposure
         from services.online.settings import load_settings
 
         warning = exposure(

@@ -63,7 +63,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
 
     @property
     def listen_addresses(self) -> Mapping[str, tuple[str, int]]:
-        """The addresses and ports to listen on, other than that of HTTP."""
+        """The addresses and ports to listen on besides that of HTTP."""
         return {} if self.grpc_port is None else {"grpc": (self.grpc_host, self.grpc_port)}
 
 

@@ -1,6 +1,6 @@
-"""Bearer tokens: a caller may ask if it shows one of the tokens, where the server requires one.
+"""Bearer tokens: where the server requires a token, a caller must send one of them.
 
-The shown token is hashed and compared with every token's hash in constant time, so that the time
+The token is hashed and compared with every token's hash in constant time, so that the time
 of a rejection reveals neither how much of a token was right nor which one.
 """
 

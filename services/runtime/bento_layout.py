@@ -222,22 +222,6 @@ def model_folder(source: Path, name: str | None = None) -> Path:
     return source / _folder(name or manifest.default)
 
 
-def expected_digest(source: Path, label: str | None, name: str = "") -> str | None:
-    """Return the digest that the model `name` (empty: the default) has by the Bento's `label`.
-
-    DIGEST_MISMATCH if `models.json` does not match the label; None without a label.
-    """
-    manifest = read_bento_manifest(source)
-    if manifest is None or label is None:
-        return label
-    if manifest.digest != label:
-        raise MlctlError(
-            ErrorCode.DIGEST_MISMATCH,
-            f"the digest of the Bento's models is {manifest.digest}, expected {label}",
-        )
-    return manifest.models[name or manifest.default]
-
-
 def _check_pipeline(pipeline: Pipeline, bundles: Iterable[VerifiedBundle]) -> None:
     try:
         pipeline_signature(pipeline, {each.name: each.signature for each in bundles})
@@ -258,7 +242,7 @@ def digest_file(root: Path) -> Path:
 
 
 def is_bundle(root: Path) -> bool:
-    """Whether `root` holds a bundle, verified or not."""
+    """Return whether `root` holds a bundle, verified or not."""
     return (root / MANIFEST_NAME).is_file()
 
 

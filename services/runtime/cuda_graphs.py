@@ -134,7 +134,7 @@ def _dtype(spec: TensorSpec) -> np.dtype[Any]:
 
 
 def _fits(spec: TensorSpec, array: np.ndarray) -> bool:
-    """Whether `array` has rows of `spec`."""
+    """Return whether `array` has rows of `spec`."""
     return bool(array.ndim) and (array.dtype, array.shape[1:]) == (_dtype(spec), spec.shape[1:])
 
 

@@ -133,3 +133,4 @@ _COMMANDS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # the libraries may hang while a process ends

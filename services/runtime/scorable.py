@@ -13,10 +13,8 @@ from bundle.manifest import MODEL_NAME
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from bundle.verify import VerifiedBundle, verify
 from services.runtime.bento_layout import (
-    expected_digest,
     is_bundle,
     model_folder,
-    read_bento_manifest,
     read_contents,
 )
 from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
@@ -37,35 +35,42 @@ _CALL_BYTES = 4 << 20
 _WEIGHED_BYTES = 512 << 20
 
 
-def find_model(reference: str) -> VerifiedBundle:
-    """Return the verified bundle of a Bento's tag, of a Bento's folder, or of a bundle's folder.
-
-    TAG/NAME names one model of a Bento with several; TAG alone is its default model.
-    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and the bundle is not signed by that key.
-    """
-    bundle = _find(reference)
-    require_signed(bundle, read_environment(RuntimeSettings).require_signature)
-    return bundle
-
-
 def find_scorable(reference: str) -> Scorable:
-    """Return what `find_model` returns, or the whole pipeline for a pipeline's Bento."""
-    source = _whole_source(reference)
-    whole = None if source is None else VerifiedPipeline.of(read_contents(source))
-    if whole is None:
-        return find_model(reference)
-    for bundle in whole.stages:
-        require_signed(bundle, read_environment(RuntimeSettings).require_signature)
-    return whole
+    """Return the verified model of a Bento's tag, of a Bento's folder, or of a bundle's folder.
+
+    TAG/NAME is one model of a Bento with several; see `scorable_in`.
+    """
+    from services.runtime.bento_store import DIGEST_LABEL, find_bento
+
+    if is_bundle(Path(reference)):
+        return _require_signed(verify(Path(reference)))
+    source = Path(reference) / "src"
+    if is_bundle(model_folder(source)):
+        return scorable_in(source)
+    tag, _, name = reference.partition("/")
+    bento = find_bento(tag)
+    if not is_bundle(model_folder(bento.source)):
+        raise MlctlError(
+            ErrorCode.BENTO_NOT_FOUND,
+            f"the Bento {bento.tag} has no bundle: it was not built by mlctl",
+            "Build one with `mlctl build NAME`.",
+        )
+    return scorable_in(bento.source, name, bento.labels.get(DIGEST_LABEL))
 
 
-def scorable_in(source: Path, name: str = "") -> Scorable:
+def scorable_in(source: Path, name: str = "", label: str | None = None) -> Scorable:
     """Return the model `name` of the Bento with sources in the folder `source`.
 
     Without a name it is the pipeline, or the default model. All models are verified against the
-    digests that the Bento lists. Raises as `read_contents` and `find_model` do.
+    digests that the Bento lists, and the Bento against its `label`, if it has one: DIGEST_MISMATCH.
+    SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     contents = read_contents(source)
+    if label not in (None, contents.digest):
+        raise MlctlError(
+            ErrorCode.DIGEST_MISMATCH,
+            f"the digest of the Bento's models is {contents.digest}, expected {label}",
+        )
     models = {bundle.name: bundle for bundle in contents.bundles}
     found: Scorable | None = models.get(name)
     if name in ("", contents.name):
@@ -75,64 +80,13 @@ def scorable_in(source: Path, name: str = "") -> Scorable:
             ErrorCode.MODEL_NOT_FOUND,
             f"the Bento has no model {name!r}; it has {', '.join(models)}",
         )
-    for bundle in bundles_of(found):
+    return _require_signed(found)
+
+
+def _require_signed(model: Scorable) -> Scorable:
+    for bundle in bundles_of(model):
         require_signed(bundle, read_environment(RuntimeSettings).require_signature)
-    return found
-
-
-def _whole_source(reference: str) -> Path | None:
-    """Return the sources of the Bento that `reference` names; None if it names a single model."""
-    from services.runtime.bento_store import DIGEST_LABEL, find_bento
-
-    source = Path(reference) / "src"
-    if is_bundle(Path(reference)) or is_bundle(model_folder(source)):
-        return source if read_bento_manifest(source) else None
-    tag, _, name = reference.partition("/")
-    bento = find_bento(tag)
-    if name not in ("", bento.tag.partition(":")[0]) or not read_bento_manifest(bento.source):
-        return None
-    expected_digest(bento.source, bento.labels.get(DIGEST_LABEL))
-    return bento.source
-
-
-def _find(reference: str) -> VerifiedBundle:
-    source = Path(reference) / "src"
-    for folder in (Path(reference), model_folder(source)):
-        if is_bundle(folder):
-            _reject_pipeline(source)
-            return verify(folder)
-    from services.runtime.bento_store import DIGEST_LABEL, find_bento
-
-    tag, _, name = reference.partition("/")
-    bento = find_bento(tag)
-    if name in ("", bento.tag.partition(":")[0]):
-        _reject_pipeline(bento.source)
-    folder = model_folder(bento.source, name or None)
-    if not is_bundle(folder):
-        raise MlctlError(
-            ErrorCode.BENTO_NOT_FOUND,
-            f"the Bento {bento.tag} has no bundle: it was not built by mlctl",
-            "Build one with `mlctl build NAME`.",
-        )
-    bundle = verify(folder, expected_digest(bento.source, bento.labels.get(DIGEST_LABEL), name))
-    if name not in ("", bundle.manifest.name):
-        raise MlctlError(
-            ErrorCode.MODEL_NOT_FOUND,
-            f"the Bento {bento.tag} has no model {name!r}; it has {bundle.manifest.name}",
-        )
-    return bundle
-
-
-def _reject_pipeline(source: Path) -> None:
-    """Raise UNSUPPORTED_MODEL for a pipeline's Bento, which only `find_scorable` opens."""
-    manifest = read_bento_manifest(source)
-    if manifest is not None and manifest.pipeline is not None:
-        stages = manifest.pipeline.stages
-        raise MlctlError(
-            ErrorCode.UNSUPPORTED_MODEL,
-            f"{manifest.name!r} is a pipeline of {' + '.join(stages)}, not a single model",
-            f"Name one stage as TAG/STAGE; the first is TAG/{stages[0]}.",
-        )
+    return model
 
 
 def check_batched(model: Scorable) -> None:

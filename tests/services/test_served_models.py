@@ -21,7 +21,7 @@ from rollout.client.provenance import ProvenanceSources, chain
 from rollout.client.revisions import find_revision
 from services.runtime.bento_layout import combine_bundles, read_contents
 from services.runtime.bento_store import find_bento
-from services.runtime.scorable import find_model
+from services.runtime.scorable import find_scorable
 from tests.support.bundles import expected, make_bundle
 from tests.support.serving import Server, launch, running
 from tests.support.transforms import make_text_bundle
@@ -135,12 +135,12 @@ def test_chain__digest_of_one_model__names_the_bento(shop: BuiltBento) -> None:
     assert found["source"]["uri"] == models[1].manifest.source.uri
 
 
-def test_find_model__model_of_a_bento__is_found_by_name(shop: BuiltBento) -> None:
+def test_find_scorable__model_of_a_bento__is_found_by_name(shop: BuiltBento) -> None:
     for reference, name in {
         shop.tag: "triple", f"{shop.tag}/texts": "texts", "shop/texts": "texts",
         str(shop.path): "triple",
     }.items():  # fmt: skip
-        assert find_model(reference).manifest.name == name
+        assert find_scorable(reference).name == name
     with pytest.raises(MlctlError) as caught:
-        find_model(f"{shop.tag}/other")
+        find_scorable(f"{shop.tag}/other")
     assert caught.value.code is ErrorCode.MODEL_NOT_FOUND

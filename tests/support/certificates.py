@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from services.online.security.tls import Tls
+from bundle.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Certificates:
     caller: tuple[Path, Path]
     stranger: tuple[Path, Path]
 
-    def tls(self, *, mutual: bool = False) -> Tls:
-        return Tls(*self.server, self.ca if mutual else None)
+    def tls(self, *, mutual: bool = False) -> TlsFiles:
+        return TlsFiles(*self.server, self.ca if mutual else None)
 
     def context(self, pair: tuple[Path, Path] | None = None) -> ssl.SSLContext:
         """A client's side, which shows `pair` if it is asked."""

@@ -64,7 +64,7 @@ class TokenStream(PieceStream[TokenPiece]):
     def __init__(
         self, executor: GenerationExecutor, sequence: Sequence, now: float, deadline: float
     ) -> None:
-        """`deadline` is that of its first token."""
+        """`deadline` is the time by which the first token must come."""
         super().__init__(lambda: None, partial(executor.leave, sequence))
         self.sequence = sequence
         self.arrived = now

@@ -56,13 +56,16 @@ class StepScheduler:
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a request, if it is open; a running step goes on to its end."""
-        self._remove(ticket)
+        if self._running is ticket:
+            self._running = None
+        self._waiting.remove(ticket)
+        self._parked.pop(ticket, None)
 
     def expire(self, now: float) -> list[Ticket]:
         """Remove and return the requests whose deadline has passed, each once."""
         overdue = [ticket for ticket in self._open() if ticket.deadline <= now]
         for ticket in overdue:
-            self._remove(ticket)
+            self.cancel(ticket)
         return overdue
 
     def release(self) -> Ticket | None:
@@ -105,9 +108,3 @@ class StepScheduler:
     def _open(self) -> list[Ticket]:
         running = [] if self._running is None else [self._running]
         return [*running, *self._waiting.in_turn(), *self._parked]
-
-    def _remove(self, ticket: Ticket) -> None:
-        if self._running is ticket:
-            self._running = None
-        self._waiting.remove(ticket)
-        self._parked.pop(ticket, None)

@@ -46,7 +46,7 @@ FIELDS: Mapping[Datatype, str] = MappingProxyType(
         Datatype.BYTES: "bytes_contents",
     }
 )
-# What the values of a field are that carries narrower datatypes, too.
+# The types of fields that also carry narrower datatypes.
 _FIELD_TYPES: Mapping[str, type] = MappingProxyType(
     {"int_contents": np.int32, "uint_contents": np.uint32}
 )
@@ -62,7 +62,7 @@ class GrpcCodec:
         self.outputs = {spec.name: spec for spec in signature.outputs}
 
     def decode(self, message: Any) -> InferRequest:
-        """The request in a ModelInferRequest; INVALID_INPUT names the tensor and the reason."""
+        """Return the request in a ModelInferRequest; INVALID_INPUT names the tensor and reason."""
         parameters = _parameters(message, "the request")
         raw = message.raw_input_contents
         if raw and len(raw) != len(message.inputs):
@@ -102,7 +102,7 @@ class GrpcCodec:
         outputs: Mapping[str, np.ndarray],
         parameters: Mapping[str, str | float] | None = None,
     ) -> Any:
-        """The ModelInferResponse to `request`."""
+        """Return the ModelInferResponse to `request`."""
         message = response(model_name=self._name, model_version=self._version, id=request.id)
         for name in request.outputs:
             spec, array = self.outputs[name], outputs[name]
@@ -119,13 +119,13 @@ class GrpcCodec:
     def encode_piece(
         self, response: type[Any], request: InferRequest, outputs: Mapping[str, np.ndarray]
     ) -> Any:
-        """The ModelInferResponse with one piece of the answer to `request`."""
+        """Return the ModelInferResponse with one piece of the answer to `request`."""
         message = self.encode(response, request, outputs)
         message.parameters[FINAL_RESPONSE].bool_param = False
         return message
 
     def encode_final(self, response: type[Any], request_id: str) -> Any:
-        """The ModelInferResponse without outputs that says that no piece follows."""
+        """Return the ModelInferResponse without outputs that ends a stream."""
         message = response(model_name=self._name, model_version=self._version, id=request_id)
         message.parameters[FINAL_RESPONSE].bool_param = True
         return message
@@ -139,12 +139,12 @@ class GrpcCodec:
 
 
 def wants_final(message: Any) -> bool:
-    """Whether the client of a stream requests a final response without outputs."""
+    """Return whether the client of a stream requests a final response without outputs."""
     return WANTS_FINAL in message.parameters and message.parameters[WANTS_FINAL].bool_param
 
 
 def _parameters(message: Any, owner: str) -> dict[str, Any]:
-    """The parameters of a message as plain values; one without a value is None."""
+    """Return the parameters of a message as plain values, None for one without a value."""
     if not message.parameters:
         return {}
     check_parameters(message.parameters, owner)
@@ -170,7 +170,7 @@ def _from_contents(declared: Declared, contents: Any) -> np.ndarray:
 
 
 def from_values(declared: Declared, values: Any, owner: str) -> np.ndarray:
-    """The array of a repeated field's values; errors name the tensor, and the field as `owner`."""
+    """Return the values of a repeated field as an array; errors call the field `owner`."""
     spec = declared.spec
     if declared.count > MAX_VALUES:  # each is made a Python object on the way
         raise MlctlError(

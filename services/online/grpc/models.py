@@ -5,15 +5,12 @@ from __future__ import annotations
 from time import perf_counter
 from typing import NamedTuple
 
-from services.online.batching.admission import Inflight
 from services.online.grpc.codec import GrpcCodec
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import GRPC
-from services.online.settings import ServerSettings
-from services.runtime.access import Access
 
 
 class GrpcModel(NamedTuple):
@@ -36,31 +33,16 @@ class GrpcModels:
             for served in serving.models
         }
         self.default = self._by_name[serving.models[0].name]
+        self.access = serving.access
+        self.inflight = serving.inflight
+        self.settings = serving.settings
+        # The largest limit of a model; each one's own is checked when the model is known.
+        self.max_body_bytes = serving.max_body_bytes
 
     @property
     def all(self) -> list[GrpcModel]:
         """The default model, and then the others."""
         return list(self._by_name.values())
-
-    @property
-    def access(self) -> Access:
-        """The tokens of the server."""
-        return self._serving.access
-
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest limit of a model; each one's own is checked when the model is known."""
-        return self._serving.max_body_bytes
-
-    @property
-    def settings(self) -> ServerSettings:
-        """The settings of the server."""
-        return self._serving.settings
-
-    @property
-    def inflight(self) -> Inflight:
-        """The budget of request bytes that all models share."""
-        return self._serving.inflight
 
     def find(self, name: str, version: str) -> GrpcModel:
         """Return the model `name`; MODEL_NOT_FOUND."""

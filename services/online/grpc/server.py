@@ -6,23 +6,24 @@ Statuses come from the error table. Several workers share the port (SO_REUSEPORT
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from time import perf_counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from bundle.tls import TlsFiles
 from services.online.batching.admission import Hold
+from services.online.batching.executor import Answer
 from services.online.grpc.health import HEALTH_SERVICE, HealthService
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.http2.server import Http2Server
 from services.online.grpc.infer_call import InferCalls
-from services.online.grpc.models import GrpcModels, RequestContext
+from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from services.online.grpc.stream import StreamInfer
 from services.online.grpc.typed.service import TypedService, typed_services
-from services.online.grpc.unary import ask, counted
+from services.online.grpc.unary import infer_handler
 from services.online.models.metadata import (
     is_ready,
     metadata,
@@ -32,23 +33,23 @@ from services.online.models.metadata import (
 )
 from services.online.models.repository import Serving
 from services.online.models.statistics import model_config, model_statistics
-from services.online.security.tls import Tls
 from services.protocol.messages import SERVICE, Method, make_pool, methods
-from services.protocol.wire import invalid
+from services.protocol.wire import InferRequest, invalid
 
 
 class GrpcServer:
     """One gRPC server for the models of one process; `stop` lets open calls end."""
 
-    def __init__(self, serving: Serving, address: str, port: int, tls: Tls | None = None) -> None:
+    def __init__(
+        self, serving: Serving, address: str, port: int, tls: TlsFiles | None = None
+    ) -> None:
         self._serving = serving
         self._models = GrpcModels(serving)
-        self._methods = methods()
         typed = typed_services(self._models)
         self._health = HealthService(serving, SERVICE, *(service.name for service in typed))
         answered = {
             **self._v2_handlers(),
-            **{service.path: service.handler() for service in typed},
+            **{service.path: service.handler for service in typed},
             **self._health.handlers(),
             **_reflection(typed),
         }
@@ -73,107 +74,55 @@ class GrpcServer:
         await self._server.stop(grace)
 
     def _v2_handlers(self) -> dict[str, MethodHandler]:
-        answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._repository_index,
-            "RepositoryModelLoad": self._repository_load,
-            "RepositoryModelUnload": self._repository_unload,
-        }
-        found = {
-            name: self._handler(name, self._parsed(name, each)) for name, each in answers.items()
-        }
-        found["ModelInfer"] = self._handler("ModelInfer", self._infer)
-        name, response = "ModelStreamInfer", self._methods["ModelInfer"].response
-        found[name] = StreamInfer(self._models, self._methods[name], response).handler()
-        return {f"/{SERVICE}/{name}": method for name, method in found.items()}
+        serving, models, infer = self._serving, self._models, methods()["ModelInfer"]
 
-    def _handler(
-        self, name: str, answer: Callable[[bytes, GrpcCall], Awaitable[Any]]
+        def decode(message: bytes, context: RequestContext) -> InferRequest:
+            request = _parse(infer, message)
+            model = context.of(models.find(request.model_name, request.model_version))
+            return model.codec.decode(request)
+
+        def encode(model: GrpcModel, request: InferRequest, answer: Answer) -> Any:
+            return model.codec.encode(infer.response, request, answer.outputs, answer.parameters)
+
+        answers: dict[str, Callable[[Any], Mapping[str, Any]]] = {
+            "ServerLive": lambda _: {"live": serving.live},
+            "ServerReady": lambda _: {"ready": serving.ready},
+            "ModelReady": lambda asked: {"ready": is_ready(serving, asked.name, asked.version)},
+            "ServerMetadata": lambda _: server_metadata(),
+            "ModelMetadata": lambda asked: metadata(serving, asked.name, asked.version),
+            "ModelConfig": lambda asked: {
+                "config": model_config(serving.find(asked.name, asked.version))
+            },
+            "ModelStatistics": lambda asked: model_statistics(
+                *(serving.find(asked.name, asked.version) if asked.name else serving).models
+            ),
+            "RepositoryIndex": lambda asked: {
+                "models": repository_index(serving, ready=asked.ready)
+            },
+            "RepositoryModelLoad": lambda _: reject_change("load"),
+            "RepositoryModelUnload": lambda _: reject_change("unload"),
+        }
+        found = {name: self._document(methods()[name], each) for name, each in answers.items()}
+        found["ModelInfer"] = infer_handler(models, decode, encode, infer.response)
+        stream = StreamInfer(models, methods()["ModelStreamInfer"], infer.response)
+        found["ModelStreamInfer"] = stream.handler()
+        return {f"/{SERVICE}/{name}": handler for name, handler in found.items()}
+
+    def _document(
+        self, method: Method, describe: Callable[[Any], Mapping[str, Any]]
     ) -> MethodHandler:
-        return MethodHandler(answer, self._methods[name].response.SerializeToString)
+        """Return the handler of a method; `describe` returns the fields of its response."""
 
-    def _response(self, method: str, /, **fields: Any) -> Any:
-        return self._methods[method].response(**fields)
-
-    async def _server_live(self, _request: Any) -> Any:
-        return self._response("ServerLive", live=self._serving.live)
-
-    async def _server_ready(self, _request: Any) -> Any:
-        return self._response("ServerReady", ready=self._serving.ready)
-
-    async def _model_ready(self, request: Any) -> Any:
-        ready = is_ready(self._serving, request.name, request.version)
-        return self._response("ModelReady", ready=ready)
-
-    async def _server_metadata(self, _request: Any) -> Any:
-        return self._response("ServerMetadata", **server_metadata())
-
-    async def _model_metadata(self, request: Any) -> Any:
-        document = metadata(self._serving, request.name, request.version)
-        return self._response("ModelMetadata", **document)
-
-    async def _model_config(self, request: Any) -> Any:
-        serving = self._serving.find(request.name, request.version)
-        return self._response("ModelConfig", config=model_config(serving))
-
-    async def _model_statistics(self, request: Any) -> Any:
-        models = self._serving.models
-        if request.name:
-            models = self._serving.find(request.name, request.version).models
-        return self._response("ModelStatistics", **model_statistics(*models))
-
-    async def _repository_index(self, request: Any) -> Any:
-        models = repository_index(self._serving, ready=request.ready)
-        return self._response("RepositoryIndex", models=models)
-
-    async def _repository_load(self, _request: Any) -> Any:
-        reject_change("load")
-
-    async def _repository_unload(self, _request: Any) -> Any:
-        reject_change("unload")
-
-    async def _infer(self, message: bytes, call: GrpcCall) -> Any:
-        return await counted(
-            self._models, message, call, lambda context: self._ask(message, call, context)
-        )
-
-    async def _ask(self, message: bytes, call: GrpcCall, context: RequestContext) -> Any:
-        start = perf_counter()
-        request = _parse(self._methods["ModelInfer"], message)
-        model = context.of(self._models.find(request.model_name, request.model_version))
-        decoded = model.codec.decode(request)
-        parse = perf_counter() - start
-        kind = self._methods["ModelInfer"].response
-        return await ask(
-            model,
-            context,
-            decoded,
-            call,
-            parse,
-            lambda answer: model.codec.encode(kind, decoded, answer.outputs, answer.parameters),
-        )
-
-    def _parsed(
-        self, name: str, answer: Callable[[Any], Awaitable[Any]]
-    ) -> Callable[[bytes, GrpcCall], Awaitable[Any]]:
-        """`answer`, which takes a request, as one that takes a message."""
-
-        async def parse_first(message: bytes, _call: GrpcCall) -> Any:
+        async def answer(message: bytes, _call: GrpcCall) -> Any:
             with Hold(self._serving.inflight) as hold:
                 hold.grow(len(message))
-                return await answer(_parse(self._methods[name], message))
+                return method.response(**describe(_parse(method, message)))
 
-        return parse_first
+        return MethodHandler(answer, method.response.SerializeToString)
 
 
 def _parse(method: Method, message: bytes) -> Any:
-    """The request in `message`; INVALID_INPUT if that is none."""
+    """Return the request in `message`; INVALID_INPUT if it is not one."""
     try:
         return method.request.FromString(message)
     except DecodeError:
@@ -184,7 +133,7 @@ def _reflection(typed: Sequence[TypedService]) -> dict[str, MethodHandler]:
     """Let clients such as grpcurl ask which services and messages there are."""
     own = [service.name for service in typed]
     names = (SERVICE, *own, HEALTH_SERVICE, reflection.SERVICE_NAME)
-    files = [service.file() for service in typed]
+    files = [service.file for service in typed]
     pool = make_pool(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, files=files)
     bare: Any = reflection  # its classes have no types
     servicer = bare.aio.ReflectionServicer(names, pool=pool)

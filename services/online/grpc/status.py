@@ -24,20 +24,20 @@ DETAILS = "grpc-status-details-bin"
 _DOMAIN = "mlctl"
 # A server that starts or stops is another one, or ready, within about this time.
 _UNAVAILABLE_SECONDS = 1.0
-# A message is sent twice, once with three letters for a byte. Clients take 8 KiB of trailers,
-# and see nothing but a broken stream where there are more.
+# A message is sent twice, once with three letters for each byte. Clients accept 8 KiB of trailers;
+# with more they report a broken stream.
 _LONGEST_MESSAGE = 1024
 
 Trailer = tuple[str, str | bytes]
 
 
 def status_of(error: MlctlError) -> tuple[int, str]:
-    """The status of `error`: its number and its message."""
+    """Return the status of `error`: its number and its message."""
     return grpc.StatusCode[error.spec.grpc].value[0], _shortened(error)
 
 
 def trailers(error: MlctlError) -> tuple[Trailer, ...]:
-    """The trailing metadata that tells of `error`."""
+    """Return the trailing metadata that describes `error`."""
     seconds = _retry_seconds(error)
     details = [_info(error.code, error.hint)]
     found: list[Trailer] = [("mlctl-code", error.code.value)]
@@ -58,7 +58,7 @@ def _retry_seconds(error: MlctlError) -> float | None:
 
 
 def _shortened(error: MlctlError) -> str:
-    """The message, which may quote the caller at any length, in what fits into trailers."""
+    """Return the message, which may quote the caller at any length, cut to fit into trailers."""
     text = error.message.encode(errors="replace")
     if len(text) <= _LONGEST_MESSAGE:
         return text.decode()

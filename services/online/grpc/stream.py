@@ -20,7 +20,7 @@ from services.online.batching.admission import Hold
 from services.online.grpc.codec import wants_final
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.grpc.unary import lane_of
+from services.online.grpc.unary import limits_of
 from services.online.security.public import failed, is_public
 from services.protocol.messages import Method
 from services.protocol.wire import invalid
@@ -67,10 +67,7 @@ class StreamInfer:
 
     async def _send_pieces(self, model: GrpcModel, request: Any, call: GrpcCall) -> None:
         decoded = model.codec.decode(request)
-        limits = [limit for limit in (call.time_remaining(), decoded.timeout) if limit is not None]
-        priority = lane_of(call) or decoded.priority
-        timeout = min(limits, default=None)
-        with closing(model.served.stream(decoded.inputs, timeout, priority)) as pieces:
+        with closing(model.served.stream(decoded.inputs, *limits_of(call, decoded))) as pieces:
             async for piece in pieces:
                 response = model.codec.encode_piece(self._response, decoded, piece.outputs)
                 await call.write(self._method.response(infer_response=response))

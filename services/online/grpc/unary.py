@@ -1,68 +1,74 @@
-"""Infer calls of one message: run the model, record the stages, count the outcome."""
+"""Infer calls of one message and one response: run the model, observe the stages, count the end.
+
+`InferCall` answers the plain ones of the V2 protocol; the others, and the typed ones, come here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from services.online.batching.admission import Hold
 from services.online.batching.executor import Answer
-from services.online.grpc.http2.call import GrpcCall
+from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from services.online.observability.calls import GRPC
 from services.protocol.priority import PRIORITY_HEADER, Priority, priority_of_headers
 from services.protocol.wire import InferRequest
 
 
-async def counted(
+def infer_handler(
     models: GrpcModels,
-    message: bytes,
-    call: GrpcCall,
-    infer: Callable[[RequestContext], Awaitable[Any]],
-) -> Any:
-    """Return what `infer` answers to an infer message, and count its outcome."""
-    context = RequestContext(models, call.head, len(message))
-    try:
-        with Hold(models.inflight) as hold:
-            hold.grow(len(message))
-            return await infer(context)
-    except BaseException as error:
-        context.ended(error)
-        raise
+    decode: Callable[[bytes, RequestContext], InferRequest],
+    encode: Callable[[GrpcModel, InferRequest, Answer], Any],
+    response: type[Any],
+) -> MethodHandler:
+    """Return the handler of an infer method.
+
+    `decode` reads a message and sets the model in the context, `encode` makes the response.
+    """
+
+    async def answer(message: bytes, call: GrpcCall) -> Any:
+        context = RequestContext(models, call.head, len(message))
+        try:
+            with Hold(models.inflight) as hold:
+                hold.grow(len(message))
+                return await infer(message, context, call)
+        except BaseException as error:
+            context.ended(error)
+            raise
+
+    async def infer(message: bytes, context: RequestContext, call: GrpcCall) -> Any:
+        start = perf_counter()
+        request = decode(message, context)
+        parse = perf_counter() - start
+        model = context.model
+        served = model.served
+        found = await served.ask(request, *limits_of(call, request))
+        start = perf_counter()
+        made = encode(model, request, found)
+        serialize = perf_counter() - start
+        served.answered(GRPC, parse, found.queue_seconds, found.infer_seconds, serialize)
+        if served.observer is not None:
+            model.calls.answered(
+                context.head, context.size, context.started, request.inputs, found,
+                parse, serialize, made.ByteSize(),
+            )  # fmt: skip
+        return made
+
+    return MethodHandler(answer, response.SerializeToString)
 
 
-async def ask(
-    model: GrpcModel,
-    context: RequestContext,
-    request: InferRequest,
-    call: GrpcCall,
-    parse: float,
-    encode: Callable[[Answer], Any],
-) -> Any:
-    """Return the response to `request`, which took `parse` seconds to parse."""
-    served = model.served
+def limits_of(call: GrpcCall, request: InferRequest) -> tuple[float | None, Priority]:
+    """Return the seconds that the client waits at most, if it says so, and its priority.
+
+    INVALID_INPUT for an unknown priority in the call's metadata.
+    """
     limits = [limit for limit in (call.time_remaining(), request.timeout) if limit is not None]
-    priority = lane_of(call) or request.priority
-    answer = await served.ask(request, min(limits, default=None), priority)
-    start = perf_counter()
-    response = encode(answer)
-    serialize = perf_counter() - start
-    served.answered(GRPC, parse, answer.queue_seconds, answer.infer_seconds, serialize)
-    if served.observer is not None:
-        model.calls.answered(
-            context.head, context.size, context.started, request.inputs, answer,
-            parse, serialize, response.ByteSize(),
-        )  # fmt: skip
-    return response
-
-
-def lane_of(call: GrpcCall) -> Priority | None:
-    """Return the lane that a call's metadata name, or None; INVALID_INPUT for an unknown lane."""
-    return priority_of_headers(
-        [
-            value
-            for name, value in call.head.metadata
-            if name == PRIORITY_HEADER and isinstance(value, str)
-        ]
-    )
+    named = [
+        value
+        for name, value in call.head.metadata
+        if name == PRIORITY_HEADER and isinstance(value, str)
+    ]
+    return min(limits, default=None), priority_of_headers(named) or request.priority

@@ -31,7 +31,7 @@ def predict_routes(models: Sequence[M]) -> dict[str, M]:
 
 
 def argument_names(specs: Iterable[TensorSpec]) -> dict[str, str]:
-    """A distinct Python identifier for each tensor name."""
+    """Return a distinct Python identifier for each tensor name."""
     names: dict[str, str] = {}
     for spec in specs:
         plain = re.sub(r"\W", "_", spec.name)

@@ -6,10 +6,10 @@ the next step.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -27,22 +27,12 @@ from services.generate.requests import (
 )
 from services.online.batching.admission import QueueFullError
 from services.online.batching.generation import Timing
-from services.online.http.app import (
-    GoneError,
-    Message,
-    Receive,
-    Send,
-    close_if_expecting,
-    read_in_time,
-    send_response,
-)
-from services.online.http.fields import fields_of
+from services.online.http.calls import HttpCall, Message, Receive, Send
 from services.online.http.inference import InferHandler, PendingRequest
-from services.online.http.responses import MethodError, Response, make_response
-from services.online.http.sse import EventWriter
+from services.online.http.responses import Response, make_response
 from services.online.models.generator import ServedGenerator
 from services.online.models.repository import Serving
-from services.online.observability.calls import HTTP
+from services.online.observability.calls import HTTP, RequestRecord
 from services.protocol.compression import IDENTITY
 
 _V1 = "/v1/"
@@ -194,55 +184,49 @@ class GenerateApp:
         }
 
     def answers(self, path: str) -> bool:
-        """Whether a path is this application's."""
-        if path.startswith(_V1):
-            return True
-        parts = path.strip("/").split("/")
-        return parts[0] == "v2" and parts[-1] in _V2_VERBS and self._named(parts) in self.models
+        """Return whether this application answers `path`."""
+        return path.startswith(_V1) or self._named(path) in self.models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        headers = fields_of(scope["headers"])
-        path, method = scope["path"].rstrip("/"), scope["method"]
-        handler = self._handlers.get(self._named(path.strip("/").split("/")), self._default)
-        request_id = handler.request_id(headers)
-        record = handler.observe(headers, request_id)
-        events = EventWriter(send, request_id)
-        try:
-            if path == "/v1/models" or path.startswith("/v1/models/"):
-                _require(method, "GET", "HEAD")
-                await send_response(send, self._list(path.removeprefix("/v1/models").strip("/")))
-                return
-            read = self._reader(path)
-            _require(method, "POST")
-            end = asyncio.get_running_loop().time() + handler.seconds
-            with PendingRequest(handler.inflight) as pending:
-                handler.read_headers(pending, headers)
-                _require_plain(pending)
-                body = await read_in_time(receive, handler, pending, end)
-                if record is not None:
-                    record.bytes_in = len(body)
-                answer = read(body)
-                await _send(answer, events, send, receive)
-            answer.model.count(HTTP, None)
-            handler.report(record)
-        except (GoneError, asyncio.CancelledError) as error:
-            handler.disconnected(record)
-            if not isinstance(error, GoneError):
-                raise
-        except Exception as error:  # noqa: BLE001 - it is logged and answered
-            openai = path.startswith(_V1.rstrip("/"))
-            status = _BUSY if openai and isinstance(error, QueueFullError) else None
-            response = handler.reject(error, request_id, record, status)
-            if openai:
-                response = _openai_error(response, status, getattr(error, "param", None))
-            if events.started:
-                await events.write(b"data: %b\n\n" % response.body, more=False)
-            else:
-                close_if_expecting(headers, response)
-                await send_response(send, response)
+        call = HttpCall(scope, receive, send)
+        call.error_event = b"data: %b\n\n"
+        handler = self._handlers.get(self._named(call.path), self._default)
 
-    def _named(self, parts: list[str]) -> str:
-        return parts[2] if parts[:2] == ["v2", "models"] and len(parts) > 3 else ""
+        def reject_openai(
+            error: BaseException, request_id: bytes, record: RequestRecord | None
+        ) -> Response:
+            status = _BUSY if isinstance(error, QueueFullError) else None
+            response = handler.reject(error, request_id, record, status)
+            return _openai_error(response, status, getattr(error, "param", None))
+
+        openai = call.path.startswith(_V1)
+        work = partial(self._answer, call, handler)
+        await call.serve(handler, work, reject_openai if openai else None)
+
+    async def _answer(self, call: HttpCall, handler: InferHandler) -> None:
+        path = call.path.rstrip("/")
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            call.require("GET", "HEAD")
+            await call.respond(self._list(path.removeprefix("/v1/models").strip("/")))
+            return
+        read = self._reader(path)
+        call.require("POST")
+        with PendingRequest(handler.inflight) as pending:
+            handler.read_headers(pending, call.headers)
+            if pending.coding != IDENTITY:
+                raise MlctlError(
+                    ErrorCode.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not accepted here"
+                )
+            answer = read(await call.read(handler.check_size, pending, handler.seconds))
+            await _send(answer, call)
+        answer.model.count(HTTP, None)
+        handler.report(call.record)
+
+    def _named(self, path: str) -> str:
+        """Return the model that a path of the V2 `generate` calls names, else an empty text."""
+        parts = path.strip("/").split("/")
+        ours = parts[:2] == ["v2", "models"] and len(parts) > 3 and parts[-1] in _V2_VERBS
+        return parts[2] if ours else ""
 
     def _reader(self, path: str) -> Callable[[bytes], CompletionAnswer]:
         """Return what reads the body of a request to `path`; NOT_FOUND if there is none."""
@@ -292,38 +276,26 @@ def _v2(model: ServedGenerator, verb: str, body: bytes) -> CompletionAnswer:
     return V2Answer(model, request, stream=verb == "generate_stream")
 
 
-async def _send(
-    answer: CompletionAnswer, events: EventWriter, send: Send, receive: Receive
-) -> None:
+async def _send(answer: CompletionAnswer, call: HttpCall) -> None:
     """Generate and send the answer; GoneError if the client disconnects first."""
     stream = answer.model.generate(answer.request)
-    watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(lambda _: stream.close())
-    try:
-        if answer.stream:
-            with events.heartbeats():
-                async for piece in stream:
-                    if (document := answer.event(piece)) is None:
-                        continue
-                    if not events.started:
-                        events.headers.append((b"server-timing", _timing(stream.timing)))
-                    await events.write(_event(document))
+    async with aclosing(call.pieces(stream)) as pieces:
+        if not answer.stream:
+            found = [piece async for piece in pieces]
         else:
-            found = [piece async for piece in stream]
-        if watch.done():
-            raise GoneError
-        answer.tokens = stream.sequence.generated
-        if answer.stream:
-            await events.write(_event(answer.end()) + _DONE, more=False)
-        else:
-            seconds = stream.last - stream.arrived - stream.timing.first_token
-            timing = b"%b, decode;dur=%.3f" % (_timing(stream.timing), seconds * 1e3)
-            extra = [(b"server-timing", timing), (b"x-request-id", events.request_id)]
-            body = orjson.dumps(answer.whole(found))
-            await send_response(send, make_response(200, _JSON, body, extra))
-    finally:
-        watch.cancel()
-        stream.close()
+            with call.heartbeats():
+                async for piece in pieces:
+                    if (document := answer.event(piece)) is not None:
+                        call.event_headers = ((b"server-timing", _timing(stream.timing)),)
+                        await call.write(_event(document))
+    answer.tokens = stream.sequence.generated
+    if answer.stream:
+        await call.write(_event(answer.end()) + _DONE, more=False)
+    else:
+        seconds = stream.last - stream.arrived - stream.timing.first_token
+        timing = b"%b, decode;dur=%.3f" % (_timing(stream.timing), seconds * 1e3)
+        extra = [(b"server-timing", timing), (b"x-request-id", call.request_id)]
+        await call.respond(make_response(200, _JSON, orjson.dumps(answer.whole(found)), extra))
 
 
 def _text(pieces: Sequence[TokenPiece]) -> str:
@@ -361,13 +333,3 @@ def _openai_error(response: Response, status: int | None, param: str | None) -> 
     named = (b"content-type", b"content-length")
     extra = [header for header in response.headers if header[0] not in named]
     return make_response(status, _JSON, orjson.dumps({"error": document}), extra)
-
-
-def _require_plain(pending: PendingRequest) -> None:
-    if pending.coding != IDENTITY:
-        raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not accepted here")
-
-
-def _require(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        raise MethodError(allowed)

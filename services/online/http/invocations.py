@@ -17,9 +17,9 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
-from services.online.http.app import Message, Receive, Send, send_error, send_response
+from services.online.http.calls import HttpCall, Message, Receive, Send
 from services.online.http.predict import FILES, Encode, ModelCalls, check_values, to_array, to_json
-from services.online.http.responses import MethodError, json_response
+from services.online.http.responses import Response, json_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.protocol.codec import V2Codec
@@ -40,13 +40,16 @@ class SageMakerApp:
         self._calls = Invocations(serving.models[0])
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["path"] == INVOCATIONS:
-            await self._calls(scope, receive, send)
-        elif scope["method"] not in ("GET", "HEAD"):
-            await send_error(send, MethodError(("GET", "HEAD")))
+        call = HttpCall(scope, receive, send)
+        if call.path == INVOCATIONS:
+            await self._calls.answer(call)
         else:
-            ready = self._serving.ready
-            await send_response(send, json_response(200 if ready else 503, {"ready": ready}))
+            await call.answer(self._ping(call))
+
+    async def _ping(self, call: HttpCall) -> Response:
+        call.require("GET", "HEAD")
+        ready = self._serving.ready
+        return json_response(200 if ready else 503, {"ready": ready})
 
 
 class Invocations(ModelCalls):

@@ -35,7 +35,7 @@ class Guest(Protocol):
     def shutdown(self) -> None: ...
 
 
-class Listening(asyncio.AbstractServer):
+class Listening:
     """Makes the connections to `listener`, which listens, to protocols of `factory`: `Guest`s.
 
     `servers` accept them. With `tls` there are none: a server does not report open handshakes, so
@@ -73,14 +73,8 @@ class Listening(asyncio.AbstractServer):
     def is_serving(self) -> bool:
         return not self._closed
 
-    async def start_serving(self) -> None:
-        """Do nothing: it serves from its creation on."""
-
-    async def serve_forever(self) -> None:
-        await self._loop.create_future()
-
     def close(self) -> None:
-        """Stop accepting; connections from the backlog are asked to end after one request."""
+        """Stop accepting; connections from the backlog end after one request."""
         if self._closed:
             return
         self._closed = True

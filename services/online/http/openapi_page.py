@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.online.http.app import Message, Receive, Send, send_error, send_response
-from services.online.http.responses import MethodError, make_response
+from services.online.http.calls import HttpCall, Message, Receive, Send
+from services.online.http.responses import Response, make_response
 from services.online.models.repository import Serving
 
 OPENAPI_PATH = "/openapi.json"
@@ -16,23 +16,23 @@ class OpenApiPage:
         self._serving = serving
         self._text = b""
 
-    async def __call__(self, scope: Message, _receive: Receive, send: Send) -> None:
-        if scope["method"] not in ("GET", "HEAD"):
-            await send_error(send, MethodError(("GET", "HEAD")))
-            return
-        await send_response(send, make_response(200, b"application/json", self._made()))
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        call = HttpCall(scope, receive, send)
+        await call.answer(self._answer(call))
 
-    def _made(self) -> bytes:
-        """The document, built at its first request."""
-        if not self._text:
-            from services.online.openapi.document import document, to_text
-            from services.online.openapi.model import describe
+    async def _answer(self, call: HttpCall) -> Response:
+        call.require("GET", "HEAD")
+        self._text = self._text or self._make()
+        return make_response(200, b"application/json", self._text)
 
-            serving = self._serving
-            models = [
-                describe(each.name, each.digest, each.signature, each.missing)
-                for each in serving.models
-            ]
-            made = document(models, version=serving.digest, token=serving.access.required)
-            self._text = to_text(made).encode()
-        return self._text
+    def _make(self) -> bytes:
+        from services.online.openapi.document import document, to_text
+        from services.online.openapi.model import describe
+
+        serving = self._serving
+        models = [
+            describe(each.name, each.digest, each.signature, each.missing)
+            for each in serving.models
+        ]
+        made = document(models, version=serving.digest, token=serving.access.required)
+        return to_text(made).encode()

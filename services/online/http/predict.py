@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,9 @@ import orjson
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from services.online.batching.admission import Hold
-from services.online.http.app import (
-    GoneError,
-    Message,
-    Receive,
-    Send,
-    close_if_expecting,
-    read_in_time,
-    send_response,
-)
+from services.online.http.calls import HttpCall, Message, Receive, Send
 from services.online.http.declaration import argument_names, predict_routes
-from services.online.http.fields import fields_of
-from services.online.http.responses import MethodError, RequestIds, error_response, make_response
+from services.online.http.responses import RequestIds, Response, error_response, make_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import PREDICT, RequestRecord
@@ -57,13 +49,13 @@ class PredictApp:
         }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        api = self._apis.get(scope["path"])
-        if api is not None:
-            await api(scope, receive, send)
-            return
-        response = error_response(MlctlError(ErrorCode.NOT_FOUND, "there is no such path"))
-        close_if_expecting(fields_of(scope["headers"]), response)
-        await send_response(send, response)
+        call = HttpCall(scope, receive, send)
+        api = self._apis.get(call.path)
+        if api is None:
+            error = MlctlError(ErrorCode.NOT_FOUND, "there is no such path")
+            await call.reject(error_response(error))
+        else:
+            await api.answer(call)
 
 
 # Returns the body of an answer with these outputs.
@@ -71,72 +63,26 @@ Encode = Callable[[Mapping[str, np.ndarray]], bytes]
 
 
 class ModelCalls:
-    """Answers the calls of one model, at one path."""
+    """Answers the calls of one model, at one path; see `CallHandler`."""
 
     media_types = frozenset({"", _JSON}) | FILES
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._ids = RequestIds()
-        self._inputs = {
-            name: spec
-            for spec, name in zip(
-                model.signature.inputs,
-                argument_names(model.signature.inputs).values(),
-                strict=True,
-            )
-        }
+        arguments = argument_names(model.signature.inputs)
+        self._inputs = {arguments[spec.name]: spec for spec in model.signature.inputs}
         self._outputs = argument_names(model.signature.outputs)
 
-    @property
-    def seconds(self) -> float:
-        """The maximum time of a call from its headers to its answer, in seconds."""
-        return self._model.settings.deadline_ms / 1000
+    async def answer(self, call: HttpCall) -> None:
+        """Answer one call."""
+        await call.serve(self, partial(self._answer, call))
 
-    def check_size(self, size: int) -> None:
-        """Raise PAYLOAD_TOO_LARGE for a body of `size` bytes above the model's limit."""
-        self._model.check_size(size)
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        model, headers = self._model, fields_of(scope["headers"])
-        request_id = self._ids.of(headers.get(b"x-request-id"))
-        record = self._observe(headers, request_id)
-        try:
-            body = await self._answer(scope["method"], headers, receive, record)
-            media_type = media_type_of(headers)
-        except (GoneError, asyncio.CancelledError) as error:
-            self._failed(asyncio.CancelledError(), record)
-            if not isinstance(error, GoneError):
-                raise
-            return
-        except Exception as error:
-            public = error
-            if not is_public(error):
-                logger.exception("a predict call failed")
-                public = failed()
-            assert isinstance(public, MlctlError)
-            self._failed(public, record)
-            response = error_response(public, [(b"x-request-id", request_id)])
-            close_if_expecting(headers, response)
-        else:
-            model.count(PREDICT, None)
-            extra = [(b"x-request-id", request_id)]
-            answered = _JSON if media_type in FILES else media_type or _JSON
-            response = make_response(200, answered.encode(), body, extra)
-        await send_response(send, response)
-
-    async def _answer(
-        self,
-        method: str,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        record: RequestRecord | None,
-    ) -> bytes:
-        model = self._model
-        end = asyncio.get_running_loop().time() + self.seconds
-        if method != "POST":
-            raise MethodError(("POST",))
-        media_type = media_type_of(headers)
+    async def _answer(self, call: HttpCall) -> None:
+        model, headers, seconds = self._model, call.headers, self._model.settings.deadline_ms / 1000
+        call.require("POST")
+        content_type = headers.get(b"content-type", b"").decode("latin-1")
+        media_type = content_type.partition(";")[0].strip().lower()
         if media_type not in self.media_types:
             raise MlctlError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "the content type is not served")
         if b"content-encoding" in headers:
@@ -146,18 +92,50 @@ class ModelCalls:
             priority = parse_priority(headers[PRIORITY_HEADER.encode()].decode("latin-1"))
         length = headers.get(b"content-length", b"")
         if length.isdigit():
-            self.check_size(int(length))
+            model.check_size(int(length))
         with Hold(model.inflight) as hold:
-            body = await read_in_time(receive, self, hold, end)
-            if record is not None:
-                record.bytes_in = len(body)
+            body = await call.read(model.check_size, hold, seconds)
             inputs, encode = self.read(media_type, body)
-            left = end - asyncio.get_running_loop().time()
+            left = call.arrived + seconds - asyncio.get_running_loop().time()
             answer = await model.infer(inputs, left, priority)
             content = encode(answer.outputs)
-        if record is not None and model.observer is not None:
-            model.observer.answered(record, inputs, answer, bytes_out=len(content))
-        return content
+        model.count(PREDICT, None)
+        if call.record is not None and model.observer is not None:
+            model.observer.answered(call.record, inputs, answer, bytes_out=len(content))
+        answered = _JSON if media_type in FILES else media_type or _JSON
+        extra = [(b"x-request-id", call.request_id)]
+        await call.respond(make_response(200, answered.encode(), content, extra))
+
+    def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
+        """Return the caller's X-Request-Id if it can be echoed, else a new id."""
+        return self._ids.of(headers.get(b"x-request-id"))
+
+    def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
+        """Return the observability record of this request, or None if it has none."""
+        observer = self._model.observer
+        if observer is None:
+            return None
+        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
+        return observer.begin(PREDICT, request_id, traceparent, tracestate)
+
+    def reject(
+        self, error: BaseException, request_id: bytes, record: RequestRecord | None
+    ) -> Response:
+        """Make and count the response to a failed call; an unexpected error shows no details."""
+        if not is_public(error):
+            logger.error("a predict call failed", exc_info=error)
+            error = failed()
+        self._end(error, record)
+        return error_response(error, [(b"x-request-id", request_id)])
+
+    def disconnected(self, record: RequestRecord | None) -> None:
+        """Count a call whose client disconnected."""
+        self._end(asyncio.CancelledError(), record)
+
+    def _end(self, error: BaseException, record: RequestRecord | None) -> None:
+        self._model.count(PREDICT, error)
+        if record is not None and self._model.observer is not None:
+            self._model.observer.ended(record, error)
 
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
         """Return the inputs in `body`, and what encodes the outputs; JSON for a file."""
@@ -190,7 +168,7 @@ class ModelCalls:
 
     def _file(self, media_type: str, body: bytes) -> dict[str, np.ndarray]:
         specs = self._model.signature.inputs
-        if not takes_files(specs):
+        if [(spec.dtype, spec.shape) for spec in specs] != [(Datatype.BYTES, (DYNAMIC,))]:
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MEDIA_TYPE,
                 f"{media_type} is for a model whose only input is BYTES [-1]; inputs of this one: "
@@ -204,23 +182,6 @@ class ModelCalls:
         document = next(iter(values.values())) if len(values) == 1 else values
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    def _observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
-        observer = self._model.observer
-        if observer is None or not observer.active:
-            return None
-        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
-        return observer.begin(PREDICT, request_id, traceparent, tracestate)
-
-    def _failed(self, error: BaseException, record: RequestRecord | None) -> None:
-        self._model.count(PREDICT, error)
-        if record is not None and self._model.observer is not None:
-            self._model.observer.ended(record, error)
-
-
-def takes_files(specs: Sequence[TensorSpec]) -> bool:
-    """Return whether a body may be a file: the model's only input is BYTES [-1]."""
-    return len(specs) == 1 and specs[0].dtype is Datatype.BYTES and specs[0].shape == (DYNAMIC,)
-
 
 def check_values(body: bytes, marks: bytes = b",[{") -> None:
     """Raise PAYLOAD_TOO_LARGE if `body` may have more than MAX_VALUES values.
@@ -233,12 +194,6 @@ def check_values(body: bytes, marks: bytes = b",[{") -> None:
             f"the body has more than {MAX_VALUES} values",
             "Send fewer rows in each request, or binary data to /v2/models/NAME/infer.",
         )
-
-
-def media_type_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the media type of a request's body in lower case; empty if it names none."""
-    content_type = headers.get(b"content-type", b"").decode("latin-1")
-    return content_type.partition(";")[0].strip().lower()
 
 
 def to_array(spec: TensorSpec, value: Any) -> np.ndarray:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from bundle.errors import MlctlError
-from services.online.http.app import App, Message, Receive, Send, close_if_expecting, send_response
-from services.online.http.fields import fields_of
-from services.online.http.responses import Response
+from services.online.http.calls import App, HttpCall, Message, Receive, Send
+from services.online.http.inference import InferHandler
 from services.runtime.access import Access, unauthenticated
 
 # Probes have no token, and their answers reveal nothing else.
@@ -15,30 +11,31 @@ PROBES = frozenset(
     {"/livez", "/readyz", "/healthz", "/ping", "/v2/health/live", "/v2/health/ready"}
 )
 _POLICY_VIOLATION = 1008
-Reject = Callable[[MlctlError, Message], Response]
 
 
 class TokenGate:
     """ASGI middleware: UNAUTHENTICATED for requests without a token, except to `PROBES`.
 
-    `reject` makes the response to the error and the request's scope.
+    `inference` counts them.
     """
 
-    def __init__(self, app: App, access: Access, reject: Reject) -> None:
+    def __init__(self, app: App, access: Access, inference: InferHandler) -> None:
         self._app = app
         self._access = access
-        self._reject = reject
+        self._inference = inference
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
-        headers = fields_of(scope["headers"])
-        if self._access.allows(headers.get(b"authorization")):
+        call = HttpCall(scope, receive, send)
+        if self._access.allows(call.headers.get(b"authorization")):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            response = self._reject(unauthenticated(), scope)
-            close_if_expecting(headers, response)
-            await send_response(send, response)
+            await call.serve(self._inference, _reject)
+
+
+async def _reject() -> None:
+    raise unauthenticated()

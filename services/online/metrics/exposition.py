@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 PUBLISH_SECONDS = 1.0
-_Of = TypeVar("_Of", Counter, Gauge, Histogram)
+_Of = TypeVar("_Of", bound=Counter | Gauge | Histogram)
 # Several models of a process have the same metrics, each under its own label.
 _METRICS: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
 _FIRST: WeakKeyDictionary[CollectorRegistry, list[Exposition]] = WeakKeyDictionary()
@@ -76,7 +76,10 @@ class Exposition:
 
 
 class CounterSink:
-    """A counter with the fixed labels `fixed` and the variable ones named by `names`."""
+    """A counter with the fixed labels `fixed` and the variable ones named by `names`.
+
+    With `gauge` it is exported as a gauge that only grows: the names of counters end in `_total`.
+    """
 
     def __init__(
         self,
@@ -85,10 +88,16 @@ class CounterSink:
         fixed: Mapping[str, str],
         names: tuple[str, ...],
         registry: CollectorRegistry,
+        *,
+        gauge: bool = False,
     ) -> None:
-        self._counter = _shared(
-            registry, name, lambda: Counter(name, text, (*fixed, *names), registry=registry)
-        )
+        def make() -> Counter | Gauge:
+            labels = (*fixed, *names)
+            if gauge:
+                return Gauge(name, text, labels, registry=registry, multiprocess_mode="sum")
+            return Counter(name, text, labels, registry=registry)
+
+        self._counter = _shared(registry, name, make)
         self._fixed = tuple(fixed.values())
         self._reported: dict[tuple[str, ...], float] = {}
         if not names:
@@ -119,25 +128,6 @@ class GaugeSink:
     def report(self, value: float) -> None:
         """Show `value`."""
         self._gauge.set(value)
-
-
-class GrowingSink:
-    """A gauge that only grows: the sum over all workers, also those that have ended."""
-
-    def __init__(
-        self, name: str, text: str, labels: Mapping[str, str], registry: CollectorRegistry
-    ) -> None:
-        def make() -> Gauge:
-            return Gauge(name, text, tuple(labels), registry=registry, multiprocess_mode="sum")
-
-        self._gauge = _shared(registry, name, make).labels(*labels.values())
-        self._reported = 0.0
-
-    def report(self, total: float) -> None:
-        """Bring it up to this process's `total`."""
-        if total != self._reported:
-            self._gauge.inc(total - self._reported)
-            self._reported = total
 
 
 class HistogramSink:

@@ -22,3 +22,13 @@ class Tally:
     serialize: float
     batches: Mapping[int, tuple[int, float]]
     last: float
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """The seconds of each stage under Triton's names."""
+        return {
+            "queue": self.queue,
+            "compute_input": self.parse,
+            "compute_infer": self.infer,
+            "compute_output": self.serialize,
+        }

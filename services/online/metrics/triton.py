@@ -1,4 +1,4 @@
-"""The counters that Triton's dashboards, alerts and autoscalers ask for, under Triton's names.
+"""The counters that Triton's dashboards, alerts and autoscalers read, under Triton's names.
 
 Triton's names do not end in `_total`, as prometheus-client's counters always do. So they are
 gauges here that only grow; `rate` and `increase` ignore the type.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from services.online.metrics.exposition import GrowingSink
+from services.online.metrics.exposition import CounterSink
 from services.online.metrics.tally import Tally
 
 # What the statistics say, too: Triton numbers versions, and a server has one of its model.
@@ -33,30 +33,27 @@ _TEXTS: Mapping[str, str] = {
 class TritonNames:
     """One model's sums in one worker."""
 
-    sinks: Mapping[str, GrowingSink]
+    sinks: Mapping[str, CounterSink]
 
     @classmethod
     def of(cls, model: str, registry: CollectorRegistry) -> TritonNames:
-        """Those of `model`, all zero."""
+        """Return the counters of `model`, all zero."""
         labels = {"model": model, "version": TRITON_VERSION}
         return cls(
-            {name: GrowingSink(name, text, labels, registry) for name, text in _TEXTS.items()}
+            {
+                name: CounterSink(name, text, labels, (), registry, gauge=True)
+                for name, text in _TEXTS.items()
+            }
         )
 
     def report(self, tally: Tally) -> None:
         """Bring them up to date."""
         for name, total in _totals(tally).items():
-            self.sinks[f"nv_inference_{name}"].report(total)
+            self.sinks[f"nv_inference_{name}"].report({(): total})
 
 
 def _totals(tally: Tally) -> dict[str, int]:
-    seconds = {
-        "request": tally.parse + tally.queue + tally.infer + tally.serialize,
-        "queue": tally.queue,
-        "compute_input": tally.parse,
-        "compute_infer": tally.infer,
-        "compute_output": tally.serialize,
-    }
+    seconds = {"request": sum(tally.stages.values()), **tally.stages}
     return {
         "request_success": tally.answered,
         "request_failure": tally.failed,

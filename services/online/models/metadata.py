@@ -16,7 +16,7 @@ from services.protocol.json_body import parse_object
 from services.protocol.wire import invalid
 
 PLATFORM = "onnxruntime_onnx"
-# Of several models that are served under one name and digest, none of which it is.
+# The platform of several models that are served under one name and digest.
 _TOGETHER = "mlctl_models"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 _READY = "READY"
@@ -24,20 +24,20 @@ _UNAVAILABLE = "UNAVAILABLE"
 
 
 def server_metadata() -> dict[str, Any]:
-    """The server's name, version and extensions."""
+    """Return the server's name, version and extensions."""
     return {"name": "mlctl", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
 def is_group(serving: Serving, name: str, version: str) -> bool:
-    """Whether that means all models of the server together, by the Bento's name and digest."""
+    """Return whether this is the Bento's own name: all models of the server together."""
     several = all(served.name != serving.name for served in serving.models) and name == serving.name
     return several and version in ("", serving.digest)
 
 
 def metadata(serving: Serving, name: str, version: str = "") -> dict[str, Any]:
-    """That of the model `name`; the Bento's own name has its digest as version, and no tensors.
+    """Return the metadata of the model `name`, or of the Bento: its digest, and no tensors.
 
-    MODEL_NOT_FOUND for any other.
+    MODEL_NOT_FOUND for any other name.
     """
     if is_group(serving, name, version):
         versions = [serving.digest]
@@ -47,14 +47,14 @@ def metadata(serving: Serving, name: str, version: str = "") -> dict[str, Any]:
 
 
 def is_ready(serving: Serving, name: str, version: str = "") -> bool:
-    """Whether the model `name` is ready, or all if that is the Bento's name; MODEL_NOT_FOUND."""
+    """Return whether the model `name`, or all models of the Bento `name`, are ready."""
     if is_group(serving, name, version):
         return serving.ready
     return serving.find(name, version).ready
 
 
 def model_metadata(served: ServedModel) -> dict[str, Any]:
-    """The model's versions (it has one: its digest) and its tensors."""
+    """Return the model's versions (one: its digest) and its tensors."""
     return {
         "name": served.name,
         "versions": [served.digest],
@@ -65,7 +65,7 @@ def model_metadata(served: ServedModel) -> dict[str, Any]:
 
 
 def repository_index(serving: Serving, *, ready: bool) -> list[dict[str, str]]:
-    """The models here, with their state and the reason for it; with `ready` only ready ones."""
+    """Return the models with their state and its reason; with `ready` only the ready ones."""
     return [_indexed(served) for served in serving.models if served.ready or not ready]
 
 
@@ -75,7 +75,7 @@ def _indexed(served: ServedModel) -> dict[str, str]:
 
 
 def only_ready(body: bytes) -> bool:
-    """What the body of an index request, which may be empty, says of `ready`."""
+    """Return the field `ready` of an index request's body, which may be empty."""
     ready = parse_object(body).get("ready", False) if body.strip() else False
     if not isinstance(ready, bool):
         raise invalid("field 'ready' must be true or false")
@@ -83,7 +83,7 @@ def only_ready(body: bytes) -> bool:
 
 
 def reject_change(verb: str) -> NoReturn:
-    """NOT_PERMITTED for loading or unloading: a server has the models of its Bento for life."""
+    """Raise NOT_PERMITTED for loading or unloading: a server keeps the models of its Bento."""
     raise MlctlError(
         ErrorCode.NOT_PERMITTED,
         f"this server does not {verb} models: it serves what it was started with",

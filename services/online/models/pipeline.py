@@ -20,8 +20,9 @@ from services.online.batching.split import Cancellable, Waiter
 from services.online.metrics.counts import Metrics
 from services.online.models.served_model import ModelPhase, ServedModel
 from services.online.settings import ServerSettings
-from services.protocol.wire import InferRequest, invalid
+from services.protocol.wire import InferRequest
 from services.runtime.bento_layout import BentoContents
+from services.runtime.input_checks import check_inputs
 from services.runtime.padding import Arrays
 from services.runtime.pipeline import with_stage
 from services.runtime.streaming import Answer, AnswerStream
@@ -37,7 +38,7 @@ class ServedPipeline(ServedModel):
         settings: ServerSettings,
         registry: CollectorRegistry,
     ) -> None:
-        """The pipeline of `packed`, whose models `stages` serve."""
+        """Serve the pipeline of `packed`, whose models are `stages`."""
         assert packed.bento_manifest is not None
         assert packed.bento_manifest.pipeline is not None
         self._pipeline = packed.bento_manifest.pipeline
@@ -49,27 +50,23 @@ class ServedPipeline(ServedModel):
         self.missing = NO_MISSING
         self.signature = packed.signature
         self.max_body_bytes = self._stages[0].max_body_bytes
+        self._inputs = {spec.name: spec for spec in self.signature.inputs}
         self._open: set[asyncio.Task[Answer]] = set()
 
     @property
     def ready(self) -> bool:
-        """Whether the pipeline and all its stages are."""
+        """Whether the pipeline and all its stages are ready."""
         return super().ready and all(stage.ready for stage in self._stages)
 
     @property
     def state(self) -> str:
-        """That of the first stage that is not ready, else its own."""
+        """The state of the first stage that is not ready, else its own."""
         found = (stage.state for stage in self._stages if not stage.ready)
         return next(found, super().state) if self.phase is ModelPhase.READY else self.phase.value
 
     @property
-    def live(self) -> bool:
-        """Always: a stage that hangs says so itself."""
-        return True
-
-    @property
     def limits(self) -> Limits | None:
-        """Those of the first stage, where requests queue first; None before the start."""
+        """The limits of the first stage, where requests queue first; None before the start."""
         return None if self.phase is ModelPhase.NEW else self._stages[0].limits
 
     async def start(self) -> None:
@@ -86,9 +83,11 @@ class ServedPipeline(ServedModel):
         timeout: float | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> asyncio.Future[Answer]:
-        """Ask all stages; cancel the future to leave, whichever has the request then."""
-        self._check_phase()
-        self._check(inputs)
+        """Run all stages; cancel the future to withdraw the request from the current stage."""
+        if self.phase is not ModelPhase.READY:
+            raise self._unavailable()
+        # A later stage would reject them only after others have run.
+        check_inputs(self._inputs, inputs, batched=self.signature.batched)
         run = self._run(inputs, self._seconds(timeout), priority)
         task = asyncio.get_running_loop().create_task(run)
         self._open.add(task)
@@ -101,19 +100,13 @@ class ServedPipeline(ServedModel):
         """Run all stages and answer to `waiter`: nothing of a pipeline is precomputed."""
         return forward(self.infer(request.inputs, timeout, priority), waiter)
 
-    def ask(
-        self, request: InferRequest, timeout: float | None, priority: Priority
-    ) -> asyncio.Future[Answer]:
-        """See `infer`: nothing of a pipeline is precomputed."""
-        return self.infer(request.inputs, timeout, priority)
-
     def stream(
         self,
         inputs: dict[str, np.ndarray],
         timeout: float | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> AnswerStream:
-        """The whole answer as one piece."""
+        """Return the whole answer as one piece."""
         return one_piece(self.infer(inputs, timeout, priority))
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -122,9 +115,6 @@ class ServedPipeline(ServedModel):
         if self._open:
             await asyncio.wait(self._open)
         await super().stop(grace)
-
-    def abandon(self) -> None:
-        """Nothing: the stages fail what is open."""
 
     async def _run(self, inputs: Arrays, seconds: float, priority: Priority) -> Answer:
         loop = asyncio.get_running_loop()
@@ -144,20 +134,3 @@ class ServedPipeline(ServedModel):
             queued += answer.queue_seconds
             ran += answer.infer_seconds
         return answer._replace(queue_seconds=queued, infer_seconds=ran)
-
-    def _check(self, inputs: Arrays) -> None:
-        """Raise INVALID_INPUT for what a later stage would reject after others have run."""
-        specs = {spec.name: spec for spec in self.signature.inputs}
-        if inputs.keys() != specs.keys():
-            names, stage_inputs = ", ".join(map(repr, specs)), ", ".join(map(repr, sorted(inputs)))
-            raise invalid(f"the inputs are {stage_inputs or 'missing'}, expected {names}")
-        if not self.signature.batched:
-            return
-        rows = {name: array.shape[0] if array.ndim else 0 for name, array in inputs.items()}
-        if len(set(rows.values())) > 1:
-            counts = ", ".join(f"{name!r} has {count}" for name, count in rows.items())
-            raise invalid(f"the inputs must have equally many rows: {counts}")
-
-    def _check_phase(self) -> None:
-        if self.phase is not ModelPhase.READY:
-            self._serving()

@@ -69,16 +69,13 @@ class PrecomputedLookup:
         NO_PRECOMPUTED_ANSWER if a key is not stored and the request has no inputs.
         """
         _check_rows(request)
-        loop = asyncio.get_running_loop()
         if not self._finder.quick:
             return self._open(self._look_up(request, timeout, priority))
         start = perf_counter()
-        found = self._fresh(self._finder.find(request.keys))
-        seconds = perf_counter() - start
-        self._meter.looked_up(seconds)
+        found, seconds = self._fresh(self._finder.find(request.keys), start)
         if None in found.rows:
             return self._open(self._fill(request, found, timeout, priority))
-        future: asyncio.Future[Answer] = loop.create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.set_result(self._whole(found.rows, seconds))
         return future
 
@@ -96,15 +93,19 @@ class PrecomputedLookup:
 
     async def _look_up(self, request: InferRequest, limit: float, priority: Priority) -> Answer:
         start = perf_counter()
-        found = self._fresh(await self._finder.find_on_thread(request.keys))
+        rows = await self._finder.find_on_thread(request.keys)
+        found, seconds = self._fresh(rows, start)
+        if None in found.rows:
+            return await self._fill(request, found, limit - seconds, priority)
+        return self._whole(found.rows, seconds)
+
+    def _fresh(self, found: FoundRows, start: float) -> tuple[FoundRows, float]:
+        """Remove rows that are too old or not of this model, and count all by result.
+
+        Also returns how long the lookup took that began at `start`.
+        """
         seconds = perf_counter() - start
         self._meter.looked_up(seconds)
-        if None not in found.rows:
-            return self._whole(found.rows, seconds)
-        return await self._fill(request, found, limit - seconds, priority)
-
-    def _fresh(self, found: FoundRows) -> FoundRows:
-        """Remove rows that are too old or not of this model, and count all by result."""
         rows, stale = found.rows, 0
         foreign = [i for i, row in enumerate(rows) if row and not self._codec.fits(row.payload)]
         for index in foreign:
@@ -120,7 +121,7 @@ class PrecomputedLookup:
         self._meter.count(STALE, stale)
         self._meter.count(FOREIGN, len(foreign))
         self._meter.count(DOWN if found.down else MISS, absent - stale - len(foreign))
-        return found
+        return found, seconds
 
     def _whole(self, rows: Sequence[PrecomputedRow | None], seconds: float) -> Answer:
         """Return the answer of rows that are all stored."""
@@ -141,14 +142,9 @@ class PrecomputedLookup:
         if len(missing) < len(found.rows):
             inputs = {name: array[missing] for name, array in inputs.items()}
         ran = await self._submit(inputs, limit, priority)
-        payloads = [None if row is None else row.payload for row in found.rows]
-        for index, payload in zip(missing, self._codec.encode(ran.outputs), strict=True):
-            payloads[index] = payload
-        return self._mixed(found, [each for each in payloads if each is not None], ran)
-
-    def _mixed(self, found: FoundRows, payloads: Sequence[bytes], ran: Answer) -> Answer:
-        outputs = self._codec.decode(payloads)
         stored = [row for row in found.rows if row is not None]
+        made = iter(self._codec.encode(ran.outputs))
+        payloads = [next(made) if row is None else row.payload for row in found.rows]
         parameters: dict[str, str | float] = {"source": "online", "age_s": 0.0}
         if stored:
             age = self._clock.wall() - min(row.at for row in stored)
@@ -157,6 +153,7 @@ class PrecomputedLookup:
                 "age_s": round(age, 3),
                 "precomputed_rows": len(stored),
             }
+        outputs = self._codec.decode(payloads)
         return ran._replace(outputs=outputs, parameters=parameters, rows=len(payloads))
 
 

@@ -1,15 +1,15 @@
 """Several models in one process, each with its own session, batcher, counts and phase.
 
-What is the server's alone is shared: settings, tokens, the bytes in flight, draining. The
-server is ready when all are, and one that hangs ends the worker for all. A `ServedModel` by
-itself is the same to those who serve: a server with one model. A pipeline is one more of
-several, the first; it calls the others.
+They share what belongs to the server: settings, tokens, the bytes in flight, draining. The server
+is ready when all models are, and a model that hangs ends the worker. A `ServedModel` alone has the
+same interface: a server with one model. A pipeline is the first of several models and calls the
+others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -22,72 +22,7 @@ from services.online.models.pipeline import ServedPipeline
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.wire import shown
-from services.runtime.access import Access
 from services.runtime.bento_layout import BentoContents
-
-
-class Serving(Protocol):
-    """The models of a server: `models` holds them all, the default one first.
-
-    `name` and `digest` are the model's, or those of all together. See `ServedModel` for the rest.
-    """
-
-    name: str
-    digest: str
-    settings: ServerSettings
-    access: Access
-    inflight: Inflight
-    draining: bool
-    turned: asyncio.Event
-
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest limit of a model; each one's own is checked when the model is known."""
-        ...
-
-    @property
-    def models(self) -> tuple[ServedModel, ...]:
-        """The models."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether requests should be sent here."""
-        ...
-
-    @property
-    def live(self) -> bool:
-        """False once a model's run hangs."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """In a word."""
-        ...
-
-    def find(self, name: str, version: str = "") -> ServedModel:
-        """The model `name`, in `version` if one is given; MODEL_NOT_FOUND if it is not here."""
-        ...
-
-    def drain(self) -> None:
-        """Report "not ready", and go on answering requests."""
-        ...
-
-    def publish(self) -> None:
-        """Make everything that was counted so far readable on /metrics."""
-        ...
-
-    async def start(self) -> None:
-        """Load, prove and warm up; raises the reason why it must not serve."""
-        ...
-
-    async def stop(self) -> None:
-        """Accept no more, and answer what was accepted."""
-        ...
-
-    def abandon(self) -> None:
-        """Fail what is open."""
-        ...
 
 
 class ModelRepository:
@@ -136,7 +71,7 @@ class ModelRepository:
 
     @property
     def ready(self) -> bool:
-        """Whether all models are."""
+        """Whether all models are ready."""
         return all(served.ready for served in self.models)
 
     @property
@@ -150,7 +85,7 @@ class ModelRepository:
 
     @property
     def state(self) -> str:
-        """That of the first model that is not ready, else "ready"."""
+        """The state of the first model that is not ready, else "ready"."""
         return next((served.state for served in self.models if not served.ready), "ready")
 
     def find(self, name: str, version: str = "") -> ServedModel:
@@ -180,7 +115,7 @@ class ModelRepository:
             served.publish()
 
     async def start(self) -> None:
-        """One model after the other: each is timed as it warms up, and must have the machine.
+        """Start one model after the other, because warm-up times each with the machine to itself.
 
         An error names the model that must not serve.
         """
@@ -203,8 +138,13 @@ class ModelRepository:
             served.abandon()
 
 
-def serving_of(packed: BentoContents, settings: ServerSettings) -> ServedModel | ModelRepository:
-    """What serves the bundles of one Bento."""
+# What a server serves. `models` holds all models, the default one first; `name` and `digest` are
+# those of the model, or of all models together.
+Serving = ServedModel | ModelRepository
+
+
+def serving_of(packed: BentoContents, settings: ServerSettings) -> Serving:
+    """Return what serves the bundles of one Bento."""
     if packed.bento_manifest is None:
         return _served(packed.bundles[0], settings)
     return ModelRepository(packed, settings)

@@ -1,7 +1,7 @@
 """The model's configuration and counters in the form of Triton's extensions to the V2 protocol.
 
-What `perf_analyzer` and Triton's own dashboards ask for. The counters are those of the
-worker that answers; /metrics has the sums over all of them.
+`perf_analyzer` and Triton's own dashboards read them. The counters are of the worker that answers;
+/metrics has the sums over all workers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LANES = 2
 
 
 def model_config(served: ServedModel) -> dict[str, Any]:
-    """How the model is served, as a `ModelConfig`; UNAVAILABLE before it is ready.
+    """Return how the model is served, as a `ModelConfig`; UNAVAILABLE before it is ready.
 
-    Shapes leave the batch out where the model has one, which `max_batch_size` then bounds:
-    more rows in a request are taken as well, and run in several batches.
+    Shapes omit the batch dimension, which `max_batch_size` bounds: a request with more rows runs in
+    several batches.
     """
     limits = served.limits
     if limits is None:
@@ -48,10 +48,10 @@ def model_config(served: ServedModel) -> dict[str, Any]:
 
 
 def model_statistics(*models: ServedModel) -> dict[str, Any]:
-    """What this worker counted since it started, times in nanoseconds; UNAVAILABLE before that.
+    """Return what this worker counted since its start, with times in nanoseconds.
 
-    Requests count in `inference_stats`, rows in `inference_count`, batches in the rest. The
-    time of requests that failed is not measured: most are rejected before there is any.
+    Requests count in `inference_stats`, rows in `inference_count`, batches in the rest. The time of
+    failed requests is not measured: most are rejected at once. UNAVAILABLE before the start.
     """
     return {"model_stats": [_statistics(served) for served in models]}
 
@@ -82,12 +82,7 @@ def _statistics(served: ServedModel) -> dict[str, Any]:
 
 
 def _requests(tally: Tally) -> dict[str, Any]:
-    stages = {
-        "queue": tally.queue,
-        "compute_input": tally.parse,
-        "compute_infer": tally.infer,
-        "compute_output": tally.serialize,
-    }
+    stages = tally.stages
     return {
         "success": _duration(tally.answered, sum(stages.values())),
         "fail": _duration(tally.failed, 0.0),

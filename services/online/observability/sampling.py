@@ -8,7 +8,7 @@ servers that get the same requests record the same ones.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -174,14 +174,9 @@ def _kept(arrays: Arrays, sampling: Sampling) -> dict[str, np.ndarray]:
 
 
 def _size(arrays: Arrays) -> int:
-    return sum(map(_array_size, arrays.values()))
-
-
-def _array_size(array: np.ndarray) -> int:
-    if array.dtype != object:
-        return array.nbytes
-    return _content_size(array.flat) + _BYTES_OVERHEAD * array.size
-
-
-def _content_size(values: Iterable[bytes]) -> int:
-    return sum(map(len, values))
+    return sum(
+        sum(map(len, array.flat)) + _BYTES_OVERHEAD * array.size
+        if array.dtype == object
+        else array.nbytes
+        for array in arrays.values()
+    )

@@ -60,9 +60,9 @@ class SegmentWriter:
             )
 
     def write(self, payloads: Sequence[RecordedPayload], sampling: Sampling, now: float) -> int:
-        """Write `payloads` as one segment at Unix time `now`; how many rows it has.
+        """Write `payloads` as one segment at Unix time `now`; return its number of rows.
 
-        OSError if it cannot be written; nothing of it is there then.
+        OSError if it cannot be written, and then no file is left.
         """
         from pyarrow import parquet
 
@@ -106,7 +106,7 @@ class SegmentWriter:
                     yield prefix + spec.name, spec
 
     def _trim(self, max_bytes: int) -> None:
-        """Remove the oldest segments beyond `max_bytes`; another worker may be at it, too."""
+        """Remove the oldest segments beyond `max_bytes`; another worker may do the same."""
         sizes: dict[Path, int] = {}
         for path in sorted(self._folder.iterdir()):
             with contextlib.suppress(FileNotFoundError):
@@ -123,7 +123,7 @@ class SegmentWriter:
 
 
 def to_column(spec: TensorSpec, arrays: Sequence[np.ndarray], *, batched: bool) -> Any:
-    """The rows of `arrays`, one tensor of many requests, as a pyarrow array."""
+    """Return the rows of `arrays`, one tensor of many requests, as a pyarrow array."""
     import pyarrow as pa
 
     if not batched:
@@ -139,7 +139,7 @@ def to_column(spec: TensorSpec, arrays: Sequence[np.ndarray], *, batched: bool) 
 
 
 def _nested(spec: TensorSpec, array: np.ndarray, sizes: Sequence[int]) -> Any:
-    """`array` [rows, ...] as lists in lists; of a fixed size where `sizes` has one."""
+    """Return `array` [rows, ...] as nested lists, of a fixed size where `sizes` has one."""
     import pyarrow as pa
 
     column = pa.array(*_values(spec, array))
@@ -154,7 +154,7 @@ def _nested(spec: TensorSpec, array: np.ndarray, sizes: Sequence[int]) -> Any:
 
 
 def _values(spec: TensorSpec, array: np.ndarray) -> tuple[np.ndarray, Any]:
-    """The elements of `array` in row-major order, and their type in Arrow."""
+    """Return the elements of `array` in row-major order, and their type in Arrow."""
     import pyarrow as pa
 
     flat = array.reshape(-1)

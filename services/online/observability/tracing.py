@@ -19,7 +19,7 @@ from services.online.observability.traceparent import (
     parse_tracestate,
 )
 
-# The standard variables; a URL in the second one is that of the signal itself.
+# The standard variables; the second one holds the whole URL for traces.
 BASE_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _SERVICE_VARIABLES = ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from services.online.openapi.model import ApiModel, type_name
+from services.online.openapi.model import ApiModel, distinct, type_name
 from services.online.openapi.schemas import (
     Schema,
     described_schemas,
@@ -22,8 +22,8 @@ from services.online.openapi.schemas import (
 
 _ABOUT = """\
 Every error is `{"error": sentence, "code": stable name, "hint": what to do}`. A request of
-`application/octet-stream` is the JSON of a request, whose length in bytes the header
-Inference-Header-Content-Length tells, and then the raw little-endian data of the inputs that have
+`application/octet-stream` is the JSON of a request, whose length in bytes is in the header
+Inference-Header-Content-Length, and then the raw little-endian data of the inputs that have
 the parameter `binary_data_size`, in their order; each element of BYTES comes after its length in
 four bytes. A response has the same form where binary data was requested.
 The typed API `/predict` takes an object with an array for each input, as `/docs.json` describes it,
@@ -33,21 +33,22 @@ _WORDS = {400: "The request is wrong.", 503: "Repeat it after the time that Retr
 
 
 def to_text(content: Schema) -> str:
-    """The document as it is written and served."""
+    """Return the text of the document, as it is written and served."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def document(
     models: Sequence[ApiModel], *, version: str | None = None, token: bool | None = None
 ) -> Schema:
-    """The document of a server of `models`, the default one first.
+    """Return the document of a server of `models`, the default one first.
 
-    `version` is the digest of all together; `token` tells whether the server asks for one, if that
-    is known.
+    `version` is the digest of all together; `token` is whether the server requires one, if that is
+    known.
     """
     paths: Schema = dict(_server_paths(token=token is not False))
     schemas: Schema = {"Error": error_schema(), **described_schemas()}
-    for label, model in _labelled(models):
+    labels = distinct((model.identifier for model in models), type_name)
+    for label, model in zip(labels, models, strict=True):
         kind = type_name(label)
         schemas[f"{kind}Request"] = request_schema(model.inputs, model.outputs, model.missing)
         schemas[f"{kind}Response"] = response_schema(model.name, model.digest, model.outputs)
@@ -79,17 +80,6 @@ def document(
             "securitySchemes": schemes,
         },
     }
-
-
-def _labelled(models: Sequence[ApiModel]) -> Iterator[tuple[str, ApiModel]]:
-    """Each model with a distinct identifier, for names of operations and schemas."""
-    taken: set[str] = set()
-    for model in models:
-        label, number = model.identifier, 2
-        while type_name(label) in taken:
-            label, number = f"{model.identifier}_{number}", number + 1
-        taken.add(type_name(label))
-        yield label, model
 
 
 def _server_paths(*, token: bool) -> Iterator[tuple[str, Schema]]:

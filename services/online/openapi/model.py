@@ -1,11 +1,12 @@
-"""A model with names that languages take: the typed service and generated clients go by it."""
+"""A model with names that are valid in code, for the typed service and generated clients."""
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from bundle import __version__
 from bundle.tensors import (
@@ -17,7 +18,7 @@ from bundle.tensors import (
     TensorSpec,
 )
 
-# What generated requests and answers have, or use, beside the tensors.
+# Names that generated requests and answers have or use besides the tensors.
 _TAKEN = frozenset({"meta", "np", "npt", "self"})
 _LONGEST = 32
 
@@ -36,13 +37,8 @@ class ApiTensor:
 
     @property
     def elements(self) -> int | None:
-        """How many values it always has; None if a dimension is dynamic."""
-        count = 1
-        for size in self.shape:
-            if size == DYNAMIC:
-                return None
-            count *= size
-        return count
+        """The number of values; None if a dimension is dynamic."""
+        return None if DYNAMIC in self.shape else prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +87,14 @@ def describe(
 
 
 def type_name(identifier: str) -> str:
-    """`identifier` as a type is called: `TinyNet` for `tiny_net`."""
+    """Return `identifier` in the style of a type: `TinyNet` for `tiny_net`."""
     return "".join(part[:1].upper() + part[1:] for part in identifier.split("_"))
 
 
 def plain_name(name: str, kind: str = "tensor") -> str:
-    """`name` as a short ASCII identifier, no keyword; different names may give the same.
+    """Return `name` as a short ASCII identifier, no keyword; different names may give the same.
 
-    `kind` goes in front of what begins with no letter.
+    `kind` goes in front of a name that begins with no letter.
     """
     plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:_LONGEST].rstrip("_")
     if not plain or plain[0].isdigit():
@@ -106,13 +102,21 @@ def plain_name(name: str, kind: str = "tensor") -> str:
     return f"{plain}_" if keyword.iskeyword(plain) or plain in _TAKEN else plain
 
 
-def _tensors(specs: Iterable[TensorSpec]) -> tuple[ApiTensor, ...]:
-    """Tensors with distinct fields, also where a language does not see upper and lower case."""
-    made: dict[str, ApiTensor] = {}
-    for spec in specs:
-        first = field = plain_name(spec.name)
-        number = 2
-        while field.lower() in made:
-            field, number = f"{first}_{number}", number + 1
-        made[field.lower()] = ApiTensor(spec.name, field, spec.dtype, spec.shape)
-    return tuple(made.values())
+def distinct(names: Iterable[str], key: Callable[[str], str]) -> list[str]:
+    """Return `names` with a number after each whose `key` equals that of an earlier name."""
+    taken: dict[str, str] = {}
+    for first in names:
+        name, number = first, 2
+        while key(name) in taken:
+            name, number = f"{first}_{number}", number + 1
+        taken[key(name)] = name
+    return list(taken.values())
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> tuple[ApiTensor, ...]:
+    """Return tensors with distinct fields, also in languages that ignore case."""
+    fields = distinct((plain_name(spec.name) for spec in specs), str.lower)
+    return tuple(
+        ApiTensor(spec.name, field, spec.dtype, spec.shape)
+        for spec, field in zip(specs, fields, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""JSON Schemas of what a model takes and gives over HTTP, as OpenAPI 3.1 has them."""
+"""JSON Schemas of the requests and responses of a model over HTTP, in the form of OpenAPI 3.1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request_schema(
     outputs: tuple[ApiTensor, ...],
     missing: MissingValues = NO_MISSING,
 ) -> Schema:
-    """The JSON of an infer request."""
+    """Return the schema of an infer request's JSON."""
     required = [tensor.name for tensor in inputs if tensor.name not in missing.optional]
     tensors: Schema = {
         "type": "array",
@@ -57,7 +57,7 @@ def request_schema(
 
 
 def records_schema(inputs: tuple[ApiTensor, ...], missing: MissingValues) -> Schema:
-    """The JSON of rows of a table: objects with one value for each column."""
+    """Return the schema of rows of a table: objects with one value for each column."""
     columns: Schema = {}
     for tensor in inputs:
         value = _value(tensor.dtype)
@@ -74,7 +74,7 @@ def records_schema(inputs: tuple[ApiTensor, ...], missing: MissingValues) -> Sch
 
 
 def example_request(inputs: tuple[ApiTensor, ...]) -> Schema | None:
-    """A request of one row, all zero; None where JSON has no form of it or it is long."""
+    """Return a request of one row of zeros; None if it is long or JSON cannot express it."""
     tensors = []
     for tensor in inputs:
         shape = [1 if size == DYNAMIC else size for size in tensor.shape]
@@ -88,7 +88,7 @@ def example_request(inputs: tuple[ApiTensor, ...]) -> Schema | None:
 
 
 def response_schema(name: str, digest: str, outputs: tuple[ApiTensor, ...]) -> Schema:
-    """The JSON of an answer."""
+    """Return the schema of an answer's JSON."""
     return {
         "type": "object",
         "required": ["model_name", "model_version", "outputs"],
@@ -111,7 +111,7 @@ def response_schema(name: str, digest: str, outputs: tuple[ApiTensor, ...]) -> S
 
 
 def error_schema() -> Schema:
-    """The JSON of every error."""
+    """Return the schema of every error's JSON."""
     return _object(
         {
             "error": {"type": "string", "description": "What is wrong, in a sentence."},
@@ -130,7 +130,7 @@ def error_codes() -> dict[int, list[str]]:
 
 
 def described_schemas() -> dict[str, Schema]:
-    """What a server tells of itself."""
+    """Return the schemas of a server's descriptions of itself."""
     text, count = {"type": "string"}, {"type": "integer", "minimum": 0}
     tensor = _object(
         {
@@ -284,7 +284,7 @@ def _size() -> Schema:
 
 
 def _object(properties: Schema) -> Schema:
-    """An object that has all of `properties`."""
+    """Return the schema of an object that has all of `properties`."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 

@@ -1,1 +1,1 @@
-"""Who may call the server, and over which connections: tokens and TLS."""
+"""Access control: tokens, TLS, and the errors that callers may see."""

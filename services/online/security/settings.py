@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
-from services.online.security.tls import Tls, tls_of
+from bundle.tls import TlsFiles, checked_files
 from services.runtime.access import Access
 
 
@@ -28,7 +28,7 @@ class SecureSettings(BaseModel):
     tls_client_ca: Path | None = None
 
     def access(self) -> Access:
-        """Who may call the API; INVALID_INPUT if the token or its file cannot be used."""
+        """Return the accepted tokens; INVALID_INPUT if the token or its file cannot be used."""
         token = None if self.token is None else self.token.get_secret_value()
         return Access(token, self.token_file)
 
@@ -38,6 +38,6 @@ class SecureSettings(BaseModel):
         _ = self.tls
 
     @property
-    def tls(self) -> Tls | None:
-        """The checked files of TLS, None without; INVALID_INPUT names the one at fault."""
-        return tls_of(self.tls_cert, self.tls_key, self.tls_client_ca)
+    def tls(self) -> TlsFiles | None:
+        """The checked files of TLS, or None; INVALID_INPUT names the file at fault."""
+        return checked_files(self.tls_cert, self.tls_key, self.tls_client_ca)

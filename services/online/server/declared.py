@@ -6,6 +6,7 @@ Their processes load neither the protocols nor the models: that takes a third of
 from __future__ import annotations
 
 import re
+import ssl
 import sys
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import bentoml
 
 from bundle.errors import MlctlError
+from bundle.tls import CIPHERS, TlsFiles
 from services.online.http.declaration import declare_predict, predict_routes
 from services.online.server.workers import explain, prepare_server
 from services.online.settings import ServerSettings
@@ -31,7 +33,7 @@ def declare_service(
     for number, (route, each) in enumerate(predict_routes(packed.models).items()):
         attributes[f"predict_{number}" if number else "predict"] = declare_predict(each, route)
     tls = settings.tls
-    options = {} if tls is None else {"ssl": tls.bentoml_options()}
+    options = {} if tls is None else {"ssl": ssl_options(tls)}
     service: Any = bentoml.service  # mypy takes it for a module of that name
     decorate = service(
         name=re.sub(r"[^a-z0-9]", "_", packed.name),
@@ -40,6 +42,20 @@ def declare_service(
         **options,
     )
     return decorate(type("Model", (worker,), attributes))
+
+
+def ssl_options(files: TlsFiles) -> dict[str, Any]:
+    """Return BentoML's option `ssl`. Python's default is at least TLS 1.2."""
+    options: dict[str, Any] = {
+        "enabled": True,
+        "certfile": str(files.cert.absolute()),
+        "keyfile": str(files.key.absolute()),
+        "ciphers": CIPHERS,
+    }
+    if files.client_ca is not None:
+        options["ca_certs"] = str(files.client_ca.absolute())
+        options["cert_reqs"] = int(ssl.CERT_REQUIRED)
+    return options
 
 
 def _prepare_server(settings: ServerSettings) -> None:

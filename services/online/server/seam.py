@@ -8,7 +8,7 @@ worker for ever.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import bentoml
@@ -16,7 +16,8 @@ import bentoml
 from bundle.errors import MlctlError
 from bundle.verify import VerifiedBundle
 from services.online.grpc.server import GrpcServer
-from services.online.http.app import App, Message, V2App
+from services.online.http.app import V2App
+from services.online.http.calls import App
 from services.online.http.connection import accept_loop as accepting
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.declaration import ROUTE
@@ -24,11 +25,9 @@ from services.online.http.inference import InferHandler
 from services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
 from services.online.http.predict import PredictApp
-from services.online.http.responses import Response
 from services.online.http.token_gate import TokenGate
 from services.online.models.repository import Serving, serving_of
 from services.online.server.declared import declare_service
-from services.online.server.parent import ParentWatch
 from services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
 from services.online.server.watchdog import Watchdog
 from services.online.server.workers import (
@@ -55,44 +54,40 @@ logger = logging.getLogger("mlctl.service")
 class Front:
     """Sends /v1, /v2, /predict, SageMaker's paths and our description to our applications.
 
-    Only a language model has /v1. BentoML's application gets the rest.
+    Only a language model has /v1. BentoML's application `other` gets the rest.
     """
 
-    def __init__(
-        self,
-        v2: App,
-        page: App,
-        predict: App,
-        sagemaker: App,
-        other: App,
-        publish: Callable[[], None],
-        generate: GenerateApp | None,
-    ) -> None:
-        self._generate = generate
-        self._v2 = v2
-        self._predict = predict
-        self._sagemaker = sagemaker
-        self._page = page
+    def __init__(self, serving: Serving, handlers: Sequence[InferHandler], other: App) -> None:
+        self._serving = serving
         self._other = other
-        self._publish = publish
+        self._v2 = V2App(serving, *handlers)
+        self._page = OpenApiPage(serving)
+        self._predict = PredictApp(serving)
+        self._sagemaker = SageMakerApp(serving)
+        self._generate: GenerateApp | None = None
+        if any(each.generates for each in serving.models):
+            from services.online.http.generate import GenerateApp
+
+            self._generate = GenerateApp(serving, *handlers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
         if path == "/metrics":
-            self._publish()
-        app = self._other
-        if scope["type"] == "http":
-            if self._generate is not None and self._generate.answers(path):
-                app = self._generate
-            elif path == "/v2" or path.startswith("/v2/"):
-                app = self._v2
-            elif path == ROUTE or path.startswith(f"{ROUTE}/"):
-                app = self._predict
-            elif path in {PING, INVOCATIONS}:
-                app = self._sagemaker
-            elif path == OPENAPI_PATH:
-                app = self._page
+            forget_dead_workers()
+            self._serving.publish()
+        app = self._find(path) if scope["type"] == "http" else self._other
         await app(scope, receive, send)
+
+    def _find(self, path: str) -> App:
+        if self._generate is not None and self._generate.answers(path):
+            return self._generate
+        if path == "/v2" or path.startswith("/v2/"):
+            return self._v2
+        if path == ROUTE or path.startswith(f"{ROUTE}/"):
+            return self._predict
+        if path in {PING, INVOCATIONS}:
+            return self._sagemaker
+        return self._page if path == OPENAPI_PATH else self._other
 
 
 class MlctlService(bentoml.Service[Any]):
@@ -100,38 +95,15 @@ class MlctlService(bentoml.Service[Any]):
 
     def to_asgi(self, is_main: bool = True) -> Any:
         serving: Serving = self.inner.serving
-        inference, *others = [InferHandler(each) for each in serving.models]
-        serve_http(serving.settings, inference, *others)
-
-        def publish() -> None:
-            forget_dead_workers()
-            serving.publish()
-
-        v2, page = V2App(serving, inference, *others), OpenApiPage(serving)
-        other = make_bento_app(self, is_main=is_main)
-        generate = None
-        if any(each.generates for each in serving.models):
-            from services.online.http.generate import GenerateApp
-
-            generate = GenerateApp(serving, inference, *others)
-        front = Front(
-            v2, page, PredictApp(serving), SageMakerApp(serving), other, publish, generate
-        )
-        return gated(front, inference, serving)
+        handlers = [InferHandler(each) for each in serving.models]
+        serve_http(serving.settings, *handlers)
+        front = Front(serving, handlers, make_bento_app(self, is_main=is_main))
+        return gated(front, handlers[0], serving)
 
 
 def gated(app: App, inference: InferHandler, serving: Serving) -> App:
     """Put `app` behind the token check if the server requires tokens."""
-    if not serving.access.required:
-        return app
-
-    def reject(error: MlctlError, scope: Message) -> Response:
-        headers = dict(scope["headers"])
-        request_id = inference.request_id(headers)
-        record = inference.observe(headers, request_id)
-        return inference.reject(error, request_id, record)
-
-    return TokenGate(app, serving.access, reject)
+    return TokenGate(app, serving.access, inference) if serving.access.required else app
 
 
 def serve_http(settings: ServerSettings, inference: InferHandler, *others: InferHandler) -> None:
@@ -158,7 +130,6 @@ class Worker:
     def __init__(self) -> None:
         self._grpc: GrpcServer | None = None
         self._watchdog: Watchdog | None = None
-        self._parent: ParentWatch | None = None
 
     @bentoml.on_startup
     async def start(self) -> None:
@@ -166,9 +137,13 @@ class Worker:
         try:
             await self.serving.start()
             await self._start_grpc()
-            self._start_watchdog()
             if is_worker():
-                self._parent = ParentWatch(supervisor())
+                self._watchdog = Watchdog(
+                    lambda: self.serving.live,
+                    self.serving.abandon,
+                    self.serving.settings.hang_s,
+                    supervisor(),
+                )
         except BaseException as error:
             logger.critical("%s", explain(error))
             if isinstance(error, MlctlError) and is_worker():
@@ -178,8 +153,6 @@ class Worker:
 
     @bentoml.on_shutdown
     async def stop(self) -> None:
-        if self._parent is not None:
-            self._parent.stop()
         self.serving.drain()
         if self._grpc is not None:
             self._grpc.announce_stop()
@@ -204,11 +177,6 @@ class Worker:
             )
             await self._grpc.start()
             logger.info("V2 gRPC on %s:%d", settings.grpc_host, self._grpc.port)
-
-    def _start_watchdog(self) -> None:
-        if is_worker():
-            seconds = self.serving.settings.hang_s
-            self._watchdog = Watchdog(lambda: self.serving.live, self.serving.abandon, seconds)
 
 
 def _share_log() -> None:

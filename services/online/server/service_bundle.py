@@ -1,6 +1,6 @@
 """Which bundles this installation of the package serves.
 
-$MLCTL_BUNDLE is the folder of one; else they are beside the package, as in a Bento.
+$MLCTL_BUNDLE is the folder of a bundle; otherwise they are next to the package, as in a Bento.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from services.runtime.bento_layout import (
     is_bundle,
     read_contents,
 )
+from services.runtime.signing import require_signed
 
 BESIDE = Path(__file__).resolve().parents[3]
 
 
 def find_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoContents:
-    """The verified bundles to serve; MANIFEST_INVALID says how to get one.
+    """Return the verified bundles to serve; MANIFEST_INVALID says how to get one.
 
-    DIGEST_MISMATCH if one beside the package is not the one that the Bento names.
+    DIGEST_MISMATCH if a bundle next to the package is not the one that the Bento names.
     """
     root = settings.bundle or beside / MODEL_FOLDER
     if settings.bundle is None and (beside / MODELS_FILE).is_file():
@@ -40,14 +41,11 @@ def find_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoConten
 
 
 def find_trusted_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoContents:
-    """As `find_bundles`, and signed under the key that `settings` requires, if it does.
+    """Return what `find_bundles` finds, signed by the key that `settings` require, if any.
 
-    SIGNATURE_INVALID for a bundle that is not.
+    SIGNATURE_INVALID for a bundle that is not signed by it.
     """
     packed = find_bundles(settings, beside)
-    if settings.require_signature is not None:
-        from services.runtime.signing import require_signed
-
-        for bundle in packed.bundles:
-            require_signed(bundle, settings.require_signature)
+    for bundle in packed.bundles:
+        require_signed(bundle, settings.require_signature)
     return packed

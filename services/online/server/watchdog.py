@@ -1,7 +1,8 @@
-"""Ends a worker that hangs, so that its supervisor starts another one.
+"""Ends a worker that hangs, or whose supervisor has died.
 
 A model's run cannot be cancelled, and a hanging event loop answers no liveness probe, so a thread
-watches both.
+watches both: the supervisor starts another worker. Without a supervisor a worker would never be
+replaced or stopped, and would keep the ports from a new server, so it stops gracefully.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -33,11 +35,17 @@ def end_process() -> None:
     os._exit(EXIT_CODE)
 
 
+def stop_process() -> None:
+    """Stop this process as the supervisor would."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Watchdog:
     """Looks several times in `limit` seconds, from a thread of its own, until `stop`.
 
     It calls `farewell` on `loop` and then `end`, once, when `live` is false or the loop has
-    done nothing for `limit` seconds. Made on the loop.
+    done nothing for `limit` seconds; and `orphaned`, once, when `parent` does not return
+    `supervisor`, which may be gone before the watch begins. Made on the loop.
     """
 
     def __init__(
@@ -45,15 +53,21 @@ class Watchdog:
         live: Callable[[], bool],
         farewell: Callable[[], None],
         limit: float,
+        supervisor: int,
         *,
+        parent: Callable[[], int] = os.getppid,
         end: Callable[[], None] = end_process,
+        orphaned: Callable[[], None] = stop_process,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._live = live
         self._farewell = farewell
         self._limit = limit
         self._interval = min(_LONGEST_INTERVAL, limit / 5)
+        self._supervisor: int | None = supervisor
+        self._parent = parent
         self._end = end
+        self._orphaned = orphaned
         self._stopped = threading.Event()
         self._beat = time.monotonic()
         threading.Thread(target=self._watch, name="mlctl-watchdog", daemon=True).start()
@@ -72,6 +86,10 @@ class Watchdog:
                 self._loop.call_soon_threadsafe(self._note_beat)
             except RuntimeError:
                 return  # a loop that was closed hangs no more
+            if self._supervisor is not None and self._parent() != self._supervisor:
+                self._supervisor = None
+                logger.critical("the supervisor is gone; this worker answers what is open and ends")
+                self._orphaned()
             if late:
                 self._beat = now
             elif now - self._beat > self._limit:

@@ -28,16 +28,16 @@ _COUNTS = "MLCTL_COUNTS_DIR"
 _SUPERVISOR = "MLCTL_SUPERVISOR_PID"
 _FAILURE = "failure"  # in that folder
 _PROMETHEUS = "PROMETHEUS_MULTIPROC_DIR"
-# Beside its clients' connections a process has files, libraries' devices and pipes open.
+# Besides its clients' connections a process has files, libraries' devices and pipes open.
 _OTHER_FILES = 256
 _reserved: list[socket.socket] = []
 
 
 def prepare_server(settings: ServerSettings) -> None:
-    """In the supervisor, before it starts a worker; PORT_TAKEN if the gRPC port is.
+    """Prepare the supervisor, before it starts a worker; PORT_TAKEN if the gRPC port is in use.
 
-    A folder of this server's own for its counts: that of BentoML's store is emptied by
-    the next server that starts from the same store.
+    The server gets a folder of its own for its metrics: the next server that starts from the same
+    store empties the folder of BentoML's store.
     """
     use_monotonic_clock()
     folder = tempfile.mkdtemp(prefix="mlctl-counts-")
@@ -73,7 +73,7 @@ def _end_server(folder: Path) -> None:
 
 
 def join_server(settings: ServerSettings) -> None:
-    """In a worker, before anything is counted: count where the others do; take connections."""
+    """Prepare a worker: share the metrics of all workers, and allow enough open connections."""
     if folder := os.environ.get(_COUNTS):
         os.environ[_PROMETHEUS] = folder
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -125,21 +125,21 @@ def _is_sibling(pid: int) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """Why the server does not start, for its log."""
+    """Return why the server does not start, for its log."""
     if isinstance(error, MlctlError):
         return f"mlctl does not serve this bundle ({error.code}): {error.message}. {error.hint}"
     return f"mlctl could not start the model: {error!r}"
 
 
 def is_worker() -> bool:
-    """Whether a supervisor started this process, and starts another when it ends."""
+    """Return whether a supervisor started this process, and starts another when it ends."""
     import bentoml
 
     return bentoml.server_context.worker_index is not None
 
 
 def stop_supervisor(error: BaseException) -> None:
-    """In a worker, end the server that started it, with `error`'s exit code; elsewhere nothing."""
+    """Stop the server that started this worker, with `error`'s exit code; elsewhere do nothing."""
     if is_worker():
         code = error.code if isinstance(error, MlctlError) else ErrorCode.INTERNAL
         note_failure(ERROR_TABLE[code].exit_code)

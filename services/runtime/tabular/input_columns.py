@@ -130,7 +130,7 @@ def _single_problem(feed: InputColumns, name: str, kind: Any) -> str | None:
 
     inner = getattr(kind, "storage_type", kind)
     depth, known = 0, 1
-    while _is_list(inner):
+    while is_list(inner):
         known = known * inner.list_size if pa.types.is_fixed_size_list(inner) else DYNAMIC
         inner, depth = inner.value_type, depth + 1
     if depth == 0 and feed.width != 1:
@@ -156,7 +156,8 @@ def _scalar_problem(spec: TensorSpec, name: str, kind: Any) -> str | None:
     return f"column {name!r} holds {kind}, expected {wanted}"
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Return whether values of this Arrow type are lists."""
     from pyarrow import types
 
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

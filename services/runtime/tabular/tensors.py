@@ -15,7 +15,7 @@ import numpy as np
 
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.runtime.input_checks import absent_rows
-from services.runtime.tabular.input_columns import InputColumns
+from services.runtime.tabular.input_columns import InputColumns, is_list
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,7 @@ def _fixed(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
         return _wide(table, feed, reasons).reshape(shape)
     column = _flat(table.column(feed.columns[0]))
     every = np.arange(table.num_rows)
-    if not _is_list(column.type):
+    if not is_list(column.type):
         return _values(column, feed, every, 1, reasons).reshape(shape)
     good = _right_length(column, feed, reasons)
     if good.all():
@@ -152,12 +152,6 @@ def _flat(column: Any) -> Any:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _is_list(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
 def _elements(column: Any) -> Any:
     """Return the values of all lists in one array, without those of null lists."""
     from pyarrow import types
@@ -190,7 +184,7 @@ def _value_counts(column: Any) -> np.ndarray:
     import pyarrow as pa
 
     inner = column.type.value_type
-    if _is_list(inner):
+    if is_list(inner):
         return np.array([_nested_length(value) for value in column.to_pylist()], np.int64)
     if pa.types.is_fixed_size_list(column.type):
         lengths = np.full(len(column), column.type.list_size)
@@ -228,7 +222,7 @@ def _values(
     column: Any, feed: InputColumns, rows: np.ndarray, width: int, reasons: Reasons
 ) -> np.ndarray:
     """Return the column's values in order, `width` per row of `rows`."""
-    while _is_list(column.type):
+    while is_list(column.type):
         column = _elements(column)
     column = _flat(column)
     name = feed.columns[0]
@@ -268,7 +262,7 @@ def _texts(column: Any) -> np.ndarray:
 
 
 def _numbers(column: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
-    """The column's values as numbers of `dtype`, and by index why some are none."""
+    """Return the column's values as numbers of `dtype`, and by index why some are not numbers."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -287,7 +281,7 @@ def _numbers(column: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
 
 
 def _memory(column: Any) -> np.ndarray:
-    """The values of a column without nulls, where they are if that can be.
+    """Return the values of a column without nulls, without a copy if possible.
 
     pyarrow's own way loads pandas, if there is one, which takes longer than a small job.
     """

@@ -6,21 +6,18 @@ JSON: a `result`, `rejected` or `unavailable`. A worker that ends without one ha
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from bundle.clock import Clock, SystemClock
 from services.runtime.tensorrt.profile import Profile
 
 # TensorRT for desktop GPUs: the same importer and builder, but it builds without a GPU.
@@ -73,72 +70,34 @@ def build_engine(model: Path, profile: Profile, timeout_s: float) -> EngineBuild
     return EngineBuild(**run_worker("build", request, timeout_s))
 
 
-def run_worker(
-    command: Command,
-    request: Mapping[str, Any],
-    timeout_s: float,
-    clock: Clock | None = None,
-) -> dict[str, Any]:
+def run_worker(command: Command, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """Return the worker's result for `request`; WorkerError if there is none after `timeout_s`."""
-    clock = clock or SystemClock()
-    with tempfile.TemporaryFile() as log, _worker(command, request, log) as process:
-        for line in _lines(process, clock, clock.monotonic() + timeout_s, timeout_s):
-            message = json.loads(line)
-            match message.pop("event"):
-                case Cause.REJECTED | Cause.UNAVAILABLE as cause:
-                    raise WorkerError(Cause(cause), message["reason"])
-                case "result":
-                    return dict(message)
-        raise WorkerError(Cause.CRASHED, _exit_reason(process.wait(), log))
-
-
-@contextlib.contextmanager
-def _worker(
-    command: Command, request: Mapping[str, Any], log: IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a worker and send `request`; its whole process group is gone when the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "services.runtime.engine_worker", command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout:
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "services.runtime.engine_worker", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        ) as process,
+    ):
         try:
-            # A worker that died already is noticed by its missing answer.
-            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(json.dumps(request).encode())
-            yield process
+            answer, _ = process.communicate(json.dumps(request).encode(), timeout_s)
+        except subprocess.TimeoutExpired:
+            reason = f"it did not finish within {timeout_s:g} s"
+            raise WorkerError(Cause.TIMED_OUT, reason) from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _lines(
-    process: subprocess.Popen[bytes], clock: Clock, deadline: float, timeout_s: float
-) -> Iterator[bytes]:
-    """Yield whole lines of the worker's stdout until it closes; WorkerError at the deadline."""
-    assert process.stdout is not None
-    descriptor = process.stdout.fileno()
-    pending = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while True:
-            remaining = deadline - clock.monotonic()
-            if remaining <= 0:
-                raise WorkerError(Cause.TIMED_OUT, f"it did not finish within {timeout_s:g} s")
-            if not selector.select(remaining):
-                continue
-            chunk = os.read(descriptor, 1 << 16)
-            if not chunk:
-                return
-            *whole, pending = (pending + chunk).split(b"\n")
-            yield from whole
+        if not answer.endswith(b"\n"):
+            raise WorkerError(Cause.CRASHED, _exit_reason(process.returncode, log))
+    message = json.loads(answer)
+    match message.pop("event"):
+        case Cause.REJECTED | Cause.UNAVAILABLE as cause:
+            raise WorkerError(Cause(cause), message["reason"])
+    return dict(message)
 
 
 def _exit_reason(code: int, log: IO[bytes]) -> str:

@@ -16,11 +16,11 @@ from services.runtime.bento_layout import (
     MODELS_FILE,
     BentoContents,
     combine_bundles,
-    expected_digest,
     model_folder,
     read_bento_manifest,
     read_contents,
 )
+from services.runtime.scorable import scorable_in
 from tests.support.bundles import make_bundle
 
 
@@ -52,7 +52,7 @@ def test_combine_bundles__one_model__keeps_its_digest_and_name(
     source = lay_out(packed, tmp_path)
     assert read_contents(source) == find_bundles(ServerSettings(bundle=None), source)
     assert model_folder(source) == source / "model"
-    assert expected_digest(source, packed.digest) == packed.digest
+    assert scorable_in(source, label=packed.digest).digest == packed.digest
 
 
 def test_combine_bundles__several_models__have_a_common_digest(
@@ -68,7 +68,7 @@ def test_combine_bundles__several_models__have_a_common_digest(
     others = [combine_bundles(pair[::-1], "shop"), combine_bundles(pair, "store")]
     assert len({packed.digest, *(other.digest for other in others)}) == 3
     assert model_folder(source) == source / "models" / "two"
-    assert expected_digest(source, packed.digest, "one") == pair[1].digest
+    assert scorable_in(source, "one", packed.digest).digest == pair[1].digest
 
 
 def test_combine_bundles__invalid_names__are_rejected(pair: list[VerifiedBundle]) -> None:
@@ -126,9 +126,9 @@ def test_find_bundles__changed_bento__is_rejected(
     assert caught.value.code is code
 
 
-def test_expected_digest__label_of_another_bento__is_rejected(source: Path) -> None:
+def test_scorable_in__label_of_another_bento__is_rejected(source: Path) -> None:
     with pytest.raises(MlctlError) as caught:
-        expected_digest(source, "0" * 64)
+        scorable_in(source, label="0" * 64)
     assert caught.value.code is ErrorCode.DIGEST_MISMATCH
     with pytest.raises(MlctlError, match="it has two, one"):
         model_folder(source, "three")

@@ -23,7 +23,7 @@ from services.batch.units import Sink
 from services.runtime.bento_layout import BentoContents, combine_bundles
 from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
 from services.runtime.run_errors import ModelRunError, is_out_of_memory
-from services.runtime.scorable import find_model, find_scorable, open_scorable, unit_rows
+from services.runtime.scorable import find_scorable, open_scorable, unit_rows
 from services.stream.base import ConnectionRequest, StreamUrl
 from services.stream.engine import RunSettings
 from services.stream.payloads import PayloadRequest
@@ -72,8 +72,6 @@ def test_find_scorable__pipeline__is_found_as_a_whole(bento: Path, whole: Verifi
     stage = find_scorable(str(alone))
     assert isinstance(stage, VerifiedBundle)
     assert (stage.name, whole.digest != stage.digest) == ("triple", True)
-    with pytest.raises(MlctlError, match="not a single model"):
-        find_model(str(bento))
 
 
 def test_find_scorable__signature_required__checks_each_stage(

@@ -12,26 +12,26 @@ from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
 from services.runtime.scorable import (
     check_batched,
-    find_model,
+    find_scorable,
     open_scorer,
     unit_rows,
 )
 
 
-def test_find_model__folder__is_verified(bundle: VerifiedBundle) -> None:
-    assert find_model(str(bundle.root)).digest == bundle.digest
+def test_find_scorable__folder__is_verified(bundle: VerifiedBundle) -> None:
+    assert find_scorable(str(bundle.root)).digest == bundle.digest
     (bundle.root / "model.onnx").write_bytes(b"other")
     with pytest.raises(MlctlError) as caught:
-        find_model(str(bundle.root))
+        find_scorable(str(bundle.root))
     assert caught.value.code is ErrorCode.FILE_ALTERED
 
 
 @pytest.mark.slow
-def test_find_model__tag_or_folder__is_the_same(
+def test_find_scorable__tag_or_folder__is_the_same(
     built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(store_home))
-    assert find_model(built.tag).digest == find_model(str(built.path)).digest == built.digest
+    assert find_scorable(built.tag).digest == find_scorable(str(built.path)).digest == built.digest
 
 
 def _shaped(bundle: VerifiedBundle, *shape: int) -> VerifiedBundle:

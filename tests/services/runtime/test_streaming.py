@@ -270,7 +270,7 @@ async def test_stream__above_the_limit__is_rejected(counting: VerifiedBundle) ->
 def test_stream__no_part_for_a_while__sends_a_heartbeat(
     ask: Ask, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.online.http.sse.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("services.online.http.calls.HEARTBEAT_SECONDS", 0.02)
 
     async def use(client: Client, _host: ServedModel, code: ModuleType) -> None:
         gate = threading.Event()

@@ -32,9 +32,9 @@ class TypedCodec:
         return self._messages.raw_response
 
     def decode(self, data: bytes) -> InferRequest:
-        """The request in a message; INVALID_INPUT names the tensor and the reason.
+        """Return the request in a message; INVALID_INPUT names the tensor and the reason.
 
-        A tensor without values and shape is not given, which the model judges.
+        A tensor without values and shape is absent; the model decides whether it may be.
         """
         message = self._parse(data)
         inputs: dict[str, np.ndarray] = {}
@@ -45,7 +45,7 @@ class TypedCodec:
         return InferRequest("", inputs, self._outputs)
 
     def encode(self, outputs: Mapping[str, np.ndarray]) -> Any:
-        """The message of an answer."""
+        """Return the message of an answer."""
         message = self.response(**{DIGEST: self._digest})
         for field in self._layout.response:
             array = outputs[field.tensor.name]
@@ -90,7 +90,7 @@ def _shape(field: Field, count: int) -> tuple[int, ...]:
     dynamic = wanted.count(DYNAMIC)
     if dynamic > 1 or (dynamic == 1 and (known == 0 or count % known)):
         raise invalid(
-            f"tensor {field.tensor.name!r}: {count} values do not tell the shape, "
+            f"tensor {field.tensor.name!r}: {count} values do not give the shape, "
             f"which is {list(wanted)}",
             f"Send it in {field.shape}." if dynamic > 1 or known == 0 else None,
         )

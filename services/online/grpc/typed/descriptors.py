@@ -45,13 +45,13 @@ class TypedMessages:
 
 
 def make_messages(layout: TypedLayout) -> TypedMessages:
-    """The classes of a layout's messages, in descriptor pools of their own."""
+    """Return the classes of a layout's messages, in descriptor pools of their own."""
     plain, raw = (_classes(layout, raw=raw) for raw in (False, True))
     return TypedMessages(plain["Request"], raw["Request"], raw["Response"])
 
 
 def make_file(layout: TypedLayout, *, raw: bool = False) -> Any:
-    """The file that defines the service, or the same in the server's own form."""
+    """Return the file that defines the service, or the same in the server's own form."""
     file: Any = FileDescriptorProto(name=layout.path, package=layout.package, syntax="proto3")
     file.message_type.append(_message("Request", layout.request, 1, raw=raw))
     answer = _message("Response", layout.response, 2, raw=raw)

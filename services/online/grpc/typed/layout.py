@@ -1,4 +1,4 @@
-"""How a model's tensors become fields of messages. The server and the printed .proto go by it.
+"""How a model's tensors become fields of messages, for the server and for the printed .proto.
 
 The package is `mlctl.models.NAME.v1`. Tensor number k, from 0 on, is field 11 + 2k and its shape
 the field after that, so a tensor that is added at the end changes no other.
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from bundle.tensors import DYNAMIC, Datatype
 from services.online.openapi.model import ApiModel, ApiTensor
 
-FIRST = 11  # those before are kept for what is no tensor
+FIRST = 11  # lower numbers are reserved for fields that are not tensors
 DIGEST = "model_digest"
 _SCALARS: Mapping[Datatype, str] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ class Field:
     """A tensor in a message: its field's name and number, and the name of its shape's field.
 
     `scalar` is protobuf's name of one value; None if all values are one field of raw bytes.
-    `shape` is None if the tensor has always the same.
+    `shape` is None if the shape of the tensor is fixed.
     """
 
     tensor: ApiTensor
@@ -75,7 +75,7 @@ class TypedLayout:
 
 
 def lay_out(model: ApiModel) -> TypedLayout:
-    """The service of `model`."""
+    """Return the service of `model`."""
     package = f"mlctl.models.{package_name(model.name)}.v1"
     return TypedLayout(package, _fields(model.inputs), _fields(model.outputs, DIGEST))
 
@@ -103,5 +103,5 @@ def _fields(tensors: Iterable[ApiTensor], *others: str) -> tuple[Field, ...]:
 
 
 def _key(name: str) -> str:
-    """What two fields must not share: JSON has names without underscores."""
+    """Return the name without underscores, as JSON has it; no two fields may have the same."""
     return name.replace("_", "").lower()

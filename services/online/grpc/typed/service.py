@@ -4,65 +4,43 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from time import perf_counter
 from typing import Any
 
-from services.online.grpc.http2.call import GrpcCall, MethodHandler
+from services.online.batching.executor import Answer
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from services.online.grpc.typed.codec import TypedCodec
 from services.online.grpc.typed.descriptors import make_file
 from services.online.grpc.typed.layout import lay_out
-from services.online.grpc.unary import ask, counted
+from services.online.grpc.unary import infer_handler
 from services.online.openapi.model import describe
+from services.protocol.wire import InferRequest
 
 METHOD = "Predict"
 logger = logging.getLogger("mlctl.grpc")
 
 
 class TypedService:
-    """Answer the typed calls to one model."""
+    """The service of one model: its `name`, the `path` of its method, and the `handler` of that.
+
+    `file` is the descriptor for reflection.
+    """
 
     def __init__(self, models: GrpcModels, model: GrpcModel) -> None:
         served = model.served
-        self._models = models
-        self._model = model
-        self._layout = lay_out(describe(served.name, served.digest, served.signature))
-        self._codec = TypedCodec(self._layout, served.digest, served.signature)
+        layout = lay_out(describe(served.name, served.digest, served.signature))
+        codec = TypedCodec(layout, served.digest, served.signature)
 
-    @property
-    def name(self) -> str:
-        """The full name of the service."""
-        return self._layout.service
+        def decode(message: bytes, context: RequestContext) -> InferRequest:
+            context.of(model)
+            return codec.decode(message)
 
-    def file(self) -> Any:
-        """Return the file descriptor for reflection."""
-        return make_file(self._layout)
+        def encode(_model: GrpcModel, _request: InferRequest, answer: Answer) -> Any:
+            return codec.encode(answer.outputs)
 
-    @property
-    def path(self) -> str:
-        """The path of its method, as calls have it."""
-        return f"/{self.name}/{METHOD}"
-
-    def handler(self) -> MethodHandler:
-        """Return the handler of its method."""
-        return MethodHandler(self._answer, self._codec.response.SerializeToString)
-
-    async def _answer(self, message: bytes, call: GrpcCall) -> Any:
-        async def infer(context: RequestContext) -> Any:
-            start = perf_counter()
-            model = context.of(self._model)
-            request = self._codec.decode(message)
-            parse = perf_counter() - start
-            return await ask(
-                model,
-                context,
-                request,
-                call,
-                parse,
-                lambda answer: self._codec.encode(answer.outputs),
-            )
-
-        return await counted(self._models, message, call, infer)
+        self.name = layout.service
+        self.path = f"/{layout.service}/{METHOD}"
+        self.file = make_file(layout)
+        self.handler = infer_handler(models, decode, encode, codec.response)
 
 
 def typed_services(models: GrpcModels) -> list[TypedService]:

@@ -256,7 +256,7 @@ async def test_stream__clients_leave__their_slots_are_free(serve: Serve) -> None
 async def test_stream__no_token_for_a_while__comments_keep_the_connection_open(
     serve: Serve, decoding: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.online.http.sse.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("services.online.http.calls.HEARTBEAT_SECONDS", 0.02)
     body = {**GREEDY, "prompt": "Count:", "max_tokens": 40, "stream": True}
     async with serve() as running:
         decoding.clear()

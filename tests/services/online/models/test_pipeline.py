@@ -25,7 +25,7 @@ from services.online.http.inference import InferHandler
 from services.online.models.repository import ModelRepository
 from services.online.settings import ServerSettings
 from services.runtime.bento_layout import MODELS_FILE, BentoContents, combine_bundles, read_contents
-from services.runtime.scorable import find_model
+from services.runtime.scorable import find_scorable
 from tests.services.online.models.test_repository import answered, call, request, rows, serve
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support.bundles import expected, make_bundle
@@ -181,10 +181,8 @@ def test_pipeline__laid_out_in_a_bento__is_read_back(packed: BentoContents, tmp_
     found = read_contents(source)
     assert (found.digest, found.bento_manifest) == (packed.digest, packed.bento_manifest)
     assert packed.digest != combine_bundles(packed.bundles, "both").digest
-    with pytest.raises(MlctlError, match=r"'both' is a pipeline of double \+ triple") as caught:
-        find_model(str(tmp_path))
-    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
-    assert find_model(str(source / "models" / "triple")).manifest.name == "triple"
+    assert find_scorable(str(tmp_path)).digest == packed.digest
+    assert find_scorable(str(source / "models" / "triple")).name == "triple"
     client = find_source(str(tmp_path))
     assert (client.name, client.digest) == ("both", packed.digest)
     assert [each.name for each in client.inputs + client.outputs] == ["x", "y"]

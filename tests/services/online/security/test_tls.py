@@ -14,13 +14,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tls import CIPHERS
+from bundle.tls import CIPHERS, checked_files
 from bundle.verify import VerifiedBundle
 from services.online.grpc.http2.connection import Times
 from services.online.grpc.server import GrpcServer
 from services.online.http.connection.accept_loop import AcceptingLoop
 from services.online.models.served_model import ServedModel
-from services.online.security.tls import tls_of
+from services.online.server.declared import ssl_options
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.support.certificates import Certificates
@@ -30,18 +30,18 @@ secure_channel: Any = grpc.aio.secure_channel
 Pair = tuple[Path, Path] | None
 
 
-def test_tls_of__no_files__is_none() -> None:
-    assert tls_of(None, None, None) is None
+def test_checked_files__no_files__is_none() -> None:
+    assert checked_files(None, None, None) is None
 
 
-def test_tls_of__certificate_without_key__is_rejected(certificates: Certificates) -> None:
+def test_checked_files__certificate_without_key__is_rejected(certificates: Certificates) -> None:
     cert, key = certificates.server
     for given in ((cert, None, None), (None, key, None), (None, None, certificates.ca)):
         with pytest.raises(MlctlError, match="both a certificate and its key"):
-            tls_of(*given)
+            checked_files(*given)
 
 
-def test_tls_of__unusable_file__is_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_checked_files__unusable_file__is_named(certificates: Certificates, tmp_path: Path) -> None:
     cert, key = certificates.server
     none, text = tmp_path / "none.pem", tmp_path / "text.pem"
     text.write_text("no PEM at all")
@@ -57,12 +57,12 @@ def test_tls_of__unusable_file__is_named(certificates: Certificates, tmp_path: P
     ]
     for given, named in cases:
         with pytest.raises(MlctlError, match=str(named)) as caught:
-            tls_of(*given)
+            checked_files(*given)
         assert caught.value.code is ErrorCode.INVALID_INPUT
         assert "_ssl.c" not in caught.value.message
 
 
-def test_tls_of__key_with_a_password__is_rejected_without_a_prompt(
+def test_checked_files__key_with_a_password__is_rejected_without_a_prompt(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     from cryptography.hazmat.primitives import serialization
@@ -78,7 +78,7 @@ def test_tls_of__key_with_a_password__is_rejected_without_a_prompt(
         )
     )
     with pytest.raises(MlctlError, match=str(locked)):
-        tls_of(cert, locked, None)
+        checked_files(cert, locked, None)
 
 
 def test_context__protocols_and_ciphers__are_modern_only(certificates: Certificates) -> None:
@@ -88,7 +88,7 @@ def test_context__protocols_and_ciphers__are_modern_only(certificates: Certifica
     assert certificates.tls(mutual=True).context().verify_mode is ssl.CERT_REQUIRED
     for cipher in context.get_ciphers():
         assert cipher["protocol"] == "TLSv1.3" or cipher["name"].startswith("ECDHE-")
-    assert certificates.tls(mutual=True).bentoml_options() == {
+    assert ssl_options(certificates.tls(mutual=True)) == {
         "enabled": True,
         "certfile": str(certificates.server[0]),
         "keyfile": str(certificates.server[1]),

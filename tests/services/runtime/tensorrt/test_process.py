@@ -1,14 +1,14 @@
 import os
+import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bundle.clock import Clock
 from services.runtime.tensorrt.process import Cause, WorkerError, build_engine, run_worker
 from services.runtime.tensorrt.profile import SizeRange, make_profile
 from tests.services.runtime.tensorrt.graphs import scaling
-from tests.support.clock import ManualClock
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
@@ -21,21 +21,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "stranger.py"
 
 
-def load(timeout_s: float = 60.0, clock: Clock | None = None) -> WorkerError:
+def load() -> WorkerError:
     with pytest.raises(WorkerError) as caught:
-        run_worker("build", {"library": "stranger"}, timeout_s, clock)
+        run_worker("build", {"library": "stranger"}, 60.0)
     return caught.value
-
-
-class UntilWritten(ManualClock):
-    """A clock that stands still until all of `paths` hold something."""
-
-    def __init__(self, *paths: Path) -> None:
-        super().__init__()
-        self._paths = paths
-
-    def monotonic(self) -> float:
-        return float(all(path.is_file() and path.stat().st_size for path in self._paths))
 
 
 def test_build_engine__without_a_gpu__builds(tmp_path: Path) -> None:
@@ -76,7 +65,9 @@ def test_worker__exception__is_a_crash(library: Path) -> None:
     assert error.reason == "its process died with exit code 1: MemoryError: no room"
 
 
-def test_worker__build_hangs__is_killed_with_its_children(library: Path, tmp_path: Path) -> None:
+def test_worker__build_hangs__is_killed_with_its_children(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pids = tmp_path / "parent", tmp_path / "child"
     library.write_text(
         "import os, pathlib, signal\n"
@@ -84,9 +75,20 @@ def test_worker__build_hangs__is_killed_with_its_children(library: Path, tmp_pat
         f"(pathlib.Path({str(tmp_path)!r}) / name).write_text(str(os.getpid()))\n"
         "signal.pause()\n"
     )
-    error = load(0.05, UntilWritten(*pids))
+    communicate: Any = subprocess.Popen.communicate
+
+    def expire(process: Any, request: bytes, seconds: float) -> Any:
+        """Let the time be over when the build hangs."""
+        assert seconds == 60.0
+        with pytest.raises(subprocess.TimeoutExpired):
+            communicate(process, request, 0.01)
+        wait_until(lambda: all(path.is_file() and path.stat().st_size for path in pids))
+        return communicate(process, timeout=0.01)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", expire)
+    error = load()
     assert error.cause is Cause.TIMED_OUT
-    assert error.reason == "it did not finish within 0.05 s"
+    assert error.reason == "it did not finish within 60 s"
     for path in pids:
         wait_until(partial(is_gone, int(path.read_text())), what=path.name)
 

@@ -137,7 +137,7 @@ def test_decode__values_that_do_not_fit__are_named() -> None:
     assert "field a has 2 elements" in refusal(own, kind(a=[1, 2])).message
     own, kind = one(Datatype.INT64, DYNAMIC, DYNAMIC)
     error = refusal(own, kind(a=[1, 2]))
-    assert "do not tell the shape" in error.message
+    assert "do not give the shape" in error.message
     assert "a_shape" in error.hint
     own, kind = one(Datatype.BOOL, DYNAMIC)
     error = refusal(own, kind(a=[True] * (MAX_VALUES + 1)))

@@ -97,7 +97,7 @@ def test_typed_service__invalid_requests__have_the_tables_status(
 ) -> None:
     async def use(messages: Any, stub: Any, host: ServedModel) -> None:
         for request, said in (
-            (messages.Request(x=[1, 2, 3]), "3 values do not tell the shape"),
+            (messages.Request(x=[1, 2, 3]), "3 values do not give the shape"),
             (messages.Request(x=[1, 2, 3, 4], x_shape=[2, 4]), "'x'"),
             (messages.Request(x=[1, 2, 3, 4], x_shape=[1, -4]), "size of a dimension"),
             (messages.Request(x=[1, 2, 3, 4], x_shape=[4]), "1 dimensions"),

@@ -12,7 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bundle.errors import MlctlError
 from services.online.batching.executor import Answer
-from services.online.http.app import Message, Receive, Send, V2App
+from services.online.http.app import V2App
+from services.online.http.calls import Message, Receive, Send
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.fields import fields_of
 from services.online.http.inference import InferHandler, PendingRequest

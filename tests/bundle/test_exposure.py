@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.security.exposure import exposure, is_loopback
+from bundle.exposure import exposure, is_loopback
 
 
 def told(

@@ -1,0 +1,204 @@
+"""A request to the application, and its response: a whole one, or server-sent events.
+
+Limits come before parsing: the declared length, then the arrived one. The status of a stream is 200
+only when there is a first event, or when the first takes so long that a proxy might give up; later
+failures are reported by an event. A slow reader holds the model's work back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from bundle.errors import MlctlError
+from services.online.batching.admission import Hold
+from services.online.batching.scheduler import deadline_exceeded
+from services.online.http.fields import fields_of
+from services.online.http.responses import MethodError, Response, error_response
+from services.online.observability.calls import RequestRecord
+from services.runtime.streaming import PieceStream
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+Piece = TypeVar("Piece")
+# Proxies close a connection on which nothing came for half a minute or more.
+HEARTBEAT_SECONDS = 15.0
+_HEARTBEAT = b": nothing yet\n\n"
+_EVENT_HEADERS = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    # nginx and others buffer a page of what they forward.
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class GoneError(Exception):
+    """The client disconnected before it had its answer."""
+
+
+Reject = Callable[[BaseException, bytes, RequestRecord | None], Response]
+
+
+class CallHandler(Protocol):
+    """Counts and observes the calls of one model."""
+
+    def request_id(self, headers: Mapping[bytes, bytes], /) -> bytes: ...
+
+    def observe(
+        self, headers: Mapping[bytes, bytes], request_id: bytes, /
+    ) -> RequestRecord | None: ...
+
+    def reject(
+        self, error: BaseException, request_id: bytes, record: RequestRecord | None, /
+    ) -> Response: ...
+
+    def disconnected(self, record: RequestRecord | None, /) -> None: ...
+
+
+class HttpCall:
+    """One request, with the means to answer it; `record` is its observability record.
+
+    It arrived at the loop's time `arrived`. The head of a stream is sent with its first event, and
+    has `event_headers` besides. `error_event` is the form of an error in a stream.
+    """
+
+    error_event = b"event: error\ndata: %b\n\n"
+
+    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.path: str = scope["path"]
+        self.method: str = scope.get("method", "")
+        self.headers = fields_of(scope["headers"])
+        self.request_id = b""
+        self.record: RequestRecord | None = None
+        self.arrived = asyncio.get_running_loop().time()
+        self.event_headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.streaming = False
+        self._receive = receive
+        self._send = send
+        self._lock = asyncio.Lock()
+        self._last_sent = self.arrived
+
+    def require(self, *methods: str) -> None:
+        """Raise METHOD_NOT_ALLOWED unless the method is one of `methods`."""
+        if self.method not in methods:
+            raise MethodError(methods)
+
+    async def answer(self, response: Awaitable[Response]) -> None:
+        """Send the response that `response` returns, or that to the error that it raises."""
+        try:
+            await self.respond(await response)
+        except MlctlError as error:
+            await self.reject(error_response(error))
+        except GoneError:
+            return  # the client disconnected
+
+    async def serve(
+        self,
+        handler: CallHandler,
+        work: Callable[[], Awaitable[None]],
+        reject: Reject | None = None,
+    ) -> None:
+        """Give the call its id and record, and let `work` answer it; an error is counted and sent.
+
+        `reject` makes the response to an error in place of `handler`.
+        """
+        self.request_id = handler.request_id(self.headers)
+        self.record = record = handler.observe(self.headers, self.request_id)
+        try:
+            await work()
+        except GoneError:
+            handler.disconnected(record)
+        except asyncio.CancelledError:
+            handler.disconnected(record)
+            raise
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
+            await self.reject((reject or handler.reject)(error, self.request_id, record))
+
+    async def read(self, check_size: Callable[[int], None], hold: Hold, seconds: float) -> bytes:
+        """Read the whole body; DEADLINE_EXCEEDED `seconds` after the request arrived.
+
+        Raises what `check_size` and `hold` raise, as soon as it is too much.
+        """
+        body = bytearray()
+        try:
+            async with asyncio.timeout_at(self.arrived + seconds):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise GoneError
+                    body += message.get("body", b"")
+                    check_size(len(body))
+                    hold.grow(len(body))
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise deadline_exceeded() from None
+        if self.record is not None:
+            self.record.bytes_in = len(body)
+        return bytes(body)
+
+    async def respond(self, response: Response) -> None:
+        """Send a whole response."""
+        await self._start(response.status, response.headers)
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    async def reject(self, response: Response) -> None:
+        """Send the response to an error: whole, or as the last event of a stream."""
+        if self.streaming:
+            await self.write(self.error_event % response.body, more=False)
+            return
+        if b"expect" in self.headers:
+            # The client may never send the body, and the server would take its next request for it.
+            response.headers.append((b"connection", b"close"))
+        await self.respond(response)
+
+    async def write(self, event: bytes, *, more: bool = True) -> None:
+        """Send the bytes of an event or a comment, when the connection takes them."""
+        async with self._lock:
+            if not self.streaming:
+                named = (*_EVENT_HEADERS, (b"x-request-id", self.request_id), *self.event_headers)
+                await self._start(200, list(named))
+                self.streaming = True
+            await self._send({"type": "http.response.body", "body": event, "more_body": more})
+            self._last_sent = asyncio.get_running_loop().time()
+
+    async def pieces(self, stream: PieceStream[Piece]) -> AsyncGenerator[Piece]:
+        """Yield the pieces of an answer, and close it; GoneError if the client disconnects first.
+
+        Use it with `aclosing`.
+        """
+        watch = asyncio.ensure_future(self._receive())
+        watch.add_done_callback(lambda _: stream.close())
+        try:
+            async for piece in stream:
+                yield piece
+            if watch.done():
+                raise GoneError
+        finally:
+            watch.cancel()
+            stream.close()
+
+    @contextmanager
+    def heartbeats(self) -> Iterator[None]:
+        """Send a comment whenever nothing was sent for `HEARTBEAT_SECONDS`, in the context."""
+        task = asyncio.get_running_loop().create_task(self._beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            rest = self._last_sent + HEARTBEAT_SECONDS - loop.time()
+            if rest > 0:
+                await asyncio.sleep(rest)
+            else:
+                await self.write(_HEARTBEAT)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
