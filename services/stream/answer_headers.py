@@ -10,6 +10,8 @@ from services.stream.scoring import BatchAnswers, Fault
 
 SOURCE, DIGEST, MODEL, STAGES = "mlctl-source", "mlctl-digest", "mlctl-model", "mlctl-stages"
 ERROR, REASON, ATTEMPTS = "mlctl-error", "mlctl-reason", "mlctl-attempts"
+# What a dead letter lacks because its broker does not accept it.
+LEFT_OUT = "mlctl-left-out"
 OURS = "mlctl-"
 _REASON_BYTES = 2000
 
@@ -20,6 +22,11 @@ def headers_of_answer(message: Outgoing, destination: str) -> Mapping[str, bytes
     if DIGEST not in headers or SOURCE not in headers:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"only answers of a run can go to {destination}")
     return headers
+
+
+def is_dead_letter(message: Outgoing) -> bool:
+    """Return whether a run could not answer the message."""
+    return any(name == ERROR for name, _ in message.headers)
 
 
 class AnswerHeaders:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any, Self
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
+    LostPartitionsError,
     Message,
     StreamConnection,
     StreamStatus,
     StreamUrl,
     Transport,
 )
+from services.stream.transports.bridge import bridged
 from services.stream.transports.kafka_client import (
+    FENCED,
     TIMEOUT_S,
     ClientHealth,
     make_client,
@@ -29,25 +33,41 @@ from services.stream.transports.kafka_client import (
     translate_errors,
     translated,
 )
-from services.stream.transports.kafka_consumer import GroupConsumer, PartitionNames, converted
-from services.stream.transports.kafka_producer import KafkaProducer, TransactionalProducer
+from services.stream.transports.kafka_consumer import (
+    LOST,
+    GroupConsumer,
+    PartitionNames,
+    converted,
+)
+from services.stream.transports.kafka_producer import KafkaProducer
 
 _PAGE = 1000
+# For this time a killed process's open transaction keeps readers waiting.
+_TRANSACTION_MS = 20_000
 
 
-class KafkaConnection(GroupConsumer):
-    """A member of a group with a producer in the same cluster."""
+class TransactionalConnection(GroupConsumer):
+    """A member of a group that commits answers, dead letters and position in one transaction.
+
+    Each member has a transactional id of its own. The member's generation fences the commit of a
+    replaced member, whatever its id.
+    """
+
+    guarantee = Guarantee.EXACTLY_ONCE
 
     def __init__(self, request: ConnectionRequest) -> None:
         super().__init__(request)
         self._answers = request.answers.topic if request.answers else ""
         self._dead = request.dead.topic if request.dead else ""
-        topics = [topic for topic in (self._answers, self._dead) if topic]
-        url = request.answers or request.source
-        self._sender: KafkaProducer = KafkaProducer(url, topics)
-        if request.exactly_once:
-            self.guarantee = Guarantee.EXACTLY_ONCE
-            self._sender = TransactionalProducer(url, topics, request.group)
+        self._own_id = f"mlctl-{request.group}-{uuid.uuid4().hex}"
+        self._sender = KafkaProducer(
+            request.answers or request.source,
+            [topic for topic in (self._answers, self._dead) if topic],
+            {"transactional.id": self._own_id, "transaction.timeout.ms": _TRANSACTION_MS},
+        )
+        # Whether the producer is ready to begin a transaction, and whether it is not known if
+        # its last one was committed.
+        self._ready = self._unknown = False
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -63,22 +83,75 @@ class KafkaConnection(GroupConsumer):
     def commit(self, batch: Commit) -> None:
         if not batch.done:
             return
-        if isinstance(self._sender, TransactionalProducer):
-            self._sender.transact(batch, self, self._answers, self._dead)
-            return
-        self.positions_after(batch.done)  # Nothing is sent for messages of lost partitions.
-        self._sender.deliver(batch, self._answers, self._dead, batch_id=batch.done)
-        super().commit(batch)
-        self._sender.acknowledged()
+        positions = self.positions_after(batch.done)
+        answers, dead = self._sender.fitting(batch.answers), self._sender.fitting(batch.dead)
+        try:
+            self._begin()
+            self._sender.put(self._answers, answers)
+            self._sender.put(self._dead, dead)
+            member = self._consumer.consumer_group_metadata()
+            self._sender.client.send_offsets_to_transaction(positions, member, TIMEOUT_S)
+            self._sender.client.commit_transaction(TIMEOUT_S)
+        except LostPartitionsError:
+            raise
+        except BaseException as error:
+            self._abort()
+            # After a rejected message the client only reports an "erroneous state".
+            problem = self._sender.rejection
+            if problem is None and isinstance(error, KafkaException):
+                problem = error.args[0]
+            if problem is None:
+                raise
+            if problem.name() in LOST:
+                raise self.lost() from error
+            raise self._translated(problem) from error
+        self.set_committed(positions)
+
+    def _begin(self) -> None:
+        """Begin a transaction, after an error with a new producer.
+
+        A rejected message leaves a gap in the producer's sequence numbers. The first call of a
+        new producer with the same id ends the open transaction; if it is not known how, then
+        LostPartitionsError: the consumer begins again after the position that is committed.
+        """
+        client = self._sender.client
+        if not self._ready:
+            client.init_transactions(TIMEOUT_S)
+            self._ready = True
+            if self._unknown:
+                self._unknown = False
+                self._committed.clear()
+                raise self.lost()
+        client.begin_transaction()
+
+    def _abort(self) -> None:
+        """End the transaction for its readers, and replace the producer."""
+        try:
+            if self._ready:
+                self._sender.client.abort_transaction(TIMEOUT_S)
+        except KafkaException:
+            self._unknown = True
+        rejection = self._sender.rejection  # It may have come as late as in the abort.
+        self._ready = False
+        self._sender.open()
+        self._sender.rejection = rejection
+
+    def _translated(self, error: KafkaError) -> MlctlError:
+        # A pause of this process may have been longer than the transaction's timeout.
+        if error.name() in FENCED and self._sender.settings["transactional.id"] == self._own_id:
+            return MlctlError(
+                ErrorCode.BROKER_UNAVAILABLE, f"{self._url.redacted()}: {error.str()}"
+            )
+        return self._sender.translated(error)
 
 
 class KafkaTransport(Transport):
     """The transport of `kafka://`."""
 
     def open_connection(self, request: ConnectionRequest) -> StreamConnection:
-        if request.answers or request.dead:
-            return KafkaConnection(request)
-        return GroupConsumer(request)
+        if request.exactly_once:
+            return TransactionalConnection(request)
+        return bridged(GroupConsumer(request), request)
 
     def open_producer(self, url: StreamUrl) -> KafkaProducer:
         return KafkaProducer(url, [url.topic])

@@ -41,6 +41,8 @@ _LOG = logging.getLogger("mlctl.kafka")
 _LOG.addHandler(logging.NullHandler())
 
 _AUTHENTICATION = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"})
+# Another process has the same transactional.id or group.instance.id.
+FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"})
 # Codes and hints by the names of librdkafka's errors.
 _PERMANENT = {
     **dict.fromkeys(
@@ -62,7 +64,7 @@ _PERMANENT = {
         ),
     ),
     **dict.fromkeys(
-        ("_FENCED", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"),
+        FENCED,
         (
             ErrorCode.JOB_RUNNING,
             "Give each process its own transactional.id and group.instance.id, or none.",

@@ -141,10 +141,6 @@ class GroupConsumer(StreamConnection):
         """The property session.timeout.ms."""
         return float(self._settings["session.timeout.ms"]) / 1e3
 
-    def metadata(self) -> Any:
-        """Return the member's generation, by which the broker fences a replaced member."""
-        return self._consumer.consumer_group_metadata()
-
     # ---- messages
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Message]:
@@ -223,10 +219,6 @@ class GroupConsumer(StreamConnection):
     def set_committed(self, positions: Iterable[TopicPartition]) -> None:
         """Record positions that are committed."""
         self._committed.update((self._names[at.partition], at.offset) for at in positions)
-
-    def forget_committed(self) -> None:
-        """Ask the broker for positions again: a transaction was committed meanwhile."""
-        self._committed.clear()
 
     def lost(self) -> LostPartitionsError:
         """Discard buffered messages, and let the next poll begin after the last commit."""
