@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import ERROR, OURS
+from services.stream.answer_headers import LEFT_OUT, OURS, is_dead_letter
 from services.stream.base import (
     Commit,
     ConnectionRequest,
@@ -242,9 +242,10 @@ class FieldWriter:
         flat: list[Any] = [len(messages)]
         last: Headers = ()
         fields: list[bytes] = []
-        for value, key, all_headers in messages:
-            wide = len(all_headers) > MAX_HEADERS
-            headers = _shortened(all_headers) if wide else all_headers
+        for message in messages:
+            value, key, headers = message
+            if len(headers) > MAX_HEADERS:
+                headers = _own_headers(message)
             if headers is not last:
                 last, fields = headers, self._fields(headers)
             if key is None:
@@ -268,20 +269,21 @@ class FieldWriter:
         return flat
 
 
-def _shortened(headers: Headers) -> Headers:
+def _own_headers(letter: Outgoing) -> Headers:
     """Return a dead letter's own headers, without its source's.
 
     PAYLOAD_TOO_LARGE for other messages, before anything is sent: Redis does not undo the
     first half of a script.
     """
-    own = tuple(header for header in headers if header[0].startswith(OURS))
-    if not any(name == ERROR for name, _ in own) or len(own) > MAX_HEADERS:
+    all_headers = letter.headers
+    own = tuple(header for header in all_headers if header[0].startswith(OURS))
+    if not is_dead_letter(letter) or len(own) > MAX_HEADERS:
         raise MlctlError(
             ErrorCode.PAYLOAD_TOO_LARGE,
-            f"a message has {len(headers):,} headers (limit of Redis {MAX_HEADERS:,})",
+            f"a message has {len(all_headers):,} headers (limit of Redis {MAX_HEADERS:,})",
             "Send it with fewer headers.",
         )
-    return (*own, ("mlctl-left-out", f"{len(headers) - len(own)} headers".encode()))
+    return (*own, (LEFT_OUT, b"%d headers" % (len(all_headers) - len(own))))
 
 
 # ---- connection and producer
@@ -315,7 +317,7 @@ class RedisConnection(StreamConnection):
         self._unconfirmed: Sequence[int | str] = ()
         self._scripts = {
             name: self._db.register_script(getattr(scripts, name))
-            for name in ("COMMIT", "CLAIM", "LEAVE", "LAG", "TRIM")
+            for name in ("COMMIT", "CLAIM", "LEAVE", "LAG")
         }
 
     def __enter__(self) -> Self:
@@ -395,8 +397,7 @@ class RedisConnection(StreamConnection):
 
     def _poll(self, limit: int, wait_s: float) -> list[Message]:
         if self._trims and time.monotonic() >= self._next_trim:
-            keys = (self._topic, _activity_key(self._topic))
-            self._scripts["TRIM"](keys, (_ABANDONED_SECONDS,))
+            _trim(self._db, self._topic)
             self._next_trim = time.monotonic() + _TRIM_SECONDS
         if limit <= 0:
             self._read(1, None, _END)
@@ -518,10 +519,8 @@ class RedisTransport(Transport):
             for each in db.xinfo_groups(url.topic):
                 name = each["name"].decode()
                 lag, exact = count_lag((url.topic,), (name,))
-                idle = [one["idle"] for one in db.xinfo_consumers(url.topic, name)]
-                members = sum(each < _idle_ms(url) for each in idle)
-                idle_s = min(idle) / 1000 if idle else None
-                groups.append(GroupStatus(name, int(lag), members, idle_s))
+                idle_s = _idle_seconds(db, url.topic, name)
+                groups.append(GroupStatus(name, int(lag), _members(db, url, name), idle_s))
                 if not exact:
                     remarks.append(f"group {name!r}: at least {lag:,} messages, not all counted")
             lags = [each.lag or 0 for each in groups if each.name == group]
@@ -536,15 +535,50 @@ class RedisTransport(Transport):
 
     def forget_group(self, url: StreamUrl, group: str) -> None:
         with translate_errors(url), connect(url) as db:
-            keys = (url.topic, _activity_key(url.topic))
-            found = db.register_script(scripts.FORGET)(keys, (group, _idle_ms(url)))
-        if found == 0:
-            raise no_group(group)
-        if found < 0:
-            raise group_in_use(group)
+            known = db.exists(url.topic) and {each["name"] for each in db.xinfo_groups(url.topic)}
+            if not known or group.encode() not in known:
+                raise no_group(group)
+            if _members(db, url, group):
+                raise group_in_use(group)
+            db.xgroup_destroy(url.topic, group)
+            db.hdel(_activity_key(url.topic), group)
 
 
 transport = RedisTransport()
+
+
+def _members(db: Any, url: StreamUrl, group: str) -> int:
+    """Return the number of consumers that are neither dead nor have left."""
+    return sum(
+        each["idle"] < _idle_ms(url) and each["name"].decode() != scripts.LEFT
+        for each in db.xinfo_consumers(url.topic, group)
+    )
+
+
+def _idle_seconds(db: Any, topic: str, group: str) -> float | None:
+    """Return the seconds since a consumer of the group was last active; None without any."""
+    idle = [each["idle"] for each in db.xinfo_consumers(topic, group)]
+    return min(idle) / 1000 if idle else None
+
+
+def _trim(db: Any, topic: str) -> None:
+    """Remove the entries that all groups committed, but for abandoned ones.
+
+    A hash says when each group was last active: a group without consumers does not.
+    """
+    now, needed = time.time(), []
+    for group in db.xinfo_groups(topic):
+        name = group["name"].decode()
+        idle = _idle_seconds(db, topic, name)
+        saved = float(db.hget(_activity_key(topic), name) or now)
+        active = saved if idle is None else max(saved, now - idle)
+        db.hset(_activity_key(topic), name, int(active))
+        if now - active < _ABANDONED_SECONDS:
+            pending = db.xpending(topic, name)["min"]
+            needed += [each for each in (group["last-delivered-id"], pending) if each]
+    if needed:
+        first = min(needed, key=lambda entry_id: tuple(map(int, entry_id.split(b"-"))))
+        db.xtrim(topic, minid=first, approximate=False)
 
 
 def _activity_key(topic: str) -> str:
