@@ -36,7 +36,6 @@ from services.stream.transports.kafka_client import (
 from services.stream.transports.kafka_consumer import (
     LOST,
     GroupConsumer,
-    PartitionNames,
     converted,
 )
 from services.stream.transports.kafka_producer import KafkaProducer
@@ -213,7 +212,6 @@ class _Browser:
             "auto.offset.reset": "earliest",
         }
         self._url, self._health = url, ClientHealth(url)
-        self.names = PartitionNames()
         self.consumer = make_client("Consumer", settings, self._health)
 
     def close(self) -> None:
@@ -249,7 +247,7 @@ class _Browser:
                     ErrorCode.BROKER_UNAVAILABLE, f"{self._url.redacted()} does not answer"
                 )
             at_end = self._check(raw)
-            for message in converted(raw, self.names):
+            for message in converted(raw):
                 if int(message.offset) < end:
                     yield message
             # The last offset may be a transaction marker or a compacted message.

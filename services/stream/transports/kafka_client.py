@@ -82,12 +82,7 @@ def properties(url: StreamUrl, environment: Mapping[str, str] = os.environ) -> d
 
     INVALID_INPUT if the URL has no broker, no topic or a password, or sets a reserved property.
     """
-    if not url.address or not url.topic:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"{url.redacted()} names no broker or no topic",
-            "Write the URL as kafka://HOST:9092#TOPIC.",
-        )
+    url.check_topic("kafka://HOST:9092#TOPIC")
     if "@" in url.address:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 
 from confluent_kafka import (
@@ -50,19 +51,17 @@ _DEFAULTS = {
 }
 
 
-class PartitionNames(dict[int, str]):
-    """The text of a partition's number, made once."""
-
-    def __missing__(self, number: int) -> str:
-        self[number] = text = str(number)
-        return text
+@cache
+def _name(partition: int | None) -> str:
+    assert partition is not None  # only an error has none
+    return str(partition)
 
 
 def _headers(found: Any) -> Headers:
     return tuple((name, value or b"") for name, value in found)
 
 
-def converted(raw: Iterable[RawMessage], names: Mapping[int, str]) -> list[Message]:
+def converted(raw: Iterable[RawMessage]) -> list[Message]:
     """Return the messages; errors are left out, and a tombstone has an empty value."""
     # The constructor of a named tuple is a call in Python: a fifth of the time.
     make_tuple = tuple.__new__
@@ -70,7 +69,7 @@ def converted(raw: Iterable[RawMessage], names: Mapping[int, str]) -> list[Messa
         make_tuple(
             Message,
             (
-                names[m.partition()],  # type: ignore[index]  # only an error has none
+                _name(m.partition()),
                 m.offset(),
                 m.value() or b"",
                 m.key(),
@@ -108,7 +107,6 @@ class GroupConsumer(StreamConnection):
         }
         self._latest = request.start == "latest"
         self._health = ClientHealth(request.source)
-        self._names = PartitionNames()
         # Messages that the client returned and poll() did not.
         self._buffered: list[Message] = []
         self._owned: set[str] = set()
@@ -176,7 +174,7 @@ class GroupConsumer(StreamConnection):
         return [] if message is None else [message]
 
     def _accepted(self, raw: list[RawMessage]) -> list[Message]:
-        messages = converted(raw, self._names)
+        messages = converted(raw)
         if len(messages) < len(raw):
             for each in raw:
                 if (error := each.error()) is not None:
@@ -189,7 +187,7 @@ class GroupConsumer(StreamConnection):
             assert partition is not None
             assert end is not None
             (at,) = self._consumer.position([self._topic_partition(partition)])
-            self._ends[self._names[partition]] = (at.offset, end)
+            self._ends[_name(partition)] = (at.offset, end)
         elif error.name() != "_MAX_POLL_EXCEEDED":  # A rebalance follows.
             problem = translated(error, self._url.redacted())
             if problem.code is not ErrorCode.BROKER_UNAVAILABLE:
@@ -218,7 +216,7 @@ class GroupConsumer(StreamConnection):
 
     def set_committed(self, positions: Iterable[TopicPartition]) -> None:
         """Record positions that are committed."""
-        self._committed.update((self._names[at.partition], at.offset) for at in positions)
+        self._committed.update((_name(at.partition), at.offset) for at in positions)
 
     def lost(self) -> LostPartitionsError:
         """Discard buffered messages, and let the next poll begin after the last commit."""
@@ -300,8 +298,8 @@ class GroupConsumer(StreamConnection):
         if self._latest:
             self._begin_at_end(consumer, partitions)
         for partition in partitions:
-            self._forget(self._names[partition.partition])
-            self._owned.add(self._names[partition.partition])
+            self._forget(_name(partition.partition))
+            self._owned.add(_name(partition.partition))
 
     def _begin_at_end(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # The client fetches nothing before this returns.
@@ -312,7 +310,7 @@ class GroupConsumer(StreamConnection):
             consumer.commit(offsets=new, asynchronous=False)
 
     def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        names = [self._names[partition.partition] for partition in partitions]
+        names = [_name(partition.partition) for partition in partitions]
         try:
             if self.listener is not None:
                 self.listener.revoked(names)
@@ -320,7 +318,7 @@ class GroupConsumer(StreamConnection):
             self._drop(names)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        names = [self._names[partition.partition] for partition in partitions]
+        names = [_name(partition.partition) for partition in partitions]
         self._drop(names)
         if self.listener is not None:
             self.listener.lost(names)

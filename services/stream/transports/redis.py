@@ -26,6 +26,7 @@ from redis.retry import Retry
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.answer_headers import LEFT_OUT, OURS, is_dead_letter
 from services.stream.base import (
+    ABANDONED_SECONDS,
     Commit,
     ConnectionRequest,
     GroupStatus,
@@ -48,8 +49,6 @@ _OPTIONS = (*_TLS_OPTIONS, "idle_s", "field", "trim")
 _TIMEOUT_SECONDS = 10.0
 _IDLE_SECONDS = 15.0
 _TRIM_SECONDS = 10.0
-# Trimming does not wait for a group that had no consumer for 7 days.
-_ABANDONED_SECONDS = 7 * 86_400
 _PAGE = 1000
 # The server's limits: arguments of a command, and headers that a script can pass to XADD.
 _MAX_ARGUMENTS = 1_000_000
@@ -77,12 +76,7 @@ def connect(url: StreamUrl) -> Any:
     interrupted may be repeated is decided here.
     """
     url.check_options(_OPTIONS)
-    if not url.topic:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            "the URL names no stream",
-            "Name the stream after a #, as in redis://localhost:6379/0#orders.",
-        )
+    url.check_topic("redis://localhost:6379/0#orders")
     credentials = {
         name: os.environ[variable]
         for name, variable in (
@@ -573,7 +567,7 @@ def _trim(db: Any, topic: str) -> None:
         saved = float(db.hget(_activity_key(topic), name) or now)
         active = saved if idle is None else max(saved, now - idle)
         db.hset(_activity_key(topic), name, int(active))
-        if now - active < _ABANDONED_SECONDS:
+        if now - active < ABANDONED_SECONDS:
             pending = db.xpending(topic, name)["min"]
             needed += [each for each in (group["last-delivered-id"], pending) if each]
     if needed:

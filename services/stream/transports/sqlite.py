@@ -26,6 +26,7 @@ import orjson
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
+    ABANDONED_SECONDS,
     Commit,
     ConnectionRequest,
     GroupStatus,
@@ -52,8 +53,6 @@ _MIN_SLEEP, _MAX_SLEEP = 0.0005, 0.016
 _PAGE = 4096
 # How often retention runs, how long it may take, and how many messages one transaction deletes.
 _RETENTION_SECONDS, _RETENTION_BUDGET, _RETENTION_MESSAGES = 5.0, 0.25, 10_000
-# Retention does not wait for a group that had no consumer for 7 days, Kafka's default.
-_ABANDONED_SECONDS = 7 * 86_400.0
 _OFFSET_BITS = 40
 _TRANSIENT = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
@@ -114,12 +113,6 @@ class Log:
 
     def topic(self, name: str, *, create: bool = True) -> Topic:
         """Return the topic of that name; NOT_FOUND if it does not exist and `create` is false."""
-        if not name:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                "the URL names no topic",
-                "Write it as sqlite://events.db#orders.",
-            )
         with self.transaction() as db:
             query = "SELECT id FROM topics WHERE name = ?"
             row = db.execute(query, (name,)).fetchone()
@@ -190,7 +183,7 @@ class Log:
         removed, stop = _RETENTION_MESSAGES, time.monotonic() + _RETENTION_BUDGET
         while removed == _RETENTION_MESSAGES and time.monotonic() < stop:
             with self.transaction() as db:
-                active = time.time() - _ABANDONED_SECONDS
+                active = time.time() - ABANDONED_SECONDS
                 (needed,) = db.execute(committed, (topic.name, active)).fetchone()
                 last = self.last_offset(topic) - 1
                 last = last if needed is None else min(last, needed)
@@ -487,11 +480,6 @@ def _existing(url: StreamUrl) -> Iterator[tuple[Log, Topic]]:
 
 
 def _path(url: StreamUrl) -> Path:
-    if not url.address:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            "the URL names no file",
-            "Write it as sqlite://events.db#orders.",
-        )
+    url.check_topic("sqlite://events.db#orders")
     url.check_options(_OPTIONS)
     return Path(url.address)
