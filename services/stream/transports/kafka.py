@@ -104,7 +104,6 @@ class TransactionalConnection(GroupConsumer):
             if problem.name() in LOST:
                 raise self.lost() from error
             raise self._translated(problem) from error
-        self.set_committed(positions)
 
     def _begin(self) -> None:
         """Begin a transaction, after an error with a new producer.
@@ -119,7 +118,6 @@ class TransactionalConnection(GroupConsumer):
             self._ready = True
             if self._unknown:
                 self._unknown = False
-                self._committed.clear()
                 raise self.lost()
         client.begin_transaction()
 

@@ -41,7 +41,7 @@ LOST = frozenset(
     {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "REBALANCE_IN_PROGRESS", "_ASSIGNMENT_LOST"}
 )
 # Timeout of a request for lag() about one partition, in seconds.
-_LAG_TIMEOUT_S = 2.0
+_LAG_S = 2.0
 _DEFAULTS = {
     # After this time a killed member's partitions move to others.
     "session.timeout.ms": 15_000,
@@ -111,7 +111,6 @@ class GroupConsumer(StreamConnection):
         self._buffered: list[Message] = []
         self._owned: set[str] = set()
         self._rewind_pending = False
-        self._committed: dict[str, int] = {}
         # By partition: the position after the last message, and the end that follows it.
         self._ends: dict[str, tuple[int, int]] = {}
 
@@ -205,7 +204,6 @@ class GroupConsumer(StreamConnection):
             if error.args[0].name() in LOST:
                 raise self.lost() from error
             raise translated(error.args[0], self._url.redacted()) from error
-        self.set_committed(positions)
 
     def positions_after(self, done: Sequence[Message]) -> list[TopicPartition]:
         """Return the positions after `done`; LostPartitionsError if others own a partition."""
@@ -214,10 +212,6 @@ class GroupConsumer(StreamConnection):
             raise self.lost()
         return [self._topic_partition(int(name), int(at) + 1) for name, at in last.items()]
 
-    def set_committed(self, positions: Iterable[TopicPartition]) -> None:
-        """Record positions that are committed."""
-        self._committed.update((_name(at.partition), at.offset) for at in positions)
-
     def lost(self) -> LostPartitionsError:
         """Discard buffered messages, and let the next poll begin after the last commit."""
         self._rewind_pending = True
@@ -225,62 +219,58 @@ class GroupConsumer(StreamConnection):
 
     def lag(self) -> Mapping[str, int]:
         with translate_errors(self._url):
-            if unknown := [name for name in self._owned if name not in self._committed]:
-                positions = [self._topic_partition(int(name)) for name in unknown]
-                self.set_committed(self._consumer.committed(positions, timeout=_LAG_TIMEOUT_S))
             self._commit_ends()
-            return {name: self._partition_lag(name) for name in sorted(self._owned, key=int)}
+            owned = self._lags(sorted(map(int, self._owned)), cached=True)
+        return {_name(partition): lag for partition, lag in owned.items()}
 
     def group_lag(self) -> int:
-        self.lag()  # It commits the ends of this member's partitions.
         numbers = partitions_of(self._consumer, self._url, self._health)
-        total = 0
         with translate_errors(self._url):
-            positions = [self._topic_partition(number) for number in numbers]
-            for at in self._consumer.committed(positions, timeout=TIMEOUT_S):
-                if at.error is not None:
-                    raise translated(at.error, self._url.redacted())
-                low, high = self._consumer.get_watermark_offsets(at, timeout=_LAG_TIMEOUT_S)
-                total += max(high - max(at.offset, low), 0)
-        return total
+            self._commit_ends()
+            return sum(self._lags(numbers, cached=False).values())
+
+    def _lags(self, partitions: Iterable[int], *, cached: bool) -> Mapping[int, int]:
+        """Return the messages after the group's position; `cached` asks no broker for ends."""
+        found = {}
+        for at in self._committed(partitions):
+            low, high = self._consumer.get_watermark_offsets(at, cached=cached, timeout=_LAG_S)
+            if high < 0:  # Nothing was fetched yet.
+                low, high = self._consumer.get_watermark_offsets(at, timeout=_LAG_S)
+            found[at.partition] = max(high - max(at.offset, low), 0)
+        return found
+
+    def _committed(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        """Return the group's positions; negative where there is none."""
+        asked = [self._topic_partition(partition) for partition in partitions]
+        found = self._consumer.committed(asked, timeout=TIMEOUT_S) if asked else []
+        for at in found:
+            if at.error is not None:
+                raise translated(at.error, self._url.redacted())
+        return found
 
     def _commit_ends(self) -> None:
         """Commit the offsets of transaction markers and compacted messages at partition ends.
 
         No message follows them, so no commit of messages covers them. Without this the group's
-        lag would never be 0 for members that do not own the partition.
+        lag would never be 0.
         """
-        ends = [
-            self._topic_partition(int(name), end)
-            for name, (at, end) in self._ends.items()
-            if name in self._owned
-            and at <= self._committed[name]
-            and max(self._committed[name], 0) < end
-        ]
-        if not ends or self._rewind_pending:
+        ends = {int(name): (at, end) for name, (at, end) in self._ends.items() if at < end}
+        passed = []
+        for committed in self._committed(ends):
+            at, end = ends[committed.partition]
+            if at <= committed.offset and max(committed.offset, 0) < end:
+                passed.append(self._topic_partition(committed.partition, end))
+        if not passed or self._rewind_pending:
             return
         try:
-            self._consumer.commit(offsets=ends, asynchronous=False)
+            self._consumer.commit(offsets=passed, asynchronous=False)
         except KafkaException as error:
             # A rebalance has begun: the next owner of the partitions finds their ends itself.
             if error.args[0].name() not in LOST:
                 raise
-        else:
-            self.set_committed(ends)
-
-    def _partition_lag(self, name: str) -> int:
-        partition = self._topic_partition(int(name))
-        watermarks = self._consumer.get_watermark_offsets
-        low, high = watermarks(partition, cached=True)
-        if high < 0:
-            low, high = watermarks(partition, timeout=_LAG_TIMEOUT_S)
-        position = max(self._committed[name], low, 0)
-        at, end = self._ends.get(name, (-1, -1))
-        # Transaction markers have offsets too, and no message follows them.
-        return max(high - (max(end, position) if at <= position else position), 0)
 
     def _rewind(self) -> None:
-        for at in self._consumer.committed(self._assignment(), timeout=TIMEOUT_S):
+        for at in self._committed(map(int, self._owned)):
             if at.offset < 0:
                 at.offset = OFFSET_BEGINNING
             try:
@@ -298,7 +288,6 @@ class GroupConsumer(StreamConnection):
         if self._latest:
             self._begin_at_end(consumer, partitions)
         for partition in partitions:
-            self._forget(_name(partition.partition))
             self._owned.add(_name(partition.partition))
 
     def _begin_at_end(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -326,15 +315,7 @@ class GroupConsumer(StreamConnection):
     def _drop(self, names: list[str]) -> None:
         self._owned.difference_update(names)
         self._buffered = [each for each in self._buffered if each.partition in self._owned]
-        for name in names:
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        self._committed.pop(name, None)
-        self._ends.pop(name, None)
-
-    def _assignment(self) -> list[TopicPartition]:
-        return [self._topic_partition(int(name)) for name in self._owned]
+        self._ends = {name: end for name, end in self._ends.items() if name in self._owned}
 
     def _topic_partition(self, partition: int, offset: int | None = None) -> TopicPartition:
         at = OFFSET_INVALID if offset is None else offset
