@@ -106,12 +106,7 @@ class StreamMetrics:
             self._reasons.labels(self._model, reason).inc(count)
         self._size.observe(batch.messages)
         self._wait.observe(batch.wait_s)
-        for stage, seconds in (
-            ("decode", batch.decode_s),
-            ("score", batch.score_s),
-            ("encode", batch.encode_s),
-            ("commit", batch.commit_s),
-        ):
+        for stage, seconds in batch.stages.items():
             self._stages.labels(self._model, stage).observe(seconds)
         self._last.set(self._clock.wall())
 
