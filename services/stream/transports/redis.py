@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -222,45 +223,29 @@ def read_entries(topic: str, entries: Iterable[Any], field: bytes = _VALUE) -> l
     return found
 
 
-class FieldWriter:
-    """Writes messages as arguments of the scripts; remembers the bytes of header names."""
+def arguments(messages: Sequence[Outgoing]) -> list[Any]:
+    """Return messages for a script: their number, then each as [count, name, content, name, ...].
 
-    def __init__(self) -> None:
-        self._names: dict[str, bytes] = {}
-
-    def arguments(self, messages: Sequence[Outgoing]) -> list[Any]:
-        """Return the number of messages, then each as [count, name, content, name, ...].
-
-        PAYLOAD_TOO_LARGE for too many headers; a dead letter is sent without its source's.
-        """
-        flat: list[Any] = [len(messages)]
-        last: Headers = ()
-        fields: list[bytes] = []
-        for message in messages:
-            value, key, headers = message
-            if len(headers) > MAX_HEADERS:
-                headers = _own_headers(message)
-            if headers is not last:
-                last, fields = headers, self._fields(headers)
-            if key is None:
-                flat += (2 + len(fields), _VALUE, value)
-            else:
-                flat += (4 + len(fields), _VALUE, value, _KEY, key)
-            flat += fields
-        return flat
-
-    def _fields(self, headers: Headers) -> list[bytes]:
-        names = self._names
-        flat: list[bytes] = []
+    PAYLOAD_TOO_LARGE for too many headers; a dead letter is sent without its source's.
+    """
+    flat: list[Any] = [len(messages)]
+    for message in messages:
+        value, key, headers = message
+        if len(headers) > MAX_HEADERS:
+            headers = _own_headers(message)
+        fields = [_VALUE, value] if key is None else [_VALUE, value, _KEY, key]
         for name, content in headers:
-            raw = names.get(name)
-            if raw is None:
-                raw = name.encode(errors="surrogateescape")
-                if raw in {_VALUE, _KEY} or raw.startswith(_ESCAPE):
-                    raw = _ESCAPE + raw
-                names[name] = raw
-            flat += (raw, content)
-        return flat
+            fields += (_field_of(name), content)
+        flat.append(len(fields))
+        flat += fields
+    return flat
+
+
+@lru_cache(maxsize=1024)
+def _field_of(header: str) -> bytes:
+    name = header.encode(errors="surrogateescape")
+    escaped = name in {_VALUE, _KEY} or name.startswith(_ESCAPE)
+    return _ESCAPE + name if escaped else name
 
 
 def _own_headers(letter: Outgoing) -> Headers:
@@ -301,7 +286,6 @@ class RedisConnection(StreamConnection):
         self._idle_ms = _idle_ms(source)
         self._field = _field(source)
         self._trims = source.options.get("trim") == "acknowledged"
-        self._writer = FieldWriter()
         # Entries that poll() returned and no commit acknowledged.
         self._in_progress: set[int | str] = set()
         # Where to continue reading this consumer's pending entries; None if all were read.
@@ -357,17 +341,17 @@ class RedisConnection(StreamConnection):
             request.answers.topic if request.answers else self._topic,
             request.dead.topic if request.dead else self._topic,
         )
-        arguments: list[Any] = [request.group, self._name, len(offsets), *offsets]
-        arguments += self._writer.arguments(batch.answers if request.answers else ())
-        arguments += self._writer.arguments(batch.dead if request.dead else ())
-        if len(arguments) > _MAX_ARGUMENTS:
+        command: list[Any] = [request.group, self._name, len(offsets), *offsets]
+        command += arguments(batch.answers if request.answers else ())
+        command += arguments(batch.dead if request.dead else ())
+        if len(command) > _MAX_ARGUMENTS:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"{len(batch.done):,} messages are too many for one step in Redis",
                 "Set a smaller --max-batch.",
             )
         try:
-            reply = self._run("COMMIT", keys, arguments)
+            reply = self._run("COMMIT", keys, command)
         except MlctlError:
             self._unconfirmed = offsets
             raise
@@ -416,8 +400,8 @@ class RedisConnection(StreamConnection):
         now = time.monotonic()
         if now < self._next_claim:
             return []
-        arguments = (self._request.group, self._name, self._idle_ms, limit)
-        found = self._messages(self._scripts["CLAIM"]((self._topic,), arguments))
+        command = (self._request.group, self._name, self._idle_ms, limit)
+        found = self._messages(self._scripts["CLAIM"]((self._topic,), command))
         if not found:
             self._next_claim = now + self._idle_ms / 3000
             # A restarted server may have lost a commit: then its entries are pending again.
@@ -434,10 +418,10 @@ class RedisConnection(StreamConnection):
     def _messages(self, entries: list[Any]) -> list[Message]:
         return read_entries(self._topic, entries, self._field)
 
-    def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    def _run(self, name: str, keys: Sequence[str], command: Sequence[Any]) -> Any:
         try:
             with translate_errors(self._request.source):
-                return self._scripts[name](keys, arguments)
+                return self._scripts[name](keys, command)
         except MlctlError:
             self._cursor = b"0"  # as in poll()
             raise
@@ -450,12 +434,11 @@ class RedisProducer:
         self._url = url
         self._db = connect(url)
         self._add = self._db.register_script(scripts.ADD)
-        self._writer = FieldWriter()
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
         with translate_errors(self._url):
             for at in range(0, len(messages), _PAGE):
-                self._add((self._url.topic,), self._writer.arguments(messages[at : at + _PAGE]))
+                self._add((self._url.topic,), arguments(messages[at : at + _PAGE]))
 
     def __enter__(self) -> Self:
         with translate_errors(self._url):
