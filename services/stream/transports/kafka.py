@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
-from typing import Any, Self
+from contextlib import ExitStack
+from typing import Self
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
@@ -26,21 +26,15 @@ from services.stream.transports.bridge import bridged
 from services.stream.transports.kafka_client import (
     FENCED,
     TIMEOUT_S,
-    ClientHealth,
     make_client,
     partitions_of,
-    properties,
     translate_errors,
-    translated,
 )
-from services.stream.transports.kafka_consumer import (
-    LOST,
-    GroupConsumer,
-    converted,
-)
+from services.stream.transports.kafka_consumer import LOST, GroupConsumer
 from services.stream.transports.kafka_producer import KafkaProducer
 
-_PAGE = 1000
+# Messages that are read at once, and seconds to wait for the first of them.
+_PAGE, _WAIT_S = 1000, 0.05
 # For this time a killed process's open transaction keeps readers waiting.
 _TRANSACTION_MS = 20_000
 
@@ -155,7 +149,7 @@ class KafkaTransport(Transport):
 
     def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         """Yield by partition in order, or the `last` messages by the time they were sent."""
-        with closing(_Browser(url)) as browser:
+        with _Browser(ConnectionRequest(url, "mlctl-browse")) as browser:
             marks = browser.watermarks()
             if last is None:
                 for at, (low, high) in marks.items():
@@ -169,22 +163,14 @@ class KafkaTransport(Transport):
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         """Return the state; a group that never committed has all messages as its lag."""
-        with closing(_Browser(url, group)) as browser:
-            marks = browser.watermarks()
-            with translate_errors(url):
-                cluster = browser.consumer.list_topics(url.topic, timeout=TIMEOUT_S)
-                committed = browser.consumer.committed(browser.partitions(), timeout=TIMEOUT_S)
-        lag = {
-            str(at.partition): max(
-                marks[at.partition][1] - max(at.offset, marks[at.partition][0]), 0
-            )
-            for at in committed
-        }
+        with _Browser(ConnectionRequest(url, group)) as browser:
+            marks, brokers = browser.watermarks(), browser.brokers()
+            lag = browser.lags(marks, cached=False)
         return StreamStatus(
             Guarantee.AT_LEAST_ONCE,
-            f"Kafka, brokers: {len(cluster.brokers)}",
+            f"Kafka, brokers: {brokers}",
             sum(high - low for low, high in marks.values()),
-            lag,
+            {str(partition): behind for partition, behind in lag.items()},
             remarks=(
                 f"partitions: {len(marks)}; at most as many processes share the work",
                 "exactly once with --exactly-once, if answers are in the same cluster",
@@ -196,72 +182,45 @@ class KafkaTransport(Transport):
 transport = KafkaTransport()
 
 
-class _Browser:
-    """Reads all partitions of a topic without joining a group."""
+class _Browser(GroupConsumer):
+    """Reads all partitions of a topic without joining the group."""
 
-    def __init__(self, url: StreamUrl, group: str = "mlctl-browse") -> None:
-        settings = {
-            **properties(url),
-            "group.id": group,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "allow.auto.create.topics": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-        self._url, self._health = url, ClientHealth(url)
-        self.consumer = make_client("Consumer", settings, self._health)
+    def __enter__(self) -> Self:
+        self._consumer = make_client("Consumer", self._settings, self._health)
+        return self
 
-    def close(self) -> None:
-        self.consumer.close()
-
-    def partitions(self) -> list[TopicPartition]:
-        numbers = partitions_of(self.consumer, self._url, self._health)
-        return [TopicPartition(self._url.topic, number) for number in sorted(numbers)]
+    def brokers(self) -> int:
+        with translate_errors(self._url):
+            return len(self._consumer.list_topics(self._url.topic, timeout=TIMEOUT_S).brokers)
 
     def watermarks(self) -> Mapping[int, tuple[int, int]]:
         """Return the first stored and the next offset by partition."""
+        numbers = sorted(partitions_of(self._consumer, self._url, self._health))
         with translate_errors(self._url):
             return {
-                each.partition: self.consumer.get_watermark_offsets(each, timeout=TIMEOUT_S)
-                for each in self.partitions()
+                number: self._consumer.get_watermark_offsets(
+                    self._topic_partition(number), timeout=TIMEOUT_S
+                )
+                for number in numbers
             }
 
     def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
         """Yield the messages of a partition with offsets from `first` to before `end`."""
         if first >= end:
             return
-        self.consumer.assign([TopicPartition(self._url.topic, partition, first)])
+        self._consumer.assign([self._topic_partition(partition, first)])
+        self._ends.clear()
         deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            # One call for both would wait for a full page.
-            raw = self.consumer.consume(1, 0.5)
-            raw += self.consumer.consume(_PAGE, 0) if raw else []
-            if raw:
+        at = first
+        # The last offset may be a transaction marker or a compacted message.
+        while at < end and not self._ends:
+            found = self._fetch(_PAGE, _WAIT_S)
+            if found:
                 deadline = time.monotonic() + TIMEOUT_S
+                at = int(found[-1].offset) + 1
             elif time.monotonic() > deadline:
                 self._health.check()
                 raise MlctlError(
                     ErrorCode.BROKER_UNAVAILABLE, f"{self._url.redacted()} does not answer"
                 )
-            at_end = self._check(raw)
-            for message in converted(raw):
-                if int(message.offset) < end:
-                    yield message
-            # The last offset may be a transaction marker or a compacted message.
-            if at_end or any(each.offset() >= end - 1 for each in raw if each.error() is None):
-                return
-
-    def _check(self, raw: list[Any]) -> bool:
-        """Raise a permanent error; return whether a partition's end was reached."""
-        at_end = False
-        for each in raw:
-            if (error := each.error()) is None:
-                continue
-            if error.name() == "_PARTITION_EOF":
-                at_end = True
-                continue
-            problem = translated(error, self._url.redacted())
-            if problem.code is not ErrorCode.BROKER_UNAVAILABLE:
-                raise problem
-        return at_end
+            yield from (each for each in found if int(each.offset) < end)

@@ -220,16 +220,16 @@ class GroupConsumer(StreamConnection):
     def lag(self) -> Mapping[str, int]:
         with translate_errors(self._url):
             self._commit_ends()
-            owned = self._lags(sorted(map(int, self._owned)), cached=True)
+            owned = self.lags(sorted(map(int, self._owned)), cached=True)
         return {_name(partition): lag for partition, lag in owned.items()}
 
     def group_lag(self) -> int:
         numbers = partitions_of(self._consumer, self._url, self._health)
         with translate_errors(self._url):
             self._commit_ends()
-            return sum(self._lags(numbers, cached=False).values())
+            return sum(self.lags(numbers, cached=False).values())
 
-    def _lags(self, partitions: Iterable[int], *, cached: bool) -> Mapping[int, int]:
+    def lags(self, partitions: Iterable[int], *, cached: bool) -> Mapping[int, int]:
         """Return the messages after the group's position; `cached` asks no broker for ends."""
         found = {}
         for at in self._committed(partitions):
