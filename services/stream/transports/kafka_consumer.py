@@ -40,8 +40,8 @@ from services.stream.transports.kafka_client import (
 LOST = frozenset(
     {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "REBALANCE_IN_PROGRESS", "_ASSIGNMENT_LOST"}
 )
-# Timeout of a request for lag() about one partition, in seconds.
-_LAG_S = 2.0
+# Timeout of a request about positions, in seconds: members should poll meanwhile.
+_POSITION_S = 5.0
 _DEFAULTS = {
     # After this time a killed member's partitions move to others.
     "session.timeout.ms": 15_000,
@@ -233,16 +233,16 @@ class GroupConsumer(StreamConnection):
         """Return the messages after the group's position; `cached` asks no broker for ends."""
         found = {}
         for at in self._committed(partitions):
-            low, high = self._consumer.get_watermark_offsets(at, cached=cached, timeout=_LAG_S)
+            low, high = self._consumer.get_watermark_offsets(at, cached=cached, timeout=_POSITION_S)
             if high < 0:  # Nothing was fetched yet.
-                low, high = self._consumer.get_watermark_offsets(at, timeout=_LAG_S)
+                low, high = self._consumer.get_watermark_offsets(at, timeout=_POSITION_S)
             found[at.partition] = max(high - max(at.offset, low), 0)
         return found
 
     def _committed(self, partitions: Iterable[int]) -> list[TopicPartition]:
         """Return the group's positions; negative where there is none."""
         asked = [self._topic_partition(partition) for partition in partitions]
-        found = self._consumer.committed(asked, timeout=TIMEOUT_S) if asked else []
+        found = self._consumer.committed(asked, timeout=_POSITION_S) if asked else []
         for at in found:
             if at.error is not None:
                 raise translated(at.error, self._url.redacted())

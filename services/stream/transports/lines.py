@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import errno
 import fcntl
 import mmap
 import os
@@ -29,7 +28,7 @@ from typing import Any, Self
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
+from bundle.files import NO_SPACE, write_atomic
 from services.stream.base import (
     Commit,
     ConnectionRequest,
@@ -438,6 +437,6 @@ def _open_locked(path: Path, flags: int, action: str) -> int:
 
 
 def _disk_full(error: OSError, path: object) -> Exception:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in NO_SPACE:
         return error
     return MlctlError(ErrorCode.DISK_FULL, f"no space is left for {path}")

@@ -163,13 +163,6 @@ class Log:
                 for at, value, key, text, sent in rows
             ]
 
-    def pages(self, topic: Topic, after: int) -> Iterator[Message]:
-        """Yield the messages after the offset `after` that exist now."""
-        last = self.last_offset(topic)
-        while after < last and (page := self.read(topic, after, _PAGE)):
-            after = int(page[-1].offset)
-            yield from page
-
     def remove_old(self, topic: Topic, older_ms: int) -> None:
         """Remove messages sent before `older_ms`, unless an active group has not committed them.
 
@@ -215,26 +208,22 @@ class Log:
             self.db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
     def _prepare(self) -> None:
-        if self._version() != _VERSION:
-            with self.transaction() as db:
-                # Another process may have created the tables meanwhile.
-                if self._version() != _VERSION:
-                    if self._version() or db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                        raise MlctlError(
-                            ErrorCode.INVALID_INPUT,
-                            "the file is not a log of messages, or has another version",
-                        )
-                    for statement in _SCHEMA.split(";"):
-                        db.execute(statement)
-                    db.execute(f"PRAGMA user_version = {_VERSION}")
+        with self.transaction() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version != _VERSION:
+                if version or db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    raise MlctlError(
+                        ErrorCode.INVALID_INPUT,
+                        "the file is not a log of messages, or has another version",
+                    )
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {_VERSION}")
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = FULL")
         # A commit copies the write-ahead log into the file when it has this many pages, here 8 MB,
         # and the others wait: four times as many double the longest commit and save no CPU.
         self.db.execute("PRAGMA wal_autocheckpoint = 2000")
-
-    def _version(self) -> int:
-        return int(self.db.execute("PRAGMA user_version").fetchone()[0])
 
 
 @contextmanager
@@ -411,7 +400,11 @@ class SqliteTransport(Transport):
 
     def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         with _existing(url) as (log, topic):
-            yield from log.pages(topic, -1 if last is None else log.last_offset(topic) - last)
+            end = log.last_offset(topic)
+            at = -1 if last is None else end - last
+            while at < end and (page := log.read(topic, at, _PAGE)):
+                at = int(page[-1].offset)
+                yield from page
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         with _existing(url) as (log, topic), translate_errors():
