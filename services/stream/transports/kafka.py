@@ -65,6 +65,11 @@ class TransactionalConnection(GroupConsumer):
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self._sender)
+            # Before the position is read: this ends the transaction that a killed process with the
+            # same id left open.
+            with translate_errors(self._url):
+                self._sender.client.init_transactions(TIMEOUT_S)
+            self._ready = True
             super().__enter__()
             self._stack = stack.pop_all()
         return self
