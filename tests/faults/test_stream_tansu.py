@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
+from confluent_kafka import KafkaException
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, ConnectionRequest, Guarantee, Outgoing, StreamUrl
@@ -90,6 +92,24 @@ def test_transaction__aborted_and_repeated__is_committed(
     # Tansu also shows the messages of aborted transactions to readers with read_committed.
     seen = committed_values(address, "out", _PARTITIONS, 2 * 99)
     assert {*seen} == {each.value for each in found[1:]}
+
+
+def test_transaction__left_open_by_a_killed_process__ends_when_the_next_one_starts(
+    address: str,
+) -> None:
+    source, answers, _dead = (url(address, topic) for topic in _TOPICS)
+    answers = replace(answers, options={**answers.options, "transactional.id": "one"})
+    send(source, numbered(0, 20))
+    request = ConnectionRequest(source, "g", answers, exactly_once=True)
+    with transport.open_connection(request) as killed:
+        assert isinstance(killed, TransactionalConnection)
+        found = take(killed, 20)
+        killed._begin()
+        killed._sender.put("out", answered(found))
+        assert killed._sender.client.flush(10) == 0
+        # Kafka rejects the commit; Tansu does not answer it.
+        with transport.open_connection(request), pytest.raises(KafkaException):
+            killed._sender.client.commit_transaction(3)
 
 
 def test_kill__before_and_after_transactions__each_message_is_answered_once(address: str) -> None:
