@@ -169,10 +169,7 @@ def _event_line(event: StreamEvent, stream: TextIO) -> None:
             "messages": batch.messages,
             "rows": batch.rows,
             "wait_ms": round(1e3 * batch.wait_s, 3),
-            "decode_ms": round(1e3 * batch.decode_s, 3),
-            "score_ms": round(1e3 * batch.score_s, 3),
-            "encode_ms": round(1e3 * batch.encode_s, 3),
-            "commit_ms": round(1e3 * batch.commit_s, 3),
+            **{f"{stage}_ms": round(1e3 * s, 3) for stage, s in batch.stages.items()},
             "dead": dict(batch.reasons),
         }
     if event.detail:

@@ -25,7 +25,7 @@ from services.protocol.wire import Declared, invalid, shown
 _BF16, _BYTES = Datatype.BF16, Datatype.BYTES
 BINARY_ONLY = frozenset({_BF16})
 _FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
-_STRUCT_CODES: Mapping[str, str] = MappingProxyType(
+STRUCT_CODES: Mapping[str, str] = MappingProxyType(
     {
         "FP32": "f", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
         "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
@@ -181,7 +181,7 @@ def _from_numbers(declared: Declared, numbers: Numbers) -> np.ndarray:
 
 
 def _as_array(spec: TensorSpec, data: list[Any]) -> np.ndarray:
-    code = _STRUCT_CODES.get(spec.dtype.value)
+    code = STRUCT_CODES.get(spec.dtype.value)
     if code is not None and len(data) <= _STRUCT_VALUES:
         # For few values three times as fast as numpy. None for nested lists, and for values out of
         # range, which are reported below.

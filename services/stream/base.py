@@ -17,6 +17,8 @@ import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 
+# Retention does not wait for a group that had no consumer for 7 days, Kafka's default.
+ABANDONED_SECONDS = 7 * 86_400
 Headers = tuple[tuple[str, bytes], ...]
 # Schemes whose address is a path or a name, which never contains a password.
 _WITHOUT_USERS = frozenset({"file", "sqlite"})
@@ -83,6 +85,16 @@ class StreamUrl:
         table = f"?table={self.options['table']}" if "table" in self.options else ""
         topic = f"#{self.topic}" if self.topic else ""
         return f"{self.scheme}://{user}{at}{host}{table}{topic}"
+
+    def check_topic(self, example: str) -> None:
+        """INVALID_INPUT if the URL has no address or no topic."""
+        if not self.address or not self.topic:
+            missing = "topic" if self.address else "address"
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{self.redacted()} names no {missing}",
+                f"Write it as {example}.",
+            )
 
     def number(self, name: str, default: float) -> float:
         """Return the option `name` as a number; INVALID_INPUT unless it is above 0."""

@@ -93,9 +93,8 @@ class MessageBuffer:
         self.full = False
         self._window = window
         self._waiting: list[Message] = []
+        self._arrived: list[float] = []
         self._size = 0
-        # Numbers of messages and when they arrived, oldest first.
-        self._arrivals: deque[tuple[int, float]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -103,12 +102,12 @@ class MessageBuffer:
     @property
     def since(self) -> float:
         """When the oldest message arrived."""
-        return self._arrivals[0][1]
+        return self._arrived[0]
 
     def add(self, messages: Sequence[Message], now: float) -> None:
         self._waiting += messages
-        self._size += sum(map(len, map(_VALUE, messages)))
-        self._arrivals.append((len(messages), now))
+        self._arrived += [now] * len(messages)
+        self._size += _bytes_of(messages)
 
     def room(self) -> int:
         """Return how many messages may be fetched: none while `full`, until half is left."""
@@ -125,28 +124,20 @@ class MessageBuffer:
         """Return the next batch of at least one message, and when its oldest arrived."""
         count, since = self._batch_size(), self.since
         taken = self._waiting[:count]
-        del self._waiting[:count]
-        self._size -= sum(map(len, map(_VALUE, taken)))
-        while count:
-            arrived, when = self._arrivals.popleft()
-            if arrived > count:
-                self._arrivals.appendleft((arrived - count, when))
-            count -= min(arrived, count)
+        del self._waiting[:count], self._arrived[:count]
+        self._size -= _bytes_of(taken)
         return taken, since
 
     def drop(self, partitions: Collection[str]) -> None:
         """Remove the messages of `partitions`."""
-        dropped = set(partitions)
-        kept = [message for message in self._waiting if message.partition not in dropped]
-        if len(kept) < len(self._waiting):
-            since = self.since
-            self.clear()
-            if kept:
-                self.add(kept, since)
+        waiting = zip(self._waiting, self._arrived, strict=True)
+        kept = [each for each in waiting if each[0].partition not in partitions]
+        self._waiting = [message for message, _ in kept]
+        self._arrived = [arrived for _, arrived in kept]
+        self._size = _bytes_of(self._waiting)
 
     def clear(self) -> None:
-        self._waiting, self._size = [], 0
-        self._arrivals.clear()
+        self._waiting, self._arrived, self._size = [], [], 0
 
     def _batch_size(self) -> int:
         count = min(len(self._waiting), self._window.limit)
@@ -154,6 +145,10 @@ class MessageBuffer:
             return count
         sizes = accumulate(map(len, map(_VALUE, self._waiting[:count])))
         return max(1, sum(1 for size in sizes if size <= self._window.goals.size))
+
+
+def _bytes_of(messages: Sequence[Message]) -> int:
+    return sum(map(len, map(_VALUE, messages)))
 
 
 class DeadLetterLimit:

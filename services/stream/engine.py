@@ -345,10 +345,10 @@ class StreamEngine:
         except LostPartitionsError:
             self._discard_all()
             return
-        scored, seconds = flight.result, self.clock.monotonic() - began
+        scored = flight.result
+        stages = {**scored.stages, "commit": self.clock.monotonic() - began}
         count, dead = len(flight.messages), len(flight.dead)
-        work = scored.decode_s + scored.score_s + scored.encode_s
-        self._window.observe(count, work + seconds)
+        self._window.observe(count, sum(stages.values()))
         self.totals = StreamTotals(self.totals.answers + count - dead, self.totals.dead + dead)
         batch = CommittedBatch(
             messages=count,
@@ -356,10 +356,7 @@ class StreamEngine:
             answers=count - dead,
             dead=dead,
             wait_s=flight.began - flight.since,
-            decode_s=scored.decode_s,
-            score_s=scored.score_s,
-            encode_s=scored.encode_s,
-            commit_s=seconds,
+            stages=stages,
             reasons=Counter(fault.code.value for fault in scored.faults.values()),
         )
         self._refresh_lag()

@@ -37,7 +37,7 @@ class StreamTotals:
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
-    """One committed batch: its counts, and the seconds of each stage.
+    """One committed batch: its counts, and the seconds by stage: decode, score, encode, commit.
 
     A message may have several `rows`. `wait_s` is how long its oldest message waited in this
     process before decoding. `reasons` counts its dead letters by error code.
@@ -48,10 +48,7 @@ class CommittedBatch:
     answers: int
     dead: int
     wait_s: float = 0.0
-    decode_s: float = 0.0
-    score_s: float = 0.0
-    encode_s: float = 0.0
-    commit_s: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
@@ -30,6 +30,7 @@ from services.stream.events import CommittedBatch, StreamEvent, StreamPhase
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+_Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
 OnEvent = Callable[[StreamEvent], None]
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
@@ -47,46 +48,45 @@ class StreamMetrics:
         self._partitions: frozenset[str] = frozenset()
         self._model = model
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"mlctl_stream_{name}", text, ("model", *labels), registry=registry)
+        def metric(kind: type[_Metric], name: str, text: str, *labels: str, **more: Any) -> _Metric:
+            name = f"mlctl_stream_{name}"
+            return kind(name, text, ("model", *labels), registry=registry, **more)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"mlctl_stream_{name}", text, ("model", *labels), registry=registry)
-
-        def histogram(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(
-                f"mlctl_stream_{name}", text, ("model", *labels), registry=registry, buckets=bounds
-            )
-
-        messages = counter(
-            "messages", "Committed messages by `outcome`: `answer`, `dead`.", "outcome"
+        messages = metric(
+            Counter, "messages", "Committed messages by `outcome`: `answer`, `dead`.", "outcome"
         )
         self._answers = messages.labels(model, "answer")
         self._dead = messages.labels(model, "dead")
-        self._reasons = counter(
-            "dead_letters", "Dead letters by `reason`, an error code.", "reason"
+        self._reasons = metric(
+            Counter, "dead_letters", "Dead letters by `reason`, an error code.", "reason"
         )
-        self._rows = counter("rows", "Scored rows.").labels(model)
-        self._rebalances = counter("rebalances", "Partitions gained or lost.").labels(model)
-        self._size = histogram("batch_messages", "Messages of each batch.", _MESSAGES).labels(model)
-        self._wait = histogram(
+        self._rows = metric(Counter, "rows", "Scored rows.").labels(model)
+        self._rebalances = metric(Counter, "rebalances", "Partitions gained or lost.").labels(model)
+        self._size = metric(
+            Histogram, "batch_messages", "Messages of each batch.", buckets=_MESSAGES
+        ).labels(model)
+        self._wait = metric(
+            Histogram,
             "wait_seconds",
             "Seconds that a batch's oldest message waited in this process.",
-            _SECONDS,
+            buckets=_SECONDS,
         ).labels(model)
-        self._stages = histogram(
+        self._stages = metric(
+            Histogram,
             "stage_seconds",
             "Seconds of each batch by `stage`: `decode`, `score`, `encode`, `commit`.",
-            _SECONDS,
             "stage",
+            buckets=_SECONDS,
         )
-        self._lag = gauge(
-            "lag_messages", "Messages behind, by `partition` of this process.", "partition"
+        self._lag = metric(
+            Gauge, "lag_messages", "Messages behind, by `partition` of this process.", "partition"
         )
-        self._paused = gauge("paused", "1 while it waits for a broker or a model.").labels(model)
-        self._last = gauge("last_commit_timestamp_seconds", "Time of the newest commit.").labels(
+        self._paused = metric(Gauge, "paused", "1 while it waits for a broker or a model.").labels(
             model
         )
+        self._last = metric(
+            Gauge, "last_commit_timestamp_seconds", "Time of the newest commit."
+        ).labels(model)
 
     def on_event(self, event: StreamEvent) -> None:
         """Update the metrics."""
@@ -106,12 +106,7 @@ class StreamMetrics:
             self._reasons.labels(self._model, reason).inc(count)
         self._size.observe(batch.messages)
         self._wait.observe(batch.wait_s)
-        for stage, seconds in (
-            ("decode", batch.decode_s),
-            ("score", batch.score_s),
-            ("encode", batch.encode_s),
-            ("commit", batch.commit_s),
-        ):
+        for stage, seconds in batch.stages.items():
             self._stages.labels(self._model, stage).observe(seconds)
         self._last.set(self._clock.wall())
 

@@ -58,14 +58,12 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class BatchAnswers:
-    """The result of a batch: a value or None by index, faults by index, and seconds."""
+    """The result of a batch: a value or None by index, faults by index, and seconds by stage."""
 
     values: list[bytes | None]
     faults: dict[int, Fault] = field(default_factory=dict)
     rows: int = 0
-    decode_s: float = 0.0
-    score_s: float = 0.0
-    encode_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 class MessageScorer:
@@ -87,13 +85,13 @@ class MessageScorer:
         began = self._clock.monotonic()
         groups = self._payload.decode(values)
         decoded = self._clock.monotonic()
-        found.decode_s = decoded - began
+        found.stages = {"decode": decoded - began, "score": 0.0}
         for group in groups:
             for index, why in group.rejected.items():
                 found.faults[index] = Fault(ErrorCode.INVALID_INPUT, why)
             if group.kept:
                 self._answer_group(group, found, max_faults)
-        found.encode_s = self._clock.monotonic() - decoded - found.score_s
+        found.stages["encode"] = self._clock.monotonic() - decoded - found.stages["score"]
         return found
 
     def shrink(self) -> bool:
@@ -108,7 +106,7 @@ class MessageScorer:
         began = self._clock.monotonic()
         run = _Run(self._model, group)
         scored = score_rows(run, {"message": np.arange(len(group.kept))}, max_faults)
-        found.score_s += self._clock.monotonic() - began
+        found.stages["score"] += self._clock.monotonic() - began
         for (position, why), code in zip(scored.reasons.items(), run.codes, strict=True):
             found.faults[group.kept[position]] = Fault(code, why)
         if scored.outputs is None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
+from confluent_kafka import KafkaException
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import Commit, ConnectionRequest, Guarantee, Outgoing, StreamUrl
-from services.stream.transports.kafka import KafkaConnection, transport
+from services.stream.transports.kafka import TransactionalConnection, transport
 from tests.services.stream.contract import answered, numbered, send, take
 from tests.support.tansu import committed_values, create_topics, tansu_broker
 from tests.support.wait import PATIENCE_SECONDS
@@ -69,23 +70,46 @@ def test_transaction__aborted_and_repeated__is_committed(
     send(source, numbered(0, 100))
     request = ConnectionRequest(source, "g", answers, dead, exactly_once=True)
     with transport.open_connection(request) as member:
-        assert isinstance(member, KafkaConnection)
+        assert isinstance(member, TransactionalConnection)
         assert member.guarantee is Guarantee.EXACTLY_ONCE
         found = take(member, 100)
         batch = Commit(found, answered(found[1:]), [Outgoing(found[0].value)])
 
-        def fail(*_given: Any) -> Any:
-            assert member._sender._producer.flush(10) == 0, "the broker has the answers"
+        put = member._sender.put
+
+        def fail(topic: str, messages: Sequence[Outgoing]) -> None:
+            put(topic, messages)
+            if topic == answers.topic:
+                return
+            assert member._sender.client.flush(10) == 0, "the broker has the answers"
             raise MlctlError(ErrorCode.BROKER_UNAVAILABLE, "after the answers were sent")
 
         with monkeypatch.context() as patch:
-            patch.setattr(member, "metadata", fail)
+            patch.setattr(member._sender, "put", fail)
             with pytest.raises(MlctlError, match="after the answers were sent"):
                 member.commit(batch)
         member.commit(batch)
     # Tansu also shows the messages of aborted transactions to readers with read_committed.
     seen = committed_values(address, "out", _PARTITIONS, 2 * 99)
     assert {*seen} == {each.value for each in found[1:]}
+
+
+def test_transaction__left_open_by_a_killed_process__ends_when_the_next_one_starts(
+    address: str,
+) -> None:
+    source, answers, _dead = (url(address, topic) for topic in _TOPICS)
+    answers = replace(answers, options={**answers.options, "transactional.id": "one"})
+    send(source, numbered(0, 20))
+    request = ConnectionRequest(source, "g", answers, exactly_once=True)
+    with transport.open_connection(request) as killed:
+        assert isinstance(killed, TransactionalConnection)
+        found = take(killed, 20)
+        killed._begin()
+        killed._sender.put("out", answered(found))
+        assert killed._sender.client.flush(10) == 0
+        # Kafka rejects the commit; Tansu does not answer it.
+        with transport.open_connection(request), pytest.raises(KafkaException):
+            killed._sender.client.commit_transaction(3)
 
 
 def test_kill__before_and_after_transactions__each_message_is_answered_once(address: str) -> None:

@@ -8,7 +8,7 @@ or no field is a missing value of an input that may lack values.
 from __future__ import annotations
 
 import math
-from array import array
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.protocol.json_data import decode_data, decode_nullable
+from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from services.protocol.json_data import STRUCT_CODES, decode_data, decode_nullable
 from services.protocol.wire import Declared, declare, invalid
 from services.runtime.input_checks import absent_rows
 from services.stream.base import Decoded
@@ -27,20 +27,7 @@ from services.stream.payloads import KEEP_ALL, PayloadRequest
 # Fewer messages than this are read one by one to find the one at fault.
 _FEW = 8
 _EXACT = 1 << 63
-# Codes of the module `array`; floats are rounded afterwards.
-_CODES: Mapping[Datatype, str] = MappingProxyType(
-    {
-        **dict.fromkeys((Datatype.FP16, Datatype.FP32, Datatype.FP64), "d"),
-        Datatype.INT8: "b",
-        Datatype.INT16: "h",
-        Datatype.INT32: "i",
-        Datatype.INT64: "q",
-        Datatype.UINT8: "B",
-        Datatype.UINT16: "H",
-        Datatype.UINT32: "I",
-        Datatype.UINT64: "Q",
-    }
-)
+_CODES: Mapping[str, str] = MappingProxyType({**STRUCT_CODES, "FP16": "e", "FP64": "d"})
 
 
 class Carried(NamedTuple):
@@ -115,7 +102,7 @@ class ObjectReader:
             carried: list[Carried | None] = [None] * len(documents)
             if self._keep:
                 carried = [self._carried(document, many=False) for document in documents]
-        except (KeyError, TypeError, OverflowError, MlctlError):
+        except (KeyError, TypeError, OverflowError, struct.error, MlctlError):
             return None
         return Decoded(inputs, indices, [1] * len(documents), carried=carried)
 
@@ -209,7 +196,10 @@ def _joined(pieces: Sequence[Decoded], rejected: dict[int, str]) -> Decoded:
 
 
 def _column(spec: TensorSpec, values: list[Any]) -> np.ndarray:
-    """Return one plain row of an input per message; TypeError or an error of decoding otherwise."""
+    """Return one plain row of an input per message.
+
+    TypeError, OverflowError, struct.error or INVALID_INPUT if it is another one.
+    """
     shape = spec.shape[1:]
     width, count = math.prod(shape), len(values)
     rows = [values]
@@ -217,27 +207,23 @@ def _column(spec: TensorSpec, values: list[Any]) -> np.ndarray:
         if set(map(type, values)) != {list} or set(map(len, values)) != {width}:
             raise TypeError("not flat")
         rows = values
-    dtype = np.dtype(spec.dtype.numpy_name)
-    if spec.dtype in _CODES:
-        return _numbers(_CODES[spec.dtype], rows, dtype).reshape(count, *shape)
+    if code := _CODES.get(spec.dtype.value):
+        return _numbers(code, rows, np.dtype(spec.dtype.numpy_name)).reshape(count, *shape)
     # Declared as flat: nested data is rejected.
-    declared = Declared(spec, (count * width,), count * width, dtype)
+    declared = Declared(spec, (count * width,), count * width, np.dtype(spec.dtype.numpy_name))
     return decode_data(declared, list(chain.from_iterable(rows))).reshape(count, *shape)
 
 
 def _numbers(code: str, rows: Sequence[list[Any]], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the numbers of lists of equal length; TypeError or OverflowError for other values.
+    """Return the numbers of lists of equal length, in an array that may be written to.
 
     It takes less than half of the time of `decode_data`, which then reports what is wrong.
     """
-    values = array(code)
-    for row in rows:
-        values.fromlist(row)
-    with np.errstate(over="ignore"):
-        found = np.frombuffer(values, code).astype(dtype)
+    pack = struct.Struct(f"={len(rows[0])}{code}").pack
+    found = np.frombuffer(bytearray().join([pack(*row) for row in rows]), dtype)
     if dtype.kind == "f" and not np.isfinite(found).all():
         raise OverflowError("not finite")
-    # An `array` takes true and false for 1 and 0.
+    # `struct` takes true and false for 1 and 0.
     if ((found == 0) | (found == 1)).any() and bool in set(map(type, chain.from_iterable(rows))):
         raise TypeError("not a number")
     return found

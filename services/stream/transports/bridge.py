@@ -35,6 +35,8 @@ class Bridge(StreamConnection):
         self._source = source
         self._answers = answers
         self._dead = dead
+        # What is durable, and whose position is not committed yet.
+        self._published: Commit | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -51,10 +53,13 @@ class Bridge(StreamConnection):
         return self._source.poll(limit, wait_s)
 
     def commit(self, batch: Commit) -> None:
-        if self._answers is not None and batch.answers:
-            self._answers.publish(batch.answers)
-        if self._dead is not None and batch.dead:
-            self._dead.publish(batch.dead)
+        """Publish, unless a call before has done it, then commit the position."""
+        if batch is not self._published:
+            if self._answers is not None and batch.answers:
+                self._answers.publish(batch.answers)
+            if self._dead is not None and batch.dead:
+                self._dead.publish(batch.dead)
+            self._published = batch
         self._source.commit(Commit(batch.done))
 
     def lag(self) -> Mapping[str, int]:
@@ -105,11 +110,12 @@ def connect(request: ConnectionRequest) -> StreamConnection:
             "exactly once needs all streams at one broker; files and pipes cannot provide it",
             "Remove --exactly-once: readers can drop a second answer by its mlctl-source header.",
         )
-    return Bridge(
-        transport.open_connection(replace(request, answers=None, dead=None)),
-        _producer(request.answers),
-        _producer(_with_headers(request.dead)),
-    )
+    return bridged(transport.open_connection(replace(request, answers=None, dead=None)), request)
+
+
+def bridged(source: StreamConnection, request: ConnectionRequest) -> StreamConnection:
+    """Return `source` with producers of the answers and dead letters of `request`."""
+    return Bridge(source, _producer(request.answers), _producer(_with_headers(request.dead)))
 
 
 def same_broker(one: StreamUrl, other: StreamUrl) -> bool:

@@ -3,55 +3,73 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
-from typing import Any, Self
+from contextlib import ExitStack
+from typing import Self
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
+    LostPartitionsError,
     Message,
     StreamConnection,
     StreamStatus,
     StreamUrl,
     Transport,
 )
+from services.stream.transports.bridge import bridged
 from services.stream.transports.kafka_client import (
+    FENCED,
     TIMEOUT_S,
-    ClientHealth,
     make_client,
     partitions_of,
-    properties,
     translate_errors,
-    translated,
 )
-from services.stream.transports.kafka_consumer import GroupConsumer, PartitionNames, converted
-from services.stream.transports.kafka_producer import KafkaProducer, TransactionalProducer
+from services.stream.transports.kafka_consumer import LOST, GroupConsumer
+from services.stream.transports.kafka_producer import KafkaProducer
 
-_PAGE = 1000
+# Messages that are read at once, and seconds to wait for the first of them.
+_PAGE, _WAIT_S = 1000, 0.05
+# For this time a killed process's open transaction keeps readers waiting.
+_TRANSACTION_MS = 20_000
 
 
-class KafkaConnection(GroupConsumer):
-    """A member of a group with a producer in the same cluster."""
+class TransactionalConnection(GroupConsumer):
+    """A member of a group that commits answers, dead letters and position in one transaction.
+
+    Each member has a transactional id of its own. The member's generation fences the commit of a
+    replaced member, whatever its id.
+    """
+
+    guarantee = Guarantee.EXACTLY_ONCE
 
     def __init__(self, request: ConnectionRequest) -> None:
         super().__init__(request)
         self._answers = request.answers.topic if request.answers else ""
         self._dead = request.dead.topic if request.dead else ""
-        topics = [topic for topic in (self._answers, self._dead) if topic]
-        url = request.answers or request.source
-        self._sender: KafkaProducer = KafkaProducer(url, topics)
-        if request.exactly_once:
-            self.guarantee = Guarantee.EXACTLY_ONCE
-            self._sender = TransactionalProducer(url, topics, request.group)
+        self._own_id = f"mlctl-{request.group}-{uuid.uuid4().hex}"
+        self._sender = KafkaProducer(
+            request.answers or request.source,
+            [topic for topic in (self._answers, self._dead) if topic],
+            {"transactional.id": self._own_id, "transaction.timeout.ms": _TRANSACTION_MS},
+        )
+        # Whether the producer is ready to begin a transaction, and whether it is not known if
+        # its last one was committed.
+        self._ready = self._unknown = False
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self._sender)
+            # Before the position is read: this ends the transaction that a killed process with the
+            # same id left open.
+            with translate_errors(self._url):
+                self._sender.client.init_transactions(TIMEOUT_S)
+            self._ready = True
             super().__enter__()
             self._stack = stack.pop_all()
         return self
@@ -63,29 +81,80 @@ class KafkaConnection(GroupConsumer):
     def commit(self, batch: Commit) -> None:
         if not batch.done:
             return
-        if isinstance(self._sender, TransactionalProducer):
-            self._sender.transact(batch, self, self._answers, self._dead)
-            return
-        self.positions_after(batch.done)  # Nothing is sent for messages of lost partitions.
-        self._sender.deliver(batch, self._answers, self._dead, batch_id=batch.done)
-        super().commit(batch)
-        self._sender.acknowledged()
+        positions = self.positions_after(batch.done)
+        answers, dead = self._sender.fitting(batch.answers), self._sender.fitting(batch.dead)
+        try:
+            self._begin()
+            self._sender.put(self._answers, answers)
+            self._sender.put(self._dead, dead)
+            member = self._consumer.consumer_group_metadata()
+            self._sender.client.send_offsets_to_transaction(positions, member, TIMEOUT_S)
+            self._sender.client.commit_transaction(TIMEOUT_S)
+        except LostPartitionsError:
+            raise
+        except BaseException as error:
+            self._abort()
+            # After a rejected message the client only reports an "erroneous state".
+            problem = self._sender.rejection
+            if problem is None and isinstance(error, KafkaException):
+                problem = error.args[0]
+            if problem is None:
+                raise
+            if problem.name() in LOST:
+                raise self.lost() from error
+            raise self._translated(problem) from error
+
+    def _begin(self) -> None:
+        """Begin a transaction, after an error with a new producer.
+
+        A rejected message leaves a gap in the producer's sequence numbers. The first call of a
+        new producer with the same id ends the open transaction; if it is not known how, then
+        LostPartitionsError: the consumer begins again after the position that is committed.
+        """
+        client = self._sender.client
+        if not self._ready:
+            client.init_transactions(TIMEOUT_S)
+            self._ready = True
+            if self._unknown:
+                self._unknown = False
+                raise self.lost()
+        client.begin_transaction()
+
+    def _abort(self) -> None:
+        """End the transaction for its readers, and replace the producer."""
+        try:
+            if self._ready:
+                self._sender.client.abort_transaction(TIMEOUT_S)
+        except KafkaException:
+            self._unknown = True
+        rejection = self._sender.rejection  # It may have come as late as in the abort.
+        self._ready = False
+        self._sender.open()
+        self._sender.rejection = rejection
+
+    def _translated(self, error: KafkaError) -> MlctlError:
+        # A pause of this process may have been longer than the transaction's timeout.
+        if error.name() in FENCED and self._sender.settings["transactional.id"] == self._own_id:
+            return MlctlError(
+                ErrorCode.BROKER_UNAVAILABLE, f"{self._url.redacted()}: {error.str()}"
+            )
+        return self._sender.translated(error)
 
 
 class KafkaTransport(Transport):
     """The transport of `kafka://`."""
 
     def open_connection(self, request: ConnectionRequest) -> StreamConnection:
-        if request.answers or request.dead:
-            return KafkaConnection(request)
-        return GroupConsumer(request)
+        if request.exactly_once:
+            return TransactionalConnection(request)
+        return bridged(GroupConsumer(request), request)
 
     def open_producer(self, url: StreamUrl) -> KafkaProducer:
         return KafkaProducer(url, [url.topic])
 
     def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         """Yield by partition in order, or the `last` messages by the time they were sent."""
-        with closing(_Browser(url)) as browser:
+        with _Browser(ConnectionRequest(url, "mlctl-browse")) as browser:
             marks = browser.watermarks()
             if last is None:
                 for at, (low, high) in marks.items():
@@ -99,22 +168,14 @@ class KafkaTransport(Transport):
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         """Return the state; a group that never committed has all messages as its lag."""
-        with closing(_Browser(url, group)) as browser:
-            marks = browser.watermarks()
-            with translate_errors(url):
-                cluster = browser.consumer.list_topics(url.topic, timeout=TIMEOUT_S)
-                committed = browser.consumer.committed(browser.partitions(), timeout=TIMEOUT_S)
-        lag = {
-            str(at.partition): max(
-                marks[at.partition][1] - max(at.offset, marks[at.partition][0]), 0
-            )
-            for at in committed
-        }
+        with _Browser(ConnectionRequest(url, group)) as browser:
+            marks, brokers = browser.watermarks(), browser.brokers()
+            lag = browser.lags(marks, cached=False)
         return StreamStatus(
             Guarantee.AT_LEAST_ONCE,
-            f"Kafka, brokers: {len(cluster.brokers)}",
+            f"Kafka, brokers: {brokers}",
             sum(high - low for low, high in marks.values()),
-            lag,
+            {str(partition): behind for partition, behind in lag.items()},
             remarks=(
                 f"partitions: {len(marks)}; at most as many processes share the work",
                 "exactly once with --exactly-once, if answers are in the same cluster",
@@ -126,73 +187,45 @@ class KafkaTransport(Transport):
 transport = KafkaTransport()
 
 
-class _Browser:
-    """Reads all partitions of a topic without joining a group."""
+class _Browser(GroupConsumer):
+    """Reads all partitions of a topic without joining the group."""
 
-    def __init__(self, url: StreamUrl, group: str = "mlctl-browse") -> None:
-        settings = {
-            **properties(url),
-            "group.id": group,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "allow.auto.create.topics": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-        self._url, self._health = url, ClientHealth(url)
-        self.names = PartitionNames()
-        self.consumer = make_client("Consumer", settings, self._health)
+    def __enter__(self) -> Self:
+        self._consumer = make_client("Consumer", self._settings, self._health)
+        return self
 
-    def close(self) -> None:
-        self.consumer.close()
-
-    def partitions(self) -> list[TopicPartition]:
-        numbers = partitions_of(self.consumer, self._url, self._health)
-        return [TopicPartition(self._url.topic, number) for number in sorted(numbers)]
+    def brokers(self) -> int:
+        with translate_errors(self._url):
+            return len(self._consumer.list_topics(self._url.topic, timeout=TIMEOUT_S).brokers)
 
     def watermarks(self) -> Mapping[int, tuple[int, int]]:
         """Return the first stored and the next offset by partition."""
+        numbers = sorted(partitions_of(self._consumer, self._url, self._health))
         with translate_errors(self._url):
             return {
-                each.partition: self.consumer.get_watermark_offsets(each, timeout=TIMEOUT_S)
-                for each in self.partitions()
+                number: self._consumer.get_watermark_offsets(
+                    self._topic_partition(number), timeout=TIMEOUT_S
+                )
+                for number in numbers
             }
 
     def read(self, partition: int, first: int, end: int) -> Iterator[Message]:
         """Yield the messages of a partition with offsets from `first` to before `end`."""
         if first >= end:
             return
-        self.consumer.assign([TopicPartition(self._url.topic, partition, first)])
+        self._consumer.assign([self._topic_partition(partition, first)])
+        self._ends.clear()
         deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            # One call for both would wait for a full page.
-            raw = self.consumer.consume(1, 0.5)
-            raw += self.consumer.consume(_PAGE, 0) if raw else []
-            if raw:
+        at = first
+        # The last offset may be a transaction marker or a compacted message.
+        while at < end and not self._ends:
+            found = self._fetch(_PAGE, _WAIT_S)
+            if found:
                 deadline = time.monotonic() + TIMEOUT_S
+                at = int(found[-1].offset) + 1
             elif time.monotonic() > deadline:
                 self._health.check()
                 raise MlctlError(
                     ErrorCode.BROKER_UNAVAILABLE, f"{self._url.redacted()} does not answer"
                 )
-            at_end = self._check(raw)
-            for message in converted(raw, self.names):
-                if int(message.offset) < end:
-                    yield message
-            # The last offset may be a transaction marker or a compacted message.
-            if at_end or any(each.offset() >= end - 1 for each in raw if each.error() is None):
-                return
-
-    def _check(self, raw: list[Any]) -> bool:
-        """Raise a permanent error; return whether a partition's end was reached."""
-        at_end = False
-        for each in raw:
-            if (error := each.error()) is None:
-                continue
-            if error.name() == "_PARTITION_EOF":
-                at_end = True
-                continue
-            problem = translated(error, self._url.redacted())
-            if problem.code is not ErrorCode.BROKER_UNAVAILABLE:
-                raise problem
-        return at_end
+            yield from (each for each in found if int(each.offset) < end)

@@ -41,38 +41,36 @@ _LOG = logging.getLogger("mlctl.kafka")
 _LOG.addHandler(logging.NullHandler())
 
 _AUTHENTICATION = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"})
+# Another process has the same transactional.id or group.instance.id.
+FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"})
 # Codes and hints by the names of librdkafka's errors.
-_PERMANENT = {
-    **dict.fromkeys(
+_PERMANENT = (
+    (
         _AUTHENTICATION,
-        (ErrorCode.UNAUTHENTICATED, "Check security.protocol and the sasl and ssl properties."),
+        ErrorCode.UNAUTHENTICATED,
+        "Check security.protocol and the sasl and ssl properties.",
     ),
-    **dict.fromkeys(
-        ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"),
-        (
-            ErrorCode.NOT_FOUND,
-            "Create the topic: kafka-topics --create --topic NAME --partitions N.",
-        ),
+    (
+        {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"},
+        ErrorCode.NOT_FOUND,
+        "Create the topic: kafka-topics --create --topic NAME --partitions N.",
     ),
-    **dict.fromkeys(
-        ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
-        (
-            ErrorCode.PAYLOAD_TOO_LARGE,
-            "Set the URL's option message.max.bytes to the topic's max.message.bytes.",
-        ),
+    (
+        {"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"},
+        ErrorCode.PAYLOAD_TOO_LARGE,
+        "Set the URL's option message.max.bytes to the topic's max.message.bytes.",
     ),
-    **dict.fromkeys(
-        ("_FENCED", "PRODUCER_FENCED", "FENCED_INSTANCE_ID"),
-        (
-            ErrorCode.JOB_RUNNING,
-            "Give each process its own transactional.id and group.instance.id, or none.",
-        ),
+    (
+        FENCED,
+        ErrorCode.JOB_RUNNING,
+        "Give each process its own transactional.id and group.instance.id, or none.",
     ),
-    **dict.fromkeys(
-        ("_INVALID_ARG", "_CONFLICT"),
-        (ErrorCode.INVALID_INPUT, "See librdkafka's CONFIGURATION.md for its properties."),
+    (
+        {"_INVALID_ARG", "_CONFLICT"},
+        ErrorCode.INVALID_INPUT,
+        "See librdkafka's CONFIGURATION.md for its properties.",
     ),
-}
+)
 
 
 def properties(url: StreamUrl, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -80,12 +78,7 @@ def properties(url: StreamUrl, environment: Mapping[str, str] = os.environ) -> d
 
     INVALID_INPUT if the URL has no broker, no topic or a password, or sets a reserved property.
     """
-    if not url.address or not url.topic:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"{url.redacted()} names no broker or no topic",
-            "Write the URL as kafka://HOST:9092#TOPIC.",
-        )
+    url.check_topic("kafka://HOST:9092#TOPIC")
     if "@" in url.address:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
@@ -139,9 +132,9 @@ def make_client(kind: str, settings: Mapping[str, Any], health: ClientHealth) ->
 def translated(error: KafkaError, url: str = "") -> MlctlError:
     """Return the error as an MlctlError; BROKER_UNAVAILABLE is the only one to try again after."""
     name, text = error.name(), f"{url}: {error.str()}" if url else error.str()
-    if name in _PERMANENT:
-        code, hint = _PERMANENT[name]
-        return MlctlError(code, text, hint)
+    for names, code, hint in _PERMANENT:
+        if name in names:
+            return MlctlError(code, text, hint)
     if name.endswith("AUTHORIZATION_FAILED"):
         hint = "Permit the user the topics, the group, and idempotent or transactional writes."
         return MlctlError(ErrorCode.NOT_PERMITTED, text, hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 
 from confluent_kafka import (
@@ -39,8 +40,8 @@ from services.stream.transports.kafka_client import (
 LOST = frozenset(
     {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "REBALANCE_IN_PROGRESS", "_ASSIGNMENT_LOST"}
 )
-# Timeout of a request for lag() about one partition, in seconds.
-_LAG_TIMEOUT_S = 2.0
+# Timeout of a request about positions, in seconds: members should poll meanwhile.
+_POSITION_S = 5.0
 _DEFAULTS = {
     # After this time a killed member's partitions move to others.
     "session.timeout.ms": 15_000,
@@ -50,19 +51,17 @@ _DEFAULTS = {
 }
 
 
-class PartitionNames(dict[int, str]):
-    """The text of a partition's number, made once."""
-
-    def __missing__(self, number: int) -> str:
-        self[number] = text = str(number)
-        return text
+@cache
+def _name(partition: int | None) -> str:
+    assert partition is not None  # only an error has none
+    return str(partition)
 
 
 def _headers(found: Any) -> Headers:
     return tuple((name, value or b"") for name, value in found)
 
 
-def converted(raw: Iterable[RawMessage], names: Mapping[int, str]) -> list[Message]:
+def converted(raw: Iterable[RawMessage]) -> list[Message]:
     """Return the messages; errors are left out, and a tombstone has an empty value."""
     # The constructor of a named tuple is a call in Python: a fifth of the time.
     make_tuple = tuple.__new__
@@ -70,7 +69,7 @@ def converted(raw: Iterable[RawMessage], names: Mapping[int, str]) -> list[Messa
         make_tuple(
             Message,
             (
-                names[m.partition()],  # type: ignore[index]  # only an error has none
+                _name(m.partition()),
                 m.offset(),
                 m.value() or b"",
                 m.key(),
@@ -108,12 +107,10 @@ class GroupConsumer(StreamConnection):
         }
         self._latest = request.start == "latest"
         self._health = ClientHealth(request.source)
-        self._names = PartitionNames()
         # Messages that the client returned and poll() did not.
         self._buffered: list[Message] = []
         self._owned: set[str] = set()
         self._rewind_pending = False
-        self._committed: dict[str, int] = {}
         # By partition: the position after the last message, and the end that follows it.
         self._ends: dict[str, tuple[int, int]] = {}
 
@@ -140,10 +137,6 @@ class GroupConsumer(StreamConnection):
     def takeover_s(self) -> float:
         """The property session.timeout.ms."""
         return float(self._settings["session.timeout.ms"]) / 1e3
-
-    def metadata(self) -> Any:
-        """Return the member's generation, by which the broker fences a replaced member."""
-        return self._consumer.consumer_group_metadata()
 
     # ---- messages
 
@@ -180,7 +173,7 @@ class GroupConsumer(StreamConnection):
         return [] if message is None else [message]
 
     def _accepted(self, raw: list[RawMessage]) -> list[Message]:
-        messages = converted(raw, self._names)
+        messages = converted(raw)
         if len(messages) < len(raw):
             for each in raw:
                 if (error := each.error()) is not None:
@@ -193,7 +186,7 @@ class GroupConsumer(StreamConnection):
             assert partition is not None
             assert end is not None
             (at,) = self._consumer.position([self._topic_partition(partition)])
-            self._ends[self._names[partition]] = (at.offset, end)
+            self._ends[_name(partition)] = (at.offset, end)
         elif error.name() != "_MAX_POLL_EXCEEDED":  # A rebalance follows.
             problem = translated(error, self._url.redacted())
             if problem.code is not ErrorCode.BROKER_UNAVAILABLE:
@@ -211,7 +204,6 @@ class GroupConsumer(StreamConnection):
             if error.args[0].name() in LOST:
                 raise self.lost() from error
             raise translated(error.args[0], self._url.redacted()) from error
-        self.set_committed(positions)
 
     def positions_after(self, done: Sequence[Message]) -> list[TopicPartition]:
         """Return the positions after `done`; LostPartitionsError if others own a partition."""
@@ -220,14 +212,6 @@ class GroupConsumer(StreamConnection):
             raise self.lost()
         return [self._topic_partition(int(name), int(at) + 1) for name, at in last.items()]
 
-    def set_committed(self, positions: Iterable[TopicPartition]) -> None:
-        """Record positions that are committed."""
-        self._committed.update((self._names[at.partition], at.offset) for at in positions)
-
-    def forget_committed(self) -> None:
-        """Ask the broker for positions again: a transaction was committed meanwhile."""
-        self._committed.clear()
-
     def lost(self) -> LostPartitionsError:
         """Discard buffered messages, and let the next poll begin after the last commit."""
         self._rewind_pending = True
@@ -235,62 +219,58 @@ class GroupConsumer(StreamConnection):
 
     def lag(self) -> Mapping[str, int]:
         with translate_errors(self._url):
-            if unknown := [name for name in self._owned if name not in self._committed]:
-                positions = [self._topic_partition(int(name)) for name in unknown]
-                self.set_committed(self._consumer.committed(positions, timeout=_LAG_TIMEOUT_S))
             self._commit_ends()
-            return {name: self._partition_lag(name) for name in sorted(self._owned, key=int)}
+            owned = self.lags(sorted(map(int, self._owned)), cached=True)
+        return {_name(partition): lag for partition, lag in owned.items()}
 
     def group_lag(self) -> int:
-        self.lag()  # It commits the ends of this member's partitions.
         numbers = partitions_of(self._consumer, self._url, self._health)
-        total = 0
         with translate_errors(self._url):
-            positions = [self._topic_partition(number) for number in numbers]
-            for at in self._consumer.committed(positions, timeout=TIMEOUT_S):
-                if at.error is not None:
-                    raise translated(at.error, self._url.redacted())
-                low, high = self._consumer.get_watermark_offsets(at, timeout=_LAG_TIMEOUT_S)
-                total += max(high - max(at.offset, low), 0)
-        return total
+            self._commit_ends()
+            return sum(self.lags(numbers, cached=False).values())
+
+    def lags(self, partitions: Iterable[int], *, cached: bool) -> Mapping[int, int]:
+        """Return the messages after the group's position; `cached` asks no broker for ends."""
+        found = {}
+        for at in self._committed(partitions):
+            low, high = self._consumer.get_watermark_offsets(at, cached=cached, timeout=_POSITION_S)
+            if high < 0:  # Nothing was fetched yet.
+                low, high = self._consumer.get_watermark_offsets(at, timeout=_POSITION_S)
+            found[at.partition] = max(high - max(at.offset, low), 0)
+        return found
+
+    def _committed(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        """Return the group's positions; negative where there is none."""
+        asked = [self._topic_partition(partition) for partition in partitions]
+        found = self._consumer.committed(asked, timeout=_POSITION_S) if asked else []
+        for at in found:
+            if at.error is not None:
+                raise translated(at.error, self._url.redacted())
+        return found
 
     def _commit_ends(self) -> None:
         """Commit the offsets of transaction markers and compacted messages at partition ends.
 
         No message follows them, so no commit of messages covers them. Without this the group's
-        lag would never be 0 for members that do not own the partition.
+        lag would never be 0.
         """
-        ends = [
-            self._topic_partition(int(name), end)
-            for name, (at, end) in self._ends.items()
-            if name in self._owned
-            and at <= self._committed[name]
-            and max(self._committed[name], 0) < end
-        ]
-        if not ends or self._rewind_pending:
+        ends = {int(name): (at, end) for name, (at, end) in self._ends.items() if at < end}
+        passed = []
+        for committed in self._committed(ends):
+            at, end = ends[committed.partition]
+            if at <= committed.offset and max(committed.offset, 0) < end:
+                passed.append(self._topic_partition(committed.partition, end))
+        if not passed or self._rewind_pending:
             return
         try:
-            self._consumer.commit(offsets=ends, asynchronous=False)
+            self._consumer.commit(offsets=passed, asynchronous=False)
         except KafkaException as error:
             # A rebalance has begun: the next owner of the partitions finds their ends itself.
             if error.args[0].name() not in LOST:
                 raise
-        else:
-            self.set_committed(ends)
-
-    def _partition_lag(self, name: str) -> int:
-        partition = self._topic_partition(int(name))
-        watermarks = self._consumer.get_watermark_offsets
-        low, high = watermarks(partition, cached=True)
-        if high < 0:
-            low, high = watermarks(partition, timeout=_LAG_TIMEOUT_S)
-        position = max(self._committed[name], low, 0)
-        at, end = self._ends.get(name, (-1, -1))
-        # Transaction markers have offsets too, and no message follows them.
-        return max(high - (max(end, position) if at <= position else position), 0)
 
     def _rewind(self) -> None:
-        for at in self._consumer.committed(self._assignment(), timeout=TIMEOUT_S):
+        for at in self._committed(map(int, self._owned)):
             if at.offset < 0:
                 at.offset = OFFSET_BEGINNING
             try:
@@ -308,8 +288,7 @@ class GroupConsumer(StreamConnection):
         if self._latest:
             self._begin_at_end(consumer, partitions)
         for partition in partitions:
-            self._forget(self._names[partition.partition])
-            self._owned.add(self._names[partition.partition])
+            self._owned.add(_name(partition.partition))
 
     def _begin_at_end(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # The client fetches nothing before this returns.
@@ -320,7 +299,7 @@ class GroupConsumer(StreamConnection):
             consumer.commit(offsets=new, asynchronous=False)
 
     def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        names = [self._names[partition.partition] for partition in partitions]
+        names = [_name(partition.partition) for partition in partitions]
         try:
             if self.listener is not None:
                 self.listener.revoked(names)
@@ -328,7 +307,7 @@ class GroupConsumer(StreamConnection):
             self._drop(names)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        names = [self._names[partition.partition] for partition in partitions]
+        names = [_name(partition.partition) for partition in partitions]
         self._drop(names)
         if self.listener is not None:
             self.listener.lost(names)
@@ -336,15 +315,7 @@ class GroupConsumer(StreamConnection):
     def _drop(self, names: list[str]) -> None:
         self._owned.difference_update(names)
         self._buffered = [each for each in self._buffered if each.partition in self._owned]
-        for name in names:
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        self._committed.pop(name, None)
-        self._ends.pop(name, None)
-
-    def _assignment(self) -> list[TopicPartition]:
-        return [self._topic_partition(int(name)) for name in self._owned]
+        self._ends = {name: end for name, end in self._ends.items() if name in self._owned}
 
     def _topic_partition(self, partition: int, offset: int | None = None) -> TopicPartition:
         at = OFFSET_INVALID if offset is None else offset

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import errno
 import fcntl
 import mmap
 import os
@@ -29,7 +28,7 @@ from typing import Any, Self
 import orjson
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
+from bundle.files import NO_SPACE, write_atomic
 from services.stream.base import (
     Commit,
     ConnectionRequest,
@@ -110,9 +109,8 @@ class LineReader:
         self._follow = follow
         self._closed = False
         self._lines: deque[tuple[int, bytes]] = deque()
-        # The beginning of a line, in pieces: joining them for each block would copy it each time.
-        self._pieces: list[bytes] = []
-        self._pending = 0
+        # The beginning of a line whose end was not read yet.
+        self._tail = bytearray()
         # Line breaks that were read, and that exist up to the offset `_counted`.
         self._read = self._existing = 0
         self._counted = offset
@@ -155,25 +153,22 @@ class LineReader:
         return b"\n"
 
     def _split(self, block: bytes) -> None:
-        start = self.offset - self._pending
         self.offset += len(block)
-        first, *others = block.split(b"\n")
-        self._pieces.append(first)
-        self._pending += len(first)
-        if self._pending > MAX_LINE_BYTES:
+        self._tail += block
+        end = self._tail.rfind(b"\n", len(self._tail) - len(block))
+        if end >= 0:
+            start = self.offset - len(self._tail)
+            lines = bytes(self._tail[:end]).split(b"\n")
+            del self._tail[: end + 1]
+            self._read += len(lines)
+            for line in lines:
+                if line.strip():
+                    self._lines.append((start, line))
+                start += len(line) + 1
+        if len(self._tail) > MAX_LINE_BYTES:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT, f"a line is longer than {MAX_LINE_BYTES:,} bytes"
             )
-        if not others:
-            return
-        lines = [b"".join(self._pieces), *others]
-        last = lines.pop()
-        self._pieces, self._pending = [last], len(last)
-        self._read += len(lines)
-        for line in lines:
-            if line.strip():
-                self._lines.append((start, line))
-            start += len(line) + 1
 
 
 class PipeConnection(StreamConnection):
@@ -232,8 +227,7 @@ class FileConnection(PipeConnection):
         self._file = _open_existing(self._path)
         try:
             lock = self._position.with_suffix(".lock")
-            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            _lock(self._lock, f"reads {self._path} for the same group")
+            self._lock = _open_locked(lock, 0, f"reads {self._path} for the same group")
             self._begin()
         except BaseException:
             self.__exit__()
@@ -302,19 +296,13 @@ class LineProducer:
             self._file = os.dup(int(self._url.options.get("descriptor", 1)))
             return self
         path = _path(self._url)
-        try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError as error:
+        if not path.parent.is_dir():
             raise MlctlError(
                 ErrorCode.NOT_FOUND,
                 f"there is no folder {path.parent}",
                 f"Create it: mkdir -p '{path.parent}'",
-            ) from error
-        try:
-            _lock(self._file, f"writes to {path}")
-        except MlctlError:
-            os.close(self._file)
-            raise
+            )
+        self._file = _open_locked(path, os.O_APPEND, f"writes to {path}")
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             self._write(b"\n")  # A kill or another program left a line without its line break.
@@ -437,15 +425,18 @@ def _end_of_lines(file: int) -> int:
         return content.rfind(b"\n") + 1
 
 
-def _lock(file: int, action: str) -> None:
-    """Lock `file` until it is closed; JOB_RUNNING if another process has locked it."""
+def _open_locked(path: Path, flags: int, action: str) -> int:
+    """Open a file, which is created, and lock it; JOB_RUNNING if another process locked it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        os.close(file)
         raise MlctlError(ErrorCode.JOB_RUNNING, f"another process {action}") from error
+    return file
 
 
 def _disk_full(error: OSError, path: object) -> Exception:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in NO_SPACE:
         return error
     return MlctlError(ErrorCode.DISK_FULL, f"no space is left for {path}")

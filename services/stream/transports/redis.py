@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -24,8 +25,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import ERROR, OURS
+from services.stream.answer_headers import LEFT_OUT, OURS, is_dead_letter
 from services.stream.base import (
+    ABANDONED_SECONDS,
     Commit,
     ConnectionRequest,
     GroupStatus,
@@ -48,8 +50,6 @@ _OPTIONS = (*_TLS_OPTIONS, "idle_s", "field", "trim")
 _TIMEOUT_SECONDS = 10.0
 _IDLE_SECONDS = 15.0
 _TRIM_SECONDS = 10.0
-# Trimming does not wait for a group that had no consumer for 7 days.
-_ABANDONED_SECONDS = 7 * 86_400
 _PAGE = 1000
 # The server's limits: arguments of a command, and headers that a script can pass to XADD.
 _MAX_ARGUMENTS = 1_000_000
@@ -77,12 +77,7 @@ def connect(url: StreamUrl) -> Any:
     interrupted may be repeated is decided here.
     """
     url.check_options(_OPTIONS)
-    if not url.topic:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            "the URL names no stream",
-            "Name the stream after a #, as in redis://localhost:6379/0#orders.",
-        )
+    url.check_topic("redis://localhost:6379/0#orders")
     credentials = {
         name: os.environ[variable]
         for name, variable in (
@@ -228,60 +223,46 @@ def read_entries(topic: str, entries: Iterable[Any], field: bytes = _VALUE) -> l
     return found
 
 
-class FieldWriter:
-    """Writes messages as arguments of the scripts; remembers the bytes of header names."""
+def arguments(messages: Sequence[Outgoing]) -> list[Any]:
+    """Return messages for a script: their number, then each as [count, name, content, name, ...].
 
-    def __init__(self) -> None:
-        self._names: dict[str, bytes] = {}
-
-    def arguments(self, messages: Sequence[Outgoing]) -> list[Any]:
-        """Return the number of messages, then each as [count, name, content, name, ...].
-
-        PAYLOAD_TOO_LARGE for too many headers; a dead letter is sent without its source's.
-        """
-        flat: list[Any] = [len(messages)]
-        last: Headers = ()
-        fields: list[bytes] = []
-        for value, key, all_headers in messages:
-            wide = len(all_headers) > MAX_HEADERS
-            headers = _shortened(all_headers) if wide else all_headers
-            if headers is not last:
-                last, fields = headers, self._fields(headers)
-            if key is None:
-                flat += (2 + len(fields), _VALUE, value)
-            else:
-                flat += (4 + len(fields), _VALUE, value, _KEY, key)
-            flat += fields
-        return flat
-
-    def _fields(self, headers: Headers) -> list[bytes]:
-        names = self._names
-        flat: list[bytes] = []
+    PAYLOAD_TOO_LARGE for too many headers; a dead letter is sent without its source's.
+    """
+    flat: list[Any] = [len(messages)]
+    for message in messages:
+        value, key, headers = message
+        if len(headers) > MAX_HEADERS:
+            headers = _own_headers(message)
+        fields = [_VALUE, value] if key is None else [_VALUE, value, _KEY, key]
         for name, content in headers:
-            raw = names.get(name)
-            if raw is None:
-                raw = name.encode(errors="surrogateescape")
-                if raw in {_VALUE, _KEY} or raw.startswith(_ESCAPE):
-                    raw = _ESCAPE + raw
-                names[name] = raw
-            flat += (raw, content)
-        return flat
+            fields += (_field_of(name), content)
+        flat.append(len(fields))
+        flat += fields
+    return flat
 
 
-def _shortened(headers: Headers) -> Headers:
+@lru_cache(maxsize=1024)
+def _field_of(header: str) -> bytes:
+    name = header.encode(errors="surrogateescape")
+    escaped = name in {_VALUE, _KEY} or name.startswith(_ESCAPE)
+    return _ESCAPE + name if escaped else name
+
+
+def _own_headers(letter: Outgoing) -> Headers:
     """Return a dead letter's own headers, without its source's.
 
     PAYLOAD_TOO_LARGE for other messages, before anything is sent: Redis does not undo the
     first half of a script.
     """
-    own = tuple(header for header in headers if header[0].startswith(OURS))
-    if not any(name == ERROR for name, _ in own) or len(own) > MAX_HEADERS:
+    all_headers = letter.headers
+    own = tuple(header for header in all_headers if header[0].startswith(OURS))
+    if not is_dead_letter(letter) or len(own) > MAX_HEADERS:
         raise MlctlError(
             ErrorCode.PAYLOAD_TOO_LARGE,
-            f"a message has {len(headers):,} headers (limit of Redis {MAX_HEADERS:,})",
+            f"a message has {len(all_headers):,} headers (limit of Redis {MAX_HEADERS:,})",
             "Send it with fewer headers.",
         )
-    return (*own, ("mlctl-left-out", f"{len(headers) - len(own)} headers".encode()))
+    return (*own, (LEFT_OUT, b"%d headers" % (len(all_headers) - len(own))))
 
 
 # ---- connection and producer
@@ -305,7 +286,6 @@ class RedisConnection(StreamConnection):
         self._idle_ms = _idle_ms(source)
         self._field = _field(source)
         self._trims = source.options.get("trim") == "acknowledged"
-        self._writer = FieldWriter()
         # Entries that poll() returned and no commit acknowledged.
         self._in_progress: set[int | str] = set()
         # Where to continue reading this consumer's pending entries; None if all were read.
@@ -315,7 +295,7 @@ class RedisConnection(StreamConnection):
         self._unconfirmed: Sequence[int | str] = ()
         self._scripts = {
             name: self._db.register_script(getattr(scripts, name))
-            for name in ("COMMIT", "CLAIM", "LEAVE", "LAG", "TRIM")
+            for name in ("COMMIT", "CLAIM", "LEAVE", "LAG")
         }
 
     def __enter__(self) -> Self:
@@ -361,17 +341,17 @@ class RedisConnection(StreamConnection):
             request.answers.topic if request.answers else self._topic,
             request.dead.topic if request.dead else self._topic,
         )
-        arguments: list[Any] = [request.group, self._name, len(offsets), *offsets]
-        arguments += self._writer.arguments(batch.answers if request.answers else ())
-        arguments += self._writer.arguments(batch.dead if request.dead else ())
-        if len(arguments) > _MAX_ARGUMENTS:
+        command: list[Any] = [request.group, self._name, len(offsets), *offsets]
+        command += arguments(batch.answers if request.answers else ())
+        command += arguments(batch.dead if request.dead else ())
+        if len(command) > _MAX_ARGUMENTS:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"{len(batch.done):,} messages are too many for one step in Redis",
                 "Set a smaller --max-batch.",
             )
         try:
-            reply = self._run("COMMIT", keys, arguments)
+            reply = self._run("COMMIT", keys, command)
         except MlctlError:
             self._unconfirmed = offsets
             raise
@@ -395,8 +375,7 @@ class RedisConnection(StreamConnection):
 
     def _poll(self, limit: int, wait_s: float) -> list[Message]:
         if self._trims and time.monotonic() >= self._next_trim:
-            keys = (self._topic, _activity_key(self._topic))
-            self._scripts["TRIM"](keys, (_ABANDONED_SECONDS,))
+            _trim(self._db, self._topic)
             self._next_trim = time.monotonic() + _TRIM_SECONDS
         if limit <= 0:
             self._read(1, None, _END)
@@ -421,8 +400,8 @@ class RedisConnection(StreamConnection):
         now = time.monotonic()
         if now < self._next_claim:
             return []
-        arguments = (self._request.group, self._name, self._idle_ms, limit)
-        found = self._messages(self._scripts["CLAIM"]((self._topic,), arguments))
+        command = (self._request.group, self._name, self._idle_ms, limit)
+        found = self._messages(self._scripts["CLAIM"]((self._topic,), command))
         if not found:
             self._next_claim = now + self._idle_ms / 3000
             # A restarted server may have lost a commit: then its entries are pending again.
@@ -439,10 +418,10 @@ class RedisConnection(StreamConnection):
     def _messages(self, entries: list[Any]) -> list[Message]:
         return read_entries(self._topic, entries, self._field)
 
-    def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    def _run(self, name: str, keys: Sequence[str], command: Sequence[Any]) -> Any:
         try:
             with translate_errors(self._request.source):
-                return self._scripts[name](keys, arguments)
+                return self._scripts[name](keys, command)
         except MlctlError:
             self._cursor = b"0"  # as in poll()
             raise
@@ -455,12 +434,11 @@ class RedisProducer:
         self._url = url
         self._db = connect(url)
         self._add = self._db.register_script(scripts.ADD)
-        self._writer = FieldWriter()
 
     def publish(self, messages: Sequence[Outgoing]) -> None:
         with translate_errors(self._url):
             for at in range(0, len(messages), _PAGE):
-                self._add((self._url.topic,), self._writer.arguments(messages[at : at + _PAGE]))
+                self._add((self._url.topic,), arguments(messages[at : at + _PAGE]))
 
     def __enter__(self) -> Self:
         with translate_errors(self._url):
@@ -518,10 +496,8 @@ class RedisTransport(Transport):
             for each in db.xinfo_groups(url.topic):
                 name = each["name"].decode()
                 lag, exact = count_lag((url.topic,), (name,))
-                idle = [one["idle"] for one in db.xinfo_consumers(url.topic, name)]
-                members = sum(each < _idle_ms(url) for each in idle)
-                idle_s = min(idle) / 1000 if idle else None
-                groups.append(GroupStatus(name, int(lag), members, idle_s))
+                idle_s = _idle_seconds(db, url.topic, name)
+                groups.append(GroupStatus(name, int(lag), _members(db, url, name), idle_s))
                 if not exact:
                     remarks.append(f"group {name!r}: at least {lag:,} messages, not all counted")
             lags = [each.lag or 0 for each in groups if each.name == group]
@@ -536,15 +512,50 @@ class RedisTransport(Transport):
 
     def forget_group(self, url: StreamUrl, group: str) -> None:
         with translate_errors(url), connect(url) as db:
-            keys = (url.topic, _activity_key(url.topic))
-            found = db.register_script(scripts.FORGET)(keys, (group, _idle_ms(url)))
-        if found == 0:
-            raise no_group(group)
-        if found < 0:
-            raise group_in_use(group)
+            known = db.exists(url.topic) and {each["name"] for each in db.xinfo_groups(url.topic)}
+            if not known or group.encode() not in known:
+                raise no_group(group)
+            if _members(db, url, group):
+                raise group_in_use(group)
+            db.xgroup_destroy(url.topic, group)
+            db.hdel(_activity_key(url.topic), group)
 
 
 transport = RedisTransport()
+
+
+def _members(db: Any, url: StreamUrl, group: str) -> int:
+    """Return the number of consumers that are neither dead nor have left."""
+    return sum(
+        each["idle"] < _idle_ms(url) and each["name"].decode() != scripts.LEFT
+        for each in db.xinfo_consumers(url.topic, group)
+    )
+
+
+def _idle_seconds(db: Any, topic: str, group: str) -> float | None:
+    """Return the seconds since a consumer of the group was last active; None without any."""
+    idle = [each["idle"] for each in db.xinfo_consumers(topic, group)]
+    return min(idle) / 1000 if idle else None
+
+
+def _trim(db: Any, topic: str) -> None:
+    """Remove the entries that all groups committed, but for abandoned ones.
+
+    A hash says when each group was last active: a group without consumers does not.
+    """
+    now, needed = time.time(), []
+    for group in db.xinfo_groups(topic):
+        name = group["name"].decode()
+        idle = _idle_seconds(db, topic, name)
+        saved = float(db.hget(_activity_key(topic), name) or now)
+        active = saved if idle is None else max(saved, now - idle)
+        db.hset(_activity_key(topic), name, int(active))
+        if now - active < ABANDONED_SECONDS:
+            pending = db.xpending(topic, name)["min"]
+            needed += [each for each in (group["last-delivered-id"], pending) if each]
+    if needed:
+        first = min(needed, key=lambda entry_id: tuple(map(int, entry_id.split(b"-"))))
+        db.xtrim(topic, minid=first, approximate=False)
 
 
 def _activity_key(topic: str) -> str:

@@ -26,6 +26,7 @@ import orjson
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from services.stream.base import (
+    ABANDONED_SECONDS,
     Commit,
     ConnectionRequest,
     GroupStatus,
@@ -52,8 +53,6 @@ _MIN_SLEEP, _MAX_SLEEP = 0.0005, 0.016
 _PAGE = 4096
 # How often retention runs, how long it may take, and how many messages one transaction deletes.
 _RETENTION_SECONDS, _RETENTION_BUDGET, _RETENTION_MESSAGES = 5.0, 0.25, 10_000
-# Retention does not wait for a group that had no consumer for 7 days, Kafka's default.
-_ABANDONED_SECONDS = 7 * 86_400.0
 _OFFSET_BITS = 40
 _TRANSIENT = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
@@ -114,12 +113,6 @@ class Log:
 
     def topic(self, name: str, *, create: bool = True) -> Topic:
         """Return the topic of that name; NOT_FOUND if it does not exist and `create` is false."""
-        if not name:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                "the URL names no topic",
-                "Write it as sqlite://events.db#orders.",
-            )
         with self.transaction() as db:
             query = "SELECT id FROM topics WHERE name = ?"
             row = db.execute(query, (name,)).fetchone()
@@ -170,13 +163,6 @@ class Log:
                 for at, value, key, text, sent in rows
             ]
 
-    def pages(self, topic: Topic, after: int) -> Iterator[Message]:
-        """Yield the messages after the offset `after` that exist now."""
-        last = self.last_offset(topic)
-        while after < last and (page := self.read(topic, after, _PAGE)):
-            after = int(page[-1].offset)
-            yield from page
-
     def remove_old(self, topic: Topic, older_ms: int) -> None:
         """Remove messages sent before `older_ms`, unless an active group has not committed them.
 
@@ -190,7 +176,7 @@ class Log:
         removed, stop = _RETENTION_MESSAGES, time.monotonic() + _RETENTION_BUDGET
         while removed == _RETENTION_MESSAGES and time.monotonic() < stop:
             with self.transaction() as db:
-                active = time.time() - _ABANDONED_SECONDS
+                active = time.time() - ABANDONED_SECONDS
                 (needed,) = db.execute(committed, (topic.name, active)).fetchone()
                 last = self.last_offset(topic) - 1
                 last = last if needed is None else min(last, needed)
@@ -222,26 +208,22 @@ class Log:
             self.db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
 
     def _prepare(self) -> None:
-        if self._version() != _VERSION:
-            with self.transaction() as db:
-                # Another process may have created the tables meanwhile.
-                if self._version() != _VERSION:
-                    if self._version() or db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                        raise MlctlError(
-                            ErrorCode.INVALID_INPUT,
-                            "the file is not a log of messages, or has another version",
-                        )
-                    for statement in _SCHEMA.split(";"):
-                        db.execute(statement)
-                    db.execute(f"PRAGMA user_version = {_VERSION}")
+        with self.transaction() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version != _VERSION:
+                if version or db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    raise MlctlError(
+                        ErrorCode.INVALID_INPUT,
+                        "the file is not a log of messages, or has another version",
+                    )
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {_VERSION}")
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = FULL")
         # A commit copies the write-ahead log into the file when it has this many pages, here 8 MB,
         # and the others wait: four times as many double the longest commit and save no CPU.
         self.db.execute("PRAGMA wal_autocheckpoint = 2000")
-
-    def _version(self) -> int:
-        return int(self.db.execute("PRAGMA user_version").fetchone()[0])
 
 
 @contextmanager
@@ -418,7 +400,11 @@ class SqliteTransport(Transport):
 
     def browse(self, url: StreamUrl, *, last: int | None = None) -> Iterator[Message]:
         with _existing(url) as (log, topic):
-            yield from log.pages(topic, -1 if last is None else log.last_offset(topic) - last)
+            end = log.last_offset(topic)
+            at = -1 if last is None else end - last
+            while at < end and (page := log.read(topic, at, _PAGE)):
+                at = int(page[-1].offset)
+                yield from page
 
     def status(self, url: StreamUrl, group: str) -> StreamStatus:
         with _existing(url) as (log, topic), translate_errors():
@@ -487,11 +473,6 @@ def _existing(url: StreamUrl) -> Iterator[tuple[Log, Topic]]:
 
 
 def _path(url: StreamUrl) -> Path:
-    if not url.address:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            "the URL names no file",
-            "Write it as sqlite://events.db#orders.",
-        )
+    url.check_topic("sqlite://events.db#orders")
     url.check_options(_OPTIONS)
     return Path(url.address)

@@ -30,7 +30,7 @@ from services.stream.base import (
     StreamUrl,
 )
 from services.stream.transports import kafka_producer
-from services.stream.transports.kafka import KafkaConnection, KafkaTransport, transport
+from services.stream.transports.kafka import KafkaTransport, transport
 from services.stream.transports.kafka_consumer import GroupConsumer
 from tests.services.stream.contract import (
     Broker,
@@ -78,12 +78,12 @@ class Sharing(kafka_producer.KafkaProducer):
 
     clients: ClassVar[dict[str, Producer]] = {}
 
-    def _open(self) -> None:
-        address = self._settings["bootstrap.servers"]
+    def open(self) -> None:
+        address = self.settings["bootstrap.servers"]
         if address not in self.clients:
-            super()._open()
-            self.clients[address] = self._producer
-        self._producer = self.clients[address]
+            super().open()
+            self.clients[address] = self.client
+        self.client = self.clients[address]
 
 
 @pytest.fixture(autouse=True)
@@ -181,8 +181,8 @@ def places(kafka: MockKafka) -> Places:
     return Places(*(places_of(kafka)(name) for name in ("in", "out", "dead")))
 
 
-def link_of(places: Places, *, exactly_once: bool = False) -> KafkaConnection:
-    return KafkaConnection(
+def link_of(places: Places, *, exactly_once: bool = False) -> StreamConnection:
+    return transport.open_connection(
         ConnectionRequest(
             places.source, "g", places.answers, places.dead, exactly_once=exactly_once
         )
@@ -192,7 +192,7 @@ def link_of(places: Places, *, exactly_once: bool = False) -> KafkaConnection:
 class InFlight:
     """A listener as the engine is one: it commits what is on its way."""
 
-    def __init__(self, link: KafkaConnection) -> None:
+    def __init__(self, link: StreamConnection) -> None:
         self.link = link
         self.flight: list[Message] = []
         self.revocations: list[list[str]] = []
@@ -334,12 +334,12 @@ def test_contract__message_too_large__others_are_answered(places: Places) -> Non
             link.commit(Commit(found, answers))
         assert list(refused.value.rejected) == [1]
         assert read(places.answers) == []
-        letter = Outgoing(b"y" * 3000, b"key", (("why", b"large"),))
+        letter = Outgoing(b"y" * 3000, b"key", (("mlctl-error", b"large"),))
         link.commit(Commit(found, [answers[0], answers[2]], [letter]))
     assert len(read(places.answers)) == 2
     (dead,) = read(places.dead)
     assert (dead.value, dead.key) == (b"", b"key")
-    assert dict(dead.headers) == {"why": b"large", "mlctl-left-out": b"3000"}
+    assert dict(dead.headers) == {"mlctl-error": b"large", "mlctl-left-out": b"3000"}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def _event(
 def test_metrics__scrape__counts_the_events() -> None:
     registry = CollectorRegistry()
     metrics = StreamMetrics("tiny", registry, ManualClock(1000.0))
-    batch = CommittedBatch(10, 12, 8, 2, 0.003, 0.001, 0.002, 0.0, 0.02, {"invalid_input": 2})
+    batch = CommittedBatch(10, 12, 8, 2, 0.003, {"commit": 0.02}, {"invalid_input": 2})
     metrics.on_event(_event(StreamPhase.STARTED, {"0": 5, "1": 7}))
     metrics.on_event(_event(StreamPhase.COMMITTED, None, batch))
     metrics.on_event(_event(StreamPhase.REBALANCED, None, n=1))

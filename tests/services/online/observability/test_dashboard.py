@@ -76,7 +76,7 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
         await host.stop()
 
     asyncio.run(main())
-    batch = CommittedBatch(2, 2, 1, 1, reasons={"invalid_input": 1})
+    batch = CommittedBatch(2, 2, 1, 1, stages={"score": 0.1}, reasons={"invalid_input": 1})
     stream = StreamMetrics("tiny", registry)
     stream.on_event(StreamEvent(StreamPhase.COMMITTED, StreamTotals(1, 1), 1.0, {"0": 1}, batch))
     samples = [sample for metric in registry.collect() for sample in metric.samples]
