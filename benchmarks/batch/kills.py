@@ -83,7 +83,7 @@ class Destination(Protocol):
 class FilesDestination:
     """Part files below `root`, a folder or a prefix of a bucket."""
 
-    partition_by = ("day",)
+    partition_by: tuple[str, ...] = ("day",)
 
     def __init__(self, source: str, root: str, variables: Mapping[str, str]) -> None:
         self.source = source
@@ -126,7 +126,7 @@ class FilesDestination:
 class PostgresDestination:
     """A table of its own for each job."""
 
-    partition_by = ()
+    partition_by: tuple[str, ...] = ()
 
     def __init__(self, source: str, url: str) -> None:
         self.source = source
@@ -148,8 +148,9 @@ class PostgresDestination:
         self._run(f"INSERT INTO {_table(out)} (id, mlctl_unit) VALUES (-1, 'of others')")
 
     def is_untouched(self, out: str) -> bool:
-        found = self._run(f"SELECT mlctl_unit AS unit FROM {_table(out)} WHERE id = -1")
-        return found["unit"].to_pylist() == ["of others"]
+        found = self._run(f"SELECT mlctl_unit FROM {_table(out)} WHERE id = -1")
+        marks: list[str] = found["mlctl_unit"].to_pylist()
+        return marks == ["of others"]
 
     def _run(self, sql: str) -> pa.Table:
         connection = dbapi.connect(self._url, autocommit=True)
