@@ -7,7 +7,6 @@ because an upload is atomic.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -194,17 +193,3 @@ def open_storage(location: str) -> Storage:
         return LocalStorage(Path(location.removeprefix("file://")))
     assert scheme in BUCKET_SCHEMES
     return BucketStorage(location)
-
-
-def lock_job(lock: Path, shown: str) -> int:
-    """Return a descriptor that locks the output `shown` until it is closed, or its process ends.
-
-    JOB_RUNNING if another process has it; an OSError if the file `lock` cannot be made.
-    """
-    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise MlctlError(ErrorCode.JOB_RUNNING, f"another process writes to {shown}") from error
-    return descriptor

@@ -1,12 +1,13 @@
-"""The interfaces of databases: tables to write answers to, and queries to read rows from."""
+"""The interface of databases: tables to write answers to, and queries to read rows from."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import pyarrow as pa
@@ -54,59 +55,66 @@ class TableRef:
         return cls(join_url(base, parameters), ours["table"], key, ours["create"] == "yes")
 
 
-class Database(Protocol):
-    """A database with a table to write to. Use it from one thread at a time.
+class Database(ABC):
+    """A connection to a database, for one thread at a time.
 
-    Methods raise MlctlError: SINK_UNAVAILABLE if the database cannot be reached, INVALID_INPUT if
-    it rejects a statement; or an OSError if its disk is full.
+    Methods raise MlctlError: SINK_UNAVAILABLE (reading: SOURCE_UNAVAILABLE) if the database cannot
+    be reached, INVALID_INPUT if it rejects a statement; or an OSError if its disk is full.
     """
 
     # Whether ON CONFLICT replaces a row with the same key; else the old one is deleted before.
-    replaces: bool
+    replaces: ClassVar[bool] = True
     # Whether text with a NUL character is rejected.
-    forbids_nul: bool
+    forbids_nul: ClassVar[bool] = False
+    # How a binary value is written in SQL, from its hexadecimal digits.
+    binary: ClassVar[str]
 
+    def __init__(self, url: str, shown: str, lock: str = "") -> None:
+        """Connect later. `shown` is for messages; transactions of an equal `lock` take turns."""
+        self._url = url
+        self._shown = shown
+        self._lock = lock
+        self._connection: Any = None
+
+    @abstractmethod
     def open(self) -> None:
-        """Connect, and lock the table for a job; JOB_RUNNING if another process has the lock."""
-        ...
+        """Connect; JOB_RUNNING if another process has locked the file."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Disconnect; `transaction` connects again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
+    @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
         """Commit what is run inside, or none of it; reconnect first after a lost connection."""
-        ...
 
+    @abstractmethod
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Connect for the block, which reads one state of the database."""
+
+    @abstractmethod
     def run(self, sql: str) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows."""
-        ...
 
+    @abstractmethod
     def columns(self, table: str) -> list[str] | None:
         """Return the names of a table's columns; None if the table does not exist."""
-        ...
 
+    @abstractmethod
     def column_types(self, schema: pa.Schema) -> list[str]:
         """Return the SQL types of columns that can store those of `schema`."""
-        ...
 
+    @abstractmethod
     def load(self, table: str, rows: pa.Table) -> None:
         """Append `rows` to `table` by the names of their columns."""
-        ...
 
-
-class QueryReader(Protocol):
-    """A snapshot of a database, to read from."""
-
-    # How a binary value is written in SQL, from its hexadecimal digits.
-    binary: str
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement."""
-        ...
-
+    @abstractmethod
     def schema(self, query: str) -> pa.Schema:
         """Return the columns of a query, as `pieces` reads them."""
-        ...
 
+    @abstractmethod
     def pieces(
         self, query: str, schema: pa.Schema, rest: str, start: int, rows: int
     ) -> Iterator[Piece]:
@@ -114,7 +122,6 @@ class QueryReader(Protocol):
 
         `rest` are the conditions and the order; `start` is the number of the first row.
         """
-        ...
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:
@@ -144,7 +151,7 @@ def text_literal(text: str) -> str:
 
 
 def literal(value: Any, binary: str) -> str:
-    """Return a value as SQL; `binary` is the QueryReader's.
+    """Return a value as SQL; `binary` is the database's.
 
     Databases convert a text literal to the type that it is compared with, such as a timestamp.
     """
