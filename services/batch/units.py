@@ -105,12 +105,17 @@ class BatchTotals:
     @classmethod
     def of(cls, markers: Iterable[Marker], skipped: int = 0) -> BatchTotals:
         """Return the sums over `markers`; the filter excluded `skipped` rows before any unit."""
-        found = list(markers)
-        return cls(
-            len(found),
-            sum(each.rows for each in found),
-            sum(each.bad for each in found),
-            skipped + sum(each.skipped for each in found),
+        totals = cls(skipped=skipped)
+        for marker in markers:
+            totals += marker
+        return totals
+
+    def __add__(self, marker: Marker) -> BatchTotals:
+        return BatchTotals(
+            self.units + 1,
+            self.rows + marker.rows,
+            self.bad + marker.bad,
+            self.skipped + marker.skipped,
         )
 
     @property
