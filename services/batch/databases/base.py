@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -68,17 +68,22 @@ class Database(ABC):
     forbids_nul: ClassVar[bool] = False
     # How a binary value is written in SQL, from its hexadecimal digits.
     binary: ClassVar[str]
+    # Statements that begin a transaction, and one that only reads.
+    _begin: Sequence[str] = ("BEGIN",)
+    _begin_snapshot: Sequence[str] = ("BEGIN",)
+    # What the driver raises.
+    _errors: tuple[type[Exception], ...]
 
-    def __init__(self, url: str, shown: str, lock: str = "") -> None:
+    def __init__(self, url: str, shown: str, lock: str = "") -> None:  # noqa: ARG002
         """Connect later. `shown` is for messages; transactions of an equal `lock` take turns."""
         self._url = url
         self._shown = shown
-        self._lock = lock
         self._connection: Any = None
 
-    @abstractmethod
     def open(self) -> None:
         """Connect; JOB_RUNNING if another process has locked the file."""
+        with self._translated(ErrorCode.SINK_UNAVAILABLE):
+            self._connect(read_only=False)
 
     def close(self) -> None:
         """Disconnect; `transaction` connects again."""
@@ -86,13 +91,29 @@ class Database(ABC):
             self._connection.close()
             self._connection = None
 
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
         """Commit what is run inside, or none of it; reconnect first after a lost connection."""
+        if self._connection is None:
+            self.open()
+        with self._translated(ErrorCode.SINK_UNAVAILABLE):
+            try:
+                for statement in self._begin:
+                    self.run(statement)
+                yield
+                self.run("COMMIT")
+            except BaseException as error:
+                self._roll_back(error)
+                raise
 
-    @abstractmethod
-    def snapshot(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
         """Connect for the block, which reads one state of the database."""
+        with self._translated(ErrorCode.SOURCE_UNAVAILABLE), closing(self):
+            self._connect(read_only=True)
+            for statement in self._begin_snapshot:
+                self.run(statement)
+            yield
 
     @abstractmethod
     def run(self, sql: str) -> list[tuple[Any, ...]]:
@@ -122,6 +143,27 @@ class Database(ABC):
 
         `rest` are the conditions and the order; `start` is the number of the first row.
         """
+
+    @abstractmethod
+    def _connect(self, *, read_only: bool) -> None: ...
+
+    @abstractmethod
+    def _roll_back(self, error: BaseException) -> None:
+        """Undo the transaction in which there was `error`, if it is still open."""
+
+    @abstractmethod
+    def _translate(self, error: Any, unavailable: ErrorCode) -> Exception:
+        """Return what to raise for an error of the driver."""
+
+    @contextmanager
+    def _translated(self, unavailable: ErrorCode) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise self._translate(error, unavailable) from error
+
+    def _rejected(self, reason: object) -> MlctlError:
+        return MlctlError(ErrorCode.INVALID_INPUT, f"{self._shown} rejects the statement: {reason}")
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -31,36 +31,14 @@ class DuckDb(Database):
     # No index: within a transaction, its unique indexes reject keys that were just deleted.
     replaces = False
     binary = "unhex('{}')"
+    _begin_snapshot = ("SET TimeZone = 'UTC'", "BEGIN")
 
     def __init__(self, url: str, shown: str, lock: str = "") -> None:
         import duckdb
 
         super().__init__(url, shown, lock)
         self._driver = duckdb
-
-    def open(self) -> None:
-        self._connect(ErrorCode.JOB_RUNNING)
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        if self._connection is None:
-            self.open()
-        with self._translated(ErrorCode.SINK_UNAVAILABLE):
-            self._connection.execute("BEGIN")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        self._connect(ErrorCode.SOURCE_UNAVAILABLE, read_only=True)
-        with self._translated(ErrorCode.SOURCE_UNAVAILABLE), closing(self):
-            self._connection.execute("SET TimeZone = 'UTC'")
-            self._connection.execute("BEGIN")
-            yield
+        self._errors = (duckdb.Error,)
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
         # Not fetchall: for times with a zone it needs another package.
@@ -93,39 +71,6 @@ class DuckDb(Database):
         finally:
             self._connection.unregister(_ROWS)
 
-    def _connect(self, locked: ErrorCode, *, read_only: bool = False) -> None:
-        try:
-            self._connection = self._driver.connect(
-                self._url.partition("://")[2], read_only=read_only
-            )
-        except self._driver.IOException as error:
-            if "lock" in str(error):
-                raise MlctlError(locked, f"another process has locked {self._shown}") from error
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"{self._shown} cannot be opened") from error
-
-    @contextmanager
-    def _translated(self, unavailable: ErrorCode) -> Iterator[None]:
-        try:
-            yield
-        except self._driver.Error as error:
-            if any(text in str(error) for text in _FULL):
-                # After a failed write DuckDB rejects all statements until it is opened again.
-                self.close()
-                raise OSError(errno.ENOSPC, "no space left for the database") from error
-            if isinstance(error, self._driver.IOException):
-                self.close()
-                raise MlctlError(
-                    unavailable, f"{self._shown} cannot be reached: {error}"
-                ) from error
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._shown} rejects the statement: {error}"
-            ) from error
-
-    def _roll_back(self) -> None:
-        """Roll back; after some errors DuckDB already has, or cannot any more."""
-        with suppress(self._driver.TransactionException, self._driver.FatalException):
-            self._connection.execute("ROLLBACK")
-
     def schema(self, query: str) -> pa.Schema:
         found = self._connection.execute(f"SELECT * FROM ({query}) LIMIT 0").to_arrow_table()
         schema: pa.Schema = found.schema
@@ -136,3 +81,32 @@ class DuckDb(Database):
     ) -> Iterator[Piece]:
         sql = f"SELECT {column_list(schema.names)} FROM ({query}) AS q {rest}"
         yield from arrow_pieces(self._connection.execute(sql).to_arrow_reader(rows), rows, start)
+
+    def _connect(self, *, read_only: bool) -> None:
+        path = self._url.partition("://")[2]
+        try:
+            self._connection = self._driver.connect(path, read_only=read_only)
+        except self._driver.IOException as error:
+            if "lock" not in str(error):
+                raise MlctlError(
+                    ErrorCode.INVALID_INPUT, f"{self._shown} cannot be opened"
+                ) from error
+            raise MlctlError(
+                ErrorCode.SOURCE_UNAVAILABLE if read_only else ErrorCode.JOB_RUNNING,
+                f"another process has locked {self._shown}",
+            ) from error
+
+    def _roll_back(self, error: BaseException) -> None:  # noqa: ARG002
+        # After some errors DuckDB already has, or cannot any more.
+        with suppress(self._driver.TransactionException, self._driver.FatalException):
+            self.run("ROLLBACK")
+
+    def _translate(self, error: Any, unavailable: ErrorCode) -> Exception:
+        if any(text in str(error) for text in _FULL):
+            # After a failed write DuckDB rejects all statements until it is opened again.
+            self.close()
+            return OSError(errno.ENOSPC, "no space left for the database")
+        if isinstance(error, self._driver.IOException):
+            self.close()
+            return MlctlError(unavailable, f"{self._shown} cannot be reached: {error}")
+        return self._rejected(error)

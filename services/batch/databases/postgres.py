@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -47,58 +46,29 @@ class Postgres(Database):
 
     forbids_nul = True
     binary = "decode('{}', 'hex')"
+    _begin_snapshot = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
 
     def __init__(self, url: str, shown: str, lock: str = "") -> None:
         from adbc_driver_postgresql import dbapi
 
         super().__init__(url, shown, lock)
         self._driver: Any = dbapi
+        self._errors = (dbapi.Error,)
         # The types of columns by the Arrow schemas that they can store.
         self._types: dict[pa.Schema, list[str]] = {}
-
-    def open(self) -> None:
-        with self._translated(ErrorCode.SINK_UNAVAILABLE):
-            self._connect()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        if self._connection is None:
-            self.open()
-        with self._translated(ErrorCode.SINK_UNAVAILABLE):
-            self.run("BEGIN")
-            try:
-                if self._lock:
-                    self.run(f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}")
-                    key = f"hashtextextended({text_literal(f'mlctl {self._lock}')}, 0)"
-                    self.run(f"SELECT 1 FROM pg_advisory_xact_lock({key})")
-                yield
-                self.run("COMMIT")
-            except self._driver.Error as error:
-                if not _is_lost(error):
-                    self.run("ROLLBACK")
-                raise
-            except BaseException:
-                self.run("ROLLBACK")
-                raise
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        with self._translated(ErrorCode.SOURCE_UNAVAILABLE), closing(self):
-            self._connect()
-            self.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield
+        if lock:
+            key = f"hashtextextended({text_literal(f'mlctl {lock}')}, 0)"
+            self._begin = (
+                "BEGIN",
+                f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}",
+                f"SELECT 1 FROM pg_advisory_xact_lock({key})",
+            )
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
         with self._connection.cursor() as cursor:
             cursor.execute(sql)
             found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
             return found
-
-    def _connect(self) -> None:
-        base, parameters = split_url(self._url)
-        self._connection = self._driver.connect(
-            join_url(base, {**_CONNECTION, **parameters}), autocommit=True
-        )
 
     def columns(self, table: str) -> list[str] | None:
         return list(self._columns(table)) or None
@@ -161,20 +131,6 @@ class Postgres(Database):
         )
         return str(schema), str(name)
 
-    @contextmanager
-    def _translated(self, unavailable: ErrorCode) -> Iterator[None]:
-        """Translate the driver's errors; text about a connection may contain secrets."""
-        try:
-            yield
-        except self._driver.Error as error:
-            if _is_transient(error):
-                self.close()
-                state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
-                raise MlctlError(unavailable, f"{self._shown} cannot be reached{state}") from error
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._shown} rejects the statement: {_message(error)}"
-            ) from error
-
     def schema(self, query: str) -> pa.Schema:
         return pa.schema([(field.name, _read_type(field)[0]) for field in self._fields(query)])
 
@@ -190,6 +146,24 @@ class Postgres(Database):
         with self._connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(values)} FROM ({query}) AS q {rest}")
             yield from arrow_pieces(cursor.fetch_record_batch(), rows, start)
+
+    def _connect(self, *, read_only: bool) -> None:  # noqa: ARG002 - the transaction only reads
+        base, parameters = split_url(self._url)
+        self._connection = self._driver.connect(
+            join_url(base, {**_CONNECTION, **parameters}), autocommit=True
+        )
+
+    def _roll_back(self, error: BaseException) -> None:
+        if not (isinstance(error, self._driver.Error) and _is_lost(error)):
+            self.run("ROLLBACK")
+
+    def _translate(self, error: Any, unavailable: ErrorCode) -> Exception:
+        # Text about a connection may contain secrets.
+        if not _is_transient(error):
+            return self._rejected(_message(error))
+        self.close()
+        state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
+        return MlctlError(unavailable, f"{self._shown} cannot be reached{state}")
 
     def _fields(self, query: str) -> pa.Schema:
         with self._connection.cursor() as cursor:

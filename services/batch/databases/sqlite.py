@@ -12,7 +12,6 @@ import resource
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,38 +42,8 @@ class Sqlite(Database):
     """An open file; transactions take turns."""
 
     binary = "X'{}'"
-
-    def open(self) -> None:
-        with self._translated(ErrorCode.SINK_UNAVAILABLE):
-            self._connection = sqlite3.connect(
-                self._url.partition("://")[2],
-                isolation_level=None,
-                timeout=_WRITE_SECONDS,
-                check_same_thread=False,
-            )
-            self.run("PRAGMA synchronous=FULL")
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with self._translated(ErrorCode.SINK_UNAVAILABLE):
-            self.run("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.run("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self.run("ROLLBACK")
-                raise
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        path = Path(self._url.partition("://")[2]).resolve().as_uri()
-        with self._translated(ErrorCode.SOURCE_UNAVAILABLE), closing(self):
-            self._connection = sqlite3.connect(
-                f"{path}?mode=ro", uri=True, isolation_level=None, timeout=_READ_SECONDS
-            )
-            self.run("BEGIN")
-            yield
+    _begin = ("BEGIN IMMEDIATE",)
+    _errors = (sqlite3.Error, OverflowError)
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = self._connection.execute(sql).fetchall()
@@ -99,23 +68,6 @@ class Sqlite(Database):
             columns = [map(_plain, column.to_pylist()) for column in batch.columns]
             self._connection.executemany(statement, zip(*columns, strict=True))
 
-    @contextmanager
-    def _translated(self, unavailable: ErrorCode) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OverflowError) as error:
-            code = getattr(error, "sqlite_errorcode", 0)
-            if is_out_of_space(code):
-                raise OSError(
-                    errno.ENOSPC, "no space left for the database", self._shown
-                ) from error
-            # The low byte is the primary code.
-            busy = code & 0xFF in _BUSY
-            raise MlctlError(
-                unavailable if busy else ErrorCode.INVALID_INPUT,
-                f"{self._shown} rejects the statement: {error}",
-            ) from error
-
     def schema(self, query: str) -> pa.Schema:
         """Return the columns; a type is that of most of the first values."""
         found = self._connection.execute(f"SELECT * FROM ({query}) LIMIT {_SAMPLE_ROWS}")
@@ -133,6 +85,30 @@ class Sqlite(Database):
         while found := cursor.fetchmany(rows):
             yield _piece(found, schema, start)
             start += len(found)
+
+    def _connect(self, *, read_only: bool) -> None:
+        path = Path(self._url.partition("://")[2]).resolve().as_uri()
+        self._connection = sqlite3.connect(
+            f"{path}?mode={'ro' if read_only else 'rwc'}",
+            uri=True,
+            isolation_level=None,
+            timeout=_READ_SECONDS if read_only else _WRITE_SECONDS,
+            check_same_thread=False,
+        )
+        self.run("PRAGMA synchronous=FULL")
+
+    def _roll_back(self, error: BaseException) -> None:  # noqa: ARG002
+        if self._connection.in_transaction:
+            self.run("ROLLBACK")
+
+    def _translate(self, error: Any, unavailable: ErrorCode) -> Exception:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if is_out_of_space(code):
+            return OSError(errno.ENOSPC, "no space left for the database", self._shown)
+        # The low byte is the primary code.
+        if code & 0xFF in _BUSY:
+            return MlctlError(unavailable, f"{self._shown} stays locked: {error}")
+        return self._rejected(error)
 
 
 def _column_type(kind: pa.DataType) -> str:
