@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import fsync_directory
@@ -26,38 +26,8 @@ _READERS = 16
 _TEMPORARY = f"{STATE}/incomplete"
 
 
-class Storage(Protocol):
-    """Files by their names below one location; names use "/"."""
-
-    shown: str
-
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names of the files and folders directly in `folder`."""
-        ...
-
-    def find(self) -> list[str]:
-        """Return the names of all files, at any depth."""
-        ...
-
-    def read(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Return the contents of those files that exist."""
-        ...
-
-    def create(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Open a new file, which appears as `name` at the end of the block; not after an error."""
-        ...
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete the files that exist."""
-        ...
-
-    def clean(self, part: str) -> None:
-        """Delete temporary files of killed runs with `part` in their names."""
-        ...
-
-
 class LocalStorage:
-    """A folder, which `create` makes."""
+    """Files by their names below a folder, which `create` makes; names use "/"."""
 
     def __init__(self, root: Path) -> None:
         self.shown = str(root)
@@ -66,10 +36,12 @@ class LocalStorage:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"{root} is not a folder")
 
     def names(self, folder: str = "") -> list[str]:
+        """Return the names of the files and folders directly in `folder`."""
         path = self._root / folder
         return sorted(each.name for each in path.iterdir()) if path.is_dir() else []
 
     def find(self) -> list[str]:
+        """Return the names of all files, at any depth."""
         return [
             path.relative_to(self._root).as_posix()
             for path in self._root.rglob("*")
@@ -77,6 +49,7 @@ class LocalStorage:
         ]
 
     def read(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the contents of those files that exist."""
         found = {}
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -85,6 +58,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a new file, which appears as `name` at the end of the block; not after an error."""
         path = self._root / name
         self._make_folder(self._root / _TEMPORARY)
         self._make_folder(path.parent)
@@ -104,6 +78,7 @@ class LocalStorage:
         fsync_directory(path.parent)
 
     def delete(self, names: Sequence[str]) -> None:
+        """Delete the files that exist."""
         paths = [self._root / name for name in names]
         for path in paths:
             path.unlink(missing_ok=True)
@@ -111,6 +86,7 @@ class LocalStorage:
             fsync_directory(folder)
 
     def clean(self, part: str) -> None:
+        """Delete temporary files of killed runs with `part` in their names."""
         for name in self.names(_TEMPORARY):
             if part in name:
                 (self._root / _TEMPORARY / name).unlink(missing_ok=True)
@@ -124,7 +100,7 @@ class LocalStorage:
 
 
 class BucketStorage:
-    """A prefix of an object store, through fsspec."""
+    """The same below a prefix of an object store, through fsspec."""
 
     def __init__(self, location: str) -> None:
         self.shown = without_password(location).rstrip("/")
@@ -184,6 +160,9 @@ class BucketStorage:
 
     def _translated(self) -> contextlib.AbstractContextManager[None]:
         return translate_errors(self.shown, ErrorCode.SINK_UNAVAILABLE)
+
+
+Storage = LocalStorage | BucketStorage
 
 
 def open_storage(location: str) -> Storage:
