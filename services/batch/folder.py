@@ -12,6 +12,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import quote
@@ -79,25 +80,18 @@ class FolderSink:
 
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
         job, stem = self._begun, self._stem(unit)
-        counts = {"rows": 0, "bad": 0, "skipped": 0}
-        reason = ""
+        marker = Marker(unit.id, origin=unit.origin)
         try:
             with contextlib.ExitStack() as stack:
                 answers = _Parts(self._storage, stack, f"part-{stem}", self._form, job.partition_by)
                 bad = _Parts(self._storage, stack, f"{QUARANTINE}/part-{stem}", "parquet")
                 for piece in pieces:
                     answers.add(piece.answers)
-                    counts["rows"] += piece.answers.num_rows
-                    counts["skipped"] += piece.skipped
                     if piece.quarantine is not None:
                         bad.add(piece.quarantine)
-                        counts["bad"] += piece.quarantine.num_rows
-                        reason = str(piece.quarantine["mlctl_reason"][-1])
-            files = (*answers.names, *bad.names)
+                    marker += piece
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            marker = Marker(
-                unit.id, **counts, files=files, origin=unit.origin, reason=reason, scored_at=now
-            )
+            marker = replace(marker, files=(*answers.names, *bad.names), scored_at=now)
             self._write(self._marker(unit), marker.as_json())
         except FileNotFoundError:
             # Another run completed the job and removed our files as those of a killed run.

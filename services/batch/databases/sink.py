@@ -108,25 +108,23 @@ class DatabaseSink:
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
         groups = _groups(pieces)
         first = next(groups, [])  # scored before the table is locked for other units
-        rows, bad, skipped, reason = 0, 0, 0, ""
+        marker = Marker(unit.id, origin=unit.origin)
         with self._lock, self._db.transaction():
             self._require_own()
-            if marker := self._markers(f"WHERE id = {text_literal(unit.id)}").get(unit.id):
-                return marker  # of another run, or committed before the connection was lost
+            if found := self._markers(f"WHERE id = {text_literal(unit.id)}").get(unit.id):
+                return found  # of another run, or committed before the connection was lost
             for group in chain([first], groups):
-                bad_rows = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
-                self._insert("quarantine", bad_rows)
+                for piece in group:
+                    self._insert("quarantine", list(_bad_rows(unit, piece.quarantine)))
+                    marker += piece
                 answers = [piece.answers for piece in group if piece.answers.num_rows]
                 if answers:
                     table = pa.concat_tables(answers).unify_dictionaries()
                     mark = pa.repeat(f"{self._mark}-{unit.id}", table.num_rows)
                     self._put(table.append_column(UNIT_COLUMN, mark))
-                    rows += table.num_rows
-                bad, reason = bad + len(bad_rows), bad_rows[-1]["reason"] if bad_rows else reason
-                skipped += sum(piece.skipped for piece in group)
-            counts = {"rows": rows, "bad": bad, "skipped": skipped}
+            counts = {"rows": marker.rows, "bad": marker.bad, "skipped": marker.skipped}
             self._insert("units", [{"id": unit.id, "origin": unit.origin, **counts}])
-        return Marker(unit.id, rows, bad, skipped, (), unit.origin, reason)
+        return marker
 
     def finish(self, summary: Mapping[str, object]) -> None:
         with self._db.transaction():
