@@ -35,8 +35,7 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
     at once after an error.
     """
     waiting, busy = deque(units), set[Future[Marker]]()
-    stop, clock = run.control.stop, run.control.clock
-    deadline: float | None = None
+    stop = run.control.stop
     at_once = min(threads, len(units))
     # A transform or a device takes one piece at a time, and leaves the cores for the rest.
     one_by_one = not worker.scorer.scorer.thread_safe
@@ -54,10 +53,8 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
                 run.add(future.result())
                 if not waiting and not ahead:
                     idle.release()
-            if stop.is_set():
-                deadline = deadline or clock.monotonic() + run.control.grace
-                if clock.monotonic() >= deadline:
-                    break
+            if run.is_expired():
+                break
     finally:
         worker.abandoned.set()
         pool.shutdown(wait=False, cancel_futures=True)

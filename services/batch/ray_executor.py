@@ -106,8 +106,7 @@ def _start_actors(setup: WorkerSetup, actors: int | None) -> list[Any]:
 def _process(actors: Sequence[Any], run: Run, units: deque[Unit]) -> None:
     """Give each actor one unit at a time once it is open: some may never be scheduled."""
     busy = {actor.open.remote(): (actor, False) for actor in actors}
-    stop, clock, deadline = run.control.stop, run.control.clock, None
-    working = 0
+    stop, working = run.control.stop, 0
     while (units and not stop.is_set()) or working:
         done, _later = ray.wait(list(busy), num_returns=1, timeout=_POLL_SECONDS)
         for ready in done:
@@ -121,10 +120,8 @@ def _process(actors: Sequence[Any], run: Run, units: deque[Unit]) -> None:
             if units and not stop.is_set():
                 busy[actor.process.remote(units.popleft())] = (actor, True)
                 working += 1
-        if stop.is_set():
-            deadline = deadline or clock.monotonic() + run.control.grace
-            if clock.monotonic() >= deadline:
-                break
+        if run.is_expired():
+            break
     if units or working:
         raise run.interrupted()
 

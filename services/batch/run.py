@@ -107,6 +107,7 @@ class Run:
     totals: BatchTotals
     total: int | None
     _before: BatchTotals = field(init=False)
+    _deadline: float | None = field(default=None, init=False)
     _since: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,6 +140,14 @@ class Run:
         """Raise TOO_MANY_BAD_ROWS for the bad rows of a unit that has too many to be committed."""
         bad, rows_read = (count + len(reasons) for count in (self.totals.bad, self.totals.seen))
         self.control.limit.check(bad, self.total, rows_read, next(reversed(reasons.values())))
+
+    def is_expired(self) -> bool:
+        """Return whether the run was stopped, and its grace has passed since the first call."""
+        if not self.control.stop.is_set():
+            return False
+        now = self.control.clock.monotonic()
+        self._deadline = self._deadline or now + self.control.grace
+        return now >= self._deadline
 
     def interrupted(self) -> MlctlError:
         """Return the error of a run that was stopped."""
