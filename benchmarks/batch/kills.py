@@ -52,7 +52,7 @@ _PLACES = [f"{land}/day=2026-05-{day:02}" for land in ("eu/north", "us") for day
 _KEEP = ("id", "country", "price", "seen_at", "tags", "day")
 
 
-class Destination(Protocol):
+class KilledOutput(Protocol):
     """A kind of output; `source` is the input of its jobs, `variables` are their environment."""
 
     source: str
@@ -80,7 +80,7 @@ class Destination(Protocol):
         ...
 
 
-class FilesDestination:
+class FilesOutput:
     """Part files below `root`, a folder or a prefix of a bucket."""
 
     partition_by: tuple[str, ...] = ("day",)
@@ -123,7 +123,7 @@ class FilesDestination:
         return [f"{_path(out)}/{name}" for name in names]
 
 
-class PostgresDestination:
+class PostgresOutput:
     """A table of its own for each job."""
 
     partition_by: tuple[str, ...] = ()
@@ -168,30 +168,30 @@ def _table(out: str) -> str:
 
 
 @contextmanager
-def _folder(rows: Path) -> Iterator[Destination]:
-    yield FilesDestination(str(rows), str(rows.with_name("out")), {})
+def _folder(rows: Path) -> Iterator[KilledOutput]:
+    yield FilesOutput(str(rows), str(rows.with_name("out")), {})
 
 
 @contextmanager
-def _s3(rows: Path) -> Iterator[Destination]:
+def _s3(rows: Path) -> Iterator[KilledOutput]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it reports every request
     with s3_server() as address, s3_client(address):
         system = fsspec.filesystem("s3")
         system.makedirs("bucket")
         system.put(f"{rows}/", "bucket/rows/", recursive=True)
-        yield FilesDestination("s3://bucket/rows", "s3://bucket/out", s3_environment(address))
+        yield FilesOutput("s3://bucket/rows", "s3://bucket/out", s3_environment(address))
 
 
 @contextmanager
-def _postgres(rows: Path) -> Iterator[Destination]:
+def _postgres(rows: Path) -> Iterator[KilledOutput]:
     server = PostgresServer()
     try:
-        yield PostgresDestination(str(rows), server.url)
+        yield PostgresOutput(str(rows), server.url)
     finally:
         server.close()
 
 
-DESTINATIONS: Mapping[str, Callable[[Path], AbstractContextManager[Destination]]] = {
+OUTPUTS: Mapping[str, Callable[[Path], AbstractContextManager[KilledOutput]]] = {
     "folder": _folder,
     "S3 (moto)": _s3,
     "PostgreSQL": _postgres,
@@ -241,7 +241,7 @@ def expected_answers(rows: pa.Table, model: Path) -> pa.Table:
     return rows.drop_columns(["x"]).append_column("y", pa.array(np.concatenate(answers)))
 
 
-def score(folder: Path, to: Destination, out: str, *, stopped: bool = False) -> None:
+def score(folder: Path, to: KilledOutput, out: str, *, stopped: bool = False) -> None:
     """Score the rows in this process: `mlctl batch run` without its terminal.
 
     A `stopped` run only begins the job.
@@ -274,7 +274,7 @@ def differences(found: pa.Table, expected: pa.Table) -> tuple[int, int, int]:
 
 
 def kill_jobs(
-    to: Destination, kills: int, seed: int, folder: Path, expected: pa.Table
+    to: KilledOutput, kills: int, seed: int, folder: Path, expected: pa.Table
 ) -> tuple[float, Counter[str]]:
     """Kill jobs until there were `kills`; return the seconds of a job without, and the counts."""
     counts, killer = Counter[str](), Killer(seed, __name__)
@@ -300,16 +300,16 @@ def kill_jobs(
 
 
 def measure(kills: int, rows: int, seed: int, folder: Path, result: BenchmarkResult) -> None:
-    """Add the table of at least `kills` kills of jobs with `rows` rows, for each destination."""
+    """Add the table of at least `kills` kills of jobs with `rows` rows, for each output."""
     make_workload("light", folder / "bundle")
     written = write_rows(folder / "rows", rows)
     expected = expected_answers(written, folder / "bundle" / MODEL_NAME)
     counted = ("kills", "jobs", "answers", "lost", "twice", "wrong", "bad rows wrong")
     table = result.table(
-        f"batch jobs of {written.num_rows:,} rows, at least {kills} kills of each destination",
-        *("destination", *counted, "things of others changed", "a job without kills s", "seconds"),
+        f"batch jobs of {written.num_rows:,} rows, at least {kills} kills of each output",
+        *("output", *counted, "things of others changed", "a job without kills s", "seconds"),
     )
-    for name, opened in DESTINATIONS.items():
+    for name, opened in OUTPUTS.items():
         began = time.monotonic()
         with opened(folder / "rows") as to:
             longest, counts = kill_jobs(to, kills, seed, folder, expected)

@@ -71,7 +71,7 @@ def test_batch_kills__one_kill_each__counts_every_row(tmp_path: Path) -> None:
     result = empty_result()
     batch_kills.measure(1, 2_000, 1, tmp_path, result)
     (table,) = result.tables
-    assert [row[0] for row in table.rows] == list(batch_kills.DESTINATIONS)
+    assert [row[0] for row in table.rows] == list(batch_kills.OUTPUTS)
     for _name, killed, jobs, answers, *wrong, _seconds, _all_seconds in table.rows:
         assert int(killed) >= 1
         assert int(answers.replace(",", "")) == int(jobs) * 1_999
