@@ -1,8 +1,9 @@
 """Answers as rows of a table, each unit one transaction with its marker row.
 
 Three tables beside the answers have the job, its markers and its quarantine. The marker shows
-whether a unit was committed by another run, or before the connection was lost. The column `mlctl_unit`
-of the answers begins with a random mark of the job, by which `--restart` finds the job's rows.
+whether a unit was committed by another run, or before the connection was lost. The column
+`mlctl_unit` of the answers begins with a random mark of the job, by which `--restart` finds the
+job's rows.
 """
 
 from __future__ import annotations
