@@ -286,7 +286,9 @@ def kill_jobs(
         if not longest:
             longest = killer.undisturbed(job, folder)
         else:
-            killer.harass_once(job, folder, longest)
+            started = time.monotonic()
+            if killer.harass_once(job, folder, longest):
+                longest = time.monotonic() - started  # the machine has become faster
             score(folder, to, out, stopped=True)
             to.disturb(out)
             killer.harass(job, folder, _SHARE * longest, _MAX_KILLS)
