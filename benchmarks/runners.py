@@ -1,7 +1,7 @@
 """The runners in one document: batch, stream and precomputed predictions.
 
 Runs `benchmarks.batch` and `benchmarks.stream`, which have more options of their own,
-`benchmarks.stream.kills` and `benchmarks.precomputed`.
+`benchmarks.batch.kills`, `benchmarks.stream.kills` and `benchmarks.precomputed`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.batch import kills as batch_kills
 from benchmarks.batch.__main__ import MODELS
 from benchmarks.precomputed import measure_stores
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from benchmarks.stream import kills
 from bundle.home import HOME_VARIABLE
 
-_PARTS = ("batch", "stream", "kills", "precomputed")
+_PARTS = ("batch", "stream", "batch-kills", "kills", "precomputed")
 
 
 def run_program(name: str, folder: Path, *options: str) -> Any:
@@ -69,6 +70,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--batch-peers", metavar="PYTHON", help="a Python with the batch peers")
     parser.add_argument("--kills", type=int, default=100, help="killed runs of each transport")
+    parser.add_argument("--batch-kills", type=int, default=30, help="of each kind of output")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of a batch job that is killed")
     parser.add_argument("--seed", type=int, default=1, help="when runs are killed")
     parser.add_argument("--keys", type=int, default=1_000_000, help="precomputed predictions")
     options = parser.parse_args()
@@ -84,6 +87,8 @@ def main() -> None:
             report_batch(run_program("batch", folder, *peers), result)
         if "stream" in options.parts:
             report_stream(run_program("stream", folder), result)
+        if "batch-kills" in options.parts:
+            batch_kills.measure(options.batch_kills, options.rows, options.seed, folder, result)
         if "kills" in options.parts:
             kills.measure(options.kills, options.seed, folder, result)
         if "precomputed" in options.parts:

@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -30,22 +29,14 @@ from services.batch.locations import (
 from services.batch.units import JobPlan, Piece, Unit
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-SUFFIXES = tuple(
-    suffix
+FORMATS: Mapping[str, type[InputFormat]] = {
+    suffix: each
     for each in (ParquetFormat, DelimitedFormat, JsonlFormat, IpcFormat)
     for suffix in each.suffixes
-)
+}
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 # Footers read at once.
 _READERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """Part of a unit by which `FileSource.read` finds its rows."""
-
-    file: InputFile
-    part: Any
 
 
 class FileSource:
@@ -57,17 +48,16 @@ class FileSource:
     def __init__(self, location: str, unit_rows: int, options: Mapping[str, str]) -> None:
         self.name = without_password(location)
         files = list_files(location)
-        suffix = next((s for s in map(suffix_of, (f.name for f in files)) if s in SUFFIXES), None)
+        suffix = next((s for s in map(suffix_of, (f.name for f in files)) if s in FORMATS), None)
         if suffix is None:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
                 f"there are no rows to read at {self.name!r}",
-                f"Files must end in one of: {', '.join(SUFFIXES)} (text also in .gz, .zst).",
+                f"Files must end in one of: {', '.join(FORMATS)} (text also in .gz, .zst).",
             )
-        self._format = _format_of(suffix, unit_rows, options)
+        self._format = FORMATS[suffix](unit_rows, options)
         self._files = [f for f in files if suffix_of(f.name) in self._format.suffixes]
         self.waits = files[0].system is not None
-        self._types = options.get("types", "")
         self._keys = _partition_keys(self._files)
 
     @cached_property
@@ -76,8 +66,8 @@ class FileSource:
         file = self._files[0]
         with reading(file):
             schema = self._format.schema(file)
-        for each in filter(None, self._types.split(",")):
-            if (name := each.rpartition(":")[0].strip()) not in schema.names:
+        for name in self._format.types:
+            if name not in schema.names:
                 raise MlctlError(
                     ErrorCode.INVALID_INPUT, f"types: there is no column {name!r} in {file.name}"
                 )
@@ -102,17 +92,16 @@ class FileSource:
         units: list[Unit] = []
         for file, plan in zip(files, plans, strict=True):
             for rows, part in plan.units:
-                units.append(Unit(f"{len(units):06}", file.name, rows, FilePart(file, part)))
+                units.append(Unit(f"{len(units):06}", file.name, rows, (file, part)))
         return JobPlan(tuple(units), sum(plan.pruned for plan in plans))
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
-        found: FilePart = unit.part
-        file = found.file
+        file, part = unit.part
         values = {**dict.fromkeys(self._keys, HIVE_NULL), **dict(_keys_of(file.name))}
         own = pa.schema([self.schema.field(name) for name in columns if name not in values])
         with reading(file):
             require_unchanged(file)
-            for piece in self._format.pieces(file, found.part, own, piece_rows):
+            for piece in self._format.pieces(file, part, own, piece_rows):
                 table = piece.table
                 for name in columns:
                     if name in values:
@@ -166,14 +155,6 @@ class FileSource:
     def _key_value(self, name: str, text: str) -> Any:
         value = pa.scalar(None if text == HIVE_NULL else text, pa.string())
         return value.cast(self.schema.field(name).type)
-
-
-def _format_of(suffix: str, unit_rows: int, options: Mapping[str, str]) -> InputFormat:
-    if suffix in ParquetFormat.suffixes:
-        return ParquetFormat(unit_rows)
-    if suffix in DelimitedFormat.suffixes:
-        return DelimitedFormat(options)
-    return JsonlFormat(options) if suffix in JsonlFormat.suffixes else IpcFormat()
 
 
 def _keys_of(name: str) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,9 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -79,25 +80,20 @@ class FolderSink:
 
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
         job, stem = self._begun, self._stem(unit)
-        counts = {"rows": 0, "bad": 0, "skipped": 0}
-        reason = ""
+        marker = Marker(unit.id, origin=unit.origin)
         try:
             with contextlib.ExitStack() as stack:
                 answers = _Parts(self._storage, stack, f"part-{stem}", self._form, job.partition_by)
                 bad = _Parts(self._storage, stack, f"{QUARANTINE}/part-{stem}", "parquet")
                 for piece in pieces:
                     answers.add(piece.answers)
-                    counts["rows"] += piece.answers.num_rows
-                    counts["skipped"] += piece.skipped
                     if piece.quarantine is not None:
                         bad.add(piece.quarantine)
-                        counts["bad"] += piece.quarantine.num_rows
-                        reason = str(piece.quarantine["mlctl_reason"][-1])
-            files = (*answers.names, *bad.names)
+                    marker += piece
+                answers.flush()
+                bad.flush()
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            marker = Marker(
-                unit.id, **counts, files=files, origin=unit.origin, reason=reason, scored_at=now
-            )
+            marker = replace(marker, files=(*answers.names, *bad.names), scored_at=now)
             self._write(self._marker(unit), marker.as_json())
         except FileNotFoundError:
             # Another run completed the job and removed our files as those of a killed run.
@@ -162,7 +158,10 @@ def _parsed(content: bytes | None) -> Marker | None:
 
 
 class _Parts:
-    """The part files of a unit: one, or one for each partition that has rows."""
+    """The part files of a unit: one, or one for each partition that has rows.
+
+    The end of `stack` closes them.
+    """
 
     def __init__(
         self,
@@ -175,50 +174,41 @@ class _Parts:
         self._storage = storage
         self._stack = stack
         self._name = f"{name}.{form}"
-        self._writer = PART_FORMATS[form]
+        self._format = PART_FORMATS[form]
         self._by = partition_by
-        self._open: dict[str, _Part] = {}
+        self._pending: dict[str, list[pa.Table]] = {}
+        self._writers: dict[str, PartWriter] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the files, in the order of their first rows."""
-        return tuple(self._open)
+        return tuple(self._pending)
 
     def add(self, table: pa.Table) -> None:
+        """Append rows, and write those files that have a full row group."""
         for folder, rows in partitioned(table, self._by) if table.num_rows else ():
             name = f"{folder}{self._name}"
-            if name not in self._open:
-                file = self._stack.enter_context(self._storage.create(name))
-                part = _Part(self._writer(file, rows.schema))
-                self._open[name] = self._stack.enter_context(part)
-            self._open[name].add(rows)
-
-
-class _Part:
-    """An open part, which writes full row groups."""
-
-    def __init__(self, writer: PartWriter) -> None:
-        self._writer = writer
-        self._tables: list[pa.Table] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        if kind is None:
-            self.flush()
-        self._writer.close()
-
-    def add(self, table: pa.Table) -> None:
-        self._tables.append(table)
-        rows = sum(each.num_rows for each in self._tables)
-        if rows >= _GROUP_ROWS or sum(each.nbytes for each in self._tables) >= _GROUP_BYTES:
-            self.flush()
+            tables = self._pending.setdefault(name, [])
+            tables.append(rows)
+            count = sum(each.num_rows for each in tables)
+            if count >= _GROUP_ROWS or sum(each.nbytes for each in tables) >= _GROUP_BYTES:
+                self._write(name)
 
     def flush(self) -> None:
-        if self._tables:
-            self._writer.write(pa.concat_tables(self._tables).unify_dictionaries())
-            self._tables = []
+        """Write the rest of all files."""
+        for name in self._pending:
+            self._write(name)
+
+    def _write(self, name: str) -> None:
+        tables = self._pending[name]
+        if not tables:
+            return
+        if name not in self._writers:
+            file = self._stack.enter_context(self._storage.create(name))
+            self._writers[name] = self._format(file, tables[0].schema)
+            self._stack.callback(self._writers[name].close)
+        self._writers[name].write(pa.concat_tables(tables).unify_dictionaries())
+        tables.clear()
 
 
 def partitioned(table: pa.Table, by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:

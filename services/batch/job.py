@@ -17,13 +17,15 @@ from services.batch.scoring import ScoringPlan
 from services.batch.units import BatchTotals, Job, Sink, Source, Unit
 from services.batch.worker import Scoring, is_language_model
 from services.generate.options import AnswerOptions
+from services.runtime.bisect import TooManyError
 from services.runtime.scorable import Scorable, check_batched
 from services.runtime.tabular.input_columns import find_feeds, parse_map
 
 UNIT_ROWS = 100_000
 # As one of the columns to keep: all columns of the input.
 KEEP_ALL = "*"
-# Commits units with threads of this process (`local_executor`) or on a cluster (`ray_executor`).
+# Commits units with threads of this process (`local_executor`) or on a cluster (`ray_executor`);
+# TooManyError for one with too many bad rows.
 Executor = Callable[[Scoring, Run, Sequence[Unit]], None]
 
 
@@ -131,7 +133,11 @@ def run_job(
             scoring = Scoring(
                 model, source, sink, plan, job.schema, job.quarantine, limit, batch_rows, piece_rows
             )
-            execute(scoring, run, waiting)
+            try:
+                execute(scoring, run, waiting)
+            except TooManyError as error:
+                run.check_unit(error.reasons)
+                raise
         run.total = run.totals.seen if run.total is None else run.total
         run.check()
         report = BatchReport(run.totals, run.rows, run.seconds, model.digest)

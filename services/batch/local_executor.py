@@ -14,7 +14,6 @@ from services.batch.run import Run
 from services.batch.scoring import PieceScorer
 from services.batch.units import Marker, Unit
 from services.batch.worker import Scoring, UnitWorker
-from services.runtime.bisect import TooManyError
 
 _POLL_SECONDS = 0.2
 
@@ -35,9 +34,8 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
     Other errors end the run too. Units in progress then have the grace to finish, or are abandoned
     at once after an error.
     """
-    waiting, busy = deque(units), set[Future[Marker | None]]()
-    stop, clock = run.control.stop, run.control.clock
-    deadline: float | None = None
+    waiting, busy = deque(units), set[Future[Marker]]()
+    stop = run.control.stop
     at_once = min(threads, len(units))
     # A transform or a device takes one piece at a time, and leaves the cores for the rest.
     one_by_one = not worker.scorer.scorer.thread_safe
@@ -49,20 +47,14 @@ def score_units(run: Run, units: Sequence[Unit], worker: UnitWorker, threads: in
         while busy or (waiting and not stop.is_set()):
             while waiting and len(busy) < at_once and not stop.is_set():
                 unit = waiting.popleft()
-                busy.add(pool.submit(run.patiently, lambda unit=unit: worker.process(unit)))  # type: ignore[misc]
+                busy.add(pool.submit(run.patiently, lambda unit=unit: worker.process(unit)))
             done, busy = wait(busy, _POLL_SECONDS, FIRST_COMPLETED)
             for future in done:
-                marker = future.result()
-                assert marker is not None
-                run.add(marker)
+                run.add(future.result())
                 if not waiting and not ahead:
                     idle.release()
-            if stop.is_set():
-                deadline = deadline or clock.monotonic() + run.control.grace
-                if clock.monotonic() >= deadline:
-                    break
-    except TooManyError as error:
-        raise run.too_many(error) from error
+            if run.is_expired():
+                break
     finally:
         worker.abandoned.set()
         pool.shutdown(wait=False, cancel_futures=True)

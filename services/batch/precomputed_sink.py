@@ -21,7 +21,6 @@ from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, TensorSpec
 from services.batch.units import (
-    REASON_COLUMN,
     Job,
     Marker,
     ScoredPiece,
@@ -119,15 +118,9 @@ class PrecomputedSink:
         job, found = self._begun(), list(pieces)
         at = self._clock.wall()
         rows = [row for piece in found for row in _rows(piece.answers, job, at)]
-        bad = [
-            str(reason)
-            for piece in found
-            if piece.quarantine
-            for reason in piece.quarantine[REASON_COLUMN].to_pylist()
-        ]
-        skipped = sum(piece.skipped for piece in found)
-        reason = bad[-1] if bad else ""
-        marker = Marker(unit.id, len(rows), len(bad), skipped, (), unit.origin, reason)
+        marker = Marker(unit.id, origin=unit.origin)
+        for piece in found:
+            marker += piece
         with self._commits, _translated():
             units = {unit.id: marker.as_json()}
             self._store.commit(self._generation, rows, units, len(self._done))

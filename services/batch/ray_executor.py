@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,9 @@ def ray_executor(address: str | None, actors: int | None) -> Executor:
                 "Use --executor local, or write to a folder first.",
             )
         with connected(address or LOCAL, actors), _translate_ray_errors():
-            setup = ray.put(WorkerSetup(scoring, read_files(scoring.model)))
-            pool = _start_actors(scoring, actors)
+            pool = _start_actors(WorkerSetup(scoring, read_files(scoring.model)), actors)
             try:
-                _process([setup], pool, run, deque(units))
-            except TooManyError as error:
-                raise run.too_many(error) from error
+                _process(pool, run, deque(units))
             finally:
                 _close(pool)
         _check_visible(sink, units)
@@ -89,8 +86,8 @@ def _check_visible(sink: FolderSink, units: Sequence[Unit]) -> None:
         )
 
 
-def _start_actors(scoring: Scoring, actors: int | None) -> list[Any]:
-    gpu = any(each.manifest.variant.target != "cpu" for each in bundles_of(scoring.model))
+def _start_actors(setup: WorkerSetup, actors: int | None) -> list[Any]:
+    gpu = any(each.manifest.variant.target != "cpu" for each in bundles_of(setup.scoring.model))
     kind, resource = ("GPU", "num_gpus") if gpu else ("CPU", "num_cpus")
     cluster: Any = ray.cluster_resources()  # type: ignore[no-untyped-call]
     count = actors or int(cluster.get(kind, 0))
@@ -102,14 +99,14 @@ def _start_actors(scoring: Scoring, actors: int | None) -> list[Any]:
         )
     options: dict[str, Any] = {resource: 1, "max_restarts": -1, "max_task_retries": _RETRIES}
     made: Any = ray.remote(**options)(ScoringActor)
-    return [made.remote(ray.get) for _ in range(count)]
+    stored = ray.put(setup)
+    return [made.remote(stored) for _ in range(count)]
 
 
-def _process(setup: list[Any], actors: Sequence[Any], run: Run, units: deque[Unit]) -> None:
+def _process(actors: Sequence[Any], run: Run, units: deque[Unit]) -> None:
     """Give each actor one unit at a time once it is open: some may never be scheduled."""
-    busy = {actor.open.remote(setup): (actor, False) for actor in actors}
-    stop, clock, deadline = run.control.stop, run.control.clock, None
-    working = 0
+    busy = {actor.open.remote(): (actor, False) for actor in actors}
+    stop, working = run.control.stop, 0
     while (units and not stop.is_set()) or working:
         done, _later = ray.wait(list(busy), num_returns=1, timeout=_POLL_SECONDS)
         for ready in done:
@@ -121,12 +118,10 @@ def _process(setup: list[Any], actors: Sequence[Any], run: Run, units: deque[Uni
                 working -= 1
                 run.add(answer)
             if units and not stop.is_set():
-                busy[actor.process.remote(setup, units.popleft())] = (actor, True)
+                busy[actor.process.remote(units.popleft())] = (actor, True)
                 working += 1
-        if stop.is_set():
-            deadline = deadline or clock.monotonic() + run.control.grace
-            if clock.monotonic() >= deadline:
-                break
+        if run.is_expired():
+            break
     if units or working:
         raise run.interrupted()
 
@@ -224,53 +219,43 @@ class WorkerSetup:
 class ScoringActor:
     """Commits one unit after the other; returns its marker, or the error of a job.
 
-    It is returned, not raised, because Ray would wrap it in an error of its own.
+    It is returned, not raised, because Ray would wrap it in an error of its own. Ray makes a new
+    actor of the same setup if the process dies.
     """
 
-    def __init__(self, fetch: Callable[[Any], WorkerSetup]) -> None:
-        self._fetch = fetch
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
         self._worker: UnitWorker | None = None
 
-    def open(self, setup: Sequence[Any]) -> MlctlError | None:
-        """Load the model if that has not been done; return the error if it fails."""
+    def open(self) -> MlctlError | None:
+        """Load the model; return the error if it fails."""
         try:
-            self._opened(setup)
+            self._opened()
         except MlctlError as error:
             return error
         return None
 
-    def process(self, setup: Sequence[Any], unit: Unit) -> Marker | MlctlError | TooManyError:
+    def process(self, unit: Unit) -> Marker | MlctlError | TooManyError:
         """Read, score and commit a unit."""
         try:
-            return self._opened(setup).process(unit)
+            return self._opened().process(unit)
         except (MlctlError, TooManyError) as error:
             return error
 
     def close(self) -> None:
         """Remove the files of the model."""
-        self._worker = None
-        self._remove()
+        self._folder.cleanup()
 
-    def _remove(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
-
-    def _opened(self, setup: Sequence[Any]) -> UnitWorker:
+    def _opened(self) -> UnitWorker:
         if self._worker is None:
-            # A sequence of one, because Ray would fetch a bare reference for each call.
-            (stored,) = setup
-            found = self._fetch(stored)
-            self._remove()
-            self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
-            folder = Path(self._folder.name)
-            write_files(folder, found.files)
-            model = verify_copies(found.scoring.model, lambda bundle: folder / bundle.name)
-            self._worker = replace(found.scoring, model=model).open()
+            scoring, folder = self._setup.scoring, Path(self._folder.name)
+            write_files(folder, self._setup.files)
+            model = verify_copies(scoring.model, lambda bundle: folder / bundle.name)
+            self._worker = replace(scoring, model=model).open()
             if all(bundle.manifest.transform is None for bundle in bundles_of(model)):
                 # All of it is loaded; only a transform may read its files later.
-                self._remove()
+                self.close()
         return self._worker
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from bundle.clock import Clock, SystemClock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import NO_SPACE
 from services.batch.units import BatchTotals, Marker
-from services.runtime.bisect import TooManyError
 
 _LIMIT_FORM = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 # A share is judged on at least this many rows: the very first row may be bad.
 _MIN_ROWS = 1000
 _TRANSIENT = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.SOURCE_UNAVAILABLE})
 _MAX_WAIT = 30.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class Run:
     totals: BatchTotals
     total: int | None
     _before: BatchTotals = field(init=False)
+    _deadline: float | None = field(default=None, init=False)
     _since: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,13 +128,7 @@ class Run:
 
     def add(self, marker: Marker) -> None:
         """Count a committed unit; TOO_MANY_BAD_ROWS beyond the limit."""
-        self.totals = replace(
-            self.totals,
-            units=self.totals.units + 1,
-            rows=self.totals.rows + marker.rows,
-            bad=self.totals.bad + marker.bad,
-            skipped=self.totals.skipped + marker.skipped,
-        )
+        self.totals += marker
         self.report(BatchPhase.COMMITTED)
         self.check(marker.reason)
 
@@ -140,18 +136,18 @@ class Run:
         """Raise TOO_MANY_BAD_ROWS if more rows are bad than the limit allows."""
         self.control.limit.check(self.totals.bad, self.total, self.totals.seen, reason)
 
-    def too_many(self, error: TooManyError) -> MlctlError:
-        """Return the error of a unit that alone has more bad rows than allowed."""
-        bad = self.totals.bad + len(error.reasons)
-        rows_read = self.totals.seen + len(error.reasons)
-        reason = next(reversed(error.reasons.values()))
-        try:
-            self.control.limit.check(bad, self.total, rows_read, reason)
-        except MlctlError as found:
-            return found
-        return MlctlError(
-            ErrorCode.TOO_MANY_BAD_ROWS, f"{bad} of {rows_read} rows are bad: {reason}"
-        )
+    def check_unit(self, reasons: dict[int, str]) -> None:
+        """Raise TOO_MANY_BAD_ROWS for the bad rows of a unit that has too many to be committed."""
+        bad, rows_read = (count + len(reasons) for count in (self.totals.bad, self.totals.seen))
+        self.control.limit.check(bad, self.total, rows_read, next(reversed(reasons.values())))
+
+    def is_expired(self) -> bool:
+        """Return whether the run was stopped, and its grace has passed since the first call."""
+        if not self.control.stop.is_set():
+            return False
+        now = self.control.clock.monotonic()
+        self._deadline = self._deadline or now + self.control.grace
+        return now >= self._deadline
 
     def interrupted(self) -> MlctlError:
         """Return the error of a run that was stopped."""
@@ -165,7 +161,7 @@ class Run:
             BatchEvent(phase, self.totals, self.rows, self.total, self.seconds, detail)
         )
 
-    def patiently(self, act: Callable[[], Marker | None]) -> Marker | None:
+    def patiently(self, act: Callable[[], T]) -> T:
         """Repeat `act` within the patience after transient errors and on a full disk."""
         clock, pause = self.control.clock, 0.5
         deadline = clock.monotonic() + self.control.patience

@@ -37,7 +37,7 @@ def open_sink(
         return open_precomputed(location, options or {})
     if scheme in SCHEMES:
         table = TableRef.parse(location, options or {})
-        return DatabaseSink(open_database(table), table)
+        return DatabaseSink(open_database(table.url, table.shown, table.table), table)
     if scheme not in ("file", *BUCKET_SCHEMES):
         known = ", ".join(f"{each}://" for each in (*BUCKET_SCHEMES, _PRECOMPUTED, *SCHEMES))
         raise MlctlError(

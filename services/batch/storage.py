@@ -7,13 +7,12 @@ because an upload is atomic.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.files import fsync_directory
@@ -27,38 +26,8 @@ _READERS = 16
 _TEMPORARY = f"{STATE}/incomplete"
 
 
-class Storage(Protocol):
-    """Files by their names below one location; names use "/"."""
-
-    shown: str
-
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names of the files and folders directly in `folder`."""
-        ...
-
-    def find(self) -> list[str]:
-        """Return the names of all files, at any depth."""
-        ...
-
-    def read(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Return the contents of those files that exist."""
-        ...
-
-    def create(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Open a new file, which appears as `name` at the end of the block; not after an error."""
-        ...
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete the files that exist."""
-        ...
-
-    def clean(self, part: str) -> None:
-        """Delete temporary files of killed runs with `part` in their names."""
-        ...
-
-
 class LocalStorage:
-    """A folder, which `create` makes."""
+    """Files by their names below a folder, which `create` makes; names use "/"."""
 
     def __init__(self, root: Path) -> None:
         self.shown = str(root)
@@ -67,10 +36,12 @@ class LocalStorage:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"{root} is not a folder")
 
     def names(self, folder: str = "") -> list[str]:
+        """Return the names of the files and folders directly in `folder`."""
         path = self._root / folder
         return sorted(each.name for each in path.iterdir()) if path.is_dir() else []
 
     def find(self) -> list[str]:
+        """Return the names of all files, at any depth."""
         return [
             path.relative_to(self._root).as_posix()
             for path in self._root.rglob("*")
@@ -78,6 +49,7 @@ class LocalStorage:
         ]
 
     def read(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the contents of those files that exist."""
         found = {}
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -86,6 +58,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a new file, which appears as `name` at the end of the block; not after an error."""
         path = self._root / name
         self._make_folder(self._root / _TEMPORARY)
         self._make_folder(path.parent)
@@ -105,6 +78,7 @@ class LocalStorage:
         fsync_directory(path.parent)
 
     def delete(self, names: Sequence[str]) -> None:
+        """Delete the files that exist."""
         paths = [self._root / name for name in names]
         for path in paths:
             path.unlink(missing_ok=True)
@@ -112,6 +86,7 @@ class LocalStorage:
             fsync_directory(folder)
 
     def clean(self, part: str) -> None:
+        """Delete temporary files of killed runs with `part` in their names."""
         for name in self.names(_TEMPORARY):
             if part in name:
                 (self._root / _TEMPORARY / name).unlink(missing_ok=True)
@@ -125,7 +100,7 @@ class LocalStorage:
 
 
 class BucketStorage:
-    """A prefix of an object store, through fsspec."""
+    """The same below a prefix of an object store, through fsspec."""
 
     def __init__(self, location: str) -> None:
         self.shown = without_password(location).rstrip("/")
@@ -187,6 +162,9 @@ class BucketStorage:
         return translate_errors(self.shown, ErrorCode.SINK_UNAVAILABLE)
 
 
+Storage = LocalStorage | BucketStorage
+
+
 def open_storage(location: str) -> Storage:
     """Return the storage at a path or a bucket's URL."""
     scheme = scheme_of(location)
@@ -194,17 +172,3 @@ def open_storage(location: str) -> Storage:
         return LocalStorage(Path(location.removeprefix("file://")))
     assert scheme in BUCKET_SCHEMES
     return BucketStorage(location)
-
-
-def lock_job(lock: Path, shown: str) -> int:
-    """Return a descriptor that locks the output `shown` until it is closed, or its process ends.
-
-    JOB_RUNNING if another process has it; an OSError if the file `lock` cannot be made.
-    """
-    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise MlctlError(ErrorCode.JOB_RUNNING, f"another process writes to {shown}") from error
-    return descriptor

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -71,7 +71,10 @@ class ScoredPiece:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The record of a committed unit: counts of answers, bad and filtered rows, and its files."""
+    """The record of a committed unit: counts of answers, bad and filtered rows, and its files.
+
+    `reason` is that of the last bad row.
+    """
 
     unit: str
     rows: int = 0
@@ -81,6 +84,16 @@ class Marker:
     origin: str = ""
     reason: str = ""
     scored_at: str = ""
+
+    def __add__(self, piece: ScoredPiece) -> Marker:
+        bad = piece.quarantine
+        return replace(
+            self,
+            rows=self.rows + piece.answers.num_rows,
+            bad=self.bad + (0 if bad is None else bad.num_rows),
+            skipped=self.skipped + piece.skipped,
+            reason=self.reason if bad is None else str(bad[REASON_COLUMN][-1]),
+        )
 
     def as_json(self) -> str:
         """Return the marker as a line of JSON."""
@@ -105,12 +118,17 @@ class BatchTotals:
     @classmethod
     def of(cls, markers: Iterable[Marker], skipped: int = 0) -> BatchTotals:
         """Return the sums over `markers`; the filter excluded `skipped` rows before any unit."""
-        found = list(markers)
-        return cls(
-            len(found),
-            sum(each.rows for each in found),
-            sum(each.bad for each in found),
-            skipped + sum(each.skipped for each in found),
+        totals = cls(skipped=skipped)
+        for marker in markers:
+            totals += marker
+        return totals
+
+    def __add__(self, marker: Marker) -> BatchTotals:
+        return BatchTotals(
+            self.units + 1,
+            self.rows + marker.rows,
+            self.bad + marker.bad,
+            self.skipped + marker.skipped,
         )
 
     @property

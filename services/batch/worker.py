@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.packages import require_packages
 from bundle.verify import VerifiedBundle
 from services.batch.scoring import BatchScorer, PieceScorer, ScoringPlan
-from services.batch.units import Marker, Piece, ScoredPiece, Sink, Source, Unit
+from services.batch.units import REASON_COLUMN, Marker, Piece, ScoredPiece, Sink, Source, Unit
 from services.runtime.bisect import TooManyError
 from services.runtime.scorable import Scorable, open_scorable, unit_rows
 from services.runtime.settings import RuntimeSettings, read_environment
@@ -57,7 +57,7 @@ class UnitWorker:
             if scored.quarantine is not None:
                 bad += scored.quarantine.num_rows
                 if self.max_bad is not None and bad > self.max_bad:
-                    reason = str(scored.quarantine["mlctl_reason"][-1])
+                    reason = str(scored.quarantine[REASON_COLUMN][-1])
                     raise TooManyError(dict.fromkeys(range(bad), reason))
             yield scored
 

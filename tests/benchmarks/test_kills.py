@@ -1,13 +1,15 @@
-"""The kills of `benchmarks.rollout` and `benchmarks.runners`, with one or two of them."""
+"""The kills of `benchmarks.rollout` and `benchmarks.runners`, with few of them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from benchmarks import kills
+from benchmarks.batch import kills as batch_kills
 from benchmarks.result import BenchmarkResult, RunConditions
 from benchmarks.stream import kills as stream_kills
 
@@ -62,3 +64,25 @@ def test_stream_kills__one_kill__counts_every_message(
     assert int(killed) >= 1
     assert (lost, twice, dead_twice, early, failed) == ("0", "0", "0", "0", "0")
     assert int(dead) == int(sent.replace(",", "")) // 50
+
+
+@pytest.mark.slow
+def test_batch_kills__one_kill_each__counts_every_row(tmp_path: Path) -> None:
+    result = empty_result()
+    batch_kills.measure(1, 2_000, 1, tmp_path, result)
+    (table,) = result.tables
+    assert [row[0] for row in table.rows] == list(batch_kills.OUTPUTS)
+    for _name, killed, jobs, answers, *wrong, _seconds, _all_seconds in table.rows:
+        assert int(killed) >= 1
+        assert int(answers.replace(",", "")) == int(jobs) * 1_999
+        assert wrong == ["0"] * 5
+
+
+def test_batch_kills__lost_repeated_and_changed_rows__are_counted() -> None:
+    expected = pa.table({"id": range(5), "y": [0.5] * 5})
+    changed = pa.table({"id": range(5), "y": [0.5, 0.5, 0.25, 0.5, 0.5]})
+    assert batch_kills.differences(expected.take([4, 3, 2, 1, 0]), expected) == (0, 0, 0)
+    assert batch_kills.differences(expected.slice(2), expected) == (2, 0, 0)
+    assert batch_kills.differences(expected.take([0, 1, 2, 3, 4, 4]), expected) == (0, 1, 0)
+    assert batch_kills.differences(expected.take([0, 1, 2, 2, 3]), expected) == (1, 1, 0)
+    assert batch_kills.differences(changed, expected) == (0, 0, 1)

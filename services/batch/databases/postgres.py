@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -14,15 +12,13 @@ from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
-    QueryReader,
-    TableRef,
+    Database,
     column_list,
     join_url,
     quoted,
     split_url,
     text_literal,
 )
-from services.batch.locations import without_password
 from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
 from services.runtime.tabular.values import as_json
@@ -36,8 +32,8 @@ _CONNECTION = {
     "tcp_user_timeout": "30000",
     "application_name": "mlctl",
 }
-# The session of a killed run ends once the server has noticed.
-_LOCK_SECONDS = 5.0
+# A transaction that waits longer for another one is tried again, with a message.
+_LOCK_MILLISECONDS = 30_000
 _STAGE = "mlctl_load"
 # SQLSTATE classes of errors that may pass: connection, transaction, resources, operator, system.
 _TRANSIENT = frozenset({"08", "40", "53", "55", "57", "58"})
@@ -45,67 +41,34 @@ _SERVER_MESSAGE = re.compile(r"ERROR:\s+(.*)")
 _PROTOCOL_VIOLATION = "08P01"
 
 
-def _connect(driver: Any, url: str) -> Any:
-    """Connect without transactions of the driver's own."""
-    base, parameters = split_url(url)
-    return driver.connect(join_url(base, {**_CONNECTION, **parameters}), autocommit=True)
+class Postgres(Database):
+    """A session, which takes an advisory lock in each transaction if there is a `lock`."""
 
-
-def _run(connection: Any, sql: str) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
-        found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
-        return found
-
-
-class Postgres:
-    """A session that reconnects after a lost connection, `locked` with a lock of the table."""
-
-    replaces = True
     forbids_nul = True
+    binary = "decode('{}', 'hex')"
+    _begin_snapshot = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
 
-    def __init__(self, table: TableRef, *, locked: bool = True) -> None:
+    def __init__(self, url: str, shown: str, lock: str = "") -> None:
         from adbc_driver_postgresql import dbapi
 
+        super().__init__(url, shown, lock)
         self._driver: Any = dbapi
-        self._table = table
-        self._locked = locked
-        self._connection: Any = None
+        self._errors = (dbapi.Error,)
         # The types of columns by the Arrow schemas that they can store.
         self._types: dict[pa.Schema, list[str]] = {}
-
-    def open(self) -> None:
-        with self._translated():
-            self._open()
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with self._translated():
-            if self._connection is None:
-                try:
-                    self._open()
-                except MlctlError as error:
-                    # The lost session of this process may still have the lock.
-                    raise MlctlError(ErrorCode.SINK_UNAVAILABLE, error.message) from error
-            self.run("BEGIN")
-            try:
-                yield
-                self.run("COMMIT")
-            except self._driver.Error as error:
-                if not _is_lost(error):
-                    self.run("ROLLBACK")
-                raise
-            except BaseException:
-                self.run("ROLLBACK")
-                raise
+        if lock:
+            key = f"hashtextextended({text_literal(f'mlctl {lock}')}, 0)"
+            self._begin = (
+                "BEGIN",
+                f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}",
+                f"SELECT 1 FROM pg_advisory_xact_lock({key})",
+            )
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
-        return _run(self._connection, sql)
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+            found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+            return found
 
     def columns(self, table: str) -> list[str] | None:
         return list(self._columns(table)) or None
@@ -168,47 +131,6 @@ class Postgres:
         )
         return str(schema), str(name)
 
-    def _open(self) -> None:
-        connection = _connect(self._driver, self._table.url)
-        deadline = time.monotonic() + _LOCK_SECONDS
-        name = text_literal(f"mlctl {self._table.table}")
-        lock = f"SELECT pg_try_advisory_lock(hashtextextended({name}, 0))"
-        while self._locked and _run(connection, lock) != [(True,)]:
-            if time.monotonic() > deadline:
-                connection.close()
-                raise MlctlError(
-                    ErrorCode.JOB_RUNNING, f"another process writes to {self._table.shown}"
-                )
-            time.sleep(0.05)
-        self._connection = connection
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Translate the driver's errors; text about a connection may contain secrets."""
-        try:
-            yield
-        except self._driver.Error as error:
-            if _is_transient(error):
-                self.close()
-                state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
-                raise MlctlError(
-                    ErrorCode.SINK_UNAVAILABLE, f"{self._table.shown} cannot be reached{state}"
-                ) from error
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT,
-                f"{self._table.shown} rejects the statement: {_message(error)}",
-            ) from error
-
-
-class _PostgresReader:
-    binary = "decode('{}', 'hex')"
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        return _run(self._connection, sql)
-
     def schema(self, query: str) -> pa.Schema:
         return pa.schema([(field.name, _read_type(field)[0]) for field in self._fields(query)])
 
@@ -225,27 +147,28 @@ class _PostgresReader:
             cursor.execute(f"SELECT {', '.join(values)} FROM ({query}) AS q {rest}")
             yield from arrow_pieces(cursor.fetch_record_batch(), rows, start)
 
+    def _connect(self, *, read_only: bool) -> None:  # noqa: ARG002 - the transaction only reads
+        base, parameters = split_url(self._url)
+        self._connection = self._driver.connect(
+            join_url(base, {**_CONNECTION, **parameters}), autocommit=True
+        )
+
+    def _roll_back(self, error: BaseException) -> None:
+        if not (isinstance(error, self._driver.Error) and _is_lost(error)):
+            self.run("ROLLBACK")
+
+    def _translate(self, error: Any, unavailable: ErrorCode) -> Exception:
+        # Text about a connection may contain secrets.
+        if not _is_transient(error):
+            return self._rejected(_message(error))
+        self.close()
+        state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
+        return MlctlError(unavailable, f"{self._shown} cannot be reached{state}")
+
     def _fields(self, query: str) -> pa.Schema:
         with self._connection.cursor() as cursor:
             found: pa.Schema = cursor.adbc_execute_schema(query)
             return found
-
-
-@contextmanager
-def read_postgres(url: str) -> Iterator[QueryReader]:
-    """Open a snapshot to read; SOURCE_UNAVAILABLE if the server cannot be reached."""
-    from adbc_driver_postgresql import dbapi
-
-    try:
-        with _connect(dbapi, url) as connection:
-            _run(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield _PostgresReader(connection)
-    except dbapi.Error as error:
-        if _is_transient(error):
-            raise MlctlError(
-                ErrorCode.SOURCE_UNAVAILABLE, f"{without_password(url)} cannot be reached"
-            ) from error
-        raise MlctlError(ErrorCode.INVALID_INPUT, f"the query failed: {_message(error)}") from error
 
 
 def _is_lost(error: Any) -> bool:

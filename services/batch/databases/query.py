@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,13 +13,14 @@ import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
+    Database,
     column_list,
     join_url,
     literals,
     quoted,
     split_url,
 )
-from services.batch.databases.drivers import open_reader
+from services.batch.databases.drivers import open_database
 from services.batch.filters import Filter
 from services.batch.locations import without_password
 from services.batch.units import JobPlan, Piece, Unit
@@ -63,7 +65,7 @@ class QuerySource:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of the query."""
-        with open_reader(self._url) as reader:
+        with self._snapshot() as reader:
             found = reader.schema(self._query)
         if missing := [name for name in self._key if name not in found.names]:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"key: there is no column {missing[0]!r}")
@@ -85,7 +87,7 @@ class QuerySource:
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:
         part: KeyRange = unit.part
         schema, count = pa.schema([self.schema.field(name) for name in columns]), 0
-        with open_reader(self._url) as reader:
+        with self._snapshot() as reader:
             key = f"({column_list(self._key)})"
             rest = f"WHERE {key} >= ({literals(part.first, reader.binary)})"
             if part.end is not None:
@@ -101,13 +103,19 @@ class QuerySource:
                 f"{_shown(part.first)} on, expected {unit.rows}",
             )
 
+    @contextmanager
+    def _snapshot(self) -> Iterator[Database]:
+        database = open_database(self._url, self.name)
+        with database.snapshot():
+            yield database
+
     @cached_property
     def _units(self) -> tuple[Unit, ...]:
         self.schema  # noqa: B018  # reports a key that is no column first
         size, key, query = self._unit_rows, column_list(self._key), f"({self._query}) AS q"
         null = " OR ".join(f"{column_list([name])} IS NULL" for name in self._key)
-        with open_reader(self._url) as reader:
-            wrong = reader.rows(
+        with self._snapshot() as reader:
+            wrong = reader.run(
                 f"SELECT {key} FROM {query} GROUP BY {key} HAVING count(*) > 1 OR {null} LIMIT 1"
             )
             if wrong:
@@ -116,8 +124,8 @@ class QuerySource:
                     f"key {', '.join(self._key)}: {_shown(wrong[0])} is not unique",
                     "Take columns that are unique together, and never null.",
                 )
-            ((rows,),) = reader.rows(f"SELECT count(*) FROM {query}")
-            starts = reader.rows(
+            ((rows,),) = reader.run(f"SELECT count(*) FROM {query}")
+            starts = reader.run(
                 f"SELECT {key} FROM (SELECT {key}, row_number() OVER (ORDER BY {key}) - 1 AS "
                 f"mlctl_row FROM {query}) AS numbered WHERE mlctl_row % {size} = 0 ORDER BY {key}"
             )

@@ -1,8 +1,9 @@
 """Answers as rows of a table, each unit one transaction with its marker row.
 
 Three tables beside the answers have the job, its markers and its quarantine. The marker shows
-whether a unit was committed after the connection was lost during a commit. The column `mlctl_unit`
-of the answers begins with a random mark of the job, by which `--restart` finds the job's rows.
+whether a unit was committed by another run, or before the connection was lost. The column
+`mlctl_unit` of the answers begins with a random mark of the job, by which `--restart` finds the
+job's rows.
 """
 
 from __future__ import annotations
@@ -43,36 +44,22 @@ UNIT_COLUMN = "mlctl_unit"
 _FINGERPRINT, _MARK, _SUMMARY = "fingerprint", "mark", "summary"
 # Rows of a unit that are in memory at once.
 _GROUP_ROWS = 200_000
-# Columns of the tables beside the answers; the first `PRIMARY KEY` of them.
-_LEDGER: Mapping[str, tuple[Mapping[str, str], int]] = MappingProxyType(
+# The tables beside the answers.
+_LEDGER: Mapping[str, str] = MappingProxyType(
     {
-        "job": ({"name": "TEXT", "value": "TEXT"}, 1),
+        "job": "name TEXT, value TEXT, PRIMARY KEY (name)",
         "units": (
-            {
-                "id": "TEXT",
-                "origin": "TEXT",
-                "rows": "BIGINT",
-                "bad": "BIGINT",
-                "skipped": "BIGINT",
-            },
-            1,
+            "id TEXT, origin TEXT, rows BIGINT, bad BIGINT, skipped BIGINT, PRIMARY KEY (id)"
         ),
         "quarantine": (
-            {
-                "unit": "TEXT",
-                "row": "BIGINT",
-                "origin": "TEXT",
-                "reason": "TEXT",
-                "content": "TEXT",
-            },
-            2,
+            "unit TEXT, row BIGINT, origin TEXT, reason TEXT, content TEXT, PRIMARY KEY (unit, row)"
         ),
     }
 )
 
 
 class DatabaseSink:
-    """A sink of one table in `database`. Threads commit one after the other."""
+    """A sink of one table in `database`. Threads, and runs, commit one after the other."""
 
     waits = True
 
@@ -112,41 +99,42 @@ class DatabaseSink:
             else:
                 self._prepare_table(schema)
                 facts = {_FINGERPRINT: json.dumps(fingerprint), _MARK: uuid4().hex[:12]}
-                self._insert("job", list(facts.items()))
+                self._insert_facts(facts)
             self._mark = facts[_MARK]
             return self._markers(), _SUMMARY in facts
 
-    def find(self, unit: Unit) -> Marker | None:  # noqa: ARG002 - the table is locked by this job
+    def find(self, unit: Unit) -> Marker | None:  # noqa: ARG002 - `commit` finds it
         return None
 
     def commit(self, unit: Unit, pieces: Iterable[ScoredPiece]) -> Marker:
         groups = _groups(pieces)
         first = next(groups, [])  # scored before the table is locked for other units
-        rows, bad, skipped, reason = 0, 0, 0, ""
+        marker = Marker(unit.id, origin=unit.origin)
         with self._lock, self._db.transaction():
-            if marker := self._markers(f"WHERE id = {text_literal(unit.id)}").get(unit.id):
-                return marker  # committed before the connection was lost
+            self._require_own()
+            if found := self._markers(f"WHERE id = {text_literal(unit.id)}").get(unit.id):
+                return found  # of another run, or committed before the connection was lost
             for group in chain([first], groups):
-                bad_rows = [row for piece in group for row in _bad_rows(unit, piece.quarantine)]
-                self._insert("quarantine", bad_rows)
+                for piece in group:
+                    self._insert("quarantine", list(_bad_rows(unit, piece.quarantine)))
+                    marker += piece
                 answers = [piece.answers for piece in group if piece.answers.num_rows]
                 if answers:
                     table = pa.concat_tables(answers).unify_dictionaries()
                     mark = pa.repeat(f"{self._mark}-{unit.id}", table.num_rows)
                     self._put(table.append_column(UNIT_COLUMN, mark))
-                    rows += table.num_rows
-                bad, reason = bad + len(bad_rows), bad_rows[-1][3] if bad_rows else reason
-                skipped += sum(piece.skipped for piece in group)
-            self._insert("units", [(unit.id, unit.origin, rows, bad, skipped)])
-        return Marker(unit.id, rows, bad, skipped, (), unit.origin, reason)
+            counts = {"rows": marker.rows, "bad": marker.bad, "skipped": marker.skipped}
+            self._insert("units", [{"id": unit.id, "origin": unit.origin, **counts}])
+        return marker
 
     def finish(self, summary: Mapping[str, object]) -> None:
         with self._db.transaction():
+            self._require_own()
             if self._key:
                 self._check_complete()
             job = quoted(self._names["job"])
             self._db.run(f"DELETE FROM {job} WHERE name = {text_literal(_SUMMARY)}")
-            self._insert("job", [(_SUMMARY, json.dumps(summary))])
+            self._insert_facts({_SUMMARY: json.dumps(summary)})
 
     def close(self) -> None:
         self._db.close()
@@ -159,6 +147,13 @@ class DatabaseSink:
             str(name): Marker(str(name), int(answers), int(bad), int(skipped))
             for name, answers, bad, skipped in rows
         }
+
+    def _require_own(self) -> None:
+        """Raise JOB_CHANGED if another run has begun another job, or this one again."""
+        if self._facts().get(_MARK) != self._mark:
+            raise MlctlError(
+                ErrorCode.JOB_CHANGED, f"another run has begun a job in {self._ref.shown}"
+            )
 
     def _put(self, table: pa.Table) -> None:
         """Append the rows, or replace those with the same key."""
@@ -214,25 +209,20 @@ class DatabaseSink:
             self._db.run(f"DELETE FROM {quoted(name)}")
 
     def _make_ledger(self) -> None:
-        for name, (columns, keys) in _LEDGER.items():
-            fields = ", ".join(f"{column} {kind}" for column, kind in columns.items())
-            self._db.run(
-                f"CREATE TABLE IF NOT EXISTS {quoted(self._names[name])} "
-                f"({fields}, PRIMARY KEY ({', '.join([*columns][:keys])}))"
-            )
+        for name, columns in _LEDGER.items():
+            self._db.run(f"CREATE TABLE IF NOT EXISTS {quoted(self._names[name])} ({columns})")
 
     def _facts(self) -> dict[str, str]:
         found = self._db.run(f"SELECT name, value FROM {quoted(self._names['job'])}")
         return {str(name): str(value) for name, value in found}
 
-    def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+    def _insert_facts(self, facts: Mapping[str, str]) -> None:
+        self._insert("job", [{"name": name, "value": value} for name, value in facts.items()])
+
+    def _insert(self, name: str, rows: Sequence[Mapping[str, str | int]]) -> None:
         """Append rows to a table of the ledger."""
-        if not rows:
-            return
-        kinds = {"TEXT": pa.string(), "BIGINT": pa.int64()}
-        schema = pa.schema([(column, kinds[kind]) for column, kind in _LEDGER[name][0].items()])
-        values = [list(each) for each in zip(*rows, strict=True)]
-        self._db.load(self._names[name], pa.table(values, schema=schema))
+        if rows:
+            self._db.load(self._names[name], pa.Table.from_pylist(rows))
 
 
 def _written(mark: str) -> str:
@@ -253,11 +243,16 @@ def _groups(pieces: Iterable[ScoredPiece]) -> Iterator[list[ScoredPiece]]:
         yield group
 
 
-def _bad_rows(unit: Unit, table: pa.Table | None) -> Iterator[tuple[str, int, str, str, str]]:
-    """Yield unit, row, origin, reason and the values as JSON, or the text of an unreadable row."""
+def _bad_rows(unit: Unit, table: pa.Table | None) -> Iterator[dict[str, Any]]:
+    """Yield rows of the quarantine: their values as JSON, or the text of an unreadable row."""
     own = {FILE_COLUMN, ROW_COLUMN, REASON_COLUMN, TEXT_COLUMN}
     for row in [] if table is None else table.to_pylist():
         values = {name: as_json(value) for name, value in row.items() if name not in own}
         text = row[TEXT_COLUMN] or json.dumps(values, ensure_ascii=False)
-        reason = str(row[REASON_COLUMN]).replace("\0", "")
-        yield unit.id, row[ROW_COLUMN], unit.origin, reason, text.replace("\0", "")
+        yield {
+            "unit": unit.id,
+            "row": row[ROW_COLUMN],
+            "origin": unit.origin,
+            "reason": str(row[REASON_COLUMN]).replace("\0", ""),
+            "content": text.replace("\0", ""),
+        }

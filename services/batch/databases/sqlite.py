@@ -6,15 +6,12 @@ SQLite has no types of columns, so here such a value makes its row a bad one.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
 import resource
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,77 +20,42 @@ from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.databases.base import (
-    QueryReader,
-    TableRef,
+    Database,
     column_list,
     quoted,
     text_literal,
 )
 from services.batch.pieces import typed_piece
-from services.batch.storage import lock_job
 from services.batch.units import Piece
 from services.runtime.tabular.values import as_json
 
 _BATCH_ROWS = 5_000
 # The first rows decide the types of columns.
 _SAMPLE_ROWS = 20_000
-# A reader that waits longer reports that the file is locked.
-_LOCK_SECONDS = 5.0
+# A transaction, or a reader, that waits longer reports that the file is locked.
+_WRITE_SECONDS = 30.0
+_READ_SECONDS = 5.0
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
-class Sqlite:
-    """An open file, `locked` by a second file beside it."""
+class Sqlite(Database):
+    """An open file; transactions take turns."""
 
-    replaces = True
-    forbids_nul = False
-
-    def __init__(self, table: TableRef, *, locked: bool = True) -> None:
-        self._table = table
-        self._locked = locked
-        self._path = table.url.partition("://")[2]
-        self._stack = contextlib.ExitStack()
-        self._db: Any = None
-
-    def open(self) -> None:
-        if self._locked:
-            try:
-                lock = lock_job(Path(f"{self._path}-mlctl-lock"), self._table.shown)
-            except OSError as error:
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT, f"{self._path} cannot be opened: {error.strerror}"
-                ) from error
-            self._stack.callback(os.close, lock)
-        with self._translated():
-            self._db = sqlite3.connect(
-                self._path, isolation_level=None, timeout=30, check_same_thread=False
-            )
-            self._stack.callback(self._db.close)
-            self._db.execute("PRAGMA synchronous=FULL")
-
-    def close(self) -> None:
-        self._stack.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+    binary = "X'{}'"
+    _begin = ("BEGIN IMMEDIATE",)
+    _errors = (sqlite3.Error, OverflowError)
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._db.execute(sql).fetchall()
+        found: list[tuple[Any, ...]] = self._connection.execute(sql).fetchall()
         return found
 
     def columns(self, table: str) -> list[str] | None:
         if not self.run(f"SELECT 1 FROM sqlite_master WHERE name = {text_literal(table)}"):
             return None
-        return [each[0] for each in self._db.execute(f"SELECT * FROM {quoted(table)}").description]
+        return [
+            each[0]
+            for each in self._connection.execute(f"SELECT * FROM {quoted(table)}").description
+        ]
 
     def column_types(self, schema: pa.Schema) -> list[str]:
         return [_column_type(kind) for kind in schema.types]
@@ -104,33 +66,7 @@ class Sqlite:
         statement = f"INSERT INTO {quoted(table)} ({column_list(names)}) VALUES ({marks})"
         for batch in rows.to_batches(_BATCH_ROWS):
             columns = [map(_plain, column.to_pylist()) for column in batch.columns]
-            self._db.executemany(statement, zip(*columns, strict=True))
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            if is_out_of_space(error):
-                shown = self._table.shown
-                raise OSError(errno.ENOSPC, "no space left for the database", shown) from error
-            busy = error.sqlite_errorcode in _BUSY
-            code = ErrorCode.SINK_UNAVAILABLE if busy else ErrorCode.INVALID_INPUT
-            raise MlctlError(code, f"{self._table.shown} rejects the statement: {error}") from error
-        except (sqlite3.DatabaseError, OverflowError) as error:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{self._table.shown} rejects the statement: {error}"
-            ) from error
-
-
-class _SqliteReader:
-    binary = "X'{}'"
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql).fetchall()
+            self._connection.executemany(statement, zip(*columns, strict=True))
 
     def schema(self, query: str) -> pa.Schema:
         """Return the columns; a type is that of most of the first values."""
@@ -150,24 +86,29 @@ class _SqliteReader:
             yield _piece(found, schema, start)
             start += len(found)
 
+    def _connect(self, *, read_only: bool) -> None:
+        path = Path(self._url.partition("://")[2]).resolve().as_uri()
+        self._connection = sqlite3.connect(
+            f"{path}?mode={'ro' if read_only else 'rwc'}",
+            uri=True,
+            isolation_level=None,
+            timeout=_READ_SECONDS if read_only else _WRITE_SECONDS,
+            check_same_thread=False,
+        )
+        self.run("PRAGMA synchronous=FULL")
 
-@contextmanager
-def read_sqlite(url: str) -> Iterator[QueryReader]:
-    """Open a snapshot to read; SOURCE_UNAVAILABLE if the file stays locked."""
-    path = Path(url.partition("://")[2]).resolve()
-    try:
-        with contextlib.closing(
-            sqlite3.connect(
-                f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=_LOCK_SECONDS
-            )
-        ) as connection:
-            connection.execute("BEGIN")
-            yield _SqliteReader(connection)
-    except sqlite3.Error as error:
+    def _roll_back(self, error: BaseException) -> None:  # noqa: ARG002
+        if self._connection.in_transaction:
+            self.run("ROLLBACK")
+
+    def _translate(self, error: Any, unavailable: ErrorCode) -> Exception:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if is_out_of_space(code):
+            return OSError(errno.ENOSPC, "no space left for the database", self._shown)
         # The low byte is the primary code.
-        busy = (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BUSY
-        code = ErrorCode.SOURCE_UNAVAILABLE if busy else ErrorCode.INVALID_INPUT
-        raise MlctlError(code, f"{url}: {error}") from error
+        if code & 0xFF in _BUSY:
+            return MlctlError(unavailable, f"{self._shown} stays locked: {error}")
+        return self._rejected(error)
 
 
 def _column_type(kind: pa.DataType) -> str:
@@ -211,12 +152,10 @@ def _plain(value: Any) -> Any:
     return found if isinstance(found, str) else json.dumps(found)
 
 
-def is_out_of_space(error: sqlite3.Error) -> bool:
+def is_out_of_space(code: int) -> bool:
     """Return whether SQLite failed because the disk or the limit of a file's size is exhausted.
 
     SQLite has no error of its own for that limit: the write fails like any other.
     """
     limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
-    return error.sqlite_errorcode == sqlite3.SQLITE_FULL or (
-        limited and error.sqlite_errorcode == sqlite3.SQLITE_IOERR_WRITE
-    )
+    return code == sqlite3.SQLITE_FULL or (limited and code == sqlite3.SQLITE_IOERR_WRITE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +31,10 @@ class InputFormat(ABC):
     """A file format; `suffixes` are those of its files. By default a file is one unit."""
 
     suffixes: ClassVar[tuple[str, ...]]
+
+    def __init__(self, unit_rows: int, options: Mapping[str, str]) -> None:
+        self.unit_rows = unit_rows
+        self.types = parse_types(options.get("types", ""))
 
     @abstractmethod
     def schema(self, file: InputFile) -> pa.Schema:

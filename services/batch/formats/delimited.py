@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.formats.base import InputFormat, opened, parse_types
+from services.batch.formats.base import InputFormat, opened
 from services.batch.locations import InputFile, suffix_of
 from services.batch.pieces import typed_piece
 from services.batch.units import Piece, UnreadableRow
@@ -30,8 +30,8 @@ class DelimitedFormat(InputFormat):
 
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._types = parse_types(options.get("types", ""))
+    def __init__(self, unit_rows: int, options: Mapping[str, str]) -> None:
+        super().__init__(unit_rows, options)
         self._delimiter = options.get("delimiter", "")
         if len(self._delimiter) > 1:
             raise MlctlError(ErrorCode.INVALID_INPUT, "delimiter: it must be one character")
@@ -43,7 +43,7 @@ class DelimitedFormat(InputFormat):
         with opened(file) as stream, self._reader(file, stream, deque(), convert) as reader:
             fields = list(reader.schema)
         return pa.schema(
-            [(field.name, self._types.get(field.name) or _plain(field.type)) for field in fields]
+            [(field.name, self.types.get(field.name) or _plain(field.type)) for field in fields]
         )
 
     def pieces(

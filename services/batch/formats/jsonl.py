@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.formats.base import InputFormat, opened, parse_types
+from services.batch.formats.base import InputFormat, opened
 from services.batch.locations import InputFile
 from services.batch.pieces import typed_piece
 from services.batch.units import Piece, UnreadableRow
@@ -29,9 +29,6 @@ class JsonlFormat(InputFormat):
 
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._types = parse_types(options.get("types", ""))
-
     def schema(self, file: InputFile) -> pa.Schema:
         with opened(file) as stream:
             lines = [line for line in islice(stream, _SAMPLE) if line.strip()]
@@ -39,7 +36,7 @@ class JsonlFormat(InputFormat):
         if not found.names:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"{file.name} has no JSON objects")
         return pa.schema(
-            [(field.name, self._types.get(field.name) or _plain(field.type)) for field in found]
+            [(field.name, self.types.get(field.name) or _plain(field.type)) for field in found]
         )
 
     def pieces(

@@ -26,9 +26,6 @@ class ParquetFormat(InputFormat):
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
-    def __init__(self, unit_rows: int) -> None:
-        self._unit_rows = unit_rows
-
     def schema(self, file: InputFile) -> pa.Schema:
         with _opened(file, []) as opened:
             found: pa.Schema = opened.schema_arrow
@@ -45,7 +42,7 @@ class ParquetFormat(InputFormat):
         for index, rows in enumerate(counts):
             if index in kept and rows:
                 group.append(index)
-            full = sum(counts[each] for each in group) >= self._unit_rows
+            full = sum(counts[each] for each in group) >= self.unit_rows
             if group and (full or index == len(counts) - 1):
                 units.append((sum(counts[each] for each in group), tuple(group)))
                 group = []
@@ -61,11 +58,6 @@ class ParquetFormat(InputFormat):
             starts = [0, *accumulate(groups)]
             for group in part:
                 start = starts[group]
-                if not schema.names:  # only columns of folder names
-                    yield Piece(
-                        pa.table({"": pa.nulls(groups[group])}), range(start, starts[group + 1])
-                    )
-                    continue
                 # One thread, because the other cores have units of their own: threads for the
                 # columns of one row group cost 5 % of a job's CPU, and shorten none.
                 batches = opened.iter_batches(piece_rows, [group], schema.names, use_threads=False)

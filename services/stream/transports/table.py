@@ -132,7 +132,7 @@ class TableTransport(Transport):
             )
         query = urlencode(url.options, quote_via=quote)
         ref = TableRef.parse(f"{url.scheme}://{url.address}?{query}", {})
-        return TableProducer(open_database(ref, locked=False), ref)
+        return TableProducer(open_database(ref.url, ref.shown), ref)
 
 
 transport = TableTransport()

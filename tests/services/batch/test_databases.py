@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
@@ -101,18 +102,35 @@ def test_table__another_job__is_rejected_and_restart_removes_the_old_answers(
 
 
 @pytest.mark.parametrize("place", ["postgresql", "sqlite"], indirect=True)
-def test_table__two_runs_at_once__second_one_fails(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.batch.databases.postgres._LOCK_SECONDS", 0.2)
+def test_table__two_runs_at_once__each_unit_is_committed_once(place: Place) -> None:
     location = place(create="yes")
-    with closing(sink_at(location)) as sink:
-        sink.begin(JOB)
-        with pytest.raises(MlctlError, match="another process") as caught:
-            sink_at(location).begin(JOB)
-        assert caught.value.code is ErrorCode.JOB_RUNNING
-    with closing(sink_at(location)) as sink:
-        assert sink.begin(JOB) == ({}, False)
+    first, second = sink_at(location), sink_at(location)
+    with closing(first), closing(second), ThreadPoolExecutor(2) as pool:
+        begun = list(pool.map(lambda sink: sink.begin(JOB), (first, second)))
+        assert begun == [({}, False)] * 2
+        list(pool.map(lambda sink: commit(sink, *range(8)), (first, second)))
+        assert len(second.begin(JOB)[0]) == 8
+        second.finish({})
+        first.finish({})
+    assert query(location, "SELECT count(*), count(DISTINCT id) FROM $T") == [(80, 80)]
+
+
+@pytest.mark.parametrize("place", ["postgresql", "sqlite"], indirect=True)
+def test_table__another_run_restarts_the_job__first_one_ends_without_a_trace(place: Place) -> None:
+    location = place(create="yes")
+    first, second = sink_at(location), sink_at(location)
+    with closing(first), closing(second):
+        first.begin(JOB)
+        commit(first, 0)
+        second.begin(replace(JOB, fingerprint={"input": "b"}), restart=True)
+        with pytest.raises(MlctlError, match="another run") as caught:
+            commit(first, 1)
+        assert caught.value.code is ErrorCode.JOB_CHANGED
+        with pytest.raises(MlctlError, match="another run"):
+            first.finish({})
+        commit(second, 2)
+        second.finish({})
+    assert query(location, "SELECT min(id), count(*) FROM $T") == [(20, 10)]
 
 
 def test_duckdb__file_open_in_another_process__is_rejected(tmp_path: Path) -> None:

@@ -235,9 +235,9 @@ def setup_of(model: Scorable, folder: Path, x: np.ndarray) -> tuple[WorkerSetup,
 def test_actor__altered_or_other_bundle__is_rejected(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     meant, unit = setup_of(bundle, tmp_path, tables.inputs(3))
-    actor = ScoringActor(lambda given: given)
-    assert actor.open([meant]) is None
-    marker = actor.process([meant], unit)
+    actor = ScoringActor(meant)
+    assert actor.open() is None
+    marker = actor.process(unit)
     assert isinstance(marker, Marker)
     assert marker.rows == 3
     actor.close()
@@ -249,7 +249,8 @@ def test_actor__altered_or_other_bundle__is_rejected(tmp_path: Path) -> None:
         (altered, ErrorCode.FILE_ALTERED),
         (read_files(make_bundle(tmp_path / "other", scale=3.0)), ErrorCode.DIGEST_MISMATCH),
     ):
-        refused = actor.open([replace(meant, files=files)])
+        actor = ScoringActor(replace(meant, files=files))
+        refused = actor.open()
         assert isinstance(refused, MlctlError)
         assert refused.code is code
         actor.close()
@@ -260,8 +261,8 @@ def test_actor__pipeline_with_another_stage__is_rejected(tmp_path: Path) -> None
     assert whole is not None
     x = tables.inputs(3)
     meant, unit = setup_of(whole, tmp_path, x)
-    actor = ScoringActor(lambda given: given)
-    assert isinstance(actor.process([meant], unit), Marker)
+    actor = ScoringActor(meant)
+    assert isinstance(actor.process(unit), Marker)
     actor.close()
     found = tables.answers(tmp_path / "out")
     assert found["mlctl_digest"].to_pylist() == [whole.digest] * 3
@@ -269,7 +270,8 @@ def test_actor__pipeline_with_another_stage__is_rejected(tmp_path: Path) -> None
     np.testing.assert_allclose(tables.matrix(found["y"]), wanted, rtol=1e-4, atol=1e-5)
     other = make_bundle(tmp_path / "other", name="triple", scale=4.0)
     files = {**meant.files, **read_files(other)}
-    refused = actor.open([replace(meant, files=files)])
+    actor = ScoringActor(replace(meant, files=files))
+    refused = actor.open()
     actor.close()
     assert isinstance(refused, MlctlError)
     assert refused.code is ErrorCode.DIGEST_MISMATCH

@@ -198,7 +198,7 @@ def test_transient_error__lost_postgresql_session__is_retried(
 def test_query_source__locked_sqlite_file__is_transient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite, "_READ_SECONDS", 0.05)
     writer = sqlite3.connect(tmp_path / "in.db", isolation_level=None)
     writer.execute("CREATE TABLE a (id INTEGER)")
     writer.execute("BEGIN EXCLUSIVE")
