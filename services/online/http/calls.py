@@ -8,16 +8,19 @@ failures are reported by an event. A slow reader holds the model's work back.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from bundle.errors import MlctlError
 from services.online.batching.admission import Hold
 from services.online.batching.scheduler import deadline_exceeded
 from services.online.http.fields import fields_of
-from services.online.http.responses import MethodError, Response, error_response
+from services.online.http.responses import MethodError, RequestIds, Response, error_response
+from services.online.models.served_model import ServedModel
 from services.online.observability.calls import RequestRecord
+from services.online.security.public import failed, is_public
 from services.runtime.streaming import PieceStream
 
 Message = MutableMapping[str, Any]
@@ -28,6 +31,7 @@ Piece = TypeVar("Piece")
 # Proxies close a connection on which nothing came for half a minute or more.
 HEARTBEAT_SECONDS = 15.0
 _HEARTBEAT = b": nothing yet\n\n"
+logger = logging.getLogger("mlctl.http")
 _EVENT_HEADERS = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
@@ -43,20 +47,62 @@ class GoneError(Exception):
 Reject = Callable[[BaseException, bytes, RequestRecord | None], Response]
 
 
-class CallHandler(Protocol):
-    """Counts and observes the calls of one model."""
+class CallHandler:
+    """Counts and observes the calls of one model, as those of one protocol."""
 
-    def request_id(self, headers: Mapping[bytes, bytes], /) -> bytes: ...
+    def __init__(self, served: ServedModel, protocol: str) -> None:
+        self._served = served
+        self._protocol = protocol
+        self._ids = RequestIds()
 
-    def observe(
-        self, headers: Mapping[bytes, bytes], request_id: bytes, /
-    ) -> RequestRecord | None: ...
+    def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
+        """Return the caller's X-Request-Id if it can be echoed, else a new id."""
+        return self._ids.of(headers.get(b"x-request-id"))
+
+    def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
+        """Return the observability record of this request, or None if it has none."""
+        observer = self._served.observer
+        if observer is None:
+            return None
+        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
+        return observer.begin(self._protocol, request_id, traceparent, tracestate)
 
     def reject(
-        self, error: BaseException, request_id: bytes, record: RequestRecord | None, /
-    ) -> Response: ...
+        self,
+        error: BaseException,
+        request_id: bytes,
+        record: RequestRecord | None = None,
+        status: int | None = None,
+    ) -> Response:
+        """Make and count the response to a failed request; an unexpected error shows no details.
 
-    def disconnected(self, record: RequestRecord | None, /) -> None: ...
+        `status` is reported if it is not that of the error.
+        """
+        if not is_public(error):
+            logger.error("request %s failed", request_id.decode(), exc_info=error)
+            error = failed()
+        self._served.count(self._protocol, error)
+        self.report(record, error, status)
+        return error_response(error, [(b"x-request-id", request_id)])
+
+    def disconnected(self, record: RequestRecord | None = None) -> None:
+        """Count a request whose client disconnected."""
+        error = asyncio.CancelledError()
+        self._served.count(self._protocol, error)
+        self.report(record, error)
+
+    def report(
+        self,
+        record: RequestRecord | None,
+        error: BaseException | None = None,
+        status: int | None = None,
+    ) -> None:
+        """Report a failed or streamed request to the observer.
+
+        `status` is the HTTP status if it is not that of the error.
+        """
+        if record is not None and self._served.observer is not None:
+            self._served.observer.ended(record, error, status)
 
 
 class HttpCall:

@@ -7,7 +7,6 @@ both have the same limits, errors, headers and metrics.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,16 +23,11 @@ from services.online.batching.admission import Hold, QueueFullError
 from services.online.batching.executor import Answer, Cancellable
 from services.online.batching.model_executor import forward
 from services.online.batching.scheduler import deadline_exceeded
-from services.online.http.responses import (
-    RequestIds,
-    Response,
-    error_response,
-    to_wire,
-)
+from services.online.http.calls import CallHandler
+from services.online.http.responses import Response, error_response, to_wire
 from services.online.http.unparsed import read_unparsed
 from services.online.models.served_model import ServedModel
 from services.online.observability.calls import HTTP, OK, RequestRecord
-from services.online.security.public import failed, is_public
 from services.protocol.codec import V2Codec
 from services.protocol.compression import (
     IDENTITY,
@@ -57,7 +51,6 @@ _PROTOCOL_CODES = {
     431: ErrorCode.PAYLOAD_TOO_LARGE,
     503: ErrorCode.QUEUE_FULL,
 }
-logger = logging.getLogger("mlctl.http")
 
 
 class PendingRequest(Hold):
@@ -254,11 +247,11 @@ class StreamedAnswer:
     parts: AnswerStream
 
 
-class InferHandler:
+class InferHandler(CallHandler):
     """Answers the infer requests of one model."""
 
     def __init__(self, served: ServedModel) -> None:
-        self._served = served
+        super().__init__(served, HTTP)
         path = f"/v2/models/{quote(served.name, safe='')}"
         paths = (f"{path}/infer", f"{path}/versions/{served.digest}/infer")
         # The request targets of this model's infer endpoint, as clients spell them.
@@ -267,7 +260,6 @@ class InferHandler:
         self._codec = V2Codec(served.name, served.digest, served.signature)
         # Two threads for each transport, so that one large body does not delay all others.
         self._decoder = ThreadPoolExecutor(2, "mlctl-decode")
-        self._ids = RequestIds()
         self._full: tuple[QueueFullError, Response] | None = None
         self._full_wire: tuple[QueueFullError, bytes, bytes, bytes] | None = None
         # Whether a request was rejected since one found room in the queue.
@@ -296,18 +288,6 @@ class InferHandler:
         """Whether an observer takes records of requests now."""
         observer = self._served.observer
         return observer is not None and observer.active
-
-    def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Return the caller's X-Request-Id if it can be echoed, else a new id."""
-        return self._ids.of(headers.get(b"x-request-id"))
-
-    def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
-        """Return the observability record of this request, or None if it has none."""
-        observer = self._served.observer
-        if observer is None:
-            return None
-        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
-        return observer.begin(HTTP, request_id, traceparent, tracestate)
 
     def record_of(self, pending: PendingRequest) -> RequestRecord | None:
         """Return the observability record of a request that has no answer, or None."""
@@ -446,18 +426,11 @@ class InferHandler:
         record: RequestRecord | None = None,
         status: int | None = None,
     ) -> Response:
-        """Make and count the response to a failed request; an unexpected error shows no details.
-
-        `status` is reported if it is not that of the error.
-        """
-        if not is_public(error):
-            logger.error("infer request %s failed", request_id.decode(), exc_info=error)
-            error = failed()
+        """See `CallHandler.reject`. In overload many requests get the same error."""
+        if not isinstance(error, QueueFullError):
+            return super().reject(error, request_id, record, status)
         self._served.count(HTTP, error)
         self.report(record, error, status)
-        if not isinstance(error, QueueFullError):
-            return error_response(error, [(b"x-request-id", request_id)])
-        # In overload many requests get the same error.
         self.rejecting = True
         if self._full is None or self._full[0] is not error:
             self._full = error, error_response(error)
@@ -511,25 +484,6 @@ class InferHandler:
         error = MlctlError(_PROTOCOL_CODES[status], "the connection was rejected")
         self._served.count(HTTP, error)
         self.report(self.observe({}, self.request_id({})), error, status)
-
-    def disconnected(self, record: RequestRecord | None = None) -> None:
-        """Count a request whose client disconnected."""
-        error = asyncio.CancelledError()
-        self._served.count(HTTP, error)
-        self.report(record, error)
-
-    def report(
-        self,
-        record: RequestRecord | None,
-        error: BaseException | None = None,
-        status: int | None = None,
-    ) -> None:
-        """Report a failed or streamed request to the observer.
-
-        `status` is the HTTP status if it is not that of the error.
-        """
-        if record is not None and self._served.observer is not None:
-            self._served.observer.ended(record, error, status)
 
     async def _submit_apart(self, pending: PendingRequest, body: bytes, seconds: float) -> Answer:
         start = perf_counter()

@@ -9,7 +9,6 @@ the only value of a model whose only input is BYTES `[-1]`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,13 +19,12 @@ import orjson
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from services.online.batching.admission import Hold
-from services.online.http.calls import HttpCall, Message, Receive, Send
+from services.online.http.calls import CallHandler, HttpCall, Message, Receive, Send
 from services.online.http.declaration import argument_names, predict_routes
-from services.online.http.responses import RequestIds, Response, error_response, make_response
+from services.online.http.responses import error_response, make_response
 from services.online.models.repository import Serving
 from services.online.models.served_model import ServedModel
-from services.online.observability.calls import PREDICT, RequestRecord
-from services.online.security.public import failed, is_public
+from services.online.observability.calls import PREDICT
 from services.protocol.json_body import parse_document
 from services.protocol.json_data import decode_data, decode_nullable, encode_data
 from services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
@@ -37,7 +35,6 @@ MAX_VALUES = 1 << 20
 FILES = frozenset({"image/jpeg", "image/png", "audio/wav"})
 _JSON = "application/json"
 _MAX_NAMED = 5
-logger = logging.getLogger("mlctl.predict")
 
 
 class PredictApp:
@@ -62,14 +59,13 @@ class PredictApp:
 Encode = Callable[[Mapping[str, np.ndarray]], bytes]
 
 
-class ModelCalls:
-    """Answers the calls of one model, at one path; see `CallHandler`."""
+class ModelCalls(CallHandler):
+    """Answers the calls of one model, at one path."""
 
     media_types = frozenset({"", _JSON}) | FILES
 
     def __init__(self, model: ServedModel) -> None:
-        self._model = model
-        self._ids = RequestIds()
+        super().__init__(model, PREDICT)
         arguments = argument_names(model.signature.inputs)
         self._inputs = {arguments[spec.name]: spec for spec in model.signature.inputs}
         self._outputs = argument_names(model.signature.outputs)
@@ -79,7 +75,11 @@ class ModelCalls:
         await call.serve(self, partial(self._answer, call))
 
     async def _answer(self, call: HttpCall) -> None:
-        model, headers, seconds = self._model, call.headers, self._model.settings.deadline_ms / 1000
+        model, headers, seconds = (
+            self._served,
+            call.headers,
+            self._served.settings.deadline_ms / 1000,
+        )
         call.require("POST")
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         media_type = content_type.partition(";")[0].strip().lower()
@@ -106,37 +106,6 @@ class ModelCalls:
         extra = [(b"x-request-id", call.request_id)]
         await call.respond(make_response(200, answered.encode(), content, extra))
 
-    def request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Return the caller's X-Request-Id if it can be echoed, else a new id."""
-        return self._ids.of(headers.get(b"x-request-id"))
-
-    def observe(self, headers: Mapping[bytes, bytes], request_id: bytes) -> RequestRecord | None:
-        """Return the observability record of this request, or None if it has none."""
-        observer = self._model.observer
-        if observer is None:
-            return None
-        traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
-        return observer.begin(PREDICT, request_id, traceparent, tracestate)
-
-    def reject(
-        self, error: BaseException, request_id: bytes, record: RequestRecord | None
-    ) -> Response:
-        """Make and count the response to a failed call; an unexpected error shows no details."""
-        if not is_public(error):
-            logger.error("a predict call failed", exc_info=error)
-            error = failed()
-        self._end(error, record)
-        return error_response(error, [(b"x-request-id", request_id)])
-
-    def disconnected(self, record: RequestRecord | None) -> None:
-        """Count a call whose client disconnected."""
-        self._end(asyncio.CancelledError(), record)
-
-    def _end(self, error: BaseException, record: RequestRecord | None) -> None:
-        self._model.count(PREDICT, error)
-        if record is not None and self._model.observer is not None:
-            self._model.observer.ended(record, error)
-
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
         """Return the inputs in `body`, and what encodes the outputs; JSON for a file."""
         assert media_type in self.media_types
@@ -149,9 +118,9 @@ class ModelCalls:
         check_values(body)
         arguments = parse_document(body)
         if isinstance(arguments, list):
-            return read_records(arguments, self._model.signature, self._model.missing)
+            return read_records(arguments, self._served.signature, self._served.missing)
         absent = [name for name, spec in self._inputs.items() if name not in arguments]
-        optional = self._model.missing.optional
+        optional = self._served.missing.optional
         missing = [name for name in absent if self._inputs[name].name not in optional]
         if missing:
             names = ", ".join(f"{shown(name)} is missing" for name in missing[:_MAX_NAMED])
@@ -167,7 +136,7 @@ class ModelCalls:
         }
 
     def _file(self, media_type: str, body: bytes) -> dict[str, np.ndarray]:
-        specs = self._model.signature.inputs
+        specs = self._served.signature.inputs
         if [(spec.dtype, spec.shape) for spec in specs] != [(Datatype.BYTES, (DYNAMIC,))]:
             raise MlctlError(
                 ErrorCode.UNSUPPORTED_MEDIA_TYPE,
@@ -177,7 +146,7 @@ class ModelCalls:
         return {specs[0].name: np.array([body], dtype=object)}
 
     def _encode(self, outputs: Mapping[str, np.ndarray]) -> bytes:
-        specs = self._model.signature.outputs
+        specs = self._served.signature.outputs
         values = {self._outputs[spec.name]: to_json(spec, outputs[spec.name]) for spec in specs}
         document = next(iter(values.values())) if len(values) == 1 else values
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
