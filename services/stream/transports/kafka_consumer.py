@@ -125,12 +125,23 @@ class GroupConsumer(StreamConnection):
                 on_lost=self._on_lost,
             )
         except BaseException:
-            self._consumer.close()
+            self._leave()
             raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.listener = None  # Uncommitted messages are delivered again.
+        self._leave()
+
+    def _leave(self) -> None:
+        """Leave the group: give the partitions back first, then close the client.
+
+        Close() may wait for ever for partitions that it takes back itself.
+        """
+        self._consumer.unsubscribe()
+        deadline = time.monotonic() + _POSITION_S
+        while self._owned and time.monotonic() < deadline:
+            self._consumer.poll(0.05)  # It calls `_on_revoke`.
         self._consumer.close()
 
     @property
