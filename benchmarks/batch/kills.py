@@ -46,7 +46,7 @@ _THREADS = 2
 _MAX_KILLS = 6
 # Of the time of a job without kills, so that most runs are killed.
 _SHARE = 0.4
-# Every so many rows one has a NaN, which --forbid-nan rejects.
+# One row in this many has a NaN, which --forbid-nan rejects.
 _POISON = 10_007
 _PLACES = [f"{land}/day=2026-05-{day:02}" for land in ("eu/north", "us") for day in range(1, 6)]
 _KEEP = ("id", "country", "price", "seen_at", "tags", "day")

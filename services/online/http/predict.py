@@ -75,11 +75,8 @@ class ModelCalls(CallHandler):
         await call.serve(self, partial(self._answer, call))
 
     async def _answer(self, call: HttpCall) -> None:
-        model, headers, seconds = (
-            self._served,
-            call.headers,
-            self._served.settings.deadline_ms / 1000,
-        )
+        model, headers = self._served, call.headers
+        seconds = model.settings.deadline_ms / 1000
         call.require("POST")
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         media_type = content_type.partition(";")[0].strip().lower()
@@ -99,12 +96,13 @@ class ModelCalls(CallHandler):
             left = call.arrived + seconds - asyncio.get_running_loop().time()
             answer = await model.infer(inputs, left, priority)
             content = encode(answer.outputs)
-        model.count(PREDICT, None)
-        if call.record is not None and model.observer is not None:
-            model.observer.answered(call.record, inputs, answer, bytes_out=len(content))
         answered = _JSON if media_type in FILES else media_type or _JSON
         extra = [(b"x-request-id", call.request_id)]
         await call.respond(make_response(200, answered.encode(), content, extra))
+        # Not before: a client that disconnects meanwhile would be counted twice.
+        model.count(PREDICT, None)
+        if call.record is not None and model.observer is not None:
+            model.observer.answered(call.record, inputs, answer, bytes_out=len(content))
 
     def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
         """Return the inputs in `body`, and what encodes the outputs; JSON for a file."""

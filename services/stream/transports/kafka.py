@@ -42,8 +42,8 @@ _TRANSACTION_MS = 20_000
 class TransactionalConnection(GroupConsumer):
     """A member of a group that commits answers, dead letters and position in one transaction.
 
-    Each member has a transactional id of its own. The member's generation fences the commit of a
-    replaced member, whatever its id.
+    Each member has a transactional id of its own. The broker rejects the commit of a replaced
+    member by its generation, whatever its id.
     """
 
     guarantee = Guarantee.EXACTLY_ONCE

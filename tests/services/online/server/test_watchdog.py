@@ -16,38 +16,38 @@ from tests.support.wait import PATIENCE_SECONDS
 
 
 def test_watchdog__model_hangs__ends_after_a_farewell() -> None:
-    told: list[str] = []
+    called: list[str] = []
     live = True
 
     async def main() -> None:
         nonlocal live
         Watchdog(
             lambda: live,
-            lambda: told.append("farewell"),
+            lambda: called.append("farewell"),
             0.5,
             os.getppid(),
-            end=lambda: told.append("end"),
+            end=lambda: called.append("end"),
         )
-        looks = asyncio.get_running_loop().time() + 0.3
-        await until(lambda: asyncio.get_running_loop().time() > looks)
-        assert told == []
+        deadline = asyncio.get_running_loop().time() + 0.3
+        await until(lambda: asyncio.get_running_loop().time() > deadline)
+        assert called == []
         live = False
-        await until(lambda: len(told) == 2)
+        await until(lambda: len(called) == 2)
 
     asyncio.run(main())
-    assert told == ["farewell", "end"]
+    assert called == ["farewell", "end"]
 
 
 def test_watchdog__event_loop_hangs__ends_without_a_farewell() -> None:
     ended = threading.Event()
-    told: list[str] = []
+    called: list[str] = []
 
     async def main() -> None:
-        Watchdog(lambda: True, lambda: told.append("f"), 0.2, os.getppid(), end=ended.set)
+        Watchdog(lambda: True, lambda: called.append("f"), 0.2, os.getppid(), end=ended.set)
         assert ended.wait(PATIENCE_SECONDS)  # blocks the loop, as a model that runs on it
 
     asyncio.run(main())
-    assert told == []
+    assert called == []
 
 
 def test_watchdog__stopped_or_loop_closed__ends_nothing() -> None:
@@ -70,41 +70,41 @@ def test_watchdog__stopped_or_loop_closed__ends_nothing() -> None:
 
 @pytest.mark.parametrize("before", [0, 3], ids=["before the watch", "during the watch"])
 async def test_watchdog__supervisor_dies__ends_the_worker_once(before: int) -> None:
-    looks: list[int] = []
-    told: list[str] = []
+    checks: list[int] = []
+    called: list[str] = []
 
     def parent() -> int:
-        looks.append(7 if len(looks) < before else 1)
-        return looks[-1]
+        checks.append(7 if len(checks) < before else 1)
+        return checks[-1]
 
     watchdog = Watchdog(
         lambda: True,
-        lambda: told.append("farewell"),
+        lambda: called.append("farewell"),
         0.1,
         7,
         parent=parent,
-        end=lambda: told.append("end"),
-        orphaned=lambda: told.append("orphaned"),
+        end=lambda: called.append("end"),
+        orphaned=lambda: called.append("orphaned"),
     )
-    await until(lambda: told)
+    await until(lambda: called)
     end = asyncio.get_running_loop().time() + 0.2
     await until(lambda: asyncio.get_running_loop().time() > end)
     watchdog.stop()
-    assert (looks, told) == ([7] * before + [1], ["orphaned"])
+    assert (checks, called) == ([7] * before + [1], ["orphaned"])
 
 
 async def test_watchdog__stopped__does_not_look_at_the_supervisor() -> None:
-    looks: list[int] = []
+    checks: list[int] = []
 
     def parent() -> int:
-        looks.append(len(looks))  # another one each time
-        return looks[-1]
+        checks.append(len(checks))  # another one each time
+        return checks[-1]
 
     watchdog = Watchdog(lambda: True, lambda: None, 0.1, 7, parent=parent, orphaned=lambda: None)
     watchdog.stop()
     end = asyncio.get_running_loop().time() + 0.2
     await until(lambda: asyncio.get_running_loop().time() > end)
-    assert not looks
+    assert not checks
 
 
 @pytest.mark.slow
