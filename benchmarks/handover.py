@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,6 @@ _SPEC = RolloutSpec(
     step_seconds=2.0,
     bake_seconds=2.0,
     shadow_percent=0,
-    warmup_seconds=1.0,
     alias=False,
 )
 
@@ -55,13 +55,13 @@ def _sending(loadgen: Path, target: LoadTarget) -> Iterator[Traffic]:
             traffic.succeeded += load.succeeded
             traffic.failed += load.failed
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield traffic
-    finally:
-        ending.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(send)
+        try:
+            yield traffic
+        finally:
+            ending.set()
+            sent.result()
 
 
 def measure(rounds: int, folder: Path, result: BenchmarkResult) -> None:

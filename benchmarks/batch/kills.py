@@ -292,7 +292,7 @@ def kill_jobs(
             score(folder, to, out, stopped=True)
             to.disturb(out)
             killer.harass(job, folder, _SHARE * longest, _MAX_KILLS)
-            counts["things of others changed"] += not to.is_untouched(out)
+            counts["foreign entries changed"] += not to.is_untouched(out)
         answers = to.answers(out)
         lost, repeated, wrong = differences(answers, expected)
         counts += Counter(jobs=1, answers=answers.num_rows, lost=lost, twice=repeated, wrong=wrong)
@@ -309,11 +309,11 @@ def measure(kills: int, rows: int, seed: int, folder: Path, result: BenchmarkRes
     counted = ("kills", "jobs", "answers", "lost", "twice", "wrong", "bad rows wrong")
     table = result.table(
         f"batch jobs of {written.num_rows:,} rows, at least {kills} kills of each output",
-        *("output", *counted, "things of others changed", "a job without kills s", "seconds"),
+        *("output", *counted, "foreign entries changed", "a job without kills s", "seconds"),
     )
     for name, opened in OUTPUTS.items():
         began = time.monotonic()
         with opened(folder / "rows") as to:
             longest, counts = kill_jobs(to, kills, seed, folder, expected)
-        cells = (counts[each] for each in (*counted, "things of others changed"))
+        cells = (counts[each] for each in (*counted, "foreign entries changed"))
         table.add(name, *cells, longest, time.monotonic() - began)
