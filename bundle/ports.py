@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+from collections import deque
 from contextlib import ExitStack, suppress
 
 from bundle.errors import ErrorCode, MlctlError
@@ -14,18 +16,36 @@ _CANDIDATES = range(20_000, 32_768)
 _MAX_TRIES = 1000
 
 
+# The file descriptors that hold the newest picks of this process.
+_held: deque[int] = deque()
+_MAX_HELD = 64
+
+
 def free_ports(count: int) -> tuple[int, ...]:
-    """Return `count` distinct loopback ports that nothing listens on; PORT_TAKEN if too few."""
-    with ExitStack() as stack:
-        found: list[int] = []
-        for port in random.SystemRandom().sample(_CANDIDATES, _MAX_TRIES):
-            each = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                each.bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
-                return tuple(found)
+    """Return `count` distinct loopback ports that nothing listens on; PORT_TAKEN if too few.
+
+    No other call, of this process or another, returns them before their servers listen: a pick
+    holds the UDP port of the same number, which no server here uses, until the process ends or
+    has picked 64 more.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_CANDIDATES, _MAX_TRIES):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            _hold(port)
+            found.append(port)
+        if len(found) == count:
+            return tuple(found)
     raise MlctlError(ErrorCode.PORT_TAKEN, f"fewer than {count} free ports on 127.0.0.1")
+
+
+def _hold(port: int) -> None:
+    """Bind the UDP port of `port`; OSError if another pick holds it."""
+    with socket.socket(type=socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", port))
+        _held.append(holder.detach())
+    if len(_held) > _MAX_HELD:
+        os.close(_held.popleft())
 
 
 def resolve_host(host: str) -> str:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -48,9 +52,44 @@ def test_free_ports__many__are_below_the_ports_of_outgoing_connections() -> None
 
 
 def test_free_ports__only_candidate_is_in_use__fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    (port,) = free_ports(1)
-    with socket.create_server(("127.0.0.1", port)):
-        monkeypatch.setattr("bundle.ports._CANDIDATES", range(port, port + 1))
-        monkeypatch.setattr("bundle.ports._MAX_TRIES", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        _offer_only(monkeypatch, server.getsockname()[1])
         with pytest.raises(MlctlError, match="fewer than 1"):
             free_ports(1)
+
+
+@pytest.mark.slow
+def test_free_ports__picked_by_another_process__is_not_picked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pick = "from bundle.ports import free_ports; print(*free_ports(1), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", pick], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as picker:
+        assert picker.stdin and picker.stdout
+        port = int(picker.stdout.readline())
+        _offer_only(monkeypatch, port)
+        with pytest.raises(MlctlError, match="fewer than 1"):
+            free_ports(1)
+        picker.communicate("\n")
+    assert free_ports(1) == (port,)
+
+
+def test_free_ports__many_calls__hold_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bundle.ports._MAX_HELD", 2)
+    monkeypatch.setattr("bundle.ports._held", held := deque[int]())
+    first = free_ports(2)
+    newest = free_ports(1)
+    assert len(held) == 2
+    _offer_only(monkeypatch, first[0])
+    assert free_ports(1) == first[:1], "the oldest pick is given up"
+    _offer_only(monkeypatch, newest[0])
+    with pytest.raises(MlctlError, match="fewer than 1"):
+        free_ports(1)
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def _offer_only(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    monkeypatch.setattr("bundle.ports._CANDIDATES", range(port, port + 1))
+    monkeypatch.setattr("bundle.ports._MAX_TRIES", 1)
