@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="killed runs of each transport")
     parser.add_argument("--batch-kills", type=int, default=30, help="of each kind of output")
     parser.add_argument("--rows", type=int, default=2_000_000, help="of a batch job that is killed")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="the cluster to kill runs on, alone")
     parser.add_argument("--seed", type=int, default=1, help="when runs are killed")
     parser.add_argument("--keys", type=int, default=1_000_000, help="precomputed predictions")
     options = parser.parse_args()
@@ -90,7 +91,7 @@ def main() -> None:
         if "batch-kills" in options.parts:
             batch_kills.measure(options.batch_kills, options.rows, options.seed, folder, result)
         if "kills" in options.parts:
-            kills.measure(options.kills, options.seed, folder, result)
+            kills.measure(options.kills, options.seed, folder, result, options.kafka)
         if "precomputed" in options.parts:
             os.environ[HOME_VARIABLE] = name
             measure_stores(folder, options.keys, result)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import secrets
 import threading
 import time
 from collections import Counter
@@ -45,6 +46,8 @@ _PRELOADED = [
 ]
 # A run that joins waits for the session timeout of one that was killed.
 _TANSU = "session.timeout.ms=1500&heartbeat.interval.ms=300&transaction.timeout.ms=3000"
+# The shortest session that a broker admits by default.
+_CLUSTER = "session.timeout.ms=6000&transaction.timeout.ms=6000"
 # So many that Kafka's runs answer for longer than they join.
 _KAFKA_WAVE = 1000
 
@@ -73,6 +76,9 @@ class KillCounts:
     ended: int = 0
     early: int = 0
     failed: int = 0
+
+
+Opened = Callable[[Path], AbstractContextManager[KilledStream]]
 
 
 def _stored(url: StreamUrl, _count: int) -> list[bytes]:
@@ -113,7 +119,28 @@ def _tansu(_folder: Path) -> Iterator[KilledStream]:
         yield KilledStream(request, read, until_empty=False, wave=_KAFKA_WAVE)
 
 
-STREAMS: Mapping[str, Callable[[Path], AbstractContextManager[KilledStream]]] = {
+def _cluster(address: str, *, exactly_once: bool) -> Opened:
+    """Return a stream on the Kafka cluster at `address`, in new topics."""
+
+    @contextmanager
+    def opened(_folder: Path) -> Iterator[KilledStream]:
+        names = [f"{name}-{secrets.token_hex(4)}" for name in ("in", "out", "dead")]
+        create_topics(address, names, _PARTITIONS)
+
+        def read(url: StreamUrl, count: int) -> list[bytes]:
+            return committed_values(address, url.topic, _PARTITIONS, count)
+
+        source, answers, dead = (
+            StreamUrl.parse(f"kafka://{address}?{_CLUSTER}#{name}") for name in names
+        )
+        group = source.topic
+        request = ConnectionRequest(source, group, answers, dead, exactly_once=exactly_once)
+        yield KilledStream(request, read, wave=_KAFKA_WAVE)
+
+    return opened
+
+
+STREAMS: Mapping[str, Opened] = {
     "SQLite log": _sqlite,
     "Redis": _redis,
     "files": _files,
@@ -202,7 +229,7 @@ class KillRun:
         """Start the run `number`; one with transactions ends those of its killed predecessor."""
         request = self._stream.request
         if request.exactly_once and request.answers is not None:
-            options = {**request.answers.options, "transactional.id": f"run-{number}"}
+            options = {**request.answers.options, "transactional.id": f"{request.group}-{number}"}
             request = replace(request, answers=replace(request.answers, options=options))
         process = self._context.Process(
             target=answer,
@@ -259,8 +286,16 @@ def _answers(sent: int) -> int:
     return sum(1 for number in range(sent) if number % _POISON)
 
 
-def measure(kills: int, seed: int, folder: Path, result: BenchmarkResult) -> None:
-    """Add the table of `kills` kills of each transport."""
+def measure(
+    kills: int, seed: int, folder: Path, result: BenchmarkResult, cluster: str | None = None
+) -> None:
+    """Add the table of `kills` kills of each transport, or of the Kafka cluster at HOST:PORT."""
+    streams = STREAMS
+    if cluster is not None:
+        streams = {
+            "Kafka, transactions": _cluster(cluster, exactly_once=True),
+            "Kafka, at least once": _cluster(cluster, exactly_once=False),
+        }
     bundle = folder / "bundle"
     make_bundle(bundle)
     table = result.table(
@@ -268,7 +303,7 @@ def measure(kills: int, seed: int, folder: Path, result: BenchmarkResult) -> Non
         *("transport", "kills", "messages", "lost", "answered twice", "dead letters"),
         *("dead letters twice", "ends of --until-empty", "of them early", "failed runs", "seconds"),
     )
-    for number, (name, opened) in enumerate(STREAMS.items()):
+    for number, (name, opened) in enumerate(streams.items()):
         stream_folder = folder / f"stream{number}"
         stream_folder.mkdir()
         began = time.monotonic()

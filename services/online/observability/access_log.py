@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import chain, groupby
-from operator import sub
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -29,11 +28,8 @@ from services.online.observability.traceparent import TRACE_ID, are_plain, trace
 # More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000
 
-# What many lines have in common, and what differs between them.
-_LINE = (
-    b'%b,"rows":%d,"request_id":"%b","trace_id":%b,"bytes_in":%d,"bytes_out":%d,"total_ms":%.3f}\n'
-)
-_PLAIN_IDS = re.compile(rb"[ !#-\[\]-~]*")
+# Between the fields of two requests in a list; it cannot be in a string, where quotes are escaped.
+_NEXT = b'},{"rows"'
 # What most requests of a batch have in common: protocol, code, a status that is not the code's, the
 # seconds in the queue and in the model, and the rows of the batch. A tuple without names, as each
 # request makes one.
@@ -152,39 +148,40 @@ class AccessLog:
     def ended(self, record: RequestRecord) -> None:
         """Log a request that has ended, answered or not."""
         self.end_tick()
-        start = self._start_of(
-            record.at,
-            (
-                record.protocol, record.code, record.reported_status, record.queue, record.infer,
-                record.batch_rows,
-            ),
+        shared = (
+            record.protocol, record.code, record.reported_status, record.queue, record.infer,
+            record.batch_rows,
         )  # fmt: skip
-        trace = None if record.traceparent is None else trace_id(record.traceparent)
-        sizes = record.bytes_in, record.bytes_out
-        rest = _rest(record.rows, record.request_id, trace, *sizes, record.seconds)
-        self._put(start + rest, 1)
+        fields = {
+            "rows": record.rows,
+            "request_id": record.request_id.decode("latin-1"),
+            "trace_id": _trace_ids([record.traceparent])[0],
+            "bytes_in": record.bytes_in,
+            "bytes_out": record.bytes_out,
+            "total_ms": 1e6 * record.seconds // 1 / 1e3,
+        }
+        self._put(_lines(self._start_of(record.at, shared), [fields]), 1)
 
     def end_tick(self) -> None:
         """Make the lines of the answers of this tick."""
         answers, self._answers = self._answers, []
-        if not answers:
-            return
         at = time.time()
-        fields, rows, ids, traces, began, ended, bytes_in, bytes_out = zip(*answers, strict=True)
-        starts: list[bytes] = []
-        for shared, run in groupby(fields):
-            starts += [self._start_of(at, shared)] * len(list(run))
-        seconds = map(sub, ended, began)
-        texts = _texts_of(traces) if _PLAIN_IDS.fullmatch(b"".join(ids)) else None
-        if texts is not None:
-            times = [each * 1e3 for each in seconds]
-            values = zip(starts, rows, ids, texts, bytes_in, bytes_out, times, strict=True)
-            lines = _LINE * len(answers) % tuple(chain.from_iterable(values))
-        else:
-            found = [None if trace is None else trace_id(trace) for trace in traces]
-            rests = map(_rest, rows, ids, found, bytes_in, bytes_out, seconds)
-            lines = b"".join(chain.from_iterable(zip(starts, rests, strict=True)))
-        self._put(lines, len(answers))
+        for shared, group in groupby(answers, itemgetter(0)):
+            run = list(group)
+            fields = [
+                {
+                    "rows": rows,
+                    "request_id": request_id.decode("latin-1"),
+                    "trace_id": trace,
+                    "bytes_in": bytes_in,
+                    "bytes_out": bytes_out,
+                    "total_ms": 1e6 * (ended - began) // 1 / 1e3,
+                }
+                for (_, rows, request_id, _, began, ended, bytes_in, bytes_out), trace in zip(
+                    run, _trace_ids([each[3] for each in run]), strict=True
+                )
+            ]
+            self._put(_lines(self._start_of(at, shared), fields), len(run))
 
     def flush(self) -> None:
         """Write the lines; OSError if that fails, and these lines are lost."""
@@ -237,33 +234,20 @@ class AccessLog:
         return start
 
 
-def _texts_of(traces: Sequence[bytes | None]) -> list[bytes] | None:
-    """Return trace ids as JSON; None unless all requests have a usual traceparent, or none any."""
-    if not any(traces):
-        return [b"null"] * len(traces)
-    if are_plain(traces):
-        return [b'"%b"' % trace[TRACE_ID] for trace in traces]
-    return None
+def _trace_ids(traceparents: Sequence[bytes | None]) -> Sequence[str | None]:
+    """Return the trace id in each header, None where it is missing or not valid."""
+    if are_plain(traceparents):
+        return [header[TRACE_ID].decode() for header in traceparents]
+    return [None if header is None else trace_id(header) for header in traceparents]
 
 
-def _rest(
-    rows: int | None,
-    request_id: bytes,
-    trace: bytes | None,
-    bytes_in: int | None,
-    bytes_out: int | None,
-    seconds: float,
-) -> bytes:
-    """Return the rest of a line with any values; line ends are escaped, so that it stays one."""
-    fields = {
-        "rows": rows,
-        "request_id": request_id.decode("latin-1"),
-        "trace_id": None if trace is None else trace.decode(),
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
-        "total_ms": round(seconds * 1e3, 3),
-    }
-    return b",%b\n" % orjson.dumps(fields)[1:]
+def _lines(start: bytes, requests: Sequence[Mapping[str, str | float | None]]) -> bytes:
+    """Return a line for each of the requests, of which each begins with `start`.
+
+    All are written at once, which takes a third of the time of a line each.
+    """
+    listed = orjson.dumps(requests)[2:-2]
+    return b"%b,%b}\n" % (start, listed.replace(_NEXT, b'}\n%b,"rows"' % start))
 
 
 def open_output(name: str) -> LogOutput:

@@ -45,9 +45,9 @@ def parse_tracestate(header: bytes | None) -> list[tuple[str, str]]:
     return [] if len(found) > _MAX_MEMBERS else [(match[1], match[2]) for match in found]
 
 
-def trace_id(header: bytes) -> bytes | None:
+def trace_id(header: bytes) -> str | None:
     """Return the trace's id as the header spells it; None if the header is not valid."""
-    return header[TRACE_ID] if is_valid(header) else None
+    return header[TRACE_ID].decode() if is_valid(header) else None
 
 
 def are_plain(headers: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:

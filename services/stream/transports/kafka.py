@@ -216,9 +216,10 @@ class _Browser(GroupConsumer):
         self._consumer.assign([self._topic_partition(partition, first)])
         self._ends.clear()
         deadline = time.monotonic() + TIMEOUT_S
-        at = first
-        # The last offset may be a transaction marker or a compacted message.
-        while at < end and not self._ends:
+        at, name = first, str(partition)
+        # The last offset may be a transaction marker or a compacted message. The client may report
+        # an end that it saw before.
+        while at < end and self._ends.get(name, (0, 0))[1] < end:
             found = self._fetch(_PAGE, _WAIT_S)
             if found:
                 deadline = time.monotonic() + TIMEOUT_S

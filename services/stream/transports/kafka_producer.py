@@ -139,8 +139,9 @@ class KafkaProducer:
         return translated(error, self._url.redacted())
 
     def _on_delivery_error(self, error: KafkaError, _message: RawMessage) -> None:
-        # A purge follows another error.
-        if self.rejection is None and not error.name().startswith("_PURGE"):
+        # The abort of a transaction, which follows another error, purges the rest of it.
+        aborted = error.name().startswith("_PURGE") and "transactional.id" in self.settings
+        if self.rejection is None and not aborted:
             self.rejection = error
 
     def _timeout(self) -> MlctlError:

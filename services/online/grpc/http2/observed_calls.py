@@ -43,13 +43,16 @@ class GrpcCalls:
         headers = head.per_call
         request_id = self._ids.of(headers.get(b"x-request-id"))
         log = observer.log_alone
-        if log is not None:
-            shared = GRPC, OK, None, answer.queue_seconds, answer.infer_seconds, answer.batch_rows
-            ids, times = (request_id, headers.get(b"traceparent")), (started, perf_counter())
-            log.answered((shared, answer.rows, *ids, *times, size, bytes_out))
+        if log is None:
+            observer.finished(
+                GRPC, request_id, headers, started, size, inputs, answer, parse, serialize,
+                bytes_out,
+            )  # fmt: skip
             return
-        observer.finished(
-            GRPC, request_id, headers, started, size, inputs, answer, parse, serialize, bytes_out
+        shared = GRPC, OK, None, answer.queue_seconds, answer.infer_seconds, answer.batch_rows
+        traceparent, ended = headers.get(b"traceparent"), perf_counter()
+        log.answered(
+            (shared, answer.rows, request_id, traceparent, started, ended, size, bytes_out)
         )
 
     def ended(

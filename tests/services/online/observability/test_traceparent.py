@@ -21,7 +21,7 @@ def test_parse_traceparent__valid_header__is_the_callers_span() -> None:
     found = parse_traceparent(TRACEPARENT)
     assert found is not None
     assert (f"{found.trace_id:032x}", f"{found.span_id:016x}", found.flags) == (TRACE, SPAN, 1)
-    assert trace_id(TRACEPARENT) == TRACE.encode()
+    assert trace_id(TRACEPARENT) == TRACE
     assert is_sampled(TRACEPARENT)
     assert not is_sampled(TRACEPARENT[:-1] + b"0")
     assert not is_sampled(None)
