@@ -66,7 +66,7 @@ def test_free_ports__picked_by_another_process__is_not_picked(
     with subprocess.Popen(
         [sys.executable, "-c", pick], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as picker:
-        assert picker.stdin and picker.stdout
+        assert picker.stdout is not None
         port = int(picker.stdout.readline())
         _offer_only(monkeypatch, port)
         with pytest.raises(MlctlError, match="fewer than 1"):
