@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from itertools import count
@@ -15,8 +16,7 @@ from services.online.batching.scheduler import QueueFullError
 
 Headers = list[tuple[bytes, bytes]]
 _JSON = b"application/json"
-_VISIBLE = bytes(range(0x21, 0x7F))
-_MAX_ID_BYTES = 128
+_FIT = re.compile(rb"[!-~]{1,128}")
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -98,12 +98,7 @@ class RequestIds:
 
     def of(self, client_id: bytes | None) -> bytes:
         """Return `client_id` if it has 1 to 128 visible characters, else a new id."""
-        # A regular expression takes four times as long, and every request comes here.
-        if (
-            client_id
-            and len(client_id) <= _MAX_ID_BYTES
-            and not client_id.translate(None, _VISIBLE)
-        ):
+        if client_id is not None and _FIT.fullmatch(client_id):
             return client_id
         return self.make()
 

@@ -242,10 +242,7 @@ def _trace_ids(traceparents: Sequence[bytes | None]) -> Sequence[str | None]:
 
 
 def _lines(start: bytes, requests: Sequence[Mapping[str, str | float | None]]) -> bytes:
-    """Return a line for each of the requests, of which each begins with `start`.
-
-    All are written at once, which takes a third of the time of a line each.
-    """
+    """Return a line for each of the requests; all lines begin with `start`."""
     listed = orjson.dumps(requests)[2:-2]
     return b"%b,%b}\n" % (start, listed.replace(_NEXT, b'}\n%b,"rows"' % start))
 

@@ -94,11 +94,10 @@ class CallHead(NamedTuple):
     @property
     def per_call(self) -> dict[bytes, bytes]:
         """The headers of PER_CALL by name."""
-        own = self.own
-        if not own:
+        if not self.own:
             return fields_of([field for field in self.decoded if field[0] in PER_CALL])
         found = {}
-        for name, value in own:  # a comprehension is a call more
+        for name, value in self.own:  # a comprehension is a call more
             if name in PER_CALL:
                 found[name] = value[1:] if value[0] < 0x80 else text_of(value)
         return found
