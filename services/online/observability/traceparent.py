@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 _TODAYS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 is_valid = re.compile(rb"(?!ff)[0-9a-f]{2}%b(?:-.*)?" % _TODAYS).fullmatch
@@ -50,13 +50,18 @@ def trace_id(header: bytes) -> str | None:
     return header[TRACE_ID].decode() if is_valid(header) else None
 
 
-def are_plain(headers: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
-    """Return whether all headers are valid and of version 00, which has nothing after the flags.
+def plain_trace_ids(headers: Sequence[bytes | None]) -> Sequence[str] | None:
+    """Return the trace ids if all headers are valid and of version 00, else None.
 
-    One check of many takes half the time of many checks. No header has a line end.
+    Such a header has nothing after the flags. One check of many takes half the time of many checks.
+    No header has a line end.
     """
     lines = b"\n".join([each or b"" for each in headers]) + b"\n"
-    return _LINES.fullmatch(lines) is not None
+    if _LINES.fullmatch(lines) is None:
+        return None
+    text = lines.decode()
+    first, last, width = TRACE_ID.start, TRACE_ID.stop, _FLAGS_END + 1
+    return [text[at + first : at + last] for at in range(0, len(text), width)]
 
 
 def is_sampled(header: bytes | None) -> bool:
