@@ -114,7 +114,7 @@ def test_promote__bad_revisions__rolled_back_with_the_gate(shop: str, port: int)
         body = events[-1].body
         ended = (body["outcome"], body["verdict"]["gate"])
         assert ended == (Outcome.ROLLED_BACK, gate), story(events)
-        assert body["verdict"]["value"] > body["verdict"]["limit"]
+        assert body["verdict"]["value"] >= body["verdict"]["limit"]
         restored = next(event for event in events if event.kind == "traffic_restored")
         assert restored.body["seconds_since_decision"] < PROMPT_SECONDS
     assert set(load.answers) == {"200", "500"}
