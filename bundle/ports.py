@@ -15,7 +15,6 @@ from bundle.errors import ErrorCode, MlctlError
 _CANDIDATES = range(20_000, 32_768)
 _MAX_TRIES = 1000
 
-
 # The file descriptors that hold the newest picks of this process.
 _held: deque[int] = deque()
 _MAX_HELD = 64
