@@ -146,7 +146,7 @@ class Attempt:
             "provider": device.provider,
             **self._metric_key(),
             **self.exported.baseline.batching_options.key,
-            "processor": find_conditions().processor,
+            **find_conditions().key,
             "gpu": device.gpu,
             "checker": versions("tensorrt-rtx-cu13") if device.target is Target.TENSORRT else "",
         }
@@ -166,7 +166,7 @@ class Attempt:
             "provider": device.provider,
             "gpu": device.gpu,
             **self.exported.baseline.batching_options.key,
-            "processor": find_conditions().processor,
+            **find_conditions().key,
             "libraries": versions("onnxruntime", "onnxruntime-gpu"),
         }
 

@@ -27,6 +27,7 @@ from optimize.proofs.splits import SplitCheck
 from optimize.source_graph import ExportedModel
 from optimize.variant import Measured
 from registry.catalog import PublishReport
+from services.runtime.int8_kernels import fast_kernels_are_exact
 
 SCHEMA_VERSION = 4
 REPORT_NAME = "report.json"
@@ -60,20 +61,27 @@ class DataSummary:
 class Conditions:
     """The machine that measured; `threads` per run of the model.
 
-    `vnni` says that the processor multiplies 8-bit integers at full speed.
+    `fast_int8` says that ONNX Runtime's fast INT8 kernels are exact on the processor, and used.
     """
 
     processor: str
     cores: int
     threads: int
     libraries: str
-    vnni: bool
+    fast_int8: bool
+
+    @property
+    def key(self) -> dict[str, str | bool]:
+        """Return what measurements on this machine depend on, for their cache keys."""
+        return {"processor": self.processor, "fast_int8": self.fast_int8}
 
     @property
     def sentence(self) -> str:
         """Say which machine the latencies are of."""
         kind = (
-            "" if self.vnni else ", which has no VNNI instructions: INT8 is faster where they are"
+            ""
+            if self.fast_int8
+            else ", where INT8 needs slower kernels to be exact: it is faster with VNNI or AMX"
         )
         return (
             f"Latencies are those of one thread of {self.processor}{kind}. Another kind of "
@@ -234,11 +242,9 @@ def variant_record(item: Judged) -> dict[str, Any]:
 
 def find_conditions() -> Conditions:
     """Return the conditions that this machine measures under."""
-    info = _cpu_info()
-    # Without Linux's description: the architecture, and no reason to warn.
-    vnni = not info or any("vnni" in flag for flag in info.get("flags", "").split())
-    processor = info.get("model name", platform.machine())
-    return Conditions(processor, os.cpu_count() or 1, 1, versions(*_LIBRARIES), vnni)
+    processor = _cpu_info().get("model name", platform.machine())
+    cores = os.cpu_count() or 1
+    return Conditions(processor, cores, 1, versions(*_LIBRARIES), fast_kernels_are_exact())
 
 
 def _proof(item: Judged) -> dict[str, Any]:

@@ -184,6 +184,7 @@ def conditions(report: OptimizeReport) -> dict[str, str]:
             part for part in (device.provider, device.gpu, device.missing) if part
         ),
         "Processor": f"{machine.processor}, {machine.cores} cores",
+        "INT8 kernels": "fast" if machine.fast_int8 else "exact, because the fast ones saturate",
         "Threads": f"{machine.threads} per run",
         "Libraries": machine.libraries.replace(" ", ", ").replace("=", " "),
     }

@@ -22,6 +22,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Batching
 from bundle.packages import require_onnxruntime
 from bundle.tensors import DYNAMIC
+from services.runtime.int8_kernels import OPTION as INT8_PRECISION
+from services.runtime.int8_kernels import precision_option
 from services.runtime.onnx_graph import Graph, has_data_files, read_graph
 from services.runtime.run_errors import run_error
 from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
@@ -157,11 +159,11 @@ def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
         _load_libraries(runtime, provider)
     try:
         try:
-            inner = _open(runtime, model, providers, threads, exact=True)
+            inner = _open(runtime, model, providers, threads, precision_option(model))
         except Exception as error:
             if _SHARED_WEIGHT not in str(error):
                 raise
-            inner = _open(runtime, model, providers, threads, exact=False)
+            inner = _open(runtime, model, providers, threads, "0")
     except Exception as error:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL, f"ONNX Runtime cannot load {model.name}: {error}"
@@ -172,18 +174,13 @@ def load_onnx(model: Path, providers: Providers, threads: int) -> Any:
     return inner
 
 
-def _open(runtime: Any, model: Path, providers: Providers, threads: int, *, exact: bool) -> Any:
-    """Return ONNX Runtime's session; `exact` selects INT8 kernels that do not saturate.
-
-    Without VNNI the fast INT8 kernels of x86 add pairs of products in 16 bits and saturate, which
-    can spoil the whole output. The exact kernels are slower; on a CPU with VNNI nothing changes.
-    """
+def _open(runtime: Any, model: Path, providers: Providers, threads: int, precision: str) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     # Spinning threads would burn the cores that the event loop and other workers need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.x64quantprecision", "1" if exact else "0")
+    options.add_session_config_entry(INT8_PRECISION, precision)
     options.log_severity_level = 4  # errors are raised, too, and some are handled
     return runtime.InferenceSession(str(model), options, providers=list(providers))
 

@@ -41,7 +41,7 @@ def make_report(
         metric=loaded,
         source_score=source_score,
         judged=choose(variants, goals),
-        conditions=Conditions("A Processor 9000", 8, 1, "onnx=1.23.2 torch=2.13.0", vnni=True),
+        conditions=Conditions("A Processor 9000", 8, 1, "onnx=1.23.2 torch=2.13.0", fast_int8=True),
     )
 
 

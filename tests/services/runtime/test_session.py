@@ -1,16 +1,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from bundle.verify import VerifiedBundle
-from services.runtime import session
+from services.runtime import int8_kernels, session
 from services.runtime.session import open_session
 from services.runtime.tensorrt import provider as tensorrt_provider
 from services.runtime.tensorrt.provider import Providers
@@ -130,27 +132,60 @@ def test_session__provider_without_graphs__sets_no_run_options(
     assert opened.run({"x": np.zeros((1, 4), np.float32)})["y"].shape[0] == 1
 
 
-def test_int8__weights_and_inputs_at_their_limits__do_not_saturate(tmp_path: Path) -> None:
-    """Without VNNI the fast kernels of x86 would clip the sum of two products to 32767.
+@pytest.mark.parametrize("rows", [1, 4, 64])
+def test_int8__weights_and_inputs_at_their_limits__do_not_saturate(
+    tmp_path: Path, rows: int
+) -> None:
+    """The fast kernels of x86 without VNNI would clip the sum of two products to 32767."""
+    weights = np.full((64, 8), 127, np.int8)
+    inputs = np.full((rows, 64), 255, np.uint8)
+    found = open_session(_product(tmp_path, weights)).run({"x": inputs})["y"]
+    np.testing.assert_array_equal(found, inputs.astype(np.int32) @ weights.astype(np.int32))
 
-    A CPU with VNNI adds in 32 bits in any case, so there only the session's option can be wrong.
-    """
-    rows, columns = 4, 64
-    nodes = [helper.make_node("MatMulInteger", ["x", "w"], ["y"])]
-    weights = np.full((columns, 8), 127, np.int8)
+
+def test_int8__fast_kernels_are_exact_here__are_used(tmp_path: Path) -> None:
+    """The probe says what the fast kernels answer on this processor, and the option follows it."""
+    weights = np.full((64, 8), 127, np.int8)
+    inputs = np.full((4, 64), 255, np.uint8)
+    model = _product(tmp_path, weights)
+    runtime: Any = onnxruntime
+    options = runtime.SessionOptions()
+    options.add_session_config_entry(int8_kernels.OPTION, "0")
+    fast = runtime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    exact = np.array_equal(
+        fast.run(None, {"x": inputs})[0], inputs.astype(np.int32) @ weights.astype(np.int32)
+    )
+    assert int8_kernels.fast_kernels_are_exact() == exact
+    opened = session.load_onnx(model, [("CPUExecutionProvider", {})], 1).get_session_options()
+    assert opened.get_session_config_entry(int8_kernels.OPTION) == ("0" if exact else "1")
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(True, "0"), (False, "1")])
+def test_int8__option__follows_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exact: bool, expected: str
+) -> None:
+    monkeypatch.setattr(int8_kernels, "fast_kernels_are_exact", lambda: exact)
+    assert int8_kernels.precision_option(_product(tmp_path, np.ones((4, 2), np.int8))) == expected
+
+
+def test_int8__graph_without_int8__is_not_probed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8_kernels, "fast_kernels_are_exact", lambda: pytest.fail("probed"))
+    assert int8_kernels.precision_option(scaling(tmp_path / "model.onnx", ("rows", 3))) == "0"
+
+
+def _product(directory: Path, weights: np.ndarray) -> Path:
+    """Write a graph that multiplies 8-bit integers with `weights`."""
+    inputs, outputs = weights.shape
     graph = helper.make_graph(
-        nodes,
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
         "limits",
-        [helper.make_tensor_value_info("x", TensorProto.UINT8, [rows, columns])],
-        [helper.make_tensor_value_info("y", TensorProto.INT32, [rows, 8])],
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, ["rows", inputs])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, ["rows", outputs])],
         [numpy_helper.from_array(weights, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     model.ir_version = 10
-    onnx.save(model, str(tmp_path / "model.onnx"))
-    inputs = np.full((rows, columns), 255, np.uint8)
-    found = open_session(tmp_path / "model.onnx").run({"x": inputs})["y"]
-    np.testing.assert_array_equal(found, inputs.astype(np.int32) @ weights.astype(np.int32))
-    opened = session.load_onnx(tmp_path / "model.onnx", [("CPUExecutionProvider", {})], 1)
-    options = opened.get_session_options()
-    assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    onnx.save(model, str(directory / "model.onnx"))
+    return directory / "model.onnx"
