@@ -16,12 +16,12 @@ from optimize.recipes.quantize.search import build
 
 @dataclass(frozen=True, slots=True)
 class Int8Static:
-    """Scales from calibration, for nearly all operators; fast for convolutions."""
+    """Scales from calibration, for convolutions, products and what is between them."""
 
     name: str = "int8-static"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 2
+    version: int = 3
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -66,7 +66,7 @@ class Int4:
     name: str = "int4"
     precision: Precision = "int4"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 4
+    version: int = 5
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

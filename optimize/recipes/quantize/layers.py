@@ -2,19 +2,20 @@
 
 A layer is a node with constant weights and the operators behind it up to the next such node. It
 is quantized or left in float as a whole, so a search has as many steps as the model has weights.
+A node that belongs to no layer stays in float.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from optimize.recipes.base import NotApplicableError
-from optimize.recipes.graphs import constants_to_weights, raise_opset
+from optimize.recipes.graphs import constants_to_weights, graphs, raise_opset, subgraphs
 
 # The first opset with per-channel DequantizeLinear.
 _OPSET = 13
@@ -28,6 +29,10 @@ _WEIGHTS = {
     "LSTM": 1,
     "MatMul": 1,
 }
+
+# Operators whose inputs are all values; of the others only the first one is, or those named.
+_ALL_VALUES = {"Add", "Concat", "MatMul", "Max", "Min", "Mul", "Sub", "Sum"}
+_VALUES = {"Where": slice(1, 3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +70,24 @@ def find_layers(
     weighted: Collection[str],
     others: Collection[str] = (),
     *,
+    floats: Collection[str] = (),
     min_share: float = 0.0,
 ) -> tuple[Layer, ...]:
     """Return the layers of the graph, in its order, NotApplicableError if there is none.
 
-    `weighted` are the operators that begin a layer, `others` those that can be in one; nodes in
-    subgraphs stay in float. NotApplicableError also if the layers have less than `min_share` of
-    the graph's weights: the variant would be the fp32 graph again.
+    `weighted` are the operators that begin a layer, `others` the names of nodes that can be in one;
+    the nodes of `floats` and those in subgraphs stay in float. NotApplicableError also if the
+    layers have less than `min_share` of the graph's weights: the variant would be the fp32 graph
+    again.
     """
-    from onnx import TensorProto
-
-    weights = {
-        tensor.name: math.prod(tensor.dims)
-        for tensor in graph.initializer
-        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) >= 2 and 0 not in tensor.dims
-    }
+    weights = _matrices(graph)
     found: list[tuple[Any, list[str]]] = []
     for node in graph.node:
-        if node.domain not in {"", "ai.onnx"}:
+        if node.name in floats:
             continue
-        position = _WEIGHTS[node.op_type] if node.op_type in weighted else None
-        if position is not None and node.input[position] in weights:
+        if _begins_layer(node, weighted, weights):
             found.append((node, [node.name]))
-        elif node.op_type in others and found:
+        elif node.name in others and found:
             found[-1][1].append(node.name)
     # A table alone would make a smaller file and no faster model.
     if all(node.op_type == "Gather" for node, _ in found):
@@ -99,6 +99,87 @@ def find_layers(
             f"{_listed(weighted)} nodes have {share:.1%} of the weights (at least {min_share:.0%})"
         )
     return tuple(Layer(node.name, node.op_type, tuple(names)) for node, names in found)
+
+
+def integer_nodes(
+    graph: Any, weighted: Collection[str], operators: Collection[str], floats: Collection[str]
+) -> frozenset[str]:
+    """Return the names of the nodes between layers that can run in integers without a conversion.
+
+    They are of `operators`, all values they read come from nodes in integers, and all that read
+    theirs run in integers. An operator beside one in float would only be rounded to 8 bits: the
+    squares and sums of a decomposed LayerNorm or GELU lose what matters. A product of two
+    activations runs in integers whatever is beside it. The nodes of `floats` are in float.
+    """
+    weights = _matrices(graph)
+    constants = {tensor.name for tensor in graph.initializer}
+    nodes = [node for node in graph.node if node.name not in floats and _is_standard(node)]
+    heads = {node.name for node in nodes if _begins_layer(node, weighted, weights)}
+    products = {node.name for node in nodes if node.op_type == "MatMul"} - heads
+    between = {
+        node.name: node
+        for node in nodes
+        if node.op_type in operators and node.name not in heads | products
+    }
+    made = {name: node.name for node in graph.node for name in node.output}
+    readers: dict[str, list[str]] = {output.name: [""] for output in graph.output}
+    for node in graph.node:
+        for name in (*node.input, *_captured(node)):
+            readers.setdefault(name, []).append(node.name)
+    changed = True
+    while changed:
+        integers = heads | products | between.keys()
+        kept = {
+            name: node
+            for name, node in between.items()
+            if all(made.get(value) in integers for value in _values(node) if value not in constants)
+            and all(
+                reader in integers for value in node.output for reader in readers.get(value, ())
+            )
+        }
+        changed, between = len(kept) < len(between), kept
+    return frozenset(products | between.keys())
+
+
+def _values(node: Any) -> Sequence[str]:
+    """Return the inputs of a node that are values, not shapes, indices or limits."""
+    if node.op_type in _ALL_VALUES:
+        return list(node.input)
+    return list(node.input)[_VALUES.get(node.op_type, slice(1))]
+
+
+def _captured(node: Any) -> set[str]:
+    """Return the names that the subgraphs of a node read."""
+    return {
+        name
+        for inner in subgraphs(node)
+        for part in graphs(inner)
+        for each in part.node
+        for name in each.input
+    }
+
+
+def _begins_layer(node: Any, weighted: Collection[str], weights: Collection[str]) -> bool:
+    return (
+        _is_standard(node)
+        and node.op_type in weighted
+        and node.input[_WEIGHTS[node.op_type]] in weights
+    )
+
+
+def _is_standard(node: Any) -> bool:
+    return node.domain in {"", "ai.onnx"}
+
+
+def _matrices(graph: Any) -> dict[str, int]:
+    """Return the float weights of two or more dimensions, with their sizes."""
+    from onnx import TensorProto
+
+    return {
+        tensor.name: math.prod(tensor.dims)
+        for tensor in graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) >= 2 and 0 not in tensor.dims
+    }
 
 
 def _listed(operators: Collection[str]) -> str:

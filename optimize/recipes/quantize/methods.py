@@ -6,7 +6,6 @@ Each writes the graph of a model with any of its layers left in float.
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,8 +17,8 @@ import numpy as np
 
 from optimize.data import Rows
 from optimize.recipes.base import MAX_INLINE_BYTES, save_graph
-from optimize.recipes.graphs import drop_unused_weights, raise_opset
-from optimize.recipes.quantize.layers import Layer, find_layers, read_graph
+from optimize.recipes.graphs import raise_opset
+from optimize.recipes.quantize.layers import Layer, find_layers, integer_nodes, read_graph
 from registry.quiet import quiet
 from services.runtime.scorer import split_rows
 
@@ -116,10 +115,11 @@ def dynamic_method(source: Path, *, per_channel: bool) -> Dynamic:
 class Static:
     """Q/DQ pairs with ranges from calibration.
 
-    For the CPU nearly all operators are quantized, with unsigned activations, but for outputs of
-    the model that a matrix product makes: its kernel writes floats as fast. For TensorRT
-    the inputs of convolutions and matrix products are, symmetrically; outputs and biases stay
-    in float, so that it can fuse what follows.
+    For the CPU convolutions, products and the operators between them are quantized, with unsigned
+    activations. For TensorRT the inputs of convolutions and matrix products are, symmetrically;
+    outputs of convolutions and biases stay in float, so that it can fuse what follows. Outputs of
+    products stay in float unless a quantized operator reads them: their kernels write floats as
+    fast.
     """
 
     source: Path
@@ -140,8 +140,11 @@ class Static:
     def write(self, kept: Collection[str], directory: Path) -> None:
         library = _library()
         model = read_graph(self.source)
-        excluded = {*_nodes(self.layers, kept), *_unbounded(model.graph, self.ranges)}
-        options: dict[str, Any] = {"QDQOpTypePerChannelSupportToAxis": {"MatMul": 1}}
+        excluded = {node.name for node in model.graph.node} - _quantized(self.layers, kept)
+        options: dict[str, Any] = {
+            "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
+            "OpTypesToExcludeOutputQuantization": list(_PLAIN),
+        }
         if self.tensorrt:
             options |= {
                 "ActivationSymmetric": True,
@@ -166,8 +169,6 @@ class Static:
                 options,
             )
             quantizer.quantize_model()
-        if not self.tensorrt:
-            _leave_outputs(quantizer.model.model.graph)
         _save(quantizer.model, directory)
 
 
@@ -181,15 +182,22 @@ def static_methods(
     """
     operators = _operators(tensorrt=tensorrt)
     weighted = _CALIBRATED if tensorrt else ("ConvTranspose", *_TABLES, *_CALIBRATED)
-    layers = find_layers(
-        read_graph(source).graph, weighted, () if tensorrt else set(operators) - set(weighted)
-    )
-    ranges: dict[Calibrator, Any] = {}
+    graph = read_graph(source).graph
+    find_layers(graph, weighted)  # before the calibration, which takes its time
+    ranges: dict[Calibrator, Any] = {
+        "minmax": _calibrate(source, rows, directory, operators, "minmax")
+    }
+    unbounded = _unbounded(ranges["minmax"])
+    floats = {node.name for node in graph.node if unbounded & {*node.input, *node.output}}
+    others = () if tensorrt else integer_nodes(graph, weighted, operators, floats)
+    layers = find_layers(graph, weighted, others, floats=floats)
     forms: tuple[bool, ...] = (True,) if tensorrt else (False, True)
     calibrators: tuple[Calibrator, ...] = ("minmax", "percentile")
     for per_channel, calibrator in product(forms, calibrators):
         if calibrator not in ranges:
-            ranges[calibrator] = _calibrate(source, rows, directory, operators, calibrator)
+            ranges[calibrator] = _calibrate(
+                source, rows, directory, operators, calibrator, leave=unbounded
+            )
         yield Static(source, tensorrt, per_channel, calibrator, layers, ranges[calibrator])
 
 
@@ -201,9 +209,18 @@ def _operators(*, tensorrt: bool) -> tuple[str, ...]:
 
 
 def _calibrate(
-    source: Path, rows: Rows, directory: Path, operators: Collection[str], calibrator: Calibrator
+    source: Path,
+    rows: Rows,
+    directory: Path,
+    operators: Collection[str],
+    calibrator: Calibrator,
+    *,
+    leave: Collection[str] = (),
 ) -> Any:
-    """Return the range of each activation; memory is bounded by the activations of one batch."""
+    """Return the range of each activation but those named in `leave`.
+
+    Memory is bounded by the activations of one batch.
+    """
     library = _library()
     percentile = calibrator == "percentile"
     methods = library.CalibrationMethod
@@ -221,6 +238,8 @@ def _calibrate(
             use_external_data_format=external,
             extra_options=options,
         )
+        if leave:
+            found.tensors_to_calibrate = set(found.tensors_to_calibrate) - set(leave)
         for batch in split_rows(rows.inputs, BATCH):
             found.collect_data(_OneBatch(batch))
         return found.compute_data()
@@ -237,35 +256,13 @@ class _OneBatch:
         return batch
 
 
-def _leave_outputs(graph: Any) -> None:
-    """Remove the Q/DQ pair between a matrix product and an output of the model.
-
-    256 values are few for a forecast, and the pair saves no time.
-    """
-    made = {name: node for node in graph.node for name in node.output}
-    readers = Counter(name for node in graph.node for name in node.input)
-    for output in graph.output:
-        dequantize = made.get(output.name)
-        if dequantize is None or dequantize.op_type != "DequantizeLinear" or readers[output.name]:
-            continue
-        quantize = made.get(dequantize.input[0])
-        product = None if quantize is None else made.get(quantize.input[0])
-        if product is None or product.op_type not in _PLAIN or readers[product.output[0]] > 1:
-            continue
-        product.output[0] = output.name
-        graph.node.remove(quantize)
-        graph.node.remove(dequantize)
-    drop_unused_weights(graph)
-
-
-def _unbounded(graph: Any, ranges: Any) -> set[str]:
-    """Return the nodes with an activation whose range is not finite, or stands for infinity."""
-    beyond = {
+def _unbounded(ranges: Any) -> frozenset[str]:
+    """Return the activations whose range is not finite, or stands for infinity, as in masks."""
+    return frozenset(
         name
         for name, each in ranges.items()
         if not (np.abs(np.asarray(each.range_value, np.float64)) < _INFINITE).all()
-    }
-    return {node.name for node in graph.node if beyond & {*node.input, *node.output}}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +285,9 @@ class WeightsOnly:
 
     def write(self, kept: Collection[str], directory: Path) -> None:
         formats = _library().QuantFormat
-        model = read_graph(self.source, products=True)
-        if self.tensorrt:
-            model = raise_opset(model, _INT4_OPSET)
-            model.ir_version = max(model.ir_version, _INT4_IR_VERSION)
+        # The library would write this opset's number into the graph and convert no operator.
+        model = raise_opset(read_graph(self.source, products=True), _INT4_OPSET)
+        model.ir_version = max(model.ir_version, _INT4_IR_VERSION)
         with quiet():
             quantizer = _library("matmul_nbits_quantizer").MatMulNBitsQuantizer(
                 model,
@@ -316,6 +312,10 @@ def weights_method(source: Path, *, tensorrt: bool) -> WeightsOnly:
 
 def _nodes(layers: Collection[Layer], kept: Collection[str]) -> list[str]:
     return [name for layer in layers if layer.name in kept for name in layer.nodes]
+
+
+def _quantized(layers: Collection[Layer], kept: Collection[str]) -> set[str]:
+    return {name for layer in layers if layer.name not in kept for name in layer.nodes}
 
 
 def _library(module: str = "") -> Any:

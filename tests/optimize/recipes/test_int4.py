@@ -74,6 +74,29 @@ def test_int4_trt__graph__has_the_opset_it_needs_and_no_zero_points(tmp_path: Pa
 
 
 @pytest.mark.parametrize("recipe", BOTH, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("opset", [11, 13, 17])
+def test_int4__an_old_opset__is_converted(tmp_path: Path, recipe: Recipe, opset: int) -> None:
+    """Until opset 17 the axes of ReduceMean are an attribute, which a later one rejects."""
+    source = products(tmp_path)
+    model = onnx.load(str(source))
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMean", ["h"], ["mean"], axes=[1], keepdims=1),
+            helper.make_node("Sub", ["h", "mean"], ["centred"]),
+            helper.make_node("MatMul", ["centred", "second"], ["y"], name="centred_product"),
+        ]
+    )
+    del model.graph.node[1]
+    model.opset_import[0].version = opset
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(source))
+    out = built(recipe, source, ANY)
+    onnx.checker.check_model(onnx.load(str(out / "model.onnx")), full_check=True)
+    want, have = answers(tmp_path, X)["y"], answers(out, X)["y"]
+    assert 0.01 < np.linalg.norm(want - have) / np.linalg.norm(want) < 0.2
+
+
+@pytest.mark.parametrize("recipe", BOTH, ids=lambda recipe: recipe.name)
 def test_int4__costly_layers__stay_in_float(tmp_path: Path, recipe: Recipe) -> None:
     source = products(tmp_path, hard=True)
     out = tmp_path / "out"

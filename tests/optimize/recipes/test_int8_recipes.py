@@ -259,6 +259,59 @@ def test_int8_static__an_activation_that_stands_for_infinity__stays_in_float(
     assert distance(source, directory, token_rows()) < 0.1
 
 
+def test_int8_static__a_mask_and_an_outlier__percentiles_skip_the_mask(tmp_path: Path) -> None:
+    """The library cannot make a histogram of a range that spans all of float32."""
+    random = np.random.default_rng(7)
+    arrays = {
+        "w": random.normal(size=(16, 16)).astype(np.float32),
+        "low": np.array(-3.4e38, np.float32),
+        "zero": np.zeros(1, np.float32),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="product"),
+        helper.make_node("Greater", ["m", "zero"], ["positive"], name="compare"),
+        helper.make_node("Where", ["positive", "m", "low"], ["masked"], name="mask"),
+        helper.make_node("Softmax", ["masked"], ["y"], name="softmax"),
+    ]
+    shapes: tuple[list[Any], list[Any]] = (["batch", "tokens", 16], ["batch", "tokens", 16])
+    source = save_net(tmp_path / "net", nodes, arrays, shapes)
+    rows, judged = token_rows(300), token_rows(300)
+    rows.inputs["x"][0, 0, 0] = 3000.0
+    bench = workbench(source, judged, limit=0.1)
+    bench = Workbench(rows, bench.quality, bench.store, bench.step)
+    details = Int8Static().build(source, out(tmp_path), bench)
+    assert details.settings["calibrator"] == "percentile"
+    assert distance(source, tmp_path / "out", judged) < 0.1
+
+
+def test_int8_static__a_decomposed_normalization__stays_in_float(tmp_path: Path) -> None:
+    random = np.random.default_rng(8)
+    arrays = {
+        "w1": random.normal(0, 0.25, (16, 16)).astype(np.float32),
+        "w2": random.normal(0, 0.25, (16, 16)).astype(np.float32),
+        "tiny": np.array(1e-6, np.float32),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"], name="first"),
+        helper.make_node("Add", ["a", "x"], ["b"], name="residual"),
+        helper.make_node("Mul", ["b", "b"], ["squares"], name="square"),
+        helper.make_node("Mul", ["squares", "squares"], ["fourth"], name="fourth_power"),
+        helper.make_node("GlobalLpPool", ["fourth"], ["size"], p=1, name="sum"),
+        helper.make_node("Add", ["size", "tiny"], ["c"], name="shift"),
+        helper.make_node("Sqrt", ["c"], ["d"], name="root"),
+        helper.make_node("Div", ["b", "d"], ["e"], name="divide"),
+        helper.make_node("MatMul", ["e", "w2"], ["y"], name="second"),
+    ]
+    shapes: tuple[list[Any], list[Any]] = (["batch", "tokens", 16], ["batch", "tokens", 16])
+    source = save_net(tmp_path / "net", nodes, arrays, shapes)
+    directory = out(tmp_path)
+    details = Int8Static().build(source, directory, workbench(source, token_rows()))
+    assert details.settings["layers left in float"] == "0"
+    assert reads(directory, "square") == ["b", "b"]
+    assert reads(directory, "divide") == ["b", "d"]
+    assert reads(directory, "second")[0].endswith("DequantizeLinear_Output")
+
+
 def test_int8__a_killed_search__resumes_with_its_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

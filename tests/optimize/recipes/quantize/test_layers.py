@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from optimize.recipes.base import NotApplicableError
-from optimize.recipes.quantize.layers import Layer, find_layers, read_graph
+from optimize.recipes.quantize.layers import Layer, find_layers, integer_nodes, read_graph
 from tests.optimize.recipes.quantize.nets import save_net
 
 W = np.ones((4, 4), np.float32)
@@ -41,10 +41,78 @@ def test_find_layers__operators_behind_a_product__belong_to_its_layer(tmp_path: 
         helper.make_node("Neg", ["b"], ["c"], name="neg"),
         product("c", "w", name="two", operator="Gemm"),
     ]
-    assert layers(tmp_path, nodes, ("Relu",)) == (
+    assert layers(tmp_path, nodes, ("before", "relu")) == (
         Layer("one", "MatMul", ("one", "relu")),
         Layer("two", "Gemm", ("two",)),
     )
+
+
+OPERATORS = ("Add", "Mul", "Relu", "Reshape", "Softmax", "Where")
+
+
+def between(tmp_path: Path, nodes: list[Any], floats: tuple[str, ...] = ()) -> set[str]:
+    graph = read_graph(save(tmp_path, nodes)).graph
+    return set(integer_nodes(graph, PRODUCTS, OPERATORS, floats))
+
+
+def test_integer_nodes__operators_between_products__run_in_integers(tmp_path: Path) -> None:
+    nodes = [
+        product("x", "w", made="a", name="one"),
+        helper.make_node("Add", ["a", "bias"], ["b"], name="bias_add"),
+        helper.make_node("Relu", ["b"], ["c"], name="relu"),
+        helper.make_node("Add", ["c", "a"], ["d"], name="residual"),
+        product("d", "w", name="two"),
+    ]
+    assert between(tmp_path, nodes) == {"bias_add", "relu", "residual"}
+    assert between(tmp_path, nodes, floats=("relu",)) == set()
+
+
+def test_integer_nodes__squares_and_sums_of_a_normalization__stay_in_float(tmp_path: Path) -> None:
+    nodes = [
+        product("x", "w", made="a", name="one"),
+        helper.make_node("Add", ["a", "bias"], ["b"], name="residual"),
+        helper.make_node("ReduceMean", ["b"], ["mean"], name="mean"),
+        helper.make_node("Sub", ["b", "mean"], ["centred"], name="centre"),
+        helper.make_node("Mul", ["centred", "centred"], ["squares"], name="square"),
+        helper.make_node("ReduceMean", ["squares"], ["variance"], name="variance"),
+        helper.make_node("Sqrt", ["variance"], ["deviation"], name="root"),
+        helper.make_node("Div", ["centred", "deviation"], ["normal"], name="divide"),
+        helper.make_node("Mul", ["normal", "bias"], ["scaled"], name="scale"),
+        product("scaled", "w", name="two"),
+    ]
+    assert between(tmp_path, nodes) == set()
+
+
+def test_integer_nodes__product_of_two_activations__runs_in_integers(tmp_path: Path) -> None:
+    nodes = [
+        product("x", "w", made="keys", name="one"),
+        helper.make_node("Transpose", ["x"], ["turned"], name="turn"),
+        product("keys", "turned", made="scores", name="attention"),
+        helper.make_node("Exp", ["scores"], ["y"], name="exp"),
+    ]
+    assert between(tmp_path, nodes) == {"attention"}
+
+
+def test_integer_nodes__read_by_a_branch__stay_in_float(tmp_path: Path) -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Exp", ["b"], ["branch_y"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("branch_y", TensorProto.FLOAT, None)],
+    )
+    nodes = [
+        product("x", "w", made="a", name="one"),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        product("b", "w", made="c", name="two"),
+        helper.make_node("ReduceMax", ["c"], ["top"], keepdims=0, name="top"),
+        helper.make_node("Greater", ["top", "one"], ["is_large"], name="compare"),
+        helper.make_node(
+            "If", ["is_large"], ["y"], then_branch=branch, else_branch=branch, name="if"
+        ),
+    ]
+    constants = {"w": W, "one": np.array(1, np.float32)}
+    source = save_net(tmp_path, nodes, constants, (["n", 4], ["n", 4]))
+    assert integer_nodes(read_graph(source).graph, PRODUCTS, OPERATORS, ()) == frozenset()
 
 
 def test_find_layers__products_without_a_constant_matrix__are_rejected(tmp_path: Path) -> None:
