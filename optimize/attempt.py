@@ -54,7 +54,7 @@ from registry.names import printable
 from registry.quiet import first_line
 
 # To be raised when the same graph would be judged or timed differently.
-MEASURE_VERSION = 5
+MEASURE_VERSION = 6
 LATENCY_VERSION = 1
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})

@@ -54,9 +54,15 @@ class Baseline:
     @cached_property
     def score(self) -> float | None:
         """The source model's own score; INVALID_INPUT if the metric does not fit its outputs."""
-        if self.metric is None or self.rows.labels is None:
+        labels = self.labels
+        if self.metric is None or labels is None:
             return None
-        return self.metric.score(self.outputs, self.rows.labels)
+        return self.metric.score(self.outputs, labels)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """What the metric takes as labels of the rows; None without a metric or labels."""
+        return None if self.metric is None else self.metric.labels_of(self.rows)
 
 
 def measure_variant(
@@ -70,8 +76,8 @@ def measure_variant(
     session = open_session(directory / MODEL_NAME, device.provider, batching=batching)
     outputs, contaminated, independent = _answers(session, baseline)
     parity, score = compare(baseline.outputs, outputs), None
-    if baseline.metric is not None and baseline.rows.labels is not None:
-        score = compare_metric(baseline.metric, baseline.outputs, outputs, baseline.rows.labels)
+    if baseline.metric is not None and baseline.labels is not None:
+        score = compare_metric(baseline.metric, baseline.outputs, outputs, baseline.labels)
     return Measured(
         rows=baseline.rows.count,
         opset=opset,
@@ -175,7 +181,7 @@ class QualityMeter:
         return run_rows(open_session(model).run, self.rows, self.max_rows)
 
     def _score(self, outputs: Tensors) -> MetricResult | None:
-        labels = self.rows.labels
+        labels = None if self.metric is None else self.metric.labels_of(self.rows)
         if self.metric is None or labels is None:
             return None
         index = np.arange(max(self.rows.count, self.judging_rows)) % self.rows.count

@@ -116,7 +116,7 @@ def prepare(source: SourceModel, data: str | Path, options: OptimizeOptions) -> 
 def _metric(name: str | None, rows: Rows) -> Metric | None:
     if name is None and rows.labels is None:
         return None
-    metric = load_metric(name or DEFAULT_METRIC)
+    metric = load_metric(name or DEFAULT_METRIC, labelled=rows.labels is not None)
     require_labels(rows, metric)
     return metric
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bundle.output_kinds import OutputKind, agreement, output_kind
+from bundle.output_kinds import OutputKind, agreement, output_kind, same_steps
 from optimize.data import Tensors
 
 
@@ -21,7 +21,8 @@ class OutputParity:
     """Distances of one output over all rows.
 
     `relative_l2` is the norm of the difference over the norm of the reference;
-    `agreement` the share of rows that agree, None for outputs that are compared by distance only.
+    `agreement` the share of rows that agree, None for outputs that are compared by distance only;
+    `step_agreement` the share of steps that do, of sequences.
     """
 
     kind: OutputKind
@@ -29,6 +30,7 @@ class OutputParity:
     relative_l2: float
     centred_cosine: float
     agreement: float | None
+    step_agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ def _compare(name: str, reference: np.ndarray, outputs: Tensors) -> OutputParity
     kind = output_kind(name, reference)
     agreeing = agreement(kind, reference, found)
     share = None if agreeing is None else float(agreeing.mean())
+    steps = None
+    if kind is OutputKind.CLASS_SEQUENCES:
+        steps = float(same_steps(reference, found).mean())
     if reference.dtype.kind not in "fiub":
         return OutputParity(kind, 0.0, 0.0, 1.0, share)
     first, second = reference.astype(np.float64), found.astype(np.float64)
@@ -114,6 +119,7 @@ def _compare(name: str, reference: np.ndarray, outputs: Tensors) -> OutputParity
         relative_l2=_relative_l2(first, second),
         centred_cosine=centred_cosine(first, second),
         agreement=share,
+        step_agreement=steps,
     )
 
 

@@ -54,7 +54,8 @@ class Metric:
     outputs)` is the part of the decision margin that the change of the outputs used up,
     from 0 to 1, or None if the metric has no decisions. `code` is the hex sha256 of
     the file that a user's function is in. `judges_all` says that the metric gets all outputs; the
-    others judge the first one.
+    others judge the first one. `against_source` says that the source model's answers take the
+    place of labels.
     """
 
     name: str
@@ -65,6 +66,11 @@ class Metric:
     max_resamples: int | None = None
     code: str | None = None
     judges_all: bool = False
+    against_source: bool = False
+
+    def labels_of(self, rows: Rows) -> np.ndarray | None:
+        """Return what `statistic` takes as labels of `rows`; None if it needs some and has none."""
+        return np.zeros(rows.count, np.int64) if self.against_source else rows.labels
 
     def score(self, outputs: Tensors, labels: np.ndarray) -> float:
         """Return the metric of all rows; INVALID_INPUT if it does not apply to such outputs."""
@@ -85,16 +91,17 @@ class MetricResult:
     higher_is_better: bool = True
 
 
-def load_metric(text: str) -> Metric:
+def load_metric(text: str, *, labelled: bool = True) -> Metric:
     """Load the metric that `text` names: one of METRICS, or `module:function`.
 
     A function takes the outputs by name and the labels and returns a number, higher is
-    better unless it has an attribute `higher_is_better = False`.
+    better unless it has an attribute `higher_is_better = False`. Where the rows are not
+    `labelled` it takes the source model's outputs by name in place of the labels.
     """
     if text in METRICS:
         return METRICS[text]
     if is_function_name(text):
-        return _custom(text, load_function(text))
+        return _custom(text, load_function(text), against_source=not labelled)
     near = suggestion(text, METRICS, "metrics")
     raise MlctlError(
         ErrorCode.INVALID_INPUT,
@@ -105,12 +112,13 @@ def load_metric(text: str) -> Metric:
 
 def require_labels(rows: Rows, metric: Metric) -> np.ndarray:
     """Return the labels of `rows`; INVALID_INPUT if `metric` cannot judge by them."""
-    labels = rows.labels
+    labels = metric.labels_of(rows)
     if labels is None:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"metric {metric.name} needs labels, the data has none",
-            "Add an array `labels`, or leave --metric out: variants are then judged by parity.",
+            "Add an array `labels`, leave --metric out, so that variants are judged by parity, or "
+            "give your own function as module:function: it gets the source model's answers.",
         )
     if metric.labels is not LabelKind.CLASSES:
         return labels
@@ -183,18 +191,19 @@ def _no_decisions(reference: Tensors, outputs: Tensors) -> float:
     return 0.0
 
 
-def _custom(text: str, function: Callable[..., Any]) -> Metric:
+def _custom(text: str, function: Callable[..., Any], *, against_source: bool) -> Metric:
     """Return a metric that calls the user's function on the resampled rows."""
 
     def statistic(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:
-        del reference
-
         def weighted(weights: np.ndarray) -> float:
             index = np.repeat(np.arange(len(labels)), weights.astype(np.int64))
             taken = {name: array[index] for name, array in outputs.items()}
             resampled = "" if (weights == 1).all() else " on resampled rows (some more than once)"
+            wanted: Any = labels[index]
+            if against_source:
+                wanted = {name: array[index] for name, array in reference.items()}
             with user_code(f"metric {text!r}{resampled}"):
-                return _number(text, function(taken, labels[index]), resampled)
+                return _number(text, function(taken, wanted), resampled)
 
         return weighted
 
@@ -206,6 +215,7 @@ def _custom(text: str, function: Callable[..., Any]) -> Metric:
         max_resamples=CUSTOM_RESAMPLES,
         code=_code(function),
         judges_all=True,
+        against_source=against_source,
     )
 
 

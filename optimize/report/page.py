@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.output_kinds import OutputKind
 from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
 from optimize.charts.templates import chart_environment
 from optimize.choice import BASELINES, Judged, VariantVerdict
 from optimize.evidence import OptimizeReport
+from optimize.metrics.parity import Parity
 from optimize.metrics.scores import Metric
 from optimize.recipes.base import LayerCost
 from optimize.report.charts import pareto_chart, tradeoff
@@ -19,6 +21,7 @@ from optimize.variant import Measured
 SHOWN_LAYERS = 20
 _TEMPLATE = "report.html.j2"
 _NONE = "\N{EN DASH}"
+_AGAINST_SOURCE = " The rows have no labels: the source model's answers took their place."
 
 Cell = tuple[str, str]
 """A number, and in small print the range around it."""
@@ -213,10 +216,13 @@ def _accuracy(report: OptimizeReport, found: Measured) -> str:
     if found.score is None or report.metric is None:
         parity = found.parity
         agree = "" if parity.agreement is None else f"{parity.agreement:.2%} of rows agree, "
+        if (steps := _step_agreement(parity)) is not None:
+            agree += f"{steps:.2%} of single steps, "
         return (
             f"Against the source model on {rows}: {agree}centred cosine "
             f"{score(parity.centred_cosine)}, relative L2 {significant(parity.relative_l2)}. The "
             "rows have no labels, so this does not say how often either is right."
+            f"{_not_judged(parity)}"
         )
     drop = found.score.drop
     return (
@@ -224,6 +230,25 @@ def _accuracy(report: OptimizeReport, found: Measured) -> str:
         f"{score(found.score.reference)}. The {drop.level:.0%} interval of the "
         f"{_drop_name(report.metric)} ends at "
         f"{score(drop.high)} (limit {report.goals.accuracy_drop:.4g})."
+        + (_AGAINST_SOURCE if report.metric.against_source else "")
+    )
+
+
+def _step_agreement(parity: Parity) -> float | None:
+    steps = (each.step_agreement for each in parity.outputs.values())
+    return min((share for share in steps if share is not None), default=None)
+
+
+def _not_judged(parity: Parity) -> str:
+    """Return the sentence about outputs that are judged by distance only; empty without any."""
+    numbers = [name for name, each in parity.outputs.items() if each.kind is OutputKind.NUMBERS]
+    if not numbers:
+        return ""
+    listed = ", ".join(map(repr, numbers))
+    return (
+        f" Of {listed} the distance to the source model's numbers was judged, and not what is "
+        "decided by them, such as boxes found or the nearest neighbour: --metric MODULE:FUNCTION "
+        "judges that, without labels too."
     )
 
 

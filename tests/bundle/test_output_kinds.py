@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bundle.output_kinds import OutputKind, agreement, output_kind, same_top_class
+from bundle.output_kinds import OutputKind, agreement, output_kind, same_steps, same_top_class
 
 ROWS = 500
 RANDOM = np.random.default_rng(3)
@@ -20,6 +20,11 @@ def softmax(array: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
+def last_axis_softmax(array: np.ndarray) -> np.ndarray:
+    powers = np.exp(array)
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
 @pytest.mark.parametrize(
     ("name", "array", "kind"),
     [
@@ -33,6 +38,12 @@ def softmax(array: np.ndarray) -> np.ndarray:
         ("y", RANDOM.standard_normal((ROWS, 1)), OutputKind.NUMBERS),
         ("y", RANDOM.standard_normal(ROWS), OutputKind.NUMBERS),
         ("y", RANDOM.standard_normal((ROWS, 4, 8)), OutputKind.NUMBERS),
+        ("y", last_axis_softmax(RANDOM.random((ROWS, 5, 6))), OutputKind.CLASS_SEQUENCES),
+        ("y", np.log(last_axis_softmax(RANDOM.random((9, 5, 7)))), OutputKind.CLASS_SEQUENCES),
+        ("logits", RANDOM.standard_normal((9, 5, 7)), OutputKind.CLASS_SEQUENCES),
+        ("hidden_scores", RANDOM.standard_normal((9, 5, 7)), OutputKind.NUMBERS),
+        ("logits", RANDOM.standard_normal((9, 5, 1)), OutputKind.NUMBERS),
+        ("y", np.ones((9, 3, 4, 4)), OutputKind.NUMBERS),
         ("y", np.arange(ROWS), OutputKind.LABELS),
         ("y", np.array([b"cat", b"dog"], object), OutputKind.LABELS),
         ("y", np.ones((1, 5)), OutputKind.CLASS_SCORES),
@@ -49,6 +60,18 @@ def test_agreement__scores__is_the_same_top_class() -> None:
     found = agreement(OutputKind.CLASS_SCORES, scores, scores * [[0.1, 2.0]])
     assert found is not None
     assert found.tolist() == [False, True]
+
+
+def test_agreement__sequences__counts_rows_whose_steps_are_all_equal() -> None:
+    """A line of text is read wrongly if one of its letters is."""
+    reference = np.zeros((3, 4, 5))
+    reference[..., 2] = 1.0
+    found = reference.copy()
+    found[1, 3] = [2.0, 0.0, 0.0, 0.0, 0.0]
+    agreeing = agreement(OutputKind.CLASS_SEQUENCES, reference, found)
+    assert agreeing is not None
+    assert agreeing.tolist() == [True, False, True]
+    assert same_steps(reference, found).sum() == 11
 
 
 def test_agreement__equal_scores__any_of_their_classes_agrees() -> None:
