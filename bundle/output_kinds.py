@@ -82,9 +82,9 @@ def agreement(kind: OutputKind, reference: np.ndarray, found: np.ndarray) -> np.
 
 
 def same_steps(reference: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Return whether the top classes of two [rows, steps..., classes] are equal, bool [rows, steps].
+    """Return for each step whether its top class is the same, bool [rows, steps].
 
-    All dimensions between the first and the last one count as steps.
+    Both are scores [rows, steps..., classes]; all dimensions in the middle count as steps.
     """
     classes = reference.shape[-1]
     steps = same_top_class(reference.reshape(-1, classes), found.reshape(-1, classes))

@@ -165,6 +165,7 @@ class Attempt:
             "models": " ".join(f"{recipe}={name}" for recipe, name in sorted(models.items())),
             "provider": device.provider,
             "gpu": device.gpu,
+            "min_gain": self.goals.min_gain,
             **self.exported.baseline.batching_options.key,
             **find_conditions().key,
             "libraries": versions("onnxruntime", "onnxruntime-gpu"),
@@ -199,7 +200,9 @@ class Attempt:
         return replace(measured, importer=importer)
 
     def _time(self, variants: Sequence[Variant]) -> Timings:
-        return time_variants(variants, self.exported.baseline, self.device, self.clock)
+        return time_variants(
+            variants, self.exported.baseline, self.device, self.clock, self.goals.min_gain
+        )
 
     def _importer(self, model: Path) -> str | None:
         """Return what TensorRT's importer says; ValueError if it rejects the graph."""

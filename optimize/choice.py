@@ -1,10 +1,10 @@
 """The choice among the variants: pure, with a reason in words for each.
 
-Among those that meet the goals, the best by the preferred number wins. Variants that are
-not slower than the fastest by more than 5 %, with 99 % confidence, tie with it. So do variants
-that are at most 10 us slower for a single row and answer as many rows per second. Of a tie win, in
-this order, variants whose requests can be batched, files smaller by more than 10 MB, and the
-variant that costs the least accuracy.
+Of the variants that meet the goals the simplest wins: the baseline, else the one that costs the
+least accuracy. One that costs more takes its place only if it is faster by the smallest gain that
+counts (`Goals.min_gain`) with 99 % confidence, so that noise never chooses a lossy variant, and if
+it does not lose as much throughput. For a single row a gain of less than 10 us counts only if it is
+one in batches, too. With `Prefer.SIZE` the smallest file wins.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from optimize.variant import Measured, Variant
 
 BASELINES = ("fp32", "gen-fp32")
 # A request takes twice as long in the server beside the model.
-TIE_MS = 0.01
+SMALL_GAIN_MS = 0.01
 MEGABYTE = 1_000_000
-# 4 % of the memory of a server with one worker and a model of a few kB (255 MB).
-SAME_SIZE = 10 * MEGABYTE
 
 
 class VariantVerdict(StrEnum):
@@ -59,22 +57,18 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The winner, why it won, and all variants that tie with it by the preferred number.
-
-    Variants of up to `max_size` bytes count as equally large.
-    """
+    """The winner and why it won; `by_size` says that speed had no part in it."""
 
     winner: Variant
     why: str
-    tied: tuple[Variant, ...]
-    max_size: int
+    by_size: bool
 
 
 def choose(variants: Sequence[Variant], goals: Goals) -> tuple[Judged, ...]:
     """Judge every variant, in order, and choose at most one."""
     faults = {variant.recipe: _fault(variant, goals) for variant in variants}
     passing = [variant for variant in variants if faults[variant.recipe] is None]
-    choice = _best(passing, goals.prefer) if passing else None
+    choice = _best(passing, goals) if passing else None
     return tuple(
         _judge(variant, faults[variant.recipe], choice, passing, goals) for variant in variants
     )
@@ -92,51 +86,38 @@ def _judge(
     if fault is not None or choice is None:
         return Judged(variant, accurate, passed=False, chosen=False, reason=fault or "")
     if variant is choice.winner:
-        remarks = (_not_faster(variant, passing, goals.prefer), _unbatched(variant, passing))
-        reason = "; ".join([f"chosen: {choice.why}", *filter(None, remarks)])
+        remark = _not_faster(variant, passing) if goals.prefer is Prefer.SIZE else ""
+        reason = "; ".join(filter(None, (f"chosen: {choice.why}", remark)))
         return Judged(variant, accurate, passed=True, chosen=True, reason=reason)
-    if variant not in choice.tied:
-        won_by = f"wins by {goals.prefer.value}"
-    elif _size(variant) > choice.max_size:
-        won_by = f"wins by {Prefer.SIZE.value}"
-    elif _is_batched(choice.winner) and not _is_batched(variant):
-        won_by = "wins: it answers requests in batches"
-    else:
-        won_by = "wins: it costs less accuracy"
-        if _accuracy_cost(variant) == _accuracy_cost(choice.winner):
-            won_by = "is as accurate and not larger"
-    reason = f"passes, but {choice.winner.recipe} {won_by}"
+    lost = "wins by size" if choice.by_size else _why_lost(variant, choice.winner, goals)
+    reason = f"passes, but {choice.winner.recipe} {lost}"
     return Judged(variant, accurate, passed=True, chosen=False, reason=reason)
 
 
-def _not_faster(winner: Variant, passing: Sequence[Variant], prefer: Prefer) -> str:
+def _why_lost(variant: Variant, winner: Variant, goals: Goals) -> str:
+    ratio = time_ratio(_preferred(variant, goals.prefer), _preferred(winner, goals.prefer))
+    if ratio.low > 1 or _rank(variant) < _rank(winner):
+        return f"wins by {goals.prefer.value}"
+    if _loses_throughput(variant, winner, goals):
+        own, other = (_measured(each).rows_per_second for each in (variant, winner))
+        return f"answers {other:,.0f} rows/s at its best batch size, this one {own:,.0f}"
+    if _is_fast_enough(ratio, goals):
+        return f"is less than {1000 * SMALL_GAIN_MS:.0f} us slower, and costs less accuracy"
+    return (
+        f"costs less accuracy; at {_times(ratio)} of its time this one is not "
+        f"{goals.min_gain:.0%} faster beyond the noise"
+    )
+
+
+def _not_faster(winner: Variant, passing: Sequence[Variant]) -> str:
     """Return how the winner's time compares with the baseline's, unless it is clearly faster."""
     base = next((variant for variant in passing if variant.recipe in BASELINES), None)
     if base is None or base is winner or not (_latencies(base) and _latencies(winner)):
         return ""
-    ratio = time_ratio(_preferred(winner, prefer), _preferred(base, prefer))
+    ratio = time_ratio(_preferred(winner, Prefer.LATENCY), _preferred(base, Prefer.LATENCY))
     if ratio.high < 1 / (1 + TIE):
         return ""
     return f"it is not faster than {base.recipe} ({_times(ratio)} its time)"
-
-
-def _unbatched(winner: Variant, passing: Sequence[Variant]) -> str:
-    """Return what throughput a winner gives up that answers one row at a time, if any."""
-    if _is_batched(winner) or not (winner.measured and winner.measured.latency):
-        return ""
-    others = [each.measured for each in passing if each.measured and each.measured.latency]
-    quickest = max(others, key=lambda measured: measured.rows_per_second)
-    own = winner.measured.rows_per_second
-    if not quickest.row_independent or quickest.rows_per_second <= own * (1 + TIE):
-        return ""
-    return (
-        f"but it answers requests one row at a time, {own:,.0f} rows/s, where another variant "
-        f"reaches {quickest.rows_per_second:,.0f} in batches: --prefer throughput chooses by that"
-    )
-
-
-def _is_batched(variant: Variant) -> bool:
-    return variant.measured is not None and variant.measured.row_independent
 
 
 def _fault(variant: Variant, goals: Goals) -> str | None:
@@ -171,60 +152,76 @@ def _inaccuracies(measured: Measured, goals: Goals) -> Iterator[str]:
             yield fault
 
 
-def _best(passing: Sequence[Variant], prefer: Prefer) -> _Choice:
+def _best(passing: Sequence[Variant], goals: Goals) -> _Choice:
     """Return the winner and why; every variant of `passing` is measured."""
-    smallest = min(passing, key=lambda variant: (_size(variant), *_accuracy_cost(variant)))
-    if prefer is Prefer.SIZE:
-        return _Choice(smallest, "the smallest that passes", tuple(passing), _size(smallest))
+    smallest = min(passing, key=lambda variant: (_measured(variant).size_bytes, _rank(variant)))
+    if goals.prefer is Prefer.SIZE:
+        return _Choice(smallest, "the smallest that passes", by_size=True)
     if not all(_latencies(variant) for variant in passing):
         why = (
             "the smallest that passes; latency was not measured, because the target is "
             "not on this machine"
         )
-        return _Choice(smallest, why, tuple(passing), _size(smallest))
-    timed = [(variant, _preferred(variant, prefer)) for variant in passing]
-    fastest = min((latency for _, latency in timed), key=_row_ms)
-    quickest = next(variant for variant, latency in timed if latency is fastest)
-    tied = tuple(
-        variant
-        for variant, latency in timed
-        if time_ratio(latency, fastest).low <= 1 + TIE
-        or (prefer is Prefer.LATENCY and _as_good(variant, quickest))
-    )
-    batched = [variant for variant in tied if _is_batched(variant)] or tied
-    max_size = min(map(_size, batched)) + SAME_SIZE
-    small = [variant for variant in batched if _size(variant) <= max_size]
-    winner = min(small, key=lambda variant: (*_accuracy_cost(variant), _size(variant)))
-    goal = "lowest latency" if prefer is Prefer.LATENCY else "highest throughput"
-    if len(tied) == 1:
-        return _Choice(winner, f"the {goal} that passes", tied, max_size)
-    others = ", ".join(variant.recipe for variant in tied if variant is not winner)
-    settled = "it is the smallest" if len(small) == 1 else "it costs the least accuracy"
-    if len(batched) < len(tied):
-        settled += " of those whose requests can be batched"
-    limits = (
-        f"{TIE:.0%}, 10 us or the noise" if prefer is Prefer.LATENCY else f"{TIE:.0%} or the noise"
-    )
-    why = f"a tie: its {prefer.value} differs from {others} by less than {limits}; {settled}"
-    return _Choice(winner, why, tied, max_size)
+        return _Choice(smallest, why, by_size=True)
+    winner, *others = sorted(passing, key=_rank)
+    for variant in others:
+        if _replaces(variant, winner, goals):
+            winner = variant
+    best = min(passing, key=lambda variant: _row_ms(_preferred(variant, goals.prefer)))
+    if winner is best:
+        goal = "lowest latency" if goals.prefer is Prefer.LATENCY else "highest throughput"
+        return _Choice(winner, f"the {goal} that passes", by_size=False)
+    why = f"no variant that costs more accuracy is {goals.min_gain:.0%} faster beyond the noise"
+    return _Choice(winner, why, by_size=False)
 
 
-def _accuracy_cost(variant: Variant) -> tuple[float, float]:
-    """Return the upper bound of the drop, 0 without labels, and the relative L2 to the source."""
-    measured = variant.measured
-    assert measured is not None
+def _rank(variant: Variant) -> tuple[bool, bool, float, float, int]:
+    """Return the order in which variants are preferred while none is faster than the others.
+
+    The baseline, variants whose requests can be batched, then by the upper bound of the drop, 0
+    without labels, the relative L2 to the source, and size. No clock has a part in it.
+    """
+    measured = _measured(variant)
     drop = 0.0 if measured.score is None else measured.score.drop.high
-    return max(0.0, drop), measured.parity.relative_l2
+    return (
+        variant.recipe not in BASELINES,
+        not measured.row_independent,
+        max(0.0, drop),
+        measured.parity.relative_l2,
+        measured.size_bytes,
+    )
 
 
-def _as_good(variant: Variant, quickest: Variant) -> bool:
-    """Return whether a row takes at most TIE_MS longer, and throughput is as high."""
-    own, other = variant.measured, quickest.measured
-    assert own is not None
-    assert other is not None
-    slower = own.latency[0].median_ms - other.latency[0].median_ms
-    rows = time_ratio(own.best_batch, other.best_batch)
-    return not own.generates and slower <= TIE_MS and rows.low <= 1 + TIE
+def _replaces(variant: Variant, winner: Variant, goals: Goals) -> bool:
+    """Return whether `variant`, which costs more accuracy, is faster by a gain that counts."""
+    own, other = _preferred(variant, goals.prefer), _preferred(winner, goals.prefer)
+    if not _is_fast_enough(time_ratio(own, other), goals):
+        return False
+    if goals.prefer is Prefer.THROUGHPUT or _measured(variant).generates:
+        return True
+    if other.median_ms - own.median_ms <= SMALL_GAIN_MS:
+        return _is_fast_enough(_batch_ratio(variant, winner), goals)
+    return not _loses_throughput(variant, winner, goals)
+
+
+def _is_fast_enough(ratio: Ratio, goals: Goals) -> bool:
+    return ratio.high < 1 / (1 + goals.min_gain)
+
+
+def _loses_throughput(variant: Variant, winner: Variant, goals: Goals) -> bool:
+    if goals.prefer is Prefer.THROUGHPUT or _measured(variant).generates:
+        return False
+    return _batch_ratio(variant, winner).low > 1 + goals.min_gain
+
+
+def _batch_ratio(variant: Variant, other: Variant) -> Ratio:
+    """Return how long a row takes at the best batch size of each."""
+    return time_ratio(_measured(variant).best_batch, _measured(other).best_batch)
+
+
+def _measured(variant: Variant) -> Measured:
+    assert variant.measured is not None
+    return variant.measured
 
 
 def _latencies(variant: Variant) -> tuple[BatchLatency, ...]:
@@ -236,11 +233,10 @@ def _preferred(variant: Variant, prefer: Prefer) -> BatchLatency:
 
     Of a language model it is always that of an answer.
     """
-    latencies = _latencies(variant)
-    generates = variant.measured is not None and variant.measured.generates
-    if generates or prefer is not Prefer.THROUGHPUT:
-        return latencies[0]
-    return min(latencies, key=_row_ms)
+    measured = _measured(variant)
+    if measured.generates or prefer is not Prefer.THROUGHPUT:
+        return measured.latency[0]
+    return measured.best_batch
 
 
 def _row_ms(latency: BatchLatency) -> float:
@@ -250,8 +246,3 @@ def _row_ms(latency: BatchLatency) -> float:
 def _times(ratio: Ratio) -> str:
     low, high = f"{ratio.low:.2f}", f"{ratio.high:.2f}"
     return f"{low}x" if low == high else f"{low} to {high}x"
-
-
-def _size(variant: Variant) -> int:
-    assert variant.measured is not None
-    return variant.measured.size_bytes

@@ -28,6 +28,8 @@ MAX_ERROR_GROWTH = 0.01
 MAX_PERPLEXITY_INCREASE = 0.05
 MIN_AGREEMENT = 0.99
 MIN_CENTRED_COSINE = 0.98
+# Of a variant that costs accuracy.
+MIN_GAIN = 0.1
 
 
 class Prefer(StrEnum):
@@ -54,6 +56,7 @@ class Goals:
         max_perplexity_increase: of a language model, as a share of the source model's perplexity;
             None, 0.05.
         prefer: latency, throughput or size.
+        min_gain: by how much faster a variant that costs accuracy must be, as a share: 0.1 is 10 %.
     """
 
     max_accuracy_drop: float | None = None
@@ -64,6 +67,7 @@ class Goals:
     score_limit: float | None = None
     max_perplexity_increase: float | None = None
     prefer: Prefer = Prefer.LATENCY
+    min_gain: float = MIN_GAIN
 
     def __post_init__(self) -> None:
         """Reject a limit that is negative or not finite, or a share over 1; INVALID_INPUT."""
@@ -133,7 +137,10 @@ class Goals:
             gates.append(f"p95 at most {self.max_p95_ms:g} ms")
         if self.max_size_mb is not None:
             gates.append(f"size at most {self.max_size_mb:g} MB")
-        return f"{'; '.join(gates)}; then the best by {self.prefer.value}"
+        best = f"then the best by {self.prefer.value}"
+        if self.prefer is not Prefer.SIZE:
+            best += f", lossy ones if at least {self.min_gain:.0%} faster"
+        return f"{'; '.join(gates)}; {best}"
 
     def accuracy_only(self) -> dict[str, float | None]:
         """Return the limits that a search for accuracy depends on."""

@@ -92,7 +92,11 @@ def measure_variant(
 
 
 def time_variants(
-    variants: Sequence[Variant], baseline: Baseline, device: RunDevice, clock: Clock
+    variants: Sequence[Variant],
+    baseline: Baseline,
+    device: RunDevice,
+    clock: Clock,
+    min_gain: float,
 ) -> Timings:
     """Time all measured variants together, each at the batch sizes that it may be served with.
 
@@ -120,7 +124,8 @@ def time_variants(
         sessions[variant.recipe] = session
         # The latency goal is for a single row, also if no batch has one.
         sizes[variant.recipe] = sorted({1, *batching.buckets})
-    return Timings(measure_interleaved(sessions, sizes, baseline.rows, clock), failures)
+    found = measure_interleaved(sessions, sizes, baseline.rows, clock, min_gain)
+    return Timings(found, failures)
 
 
 def _with_room(batching: Batching) -> Batching:

@@ -133,6 +133,12 @@ class OptimizeCommand:
         click.Choice(["latency", "throughput", "size"]),
         help="What to choose by among the variants that pass.",
     )
+    min_gain: float = option(
+        0.1,
+        type=_SHARE,
+        help="Smallest gain in speed, as a share, for which a variant that costs accuracy is "
+        "chosen; noise does not count.",
+    )
     batching: Path | None = option(
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE.json",
@@ -246,6 +252,7 @@ def _arguments(options: OptimizeCommand) -> _Arguments:
             score_limit=None if isinstance(limit, str) else limit,
             max_perplexity_increase=options.max_perplexity_increase,
             prefer=Prefer(options.prefer),
+            min_gain=options.min_gain,
         ),
         "options": OptimizeOptions(
             target=target,

@@ -73,7 +73,7 @@ class GenerationAttempt(Attempt):
         }
         sizes = dict.fromkeys(sessions, (1, ANSWER_TOKENS))
         rows = Rows({"token": np.arange(ANSWER_TOKENS)}, None)
-        found = measure_interleaved(sessions, sizes, rows, self.clock)
+        found = measure_interleaved(sessions, sizes, rows, self.clock, self.goals.min_gain)
         # The first is what variants are chosen by.
         return Timings({name: latencies[::-1] for name, latencies in found.items()})
 

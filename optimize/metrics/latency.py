@@ -3,7 +3,7 @@
 A machine's speed drifts with its load and temperature. In each round every variant runs once, in
 rotating order, so drift affects all of them alike and two variants are compared by the ratio
 of their times within each round. Rounds are added until those ratios decide which variant is
-faster, or until the time limit.
+faster by a gain that counts, or until the time limit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -114,8 +115,12 @@ def measure_interleaved(
     batches: Mapping[str, Sequence[int]],
     rows: Rows,
     clock: Clock,
+    min_gain: float,
 ) -> dict[str, tuple[BatchLatency, ...]]:
-    """Time each session at its batch sizes `batches`, all that share a size in common rounds."""
+    """Time each session at its batch sizes `batches`, all that share a size in common rounds.
+
+    Rounds end when it is decided for each pair whether one is faster by the share `min_gain`.
+    """
     found: dict[str, list[BatchLatency]] = {name: [] for name in sessions}
     # A collection inside a run would be charged to the model.
     collecting = gc.isenabled()
@@ -124,7 +129,7 @@ def measure_interleaved(
         for batch in sorted({size for sizes in batches.values() for size in sizes}):
             timed = {name: item for name, item in sessions.items() if batch in batches[name]}
             inputs = rows.take(np.arange(batch) % rows.count).inputs
-            for name, latency in _measure_batch(timed, batch, inputs, clock).items():
+            for name, latency in _measure_batch(timed, batch, inputs, clock, min_gain).items():
                 found[name].append(latency)
     finally:
         if collecting:
@@ -133,7 +138,11 @@ def measure_interleaved(
 
 
 def _measure_batch(
-    sessions: Mapping[str, Session], batch: int, inputs: Tensors, clock: Clock
+    sessions: Mapping[str, Session],
+    batch: int,
+    inputs: Tensors,
+    clock: Clock,
+    min_gain: float,
 ) -> dict[str, BatchLatency]:
     for session in sessions.values():
         _warm_up(session, inputs, clock)
@@ -150,7 +159,7 @@ def _measure_batch(
         rounds = number + 1
         if seconds >= _MAX_SECONDS and rounds >= _SMALLEST_ROUNDS:
             break
-        if seconds >= _SECONDS and rounds >= _MIN_ROUNDS and _decided(latencies.values()):
+        if seconds >= _SECONDS and rounds >= _MIN_ROUNDS and _decided(latencies.values(), min_gain):
             break
     return latencies
 
@@ -172,9 +181,8 @@ def _timed_run(session: Session, inputs: Tensors, samples: Sequence[float], cloc
     return round((clock.monotonic() - start) * 1000.0, 6)
 
 
-def _decided(latencies: Iterable[BatchLatency]) -> bool:
-    """Return whether each variant is clearly within TIE of the fastest, or clearly slower."""
-    found = list(latencies)
-    fastest = min(found, key=lambda latency: latency.median_ms)
-    ratios = (time_ratio(latency, fastest) for latency in found if latency is not fastest)
-    return all(ratio.low > 1 + TIE or ratio.high <= 1 + TIE for ratio in ratios)
+def _decided(latencies: Iterable[BatchLatency], min_gain: float) -> bool:
+    """Return whether each of any two is clearly faster by `min_gain` than the other, or not."""
+    limit = 1 / (1 + min_gain)
+    ratios = (time_ratio(one, other) for one, other in permutations(latencies, 2))
+    return all(ratio.high < limit or ratio.low >= limit for ratio in ratios)

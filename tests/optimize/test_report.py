@@ -13,6 +13,7 @@ from optimize.charts.scale import fit
 from optimize.charts.shapes import Area
 from optimize.evidence import OptimizeReport, report_document
 from optimize.goals import Goals, Prefer
+from optimize.metrics.scores import METRICS
 from optimize.proofs.splits import SplitCheck
 from optimize.recipes.base import Target
 from optimize.report import report_html
@@ -66,6 +67,19 @@ def view(report: OptimizeReport) -> Tradeoff:
     found = tradeoff(report)
     assert found is not None
     return found
+
+
+def test_report__numbers_without_labels__says_what_was_not_judged() -> None:
+    text = words(REPORTS["numbers"])
+    assert "Of 'y' the distance to the source model's numbers was judged, and not what" in text
+    assert "was judged, and not what" not in words(REPORTS["unlabelled"])
+
+
+def test_report__a_metric_without_labels__says_what_took_their_place() -> None:
+    metric = replace(METRICS["accuracy"], against_source=True)
+    report = make_report(GOOD, metric=metric)
+    assert "the source model's answers took their place" in words(report)
+    assert "took their place" not in words(REPORTS["labelled"])
 
 
 @pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)

@@ -44,7 +44,7 @@ ROWS = Rows({"x": np.arange(500.0)[:, None]}, None)
 def measure(**models: Model) -> dict[str, tuple[BatchLatency, ...]]:
     clock = next(iter(models.values())).clock
     sessions = {name: FunctionSession(model) for name, model in models.items()}
-    return measure_interleaved(sessions, dict.fromkeys(models, BATCHES), ROWS, clock)
+    return measure_interleaved(sessions, dict.fromkeys(models, BATCHES), ROWS, clock, 0.05)
 
 
 def test_measure__a_fast_model__runs_often_and_outliers_do_not_move_the_median() -> None:

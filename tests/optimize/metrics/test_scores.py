@@ -11,7 +11,15 @@ import pytest
 from sklearn import metrics as sklearn
 
 from bundle.errors import ErrorCode, MlctlError
-from optimize.metrics.scores import CUSTOM_RESAMPLES, METRICS, Metric, compare_metric, load_metric
+from optimize.data import Rows
+from optimize.metrics.scores import (
+    CUSTOM_RESAMPLES,
+    METRICS,
+    Metric,
+    compare_metric,
+    load_metric,
+    require_labels,
+)
 
 ACCURACY, TOP5, F1, RMSE = (METRICS[name] for name in ("accuracy", "top5", "f1", "rmse"))
 MODULE = """
@@ -27,6 +35,9 @@ def loss(outputs, labels):
     return np.array(np.mean((outputs["s"][:, 0] - labels) ** 2), np.float32)
 
 loss.higher_is_better = False
+
+def same_sign(outputs, source):
+    return np.mean((outputs["s"] > 0) == (source["s"] > 0))
 
 def listed(outputs, labels):
     return [1.0]
@@ -299,6 +310,20 @@ def test_custom_metric__no_difference__is_as_uncertain_as_few_rows() -> None:
     drop = compare_metric(metric, with_wrong(0), moved, LABELS).drop
     assert drop.value == 0.0
     assert drop.high == pytest.approx(3 / 300)
+
+
+@pytest.mark.usefixtures("metrics_module")
+def test_custom_metric__no_labels__compares_with_the_sources_answers() -> None:
+    metric = load_metric("my_metrics:same_sign", labelled=False)
+    rows = Rows({"x": np.zeros((300, 1))}, None)
+    labels = metric.labels_of(rows)
+    assert labels is not None
+    source = {"s": np.linspace(-1, 1, 300)[:, None]}
+    shifted = {"s": source["s"] + 0.1}
+    assert metric.score(source, labels) == 1.0
+    result = compare_metric(metric, source, shifted, require_labels(rows, metric))
+    assert result.drop.value == pytest.approx(15 / 300)
+    assert 15 / 300 < result.drop.high < 30 / 300
 
 
 @pytest.mark.usefixtures("metrics_module")
