@@ -73,7 +73,7 @@ def agreement(kind: OutputKind, reference: np.ndarray, found: np.ndarray) -> np.
         case OutputKind.CLASS_SCORES:
             return same_top_class(reference, found)
         case OutputKind.CLASS_SEQUENCES:
-            return same_steps(reference, found).all(axis=1)
+            return np.asarray(same_steps(reference, found).all(axis=1))
         case OutputKind.LABELS:
             equal = np.asarray(reference == found).reshape(len(reference), -1)
             return np.asarray(equal.all(axis=1))

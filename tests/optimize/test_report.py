@@ -77,7 +77,7 @@ def test_report__numbers_without_labels__says_what_was_not_judged() -> None:
 
 def test_report__a_metric_without_labels__says_what_took_their_place() -> None:
     metric = replace(METRICS["accuracy"], against_source=True)
-    report = make_report(GOOD, metric=metric)
+    report = replace(REPORTS["labelled"], metric=metric)
     assert "the source model's answers took their place" in words(report)
     assert "took their place" not in words(REPORTS["labelled"])
 
