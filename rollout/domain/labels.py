@@ -61,13 +61,15 @@ class LabelledTrials:
 def deviation(kind: OutputKind, answer: np.ndarray, label: LabelValue) -> Deviation:
     """Compare one row's answer with its label; ValueError, in words, for a label of another kind.
 
-    `answer` is [], [values] or [1, values]. For class scores the label is the number of the class.
+    `answer` is [], [values] or [1, values]. For class scores the label is the number of the class, for
+    sequences of them, [steps..., classes], the list of the class at each step.
     """
     match kind:
         case OutputKind.CLASS_SCORES:
             return _class_deviation(answer, label)
-        case OutputKind.LABELS:
-            expected = answer.ravel().tolist()
+        case OutputKind.LABELS | OutputKind.CLASS_SEQUENCES:
+            steps = kind is OutputKind.CLASS_SEQUENCES
+            expected = (answer.argmax(axis=-1) if steps else answer).ravel().tolist()
             wanted = label if isinstance(label, list) else [label]
             if len(wanted) != len(expected):
                 raise ValueError(f"{len(wanted)} values, the answer has {len(expected)}")

@@ -37,6 +37,8 @@ TEXT = np.asarray("cat", dtype=object)
         (OutputKind.LABELS, np.asarray(True), "true", 0.0),
         (OutputKind.LABELS, np.asarray(False), True, math.inf),
         (OutputKind.LABELS, np.asarray([1, 2]), [1.0, 2.0], 0.0),
+        (OutputKind.CLASS_SEQUENCES, np.stack([SCORES, SCORES[::-1]])[None], [1, 1], 0.0),
+        (OutputKind.CLASS_SEQUENCES, np.stack([SCORES, SCORES[[1, 0, 2]]]), [1, 1], math.inf),
         (OutputKind.NUMBERS, np.asarray(2.0), "2.5", 0.5),
         (OutputKind.NUMBERS, np.asarray([[1.0, 4.0]]), [1.0, 2.0], 2.0),
         (OutputKind.NUMBERS, np.asarray(np.nan), 1.0, math.inf),
