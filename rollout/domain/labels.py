@@ -61,8 +61,8 @@ class LabelledTrials:
 def deviation(kind: OutputKind, answer: np.ndarray, label: LabelValue) -> Deviation:
     """Compare one row's answer with its label; ValueError, in words, for a label of another kind.
 
-    `answer` is [], [values] or [1, values]. For class scores the label is the number of the class, for
-    sequences of them, [steps..., classes], the list of the class at each step.
+    `answer` is [], [values] or [1, values]. For class scores the label is the number of the class,
+    for sequences of them, [steps..., classes], the list of the class at each step.
     """
     match kind:
         case OutputKind.CLASS_SCORES:
