@@ -1,6 +1,6 @@
 """The JSON part of a V2 request: what it declares, checked, before any tensor is made.
 
-Pure and without the binary data, so that a parsed header can be cached.
+An optional field that is null is absent, as the clients of other servers send it. Pure and without the binary data, so that a parsed header can be cached.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def read_header(content: bytes, inputs: Specs, outputs: Specs) -> Header:
     """The header in `content`; INVALID_INPUT names the tensor, the field and what is expected."""
     document = parse_request(content)
     parameters = _parameters(document, "the request")
-    name = document.get("id", "")
-    if not isinstance(name, str):
+    name = document.get("id")
+    if not isinstance(name, str | None):
         raise invalid("field 'id' must be a string")
     keys = check_keys(parameters) if parameters else ()
     return Header(
-        id=name,
+        id=name or "",
         parts=() if keys and not document.get("inputs") else _read_inputs(document, inputs),
         outputs=_read_outputs(
             document, outputs, binary=_flag(parameters, "binary_data_output", default=False)
@@ -94,24 +94,24 @@ def _read_input(tensor: object, specs: Specs) -> Part:
         raise invalid(f"tensor {shown(tensor.get('name'))}: field 'shape' must be an array")
     declared = declare(specs, tensor.get("name"), tensor.get("datatype"), shape)
     owner = f"tensor {declared.spec.name!r}"
-    size = _parameters(tensor, owner).get("binary_data_size")
+    size, data = _parameters(tensor, owner).get("binary_data_size"), tensor.get("data")
     if size is None:
-        if "data" not in tensor:
+        if data is None:
             raise invalid(f"{owner} has neither data nor the parameter binary_data_size")
-        return Part(declared, None, tensor["data"])
+        return Part(declared, None, data)
     if type(size) is not int or size < 0:
         raise invalid(f"{owner}: binary_data_size must be a number of bytes")
-    if "data" in tensor:
+    if data is not None:
         raise invalid(f"{owner} has both data and binary_data_size")
     return Part(declared, size)
 
 
 def _read_outputs(document: dict[str, Any], specs: Specs, *, binary: bool) -> dict[str, bool]:
-    wanted = document.get("outputs", [])
+    wanted = document.get("outputs")
+    if wanted is None or wanted == []:
+        return dict.fromkeys(specs, binary)
     if not isinstance(wanted, list) or not all(isinstance(item, dict) for item in wanted):
         raise invalid("field 'outputs' must be an array of objects")
-    if not wanted:
-        return dict.fromkeys(specs, binary)
     check_outputs(specs, [item.get("name") for item in wanted])
     return {
         item["name"]: _flag(
@@ -127,8 +127,9 @@ def _parameters(document: dict[str, Any], owner: str) -> Mapping[str, Any]:
         return _NONE
     if not isinstance(value, dict):
         raise invalid(f"field 'parameters' of {owner} must be an object")
-    check_parameters(value, owner)
-    return value
+    present = {name: each for name, each in value.items() if each is not None}
+    check_parameters(present, owner)
+    return present
 
 
 def _flag(parameters: Mapping[str, Any], name: str, *, default: bool) -> bool:

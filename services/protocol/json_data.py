@@ -93,13 +93,14 @@ def decode_data(declared: Declared, data: object) -> np.ndarray:
     if not isinstance(data, list):
         raise invalid(f"tensor {spec.name!r}: field 'data' must be an array")
     # Before numpy, which allocates the length of the longest string for every value.
-    count = _count(spec, data, _OTHER.get(spec.dtype, _WHOLE))
+    sent = declared.sent_shape
+    count = _count(spec, data, _OTHER.get(spec.dtype, _WHOLE), len(sent))
     if count != declared.count:
         raise _wrong_count(declared, (count,))
     if spec.dtype is Datatype.BYTES:
         return _texts(declared, data)
     found = _as_array(spec, data)
-    if found.ndim > 1 and found.shape != declared.shape:
+    if found.ndim > 1 and found.shape != sent:
         raise _wrong_count(declared, found.shape)
     return found.reshape(declared.shape)
 
@@ -154,15 +155,15 @@ def _pack(code: str, values: list[Any]) -> bytes | None:
 
 
 def _count(spec: TensorSpec, data: list[Any], allowed: frozenset[type], depth: int = 1) -> int:
-    """Count the values in the nested lists `data`; INVALID_INPUT if one has a wrong type."""
+    """Count the values in lists nested up to `depth`; INVALID_INPUT if one has a wrong type."""
     kinds = set(map(type, data))
     if list not in kinds:
         if not kinds <= allowed:
             raise _wrong_type(spec, data, allowed)
         return len(data)
-    if len(kinds) > 1 or depth >= len(spec.shape):
+    if len(kinds) > 1 or depth <= 1:
         raise _ragged(spec)
-    return sum(_count(spec, part, allowed, depth + 1) for part in data)
+    return sum(_count(spec, part, allowed, depth - 1) for part in data)
 
 
 def _from_numbers(declared: Declared, numbers: Numbers) -> np.ndarray:
@@ -237,7 +238,7 @@ def _texts(declared: Declared, data: list[Any]) -> np.ndarray:
     values = np.array(data, dtype=object)
     if values.size != declared.count:  # uneven lists stay lists
         raise _ragged(declared.spec)
-    if values.ndim > 1 and values.shape != declared.shape:
+    if values.ndim > 1 and values.shape != declared.sent_shape:
         raise _wrong_count(declared, values.shape)
     try:
         values.flat[:] = [text.encode() for text in values.flat]

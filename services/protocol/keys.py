@@ -20,10 +20,11 @@ MAX_KEY_CHARS = 512
 def check_keys(parameters: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys, one per row, or none; INVALID_INPUT if they are malformed."""
     found = parameters.get(ENTITY_KEY)
-    if ENTITY_KEYS in parameters:
+    listed = parameters.get(ENTITY_KEYS)
+    if listed is not None:
         if found is not None:
             raise invalid(f"parameters {ENTITY_KEY!r} and {ENTITY_KEYS!r} exclude each other")
-        found = _listed(parameters[ENTITY_KEYS])
+        found = _listed(listed)
     if found is None:
         return ()
     keys = found if isinstance(found, list) else [found]

@@ -21,6 +21,7 @@ from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.protocol.priority import Priority, parse_priority
 
 MAX_ELEMENTS = 1 << 31
+_COLUMN_RANK = 2
 make_tuple = tuple.__new__
 _LENGTH = struct.Struct("<I")
 # Keyed by str: members of an Enum are hashed in Python, which is slow on the path of a request.
@@ -65,7 +66,8 @@ class Declared:
     """A tensor as declared by a request, checked against the signature.
 
     It has `count` elements, of `dtype` in raw data (except BYTES). `raw_size` is the size of raw
-    data in bytes if any bytes of that size are valid, else None.
+    data in bytes if any bytes of that size are valid, else None. `is_column` is whether the request
+    declares the shape [n, 1] for a tensor of `shape` [n].
     """
 
     spec: TensorSpec
@@ -73,6 +75,12 @@ class Declared:
     count: int
     dtype: np.dtype
     raw_size: int | None = None
+    is_column: bool = False
+
+    @property
+    def sent_shape(self) -> tuple[int, ...]:
+        """The shape that the request declares, in which JSON data may be nested."""
+        return (*self.shape, 1) if self.is_column else self.shape
 
 
 def invalid(message: str, hint: str | None = None) -> MlctlError:
@@ -83,13 +91,19 @@ def invalid(message: str, hint: str | None = None) -> MlctlError:
 def declare(
     specs: Mapping[str, TensorSpec], name: object, datatype: object, shape: Sequence[object]
 ) -> Declared:
-    """Check a declared input against the signature's `specs`; INVALID_INPUT on a mismatch."""
+    """Check a declared input against the signature's `specs`; INVALID_INPUT on a mismatch.
+
+    A tensor of shape [n] may be declared as [n, 1], as clients do that send columns of a table.
+    """
     spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
         known = ", ".join(repr(known) for known in specs)
         raise invalid(f"input {shown(name)} is unknown; the model's inputs are {known}")
     if not isinstance(datatype, str) or datatype != spec.dtype:
         raise _wrong_datatype(spec, datatype)
+    is_column = len(spec.shape) == 1 and _is_column(shape)
+    if is_column:
+        shape = shape[:1]
     if len(shape) != len(spec.shape):
         raise invalid(
             f"tensor {spec.name!r}: shape has {len(shape)} dimensions, expected {list(spec.shape)}"
@@ -108,7 +122,12 @@ def declare(
     dtype = _LITTLE_ENDIAN[datatype]
     checked = spec.dtype in (Datatype.BYTES, Datatype.BOOL)
     raw_size = None if checked else count * dtype.itemsize
-    return Declared(spec, tuple(dims), count, dtype, raw_size)
+    return Declared(spec, tuple(dims), count, dtype, raw_size, is_column)
+
+
+def _is_column(shape: Sequence[object]) -> bool:
+    """Return whether `shape` is [n, 1]."""
+    return len(shape) == _COLUMN_RANK and type(shape[1]) is int and shape[1] == 1
 
 
 def _wrong_datatype(spec: TensorSpec, datatype: object) -> MlctlError:

@@ -11,7 +11,7 @@ _MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocation faile
 # ONNX Runtime's status code and message; of a kernel's failure without the node's name.
 _STATUS = re.compile(
     r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : "
-    r"(?:Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: )?"
+    r"(?:Non-zero status code returned while running (?P<node>\w+) node\. Name:'[^']*' Status Message: )?"
     r"(?P<message>[^\n]*)"
 )
 _INVALID_ARGUMENT = "2"
@@ -23,6 +23,8 @@ _MISFIT = re.compile(
     r"|\w+ dimension mismatch.*"
     r"|Out of range value in index tensor"
 )
+# What a Cast of text to numbers reports: the function of C++ that could not parse it.
+_NOT_A_NUMBER = re.compile(r"sto(?:i|l|ll|ul|ull|f|d|ld)")
 _SENTENCE_CHARS = 200
 
 
@@ -47,7 +49,7 @@ class ModelRunError(MlctlError):
 def run_error(error: Exception) -> RunError:
     """Return the error for a failed call of ONNX Runtime.
 
-    An index out of bounds and mismatched lengths are InputRejectedError. A shape that a graph
+    An index out of bounds, mismatched lengths and text that is not a number are InputRejectedError. A shape that a graph
     computes itself, as for Reshape, is not: the export may have fixed it.
     """
     status = _STATUS.search(str(error))
@@ -56,6 +58,8 @@ def run_error(error: Exception) -> RunError:
     message = status["message"]
     if misfit := _MISFIT.search(message):
         message = misfit[0]
+    elif status["node"] == "Cast" and _NOT_A_NUMBER.fullmatch(message.strip()):
+        message = "a text is not a number, or is out of range"
     elif status["code"] != _INVALID_ARGUMENT:
         return RunError(str(error))
     return InputRejectedError(message.strip()[:_SENTENCE_CHARS])

@@ -76,10 +76,10 @@ def _indexed(served: ServedModel) -> dict[str, str]:
 
 def only_ready(body: bytes) -> bool:
     """Return the field `ready` of an index request's body, which may be empty."""
-    ready = parse_object(body).get("ready", False) if body.strip() else False
-    if not isinstance(ready, bool):
+    ready = parse_object(body).get("ready") if body.strip() else None
+    if not isinstance(ready, bool | None):
         raise invalid("field 'ready' must be true or false")
-    return ready
+    return bool(ready)
 
 
 def reject_change(verb: str) -> NoReturn:

@@ -218,6 +218,43 @@ def test_decode__header_length_zero__is_one_raw_tensor() -> None:
         CODEC.decode(bytes(8), 0)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": None},
+        {"outputs": None},
+        {"parameters": None},
+        {"parameters": dict.fromkeys(("timeout", "priority", "binary_data_output", "sequence_id"))},
+        {"parameters": {"entity_key": None, "entity_keys": None}},
+        {"outputs": [{"name": name, "parameters": None} for name in ("y", "n")]},
+        {"outputs": [{"name": name, "parameters": {"binary_data": None}} for name in ("y", "n")]},
+        {"inputs": [{**X, "parameters": None}, {**W, "parameters": {"binary_data_size": None}}]},
+    ],
+)
+def test_decode__optional_field_is_null__is_as_if_absent(fields: dict[str, Any]) -> None:
+    codec = V2Codec("m", "v", SIGNATURE)
+    for _ in range(2):  # the second time from the cache
+        request, plain = codec.decode(body(**fields), None), codec.decode(body(), None)
+        assert {name: array.tolist() for name, array in request.inputs.items()} == {
+            "x": [[1, 2]],
+            "w": [b"a"],
+        }
+        assert request[2:] == plain[2:]
+        assert request.id == ""
+
+
+def test_decode__data_is_null_beside_its_binary_size__is_binary() -> None:
+    head = body(inputs=[{**binary_x(), "data": None}, W])
+    request = CODEC.decode(head + np.array([3, 4], "<f4").tobytes(), len(head))
+    assert request.inputs["x"].tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize("data", [["a", "b"], [["a"], ["b"]]])
+def test_decode__column_of_shape_n_1__is_a_column(data: list[Any]) -> None:
+    request = CODEC.decode(body(inputs=[X, {**W, "shape": [2, 1], "data": data}]), None)
+    assert request.inputs["w"].tolist() == [b"a", b"b"]
+
+
 def test_decode__timeout__is_in_microseconds() -> None:
     assert CODEC.decode(body(parameters={"timeout": 250_000}), None).timeout == 0.25
     assert CODEC.decode(body(), None).timeout is None
@@ -241,7 +278,8 @@ def test_decode__timeout__is_in_microseconds() -> None:
         (body(inputs=[{**X, "parameters": {"binary_data_size": 0}}]), "both data and"),
         (body(inputs=[binary_x()]), "binary_data_size is 8, but 0 bytes are left"),
         (body(inputs=[binary_x(True)]), "binary_data_size must"),
-        (body(inputs=[{**X, "data": None}]), "'x': field 'data' must be an array"),
+        (body(inputs=[{**X, "data": None}]), "'x' has neither"),
+        (body(inputs=[{**X, "data": 1}]), "'x': field 'data' must be an array"),
         (body(inputs=[{"name": "w", "datatype": "BYTES", "shape": [1]}]), "'w' has neither"),
         (body(inputs=[{**X, "parameters": {"shared_memory_region": "r"}}]), "'x'.*not served"),
         (body(outputs=[{"name": "y", "parameters": {"classification": 3}}]), "'y'.*not served"),

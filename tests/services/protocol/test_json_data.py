@@ -1,4 +1,5 @@
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,17 @@ def test_decode_data__ragged_rows__are_rejected() -> None:
     for uneven in ([[1, 2, 3], [4]], [[1, 2], 3, 4], [[[1]], [[2]], [[3]], [[4]]]):
         with pytest.raises(MlctlError, match="ragged or nested too deep"):
             decode_data(declared, uneven)
+
+
+@pytest.mark.parametrize("data", [[1, 2], [[1], [2]]])
+def test_decode_data__column_of_shape_n_1__is_flat_or_nested(data: list[Any]) -> None:
+    specs = {"c": TensorSpec(name="c", dtype=Datatype.FP64, shape=(-1,))}
+    assert decode_data(declare(specs, "c", "FP64", [2, 1]), data).tolist() == [1, 2]
+    for wrong in ([[1, 2]], [[[1]], [[2]]], [[1], 2]):
+        with pytest.raises(MlctlError, match="'c': data"):
+            decode_data(declare(specs, "c", "FP64", [2, 1]), wrong)
+    with pytest.raises(MlctlError, match="nested too deep"):
+        decode_data(declare(specs, "c", "FP64", [2]), [[1], [2]])
 
 
 def test_decode_data__nested_strings__are_read() -> None:

@@ -19,6 +19,12 @@ def test_raw__numbers__are_little_endian() -> None:
     assert encode_raw(Datatype.FP32, array.astype(">f4")) == b"\0\0\x80?\0\0\0@"
 
 
+def test_declare__column_of_shape_n_1__has_the_shape_of_the_signature() -> None:
+    declared = declare(SPECS, "b", "BOOL", [2, 1])
+    assert (declared.shape, declared.sent_shape) == ((2,), (2, 1))
+    assert decode_raw(declared, b"\0\1").tolist() == [False, True]
+
+
 def test_raw__bytes_elements__have_their_lengths() -> None:
     data = b"\2\0\0\0ab\0\0\0\0"
     array = decode_raw(declare(SPECS, "w", "BYTES", [2]), data)
@@ -40,6 +46,10 @@ def test_raw__bytes_elements__have_their_lengths() -> None:
         ("x", "FP32", [True, 2], "True is not a size"),
         ("x", "FP32", [1.0, 2], "1.0 is not a size"),
         ("x", "FP32", [1 << 80, 2], "is not a size"),
+        ("b", "BOOL", [1, 2], "2 dimensions"),
+        ("b", "BOOL", [2, True], "2 dimensions"),
+        ("b", "BOOL", [2, 1, 1], "3 dimensions"),
+        ("x", "FP32", [1, 2, 1], "3 dimensions"),
         ("any", "UINT8", [1 << 30, 1 << 30], "elements are more"),
     ],
 )

@@ -28,6 +28,8 @@ def kernel(status: str, node: str, message: str) -> str:
             f"[ONNXRuntimeError] : {INVALID} : Got invalid dimensions for input: x\n Got: 5",
             "Got invalid dimensions for input: x",
         ),
+        (kernel("6 : RUNTIME_EXCEPTION", "Cast", "stod"), "a text is not a number"),
+        (kernel("6 : RUNTIME_EXCEPTION", "Cast", "stoll\n"), "a text is not a number"),
     ],
 )
 def test_run_error__values_or_sizes_do_not_fit__the_inputs_are_rejected(
@@ -46,7 +48,8 @@ def test_run_error__values_or_sizes_do_not_fit__the_inputs_are_rejected(
         kernel(FAIL, "Reshape", "The input tensor cannot be reshaped to the requested shape"),
         kernel(FAIL, "Conv", "CUDA failure 700: an illegal memory access was encountered"),
         kernel(INVALID, "Expand", "Failed to allocate memory for requested buffer of size 1"),
-        kernel("6 : RUNTIME_EXCEPTION", "Cast", "stod"),
+        kernel("6 : RUNTIME_EXCEPTION", "Tokenizer", "stod"),
+        kernel("6 : RUNTIME_EXCEPTION", "Cast", "not implemented"),
     ],
 )
 def test_run_error__cause_is_unknown__the_inputs_are_not_blamed(text: str) -> None:
