@@ -29,6 +29,7 @@ from rollout.domain.spec import RolloutSpec
 from services.online.metrics.counts import Metrics
 from services.online.metrics.exposition import CounterSink
 from services.online.metrics.generation import GenerationMetrics
+from services.online.metrics.triton import TRITON_NAMES
 from services.online.models.precomputed_metrics import PrecomputedMetrics
 from services.online.observability.observer import DROPPED, SAMPLED
 from services.online.observability.settings import ObserveSettings
@@ -143,11 +144,14 @@ def metrics_table(fill: Callable[[CollectorRegistry], object]) -> str:
 
 
 def _metric_rows(metrics: Iterable[tuple[str, str, str]]) -> str:
-    rows = (
-        (f"`{name}{'_total' * (kind == 'counter')}`", kind, text.rstrip("."))
-        for name, kind, text in metrics
-    )
+    rows = (_metric_row(name, kind, text.rstrip(".")) for name, kind, text in metrics)
     return _table(("Metric", "Type", "Meaning"), rows)
+
+
+def _metric_row(name: str, kind: str, text: str) -> tuple[str, str, str]:
+    if name in TRITON_NAMES:  # counters on /metrics, without the usual end of their names
+        return f"`{name}`", "counter", text
+    return f"`{name}{'_total' * (kind == 'counter')}`", kind, text
 
 
 def _server_metrics(registry: CollectorRegistry) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import orjson
 
-from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from services.protocol.header import Header, Part, read_header
 from services.protocol.json_data import decode_data, decode_flat, dump_data
 from services.protocol.wire import (
@@ -180,7 +180,7 @@ class V2Codec:
         (spec, *others) = self._inputs.values()
         itemsize = spec.dtype.itemsize
         dynamic = [axis for axis, length in enumerate(spec.shape) if length == DYNAMIC]
-        if others or itemsize is None or len(dynamic) > 1:
+        if others or itemsize is None or not is_sized_by_bytes(spec.dtype, spec.shape):
             raise invalid(
                 "Inference-Header-Content-Length is 0: only a model with one input, which has "
                 "one dynamic dimension and is not BYTES, takes a tensor without a header"
@@ -191,6 +191,11 @@ class V2Codec:
             shape[dynamic[0]] = size // fixed if fixed else 0
         declared = declare(self._inputs, spec.name, spec.dtype.value, shape)
         return Header("", (Part(declared, size),), dict.fromkeys(self._outputs, True))
+
+
+def is_sized_by_bytes(dtype: Datatype, shape: Sequence[int]) -> bool:
+    """Return whether the number of bytes gives the shape of a tensor of `shape` (-1: dynamic)."""
+    return dtype.itemsize is not None and list(shape).count(DYNAMIC) <= 1
 
 
 def _without_id(content: bytes) -> tuple[_HeaderKey, str | None]:

@@ -1,6 +1,7 @@
 """The JSON part of a V2 request: what it declares, checked, before any tensor is made.
 
-An optional field that is null is absent, as the clients of other servers send it. Pure and without the binary data, so that a parsed header can be cached.
+Pure and without the binary data, so that a parsed header can be cached. An optional field that is
+null is absent, as the clients of other servers send it.
 """
 
 from __future__ import annotations

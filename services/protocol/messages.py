@@ -28,24 +28,26 @@ class Method:
     response: type[Any]
 
 
-def make_pool(*others: Any, files: Iterable[Any] = ()) -> descriptor_pool.DescriptorPool:
-    """Return a new pool with the protocol, copies of the file descriptors `others`, and `files`.
+def fill_pool(
+    pool: descriptor_pool.DescriptorPool, *others: Any, files: Iterable[Any] = ()
+) -> None:
+    """Add the protocol, copies of the file descriptors `others`, and `files` to `pool`.
 
     `files` are FileDescriptorProto messages.
     """
     own = descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes())
-    pool = descriptor_pool.DescriptorPool()
     for file in (*own.file, *files):
         pool.AddSerializedFile(file.SerializeToString())
     for other in others:
         pool.AddSerializedFile(other.serialized_pb)
-    return pool
 
 
 @cache
 def methods() -> dict[str, Method]:
     """Return the service's methods by name."""
-    service = make_pool().FindServiceByName(SERVICE)
+    pool = descriptor_pool.DescriptorPool()
+    fill_pool(pool)
+    service = pool.FindServiceByName(SERVICE)
     return {
         method.name: Method(
             method.name,

@@ -11,7 +11,8 @@ _MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocation faile
 # ONNX Runtime's status code and message; of a kernel's failure without the node's name.
 _STATUS = re.compile(
     r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : "
-    r"(?:Non-zero status code returned while running (?P<node>\w+) node\. Name:'[^']*' Status Message: )?"
+    r"(?:Non-zero status code returned while running (?P<node>\w+) node\. Name:'[^']*' "
+    r"Status Message: )?"
     r"(?P<message>[^\n]*)"
 )
 _INVALID_ARGUMENT = "2"
@@ -49,8 +50,8 @@ class ModelRunError(MlctlError):
 def run_error(error: Exception) -> RunError:
     """Return the error for a failed call of ONNX Runtime.
 
-    An index out of bounds, mismatched lengths and text that is not a number are InputRejectedError. A shape that a graph
-    computes itself, as for Reshape, is not: the export may have fixed it.
+    An index out of bounds, mismatched lengths and text that is not a number are InputRejectedError.
+    A shape that a graph computes itself, as for Reshape, is not: the export may have fixed it.
     """
     status = _STATUS.search(str(error))
     if status is None or is_out_of_memory(error):

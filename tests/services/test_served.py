@@ -170,6 +170,7 @@ def test_served__metrics__include_ours_and_bentomls(server: Server) -> None:
     assert 'mlctl_stage_seconds_bucket{le="0.001",model="tiny",stage="parse"}' in text
     assert 'mlctl_deadline_misses_total{model="tiny"}' in text
     assert "bentoml_service_request_total" in text
+    assert "# TYPE nv_inference_count counter" in text
 
 
 def test_served__http_protocol__is_ours(server: Server) -> None:

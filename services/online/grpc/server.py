@@ -6,23 +6,22 @@ Statuses come from the error table. Several workers share the port (SO_REUSEPORT
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from bundle.tls import TlsFiles
 from services.online.batching.admission import Hold
 from services.online.batching.executor import Answer
-from services.online.grpc.health import HEALTH_SERVICE, HealthService
+from services.online.grpc.health import HealthService
 from services.online.grpc.http2.call import GrpcCall, MethodHandler
 from services.online.grpc.http2.server import Http2Server
 from services.online.grpc.infer_call import InferCalls
 from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
+from services.online.grpc.reflection import reflection_handlers
 from services.online.grpc.stream import StreamInfer
-from services.online.grpc.typed.service import TypedService, typed_services
+from services.online.grpc.typed.service import typed_services
 from services.online.grpc.unary import infer_handler
 from services.online.models.metadata import (
     is_ready,
@@ -33,7 +32,7 @@ from services.online.models.metadata import (
 )
 from services.online.models.repository import Serving
 from services.online.models.statistics import model_config, model_statistics
-from services.protocol.messages import SERVICE, Method, make_pool, methods
+from services.protocol.messages import SERVICE, Method, methods
 from services.protocol.wire import InferRequest, invalid
 
 
@@ -51,7 +50,7 @@ class GrpcServer:
             **self._v2_handlers(),
             **{service.path: service.handler for service in typed},
             **self._health.handlers(),
-            **_reflection(typed),
+            **reflection_handlers(typed),
         }
         self._server = Http2Server(serving, answered, InferCalls(self._models).open)
         self.port = self._server.listen(address, port, None if tls is None else tls.context())
@@ -127,20 +126,3 @@ def _parse(method: Method, message: bytes) -> Any:
         return method.request.FromString(message)
     except DecodeError:
         raise invalid(f"the message is not a {method.request.DESCRIPTOR.name}") from None
-
-
-def _reflection(typed: Sequence[TypedService]) -> dict[str, MethodHandler]:
-    """Let clients such as grpcurl ask which services and messages there are."""
-    own = [service.name for service in typed]
-    names = (SERVICE, *own, HEALTH_SERVICE, reflection.SERVICE_NAME)
-    files = [service.file for service in typed]
-    pool = make_pool(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, files=files)
-    bare: Any = reflection  # its classes have no types
-    servicer = bare.aio.ReflectionServicer(names, pool=pool)
-    method = MethodHandler(
-        servicer.ServerReflectionInfo,
-        reflection_pb2.ServerReflectionResponse.SerializeToString,
-        reflection_pb2.ServerReflectionRequest.FromString,
-        streams=True,
-    )
-    return {f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": method}

@@ -6,7 +6,7 @@ A plain ASGI application in front of BentoML's middleware. Errors are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from services.online.batching.admission import Hold
 from services.online.http.calls import HttpCall, Message, Receive, Send
 from services.online.http.inference import InferHandler, PendingRequest
 from services.online.http.responses import Response, json_response
+from services.online.models.extensions import unserved_path
 from services.online.models.metadata import (
     is_ready,
     metadata,
@@ -55,7 +56,7 @@ class V2App:
             inference = self._inferences.get(parts[2], self._inference)
             await call.serve(inference, partial(self._infer, call, inference, parts))
         elif parts[1:2] == ["repository"]:
-            await call.answer(self._repository(call, parts[2:]))
+            await call.answer(self._repository(call, parts))
         else:
             await call.answer(self._described(call, parts))
 
@@ -64,7 +65,7 @@ class V2App:
         call.require("POST")
         require_infer_path(self._serving, parts)
         if parts[-1] == _INFER:
-            raise no_such_path()
+            raise no_such_path(parts)
         with PendingRequest(inference.inflight) as pending:
             inference.read_headers(pending, call.headers)
             body = await call.read(inference.check_size, pending, inference.seconds)
@@ -94,15 +95,17 @@ class V2App:
             case ["models", "stats"] if "stats" not in self._inferences:
                 return 200, model_statistics(*self._serving.models)
             case ["models", name, *rest]:
-                return self._describe_model(name, rest)
-        raise no_such_path()
+                return self._describe_model(parts, name, rest)
+        raise no_such_path(parts)
 
-    def _describe_model(self, name: str, rest: list[str]) -> tuple[int, Mapping[str, Any]]:
+    def _describe_model(
+        self, parts: list[str], name: str, rest: list[str]
+    ) -> tuple[int, Mapping[str, Any]]:
         version = ""
         if rest[:1] == ["versions"] and len(rest) > 1:
             version, rest = rest[1], rest[2:]
         if rest not in _MODEL_PATHS:
-            raise no_such_path()
+            raise no_such_path(parts)
         match rest:
             case ["ready"]:
                 return _readiness(is_ready(self._serving, name, version), name=name)
@@ -114,7 +117,7 @@ class V2App:
 
     async def _repository(self, call: HttpCall, parts: list[str]) -> Response:
         call.require("POST")
-        match parts:
+        match parts[2:]:
             case ["index"]:
                 limits = self._inference
                 with Hold(self._serving.inflight) as hold:
@@ -122,7 +125,7 @@ class V2App:
                 return json_response(200, repository_index(self._serving, ready=only_ready(body)))
             case ["models", _, "load" | "unload" as verb]:
                 reject_change(verb)
-        raise no_such_path()
+        raise no_such_path(parts)
 
 
 def require_infer_path(serving: Serving, parts: list[str]) -> None:
@@ -136,13 +139,15 @@ def require_infer_path(serving: Serving, parts: list[str]) -> None:
         case [name, "versions", version]:
             serving.find(name, version)
         case _:
-            raise no_such_path()
+            raise no_such_path(parts)
 
 
 def _readiness(ready: bool, **fields: object) -> tuple[int, Mapping[str, Any]]:
     return (200 if ready else 503), {**fields, "ready": ready}
 
 
-def no_such_path() -> MlctlError:
-    """Return the error of a path that the V2 protocol does not have."""
-    return MlctlError(ErrorCode.NOT_FOUND, "the V2 protocol has no such path")
+def no_such_path(parts: Sequence[str]) -> MlctlError:
+    """Return the error of a path, split into `parts`, that the server does not have."""
+    return unserved_path(parts) or MlctlError(
+        ErrorCode.NOT_FOUND, "the V2 protocol has no such path"
+    )

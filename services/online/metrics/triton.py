@@ -1,11 +1,12 @@
 """The counters that Triton's dashboards, alerts and autoscalers read, under Triton's names.
 
 Triton's names do not end in `_total`, as prometheus-client's counters always do. So they are
-gauges here that only grow; `rate` and `increase` ignore the type.
+gauges in its registry that only grow, and `as_counters` corrects their type in the exposition.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ _TEXTS: Mapping[str, str] = {
     "nv_inference_compute_infer_duration_us": "Microseconds that their batches ran.",
     "nv_inference_compute_output_duration_us": "Microseconds that answers were written.",
 }
+TRITON_NAMES = frozenset(_TEXTS)
+_TYPES = re.compile(r"^(# TYPE nv_\w+) gauge$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class TritonNames:
         """Bring them up to date."""
         for name, total in _totals(tally).items():
             self.sinks[f"nv_inference_{name}"].report({(): total})
+
+
+def as_counters(exposition: str) -> str:
+    """Return the text of /metrics in which Triton's names are counters."""
+    return _TYPES.sub(r"\1 counter", exposition)
 
 
 def _totals(tally: Tally) -> dict[str, int]:

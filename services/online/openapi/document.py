@@ -25,7 +25,9 @@ Every error is `{"error": sentence, "code": stable name, "hint": what to do}`. A
 `application/octet-stream` is the JSON of a request, whose length in bytes is in the header
 Inference-Header-Content-Length, and then the raw little-endian data of the inputs that have
 the parameter `binary_data_size`, in their order; each element of BYTES comes after its length in
-four bytes. A response has the same form where binary data was requested.
+four bytes. If the header is 0, the body is the raw data of a model's only input, whose shape
+follows from its size; other models reject it. A response has the same form where binary data was
+requested.
 The typed API `/predict` takes an object with an array for each input, as `/docs.json` describes it,
 or rows as an array of objects."""
 _ANY = {"type": "string", "format": "binary"}
@@ -125,14 +127,14 @@ def _infer(model: ApiModel, named: str, kind: str) -> Schema:
             "Server-Timing": {"schema": {"type": "string"}},
             "Inference-Header-Content-Length": {
                 "description": "The length of the JSON, if binary data follows it.",
-                "schema": {"type": "integer", "minimum": 0},
+                "schema": {"type": "integer", "minimum": 1},
             },
         },
         "content": _json(f"{kind}Response") | {"application/octet-stream": {}},
     }
     made = _operation(f"{named}Infer", f"Score with model {model.name}", "Error", *_INFER_ERRORS)
     made["responses"]["200"] = answer
-    return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
+    return {**made, "parameters": _headers(model), "requestBody": _body(model, kind)}
 
 
 def _predict(model: ApiModel, label: str, kind: str) -> Schema:
@@ -158,7 +160,7 @@ def _stream(model: ApiModel, named: str, kind: str) -> Schema:
         "Events, each with one piece as the JSON of a response; the last is `end` or `error`."
     )
     made["responses"]["200"] = {"description": description, "content": events}
-    return {**made, "parameters": _headers(), "requestBody": _body(model, kind)}
+    return {**made, "parameters": _headers(model), "requestBody": _body(model, kind)}
 
 
 def _event(kind: str) -> Schema:
@@ -185,15 +187,16 @@ def _body(model: ApiModel, kind: str) -> Schema:
     return {"required": True, "content": content}
 
 
-def _headers() -> list[Schema]:
+def _headers(model: ApiModel) -> list[Schema]:
     def header(name: str, schema: Schema, description: str) -> Schema:
         return {"name": name, "in": "header", "schema": schema, "description": description}
 
     return [
         header(
             "Inference-Header-Content-Length",
-            {"type": "integer", "minimum": 0},
-            "The length of the JSON in bytes, if binary data follows it; 0 if all is one tensor.",
+            {"type": "integer", "minimum": 0 if model.takes_bare_tensor else 1},
+            "The length of the JSON in bytes, if binary data follows it."
+            + " With 0 the body is the data of the input alone." * model.takes_bare_tensor,
         ),
         header(
             "Mlctl-Priority",

@@ -17,6 +17,7 @@ from bundle.tensors import (
     Signature,
     TensorSpec,
 )
+from services.protocol.codec import is_sized_by_bytes
 
 # Names that generated requests and answers have or use besides the tensors.
 _TAKEN = frozenset({"meta", "np", "npt", "self"})
@@ -58,6 +59,12 @@ class ApiModel:
     def takes_columns(self) -> bool:
         """Whether each input is one value per row: a column of a table."""
         return all(tensor.shape == (DYNAMIC,) for tensor in self.inputs)
+
+    @property
+    def takes_bare_tensor(self) -> bool:
+        """Whether a request may be the data of the only input, without JSON."""
+        sized = [is_sized_by_bytes(tensor.dtype, tensor.shape) for tensor in self.inputs]
+        return sized == [True]
 
     @property
     def identifier(self) -> str:

@@ -43,11 +43,11 @@ def request_schema(
         "type": "object",
         "required": ["inputs"],
         "properties": {
-            "id": {"type": "string", "description": "Comes back with the answer."},
+            "id": {"type": ["string", "null"], "description": "Comes back with the answer."},
             "parameters": _request_parameters(),
             "inputs": tensors,
             "outputs": {
-                "type": "array",
+                "type": ["array", "null"],
                 "maxItems": len(outputs),
                 "items": _wanted(outputs),
                 "description": "Which outputs to answer with; all of them if there are none here.",
@@ -164,15 +164,19 @@ def described_schemas() -> dict[str, Schema]:
         },
         "Statistics": _object({"model_stats": {"type": "array", "items": {"type": "object"}}}),
         "Index": {"type": "array", "items": entry},
-        "IndexQuestion": {"type": "object", "properties": {"ready": {"type": "boolean"}}},
+        "IndexQuestion": {"type": "object", "properties": {"ready": {"type": ["boolean", "null"]}}},
     }
 
 
 def _input(tensor: ApiTensor) -> Schema:
     declared = _declared(tensor)
+    shape = _sent_shape(tensor)
+    if shape != tensor.shape:
+        declared["properties"]["shape"]["prefixItems"].append({"const": shape[-1]})
+        declared["properties"]["shape"]["maxItems"] = len(shape)
     sized = {"type": "object", "required": ["binary_data_size"], "properties": _size()}
     binary: Schema = {**declared, "required": ["name", "datatype", "shape", "parameters"]}
-    binary["properties"] = {**declared["properties"], "parameters": sized, "data": False}
+    binary["properties"] = {**declared["properties"], "parameters": sized, "data": _NULL}
     binary["title"] = f"{tensor.name}, with its data after the JSON"
     if tensor.dtype in BINARY_ONLY:
         return binary
@@ -180,6 +184,11 @@ def _input(tensor: ApiTensor) -> Schema:
     plain["properties"] = {**declared["properties"], "data": _data(tensor)}
     plain["title"] = tensor.name
     return {"anyOf": [plain, binary]}
+
+
+def _sent_shape(tensor: ApiTensor) -> tuple[int, ...]:
+    """Return the shape of an input with the most dimensions: [n, 1] is accepted for [n]."""
+    return (*tensor.shape, 1) if len(tensor.shape) == 1 else tensor.shape
 
 
 def _output(tensor: ApiTensor) -> Schema:
@@ -216,15 +225,15 @@ def _declared(tensor: ApiTensor) -> Schema:
 
 
 def _data(tensor: ApiTensor) -> Schema:
-    """Flat values in row-major order, or nested as the shape is."""
+    """Return the schema of values, flat in row-major order or nested as the shape is."""
     value = _value(tensor.dtype)
     flat: Schema = {"type": "array", "items": value}
     if tensor.elements is not None:
         flat |= {"minItems": tensor.elements, "maxItems": tensor.elements}
-    if len(tensor.shape) < 2:
+    if not tensor.shape:
         return flat
     nested = value
-    for size in reversed(tensor.shape):
+    for size in reversed(_sent_shape(tensor)):
         nested = {"type": "array", "items": nested}
         if size != DYNAMIC:
             nested |= {"minItems": size, "maxItems": size}
@@ -257,7 +266,7 @@ def _request_parameters() -> Schema:
         },
         "priority": {"enum": ["high", "normal", 0, 1, 2, None]},
         "binary_data_output": {
-            "type": "boolean",
+            "type": ["boolean", "null"],
             "description": "Answer with all outputs as binary data.",
         },
         "entity_key": {
@@ -269,7 +278,8 @@ def _request_parameters() -> Schema:
 
 
 def _wanted(outputs: tuple[ApiTensor, ...]) -> Schema:
-    flags = {"type": ["object", "null"], "properties": {"binary_data": {"type": "boolean"}}}
+    flag = {"type": ["boolean", "null"]}
+    flags = {"type": ["object", "null"], "properties": {"binary_data": flag}}
     names = {"enum": [tensor.name for tensor in outputs]}
     return {
         "type": "object",

@@ -26,6 +26,7 @@ from services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
 from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
 from services.online.http.predict import PredictApp
 from services.online.http.token_gate import TokenGate
+from services.online.metrics.triton import as_counters
 from services.online.models.repository import Serving, serving_of
 from services.online.server.declared import declare_service
 from services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
@@ -168,6 +169,9 @@ class Worker:
 
     async def __is_alive__(self) -> bool:
         return self.serving.live
+
+    async def __metrics__(self, exposition: str) -> str:
+        return as_counters(exposition)
 
     async def _start_grpc(self) -> None:
         settings = self.serving.settings

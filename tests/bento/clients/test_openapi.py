@@ -12,10 +12,12 @@ import httpx
 import pytest
 
 from bento.clients.languages import openapi_files
+from bundle.errors import MlctlError
 from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
 from services.online.openapi.document import document
 from services.online.openapi.model import describe
 from services.online.openapi.schemas import request_schema
+from services.protocol.codec import V2Codec
 from tests.bento.clients.models import DIGEST, every_datatype, odd
 from tests.support.serving import Server
 
@@ -93,8 +95,56 @@ def test_schema__each_datatype__has_its_range(
     model = describe("m", DIGEST, Signature(inputs=(spec,), outputs=(spec,)))
     schema = request_schema(model.inputs, model.outputs)
     plain: Any = schema["properties"]["inputs"]["items"]["anyOf"][0]
-    items = plain["properties"]["data"]["items"]
+    items = plain["properties"]["data"]["anyOf"][0]["items"]
     assert (items.get("minimum"), items.get("maximum")) == (least, most)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shapes", "smallest"),
+    [
+        (Datatype.FP32, [(-1, 4)], 0),
+        (Datatype.FP32, [(4,)], 0),
+        (Datatype.FP32, [(-1, -1)], 1),
+        (Datatype.FP32, [(-1,), (-1,)], 1),
+        (Datatype.BYTES, [(-1,)], 1),
+    ],
+)
+def test_document__header_length_of_zero__only_where_the_server_takes_it(
+    dtype: Datatype, shapes: list[tuple[int, ...]], smallest: int
+) -> None:
+    specs = tuple(
+        TensorSpec(name=f"x{number}", dtype=dtype, shape=shape)
+        for number, shape in enumerate(shapes)
+    )
+    signature = Signature(inputs=specs, outputs=specs)
+    made = document([describe("m", DIGEST, signature)])
+    for verb in ("infer", "infer_stream"):
+        (header, *_) = made["paths"][f"/v2/models/m/{verb}"]["post"]["parameters"]
+        assert header["name"] == "Inference-Header-Content-Length"
+        assert header["schema"]["minimum"] == smallest
+    taken = True
+    try:
+        V2Codec("m", "v", signature).decode(bytes(16), 0)
+    except MlctlError:
+        taken = False
+    assert taken is (smallest == 0)
+
+
+def test_schema__null_and_columns_of_n_1__are_valid() -> None:
+    specs = (TensorSpec(name="x", dtype=Datatype.FP64, shape=(-1,)),)
+    model = describe("m", DIGEST, Signature(inputs=specs, outputs=specs))
+    schema = request_schema(model.inputs, model.outputs)
+    column = {"name": "x", "datatype": "FP64", "shape": [2, 1]}
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+    valid = Draft202012Validator(schema).is_valid
+    for data in ([1, 2], [[1], [2]]):
+        tensor = {**column, "parameters": None, "data": data}
+        request = {"id": None, "parameters": None, "outputs": None, "inputs": [tensor]}
+        assert valid(request)
+    assert valid({"inputs": [{**column, "data": None, "parameters": {"binary_data_size": 16}}]})
+    assert not valid({"inputs": [{**column, "shape": [1, 2], "data": [1, 2]}]})
+    assert not valid({"inputs": [{**column, "data": [[1, 2]]}]})
 
 
 def test_document__model_of_columns__describes_records() -> None:

@@ -177,7 +177,7 @@ class InferStreams:
         headers = head.headers(_REQUEST)
         request_id = handler.request_id(headers)
         record = handler.observe(headers, request_id)
-        error = no_such_path()
+        error = no_such_path(parts)
         try:
             self._access.require(head.authorization)
             require_infer_path(self._serving, parts)

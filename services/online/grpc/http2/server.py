@@ -20,6 +20,7 @@ from services.online.grpc.http2.infer_stream import InferStream, InferStreams
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.http2.observed_calls import GrpcCalls
 from services.online.grpc.http2.outbox import Parking
+from services.online.models.extensions import unserved_method
 from services.online.models.repository import Serving
 from services.online.ports import port_taken
 from services.protocol.messages import SERVICE
@@ -190,7 +191,9 @@ class Http2Server:
             raise unauthenticated()
         handler = self._handlers.get(head.path)
         if handler is None:
-            call.reject_with(_UNIMPLEMENTED, "this server has no such method")
+            unserved = unserved_method(head.path.removeprefix(f"/{SERVICE}/"))
+            known = "this server has no such method" if unserved is None else unserved.message
+            call.reject_with(_UNIMPLEMENTED, known)
         elif head.encoding not in CODINGS:
             call.reject_with(_UNIMPLEMENTED, "messages may be packed with gzip or deflate")
         else:

@@ -7,10 +7,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -296,9 +299,59 @@ def test_reflection__services_and_messages__are_listed(bundle: VerifiedBundle) -
             (service,) = file.service
             assert {method.name for method in service.method} == methods().keys()
             assert database.FindFileContainingSymbol("grpc.health.v1.Health").message_type
+            found = database.FindFileContainingSymbol(f"{SERVICE}.ModelInfer")
+            assert found.service[0].name == service.name
 
     async def use(_channel: grpc.aio.Channel, server: GrpcServer, _host: ServedModel) -> None:
         await asyncio.to_thread(look, server.port)
+
+    with_channel(bundle, use)
+
+
+def test_reflection__v1__has_the_messages_of_v1alpha(bundle: VerifiedBundle) -> None:
+    service = "grpc.reflection.v1.ServerReflection"
+
+    async def use(channel: grpc.aio.Channel, _server: GrpcServer, _host: ServedModel) -> None:
+        reflect: Any = channel.stream_stream(f"/{service}/ServerReflectionInfo")
+        asked = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=service),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=f"{service}.Other"),
+        ]
+        call = reflect((each.SerializeToString() for each in asked), timeout=20)
+        read = reflection_pb2.ServerReflectionResponse.FromString
+        listed, described, unknown = [read(message) async for message in call]
+        names = {each.name for each in listed.list_services_response.service}
+        assert {SERVICE, service, service.replace("v1", "v1alpha")} < names
+        (text,) = described.file_descriptor_response.file_descriptor_proto
+        file = FileDescriptorProto.FromString(text)
+        pool = DescriptorPool()
+        pool.Add(file)
+        method: Any = pool.FindServiceByName(service).methods_by_name["ServerReflectionInfo"]
+        assert method.input_type.full_name == "grpc.reflection.v1.ServerReflectionRequest"
+        assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+    with_channel(bundle, use)
+
+
+@pytest.mark.parametrize(
+    ("method", "extension"),
+    [
+        ("SystemSharedMemoryStatus", "'system_shared_memory' is not served"),
+        ("CudaSharedMemoryRegister", "'cuda_shared_memory' is not served"),
+        ("TraceSetting", "'trace' is not served"),
+        ("LogSettings", "'logging' is not served"),
+        ("Other", "no such method"),
+    ],
+)
+def test_errors__method_of_an_extension_that_is_not_served__names_it(
+    bundle: VerifiedBundle, method: str, extension: str
+) -> None:
+    async def use(channel: grpc.aio.Channel, _server: GrpcServer, _host: ServedModel) -> None:
+        call: Any = channel.unary_unary(f"/{SERVICE}/{method}")
+        error = await refused(call(b"", timeout=20))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert extension in str(error.details())
 
     with_channel(bundle, use)
 

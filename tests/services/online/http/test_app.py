@@ -182,6 +182,32 @@ def test_errors__unknown_path_or_method__have_status_and_code(
 
 
 @pytest.mark.parametrize(
+    ("path", "extension"),
+    [
+        ("/v2/systemsharedmemory/status", "system_shared_memory"),
+        ("/v2/systemsharedmemory/region/r/register", "system_shared_memory"),
+        ("/v2/cudasharedmemory/region/r/unregister", "cuda_shared_memory"),
+        ("/v2/trace/setting", "trace"),
+        ("/v2/models/tiny/trace/setting", "trace"),
+        ("/v2/logging", "logging"),
+        ("/v2/models/tiny/generate", "generate"),
+        ("/v2/models/tiny/versions/1/generate", "generate"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_errors__path_of_an_extension_that_is_not_served__names_it(
+    ask: Ask, method: str, path: str, extension: str
+) -> None:
+    async def use(client: Client, _host: ServedModel) -> None:
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert repr(extension) in answer.json()["error"]
+        assert "GET /v2" in answer.json()["hint"]
+
+    ask(use)
+
+
+@pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({"content-type": "text/csv"}, 415),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from services.online.metrics.counts import BatchStats, Metrics
+from services.online.metrics.triton import as_counters
 
 
 def told(registry: CollectorRegistry, model: str = "m") -> dict[str, float]:
@@ -14,6 +15,20 @@ def told(registry: CollectorRegistry, model: str = "m") -> dict[str, float]:
         for sample in metric.samples
         if sample.name.startswith("nv_") and sample.labels == {"model": model, "version": "1"}
     }
+
+
+def test_as_counters__exposition__tritons_names_are_counters_and_others_as_they_were() -> None:
+    registry = CollectorRegistry()
+    Metrics("m", registry)
+    before = generate_latest(registry).decode()
+    after = as_counters(before)
+    changed = {
+        (old, new)
+        for old, new in zip(before.splitlines(), after.splitlines(), strict=True)
+        if old != new
+    }
+    names = told(registry)
+    assert changed == {(f"# TYPE {name} gauge", f"# TYPE {name} counter") for name in names}
 
 
 def test_triton_metrics__each_name__has_our_sums() -> None:
