@@ -25,17 +25,23 @@ from services.runtime.tabular.tensors import Reasons
 NUL = "has a NUL character, which the output cannot store"
 
 
-def result_schema(signature: Signature, source: pa.Schema, keep: Sequence[str]) -> pa.Schema:
-    """Return the columns of the answers: those kept, the outputs, and the model digest.
+def require_columns(names: Sequence[str], signature: Signature, keep: Sequence[str]) -> None:
+    """Check the columns to keep against the `names` of the input's columns.
 
-    INVALID_INPUT for a column that does not exist, or that has the name of an output.
+    INVALID_INPUT for one that does not exist, is there twice, or has the name of an output.
     """
     taken = {spec.name for spec in signature.outputs} | {DIGEST_COLUMN}
     for name in keep:
-        if name not in source.names:
+        if name not in names:
             raise MlctlError(
                 ErrorCode.INVALID_INPUT,
-                f"--keep {name}: there is no such column; columns: {', '.join(source.names[:20])}",
+                f"--keep {name}: there is no such column; columns: {', '.join(names[:20])}",
+            )
+        if names.count(name) > 1:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"--keep {name}: the input has {names.count(name)} columns of that name",
+                "Leave it out, or rename the columns in the input.",
             )
         if name in taken:
             raise MlctlError(
@@ -43,6 +49,10 @@ def result_schema(signature: Signature, source: pa.Schema, keep: Sequence[str]) 
                 f"--keep {name}: an output has that name as well",
                 "Leave it out, or rename the column in the input.",
             )
+
+
+def result_schema(signature: Signature, source: pa.Schema, keep: Sequence[str]) -> pa.Schema:
+    """Return the columns of the answers: those kept, the outputs, and the model digest."""
     return pa.schema(
         [
             *(source.field(name) for name in keep),

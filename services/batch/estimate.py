@@ -73,9 +73,9 @@ def estimate(
 
     INVALID_INPUT if the source has no rows.
     """
-    plan = make_plan(model, source.schema, config)
+    plan, planned = make_plan(model, source, config)
     job = make_job(model, source, plan, config)
-    units = list(source.plan(plan.columns, plan.filter).units)
+    units = list(planned.units)
     total = None if any(each.rows is None for each in units) else sum(u.rows or 0 for u in units)
     with tempfile.TemporaryDirectory(prefix="mlctl-estimate-") as folder:
         sink = open_sink(f"{folder}/answers", config.format)

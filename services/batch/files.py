@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
 from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan, InputFormat, reading
+from services.batch.formats.base import FilePlan, InputFormat, reading_errors
 from services.batch.formats.delimited import DelimitedFormat
 from services.batch.formats.ipc import IpcFormat
 from services.batch.formats.jsonl import JsonlFormat
@@ -26,7 +26,8 @@ from services.batch.locations import (
     suffix_of,
     without_password,
 )
-from services.batch.units import JobPlan, Piece, Unit
+from services.batch.units import JobPlan, Piece, Reading, Unit, with_types
+from services.runtime.tabular.casts import can_cast, common_type
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 FORMATS: Mapping[str, type[InputFormat]] = {
@@ -59,12 +60,14 @@ class FileSource:
         self._files = [f for f in files if suffix_of(f.name) in self._format.suffixes]
         self.waits = files[0].system is not None
         self._keys = _partition_keys(self._files)
+        self._format.folder_keys = frozenset(self._keys)
+        self.only_text, self.open_columns = self._format.only_text, self._format.open_columns
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of the first file and of the folder names."""
         file = self._files[0]
-        with reading(file):
+        with reading_errors(file):
             schema = self._format.schema(file)
         for name in self._format.types:
             if name not in schema.names:
@@ -85,10 +88,14 @@ class FileSource:
             "columns": hashlib.sha256(self.schema.to_string().encode()).hexdigest()[:16],
         }
 
-    def plan(self, columns: Sequence[str], condition: Filter | None) -> JobPlan:
+    def plan(
+        self, columns: Sequence[str], condition: Filter | None, reading: Reading | None = None
+    ) -> JobPlan:
+        self._format.reading = reading = reading or Reading()
         files = [file for file in self._files if self._partition_matches(file, condition)]
         with ThreadPoolExecutor(_READERS, "mlctl-plan") as pool:
-            plans = list(pool.map(lambda file: self._plan_file(file, columns, condition), files))
+            plans = list(pool.map(lambda file: self._plan_file(file, condition), files))
+        self.schema = with_types(self.schema, self._settled(files, plans, columns, reading.types))
         units: list[Unit] = []
         for file, plan in zip(files, plans, strict=True):
             for rows, part in plan.units:
@@ -99,7 +106,7 @@ class FileSource:
         file, part = unit.part
         values = {**dict.fromkeys(self._keys, HIVE_NULL), **dict(_keys_of(file.name))}
         own = pa.schema([self.schema.field(name) for name in columns if name not in values])
-        with reading(file):
+        with reading_errors(file):
             require_unchanged(file)
             for piece in self._format.pieces(file, part, own, piece_rows):
                 table = piece.table
@@ -113,9 +120,7 @@ class FileSource:
         """Pickle the columns instead of all files: units carry their own."""
         return {**vars(self), "schema": self.schema, "_files": self._files[:1]}
 
-    def _plan_file(
-        self, file: InputFile, columns: Sequence[str], condition: Filter | None
-    ) -> FilePlan:
+    def _plan_file(self, file: InputFile, condition: Filter | None) -> FilePlan:
         expression = None
         for name, text in _keys_of(file.name):
             from pyarrow import compute
@@ -123,26 +128,52 @@ class FileSource:
             field, value = compute.field(name), self._key_value(name, text)
             term = field == value if value.is_valid else field.is_null()
             expression = term if expression is None else expression & term
-        with reading(file):
-            found = self._format.plan(file, condition, expression)
-        if found.schema is not None:
-            self._check(file, found.schema, columns)
-        return found
+        with reading_errors(file):
+            return self._format.plan(file, condition, expression)
 
-    def _check(self, file: InputFile, schema: pa.Schema, columns: Sequence[str]) -> None:
-        """Raise INVALID_INPUT unless the file has the columns with the types of the first file."""
+    def _settled(
+        self,
+        files: Sequence[InputFile],
+        plans: Sequence[FilePlan],
+        columns: Sequence[str],
+        types: Mapping[str, pa.DataType],
+    ) -> dict[str, pa.DataType]:
+        """Return the types in which `columns` are read; INVALID_INPUT if files do not agree.
+
+        A column that the files state in several types is read as the one that represents all of
+        them, or else as that of the input that it feeds.
+        """
+        if not self._format.typed:
+            return {name: types[name] for name in types if name not in self._format.types}
+        found = {}
         for name in columns:
             if name in self._keys:
                 continue
-            expected, index = self.schema.field(name).type, schema.get_field_index(name)
-            found = schema.field(index).type if index >= 0 else None
-            if found != expected:
-                has = "has no such column" if found is None else f"has {found}"
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT,
-                    f"column {name!r} is {expected} in {self._files[0].name}, "
-                    f"but {file.name} {has}",
-                )
+            kinds = [
+                self._stated_type(file, plan.schema, name)
+                for file, plan in zip(files, plans, strict=True)
+                if plan.schema is not None
+            ]
+            if set(kinds) <= {self.schema.field(name).type}:
+                continue
+            found[name] = common_type(kinds) or types.get(name, kinds[0])
+            for file, kind in zip(files, kinds, strict=True):
+                if not can_cast(kind, found[name]):
+                    raise self._differs(name, kinds[0], file, f"has {kind}")
+        return found
+
+    def _stated_type(self, file: InputFile, schema: pa.Schema, name: str) -> pa.DataType:
+        index = schema.get_field_index(name)
+        if index < 0:
+            problem = "has it twice" if name in schema.names else "has no such column"
+            raise self._differs(name, self.schema.field(name).type, file, problem)
+        return schema.field(index).type
+
+    def _differs(self, name: str, kind: pa.DataType, file: InputFile, problem: str) -> MlctlError:
+        return MlctlError(
+            ErrorCode.INVALID_INPUT,
+            f"column {name!r} is {kind} in {self._files[0].name}, but {file.name} {problem}",
+        )
 
     def _partition_matches(self, file: InputFile, condition: Filter | None) -> bool:
         """Return False if the folder names alone exclude every row of the file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -55,15 +55,20 @@ class Filter:
         """Return the condition as an expression of Arrow, which readers use to skip row groups."""
         return self._build(self._tree, {})
 
-    def check(self, schema: pa.Schema) -> None:
-        """Raise INVALID_INPUT for a column that `schema` lacks, or types that do not fit."""
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise INVALID_INPUT for a column that is not there, or is there twice."""
         for name in self.columns:
-            if name not in schema.names:
+            if names.count(name) != 1:
+                problem = "more than one" if name in names else "no"
                 raise MlctlError(
                     ErrorCode.INVALID_INPUT,
-                    f"--filter: there is no column {name!r}; "
-                    f"columns: {', '.join(schema.names[:20])}",
+                    f"--filter: there is {problem} column {name!r}; "
+                    f"columns: {', '.join(names[:20])}",
                 )
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise INVALID_INPUT for columns as `check_names` does, or types that do not fit."""
+        self.check_names(schema.names)
         columns = {name: pa.array([], schema.field(name).type) for name in self.columns}
         self.apply(pa.table(columns))
 

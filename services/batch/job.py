@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.answers import quarantine_schema, result_schema
+from services.batch.answers import quarantine_schema, require_columns, result_schema
 from services.batch.filters import Filter
 from services.batch.run import BatchPhase, Run, RunControl
 from services.batch.scoring import ScoringPlan
-from services.batch.units import BatchTotals, Job, Sink, Source, Unit
+from services.batch.units import BatchTotals, Job, JobPlan, Reading, Sink, Source, Unit
 from services.batch.worker import Scoring, is_language_model
 from services.generate.options import AnswerOptions
 from services.runtime.bisect import TooManyError
 from services.runtime.scorable import Scorable, check_batched
-from services.runtime.tabular.input_columns import find_feeds, parse_map
+from services.runtime.tabular.input_columns import column_types, find_feeds, parse_map
 
 UNIT_ROWS = 100_000
 # As one of the columns to keep: all columns of the input.
@@ -63,15 +63,26 @@ class BatchReport:
         }
 
 
-def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> ScoringPlan:
-    """Return how columns become answers; INVALID_INPUT for columns that do not fit."""
+def make_plan(model: Scorable, source: Source, config: BatchConfig) -> tuple[ScoringPlan, JobPlan]:
+    """Return how columns become answers, and the units; INVALID_INPUT for columns that do not fit.
+
+    Columns that feed inputs are read as the types of these, whatever their first rows hold.
+    """
     check_batched(model)
     condition = Filter(config.filter) if config.filter else None
-    if condition is not None:
-        condition.check(schema)
+    schema = source.schema
+    if source.only_text:
+        schema = pa.schema([(name, pa.string()) for name in schema.names])
     feeds = find_feeds(schema, model.signature, parse_map(config.map), model.missing)
-    columns = schema.names if KEEP_ALL in config.keep else config.keep
-    keep = tuple(dict.fromkeys((*columns, *config.partition_by)))
+    if source.open_columns:
+        feeds = tuple(each if each.columns else each.from_own_column() for each in feeds)
+    every = KEEP_ALL in config.keep
+    types = column_types(feeds, schema)
+    names = (*schema.names, *(name for name in types if name not in schema.names))
+    keep = tuple(dict.fromkeys((*(names if every else config.keep), *config.partition_by)))
+    require_columns(names, model.signature, keep)
+    if condition is not None:
+        condition.check_names(names)
     answers = config.answers
     if answers is not None and not is_language_model(model):
         raise MlctlError(
@@ -79,14 +90,19 @@ def make_plan(model: Scorable, schema: pa.Schema, config: BatchConfig) -> Scorin
             f"model {model.name!r} is no language model, and takes none of --max-tokens, "
             "--temperature and --seed",
         )
-    return ScoringPlan(
+    plan = ScoringPlan(
         feeds,
         keep,
         condition,
         config.forbid_nan,
         config.finite_outputs,
+        reading=Reading(types, every),
         answers=answers or AnswerOptions(),
     )
+    units = source.plan(plan.columns, condition, plan.reading)
+    if condition is not None:
+        condition.check(source.schema)
+    return plan, units
 
 
 def make_job(model: Scorable, source: Source, plan: ScoringPlan, config: BatchConfig) -> Job:
@@ -117,9 +133,8 @@ def run_job(
     piece_rows: int | None = None,
 ) -> BatchReport:
     """Commit every unit without a marker and finish the job; at once if it is finished."""
-    plan = make_plan(model, source.schema, config)
+    plan, units = make_plan(model, source, config)
     job = make_job(model, source, plan, config)
-    units = source.plan(plan.columns, plan.filter)
     try:
         markers, finished = sink.begin(job, restart=control.restart)
         totals = BatchTotals.of(markers.values(), units.pruned)

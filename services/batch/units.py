@@ -182,6 +182,17 @@ def require_same_job(recorded: Mapping[str, str], current: Mapping[str, str]) ->
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How columns are read: `types` of those that feed inputs, and whether `every` column is kept.
+
+    Sources that state the types of their columns need `types` only where their files differ.
+    """
+
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    every: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobPlan:
     """The units of a job in order; `pruned` rows match no filter and belong to no unit."""
 
@@ -195,24 +206,39 @@ class JobPlan:
         return None if None in counts else self.pruned + sum(filter(None, counts))
 
 
+def with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return the columns with the `types` of some of them, and the columns that are only there."""
+    found = {field.name: types.get(field.name, field.type) for field in schema}
+    return pa.schema([*({**found, **types}).items()])
+
+
 class Source(Protocol):
     """Rows of one form of storage. Other processes can unpickle it and read units of its plan."""
 
     name: str
     # Whether reading waits for a network or another process, while a core has nothing to do.
     waits: bool
+    # Whether all columns are text, whatever types `schema` infers.
+    only_text: bool
+    # Whether later rows may have columns that `schema` lacks.
+    open_columns: bool
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns."""
+        """The columns, with the types that `read` returns once `plan` was called."""
         ...
 
     def identity(self) -> Mapping[str, str]:
         """Return short text that changes when the rows do: sizes, times, a query. No secrets."""
         ...
 
-    def plan(self, columns: Sequence[str], condition: Filter | None) -> JobPlan:
-        """Return the units; INVALID_INPUT unless every file has `columns` with the same types."""
+    def plan(
+        self, columns: Sequence[str], condition: Filter | None, reading: Reading | None = None
+    ) -> JobPlan:
+        """Return the units, and settle the types of `columns`.
+
+        INVALID_INPUT for a file that lacks one of them, or has values of another kind.
+        """
         ...
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:

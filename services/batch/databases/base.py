@@ -64,6 +64,8 @@ class Database(ABC):
 
     # Whether ON CONFLICT replaces a row with the same key; else the old one is deleted before.
     replaces: ClassVar[bool] = True
+    # Whether columns have types, which no value can lack.
+    typed: ClassVar[bool] = True
     # Whether text with a NUL character is rejected.
     forbids_nul: ClassVar[bool] = False
     # How a binary value is written in SQL, from its hexadecimal digits.

@@ -80,7 +80,9 @@ class DuckDb(Database):
         self, query: str, schema: pa.Schema, rest: str, start: int, rows: int
     ) -> Iterator[Piece]:
         sql = f"SELECT {column_list(schema.names)} FROM ({query}) AS q {rest}"
-        yield from arrow_pieces(self._connection.execute(sql).to_arrow_reader(rows), rows, start)
+        yield from arrow_pieces(
+            self._connection.execute(sql).to_arrow_reader(rows), rows, schema, start
+        )
 
     def _connect(self, *, read_only: bool) -> None:
         path = self._url.partition("://")[2]

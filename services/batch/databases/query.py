@@ -23,7 +23,7 @@ from services.batch.databases.base import (
 from services.batch.databases.drivers import open_database
 from services.batch.filters import Filter
 from services.batch.locations import without_password
-from services.batch.units import JobPlan, Piece, Unit
+from services.batch.units import JobPlan, Piece, Reading, Unit, with_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class QuerySource:
     """
 
     waits = True
+    only_text = open_columns = False
 
     def __init__(self, location: str, unit_rows: int, options: Mapping[str, str]) -> None:
         base, parameters = split_url(location)
@@ -81,7 +82,14 @@ class QuerySource:
             "ranges": hashlib.sha256(ranges.encode()).hexdigest()[:16],
         }
 
-    def plan(self, columns: Sequence[str], condition: Filter | None) -> JobPlan:  # noqa: ARG002
+    def plan(
+        self,
+        columns: Sequence[str],  # noqa: ARG002
+        condition: Filter | None,  # noqa: ARG002
+        reading: Reading | None = None,
+    ) -> JobPlan:
+        if reading is not None and not open_database(self._url, self.name).typed:
+            self.schema = with_types(self.schema, reading.types)
         return JobPlan(self._units)
 
     def read(self, unit: Unit, columns: Sequence[str], piece_rows: int) -> Iterator[Piece]:

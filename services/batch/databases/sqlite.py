@@ -27,6 +27,7 @@ from services.batch.databases.base import (
 )
 from services.batch.pieces import typed_piece
 from services.batch.units import Piece
+from services.runtime.tabular.casts import Misfits, from_values
 from services.runtime.tabular.values import as_json
 
 _BATCH_ROWS = 5_000
@@ -41,6 +42,7 @@ _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 class Sqlite(Database):
     """An open file; transactions take turns."""
 
+    typed = False
     binary = "X'{}'"
     _begin = ("BEGIN IMMEDIATE",)
     _errors = (sqlite3.Error, OverflowError)
@@ -137,11 +139,8 @@ def _piece(rows: Sequence[Sequence[Any]], schema: pa.Schema, start: int) -> Piec
     return typed_piece(columns, schema, range(start, start + len(rows)), _converted, text)
 
 
-def _converted(values: Sequence[Any], kind: pa.DataType) -> Any:
-    """Return values as a column; whole numbers of any size fit floats."""
-    if types.is_floating(kind):
-        values = [float(each) if isinstance(each, int) else each for each in values]
-    return pa.array(values, kind)
+def _converted(field: pa.Field, values: Sequence[Any]) -> tuple[Any, Misfits]:
+    return from_values(values, field.type)
 
 
 def _plain(value: Any) -> Any:

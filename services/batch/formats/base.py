@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.filters import Filter
 from services.batch.locations import InputFile
 from services.batch.transient_errors import translate_errors
-from services.batch.units import Piece
+from services.batch.units import Piece, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,13 @@ class InputFormat(ABC):
     """A file format; `suffixes` are those of its files. By default a file is one unit."""
 
     suffixes: ClassVar[tuple[str, ...]]
+    # Whether files state the types of their columns; the next two are those of Source.
+    typed: ClassVar[bool] = True
+    only_text: ClassVar[bool] = False
+    open_columns: ClassVar[bool] = False
+    # How the columns are read, and those of the folder names; a source sets them.
+    reading = Reading()
+    folder_keys: frozenset[str] = frozenset()
 
     def __init__(self, unit_rows: int, options: Mapping[str, str]) -> None:
         self.unit_rows = unit_rows
@@ -52,7 +60,7 @@ class InputFormat(ABC):
 
 
 @contextlib.contextmanager
-def reading(file: InputFile) -> Iterator[None]:
+def reading_errors(file: InputFile) -> Iterator[None]:
     """Raise INVALID_INPUT for a file that cannot be read, SOURCE_UNAVAILABLE if that may pass."""
     remote = file.system is not None
     try:
@@ -62,7 +70,7 @@ def reading(file: InputFile) -> Iterator[None]:
             else contextlib.nullcontext()
         ):
             yield
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
@@ -80,6 +88,22 @@ def opened(file: InputFile) -> Iterator[io.BufferedReader]:
             plain = pa.PythonFile(raw, mode="r")
             raw = stack.enter_context(pa.CompressedInputStream(plain, file.compression))
         yield stack.enter_context(io.BufferedReader(raw, 1 << 20))
+
+
+@contextlib.contextmanager
+def opened_text(file: InputFile) -> Iterator[io.BufferedReader]:
+    """Open the content after its byte order mark; INVALID_INPUT if it is not UTF-8."""
+    with opened(file) as stream:
+        first = stream.peek(4)[:4]
+        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in first:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                f"{file.name} is text in UTF-16, expected UTF-8",
+                "Save it as UTF-8, such as with: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+            )
+        if first.startswith(codecs.BOM_UTF8):
+            stream.read(len(codecs.BOM_UTF8))
+        yield stream
 
 
 def parse_types(text: str) -> dict[str, pa.DataType]:

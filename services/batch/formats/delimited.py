@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,22 +12,37 @@ import pyarrow as pa
 from pyarrow import types
 
 from bundle.errors import ErrorCode, MlctlError
-from services.batch.formats.base import InputFormat, opened
+from services.batch.formats.base import InputFormat, opened_text
 from services.batch.locations import InputFile, suffix_of
 from services.batch.pieces import typed_piece
 from services.batch.units import Piece, UnreadableRow
+from services.runtime.tabular.casts import Misfits, cast
+from services.runtime.tabular.values import row_text
 
 _BLOCK_BYTES = 4 << 20
 _HEADER_LINES = 2  # the header itself, and Arrow counts from one
 # Nothing else: "NA" may be a country, and NaN is a number that --forbid-nan tests.
 _NULLS = ("",)
 _SHOWN = 2_000
+# Rows in which a column has to be text to lose nothing.
+_CHECKED_ROWS = 20_000
+# What values of these types do not represent: +49, 007, 0x1F, more digits than a float has, and
+# more than microseconds have.
+_ALTERED = (
+    (types.is_integer, r"^\s*(\+|-?0[0-9xX])"),
+    (types.is_floating, r"^\s*(\+|-?0[0-9xX]|-?[0-9]{16}|-?[0.]*[1-9](\.?[0-9]){17})"),
+    (types.is_timestamp, r"\.[0-9]{7}"),
+)
 
 
 class DelimitedFormat(InputFormat):
-    """Types are those of the first 4 MiB; a row with a field of another type is a bad row."""
+    """Columns that feed no input have the types of the first 4 MiB, or are text if these lose any
+    of it; a row with a field of another type is a bad row.
+    """
 
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
+    typed = False
+    only_text = True
 
     def __init__(self, unit_rows: int, options: Mapping[str, str]) -> None:
         super().__init__(unit_rows, options)
@@ -40,10 +54,20 @@ class DelimitedFormat(InputFormat):
         from pyarrow import csv as arrow_csv
 
         convert = arrow_csv.ConvertOptions(null_values=_NULLS)
-        with opened(file) as stream, self._reader(file, stream, deque(), convert) as reader:
-            fields = list(reader.schema)
+        with opened_text(file) as stream, self._reader(file, stream, deque(), convert) as reader:
+            try:
+                inferred = [(field.name, field.type) for field in reader.schema]
+            except UnicodeDecodeError as error:
+                raise pa.ArrowInvalid("the names of its columns are not UTF-8") from error
+        kinds = [_plain(kind) for _name, kind in inferred]
+        names = [name for name, _kind in inferred]
+        with opened_text(file) as stream, self._reader(file, stream, deque(), _as_text(names)) as r:
+            texts = next(iter(r), None)
+        for index in () if texts is None else range(len(kinds)):
+            if _altered(texts.column(index)[:_CHECKED_ROWS], kinds[index]):
+                kinds[index] = pa.string()
         return pa.schema(
-            [(field.name, self.types.get(field.name) or _plain(field.type)) for field in fields]
+            [(name, self.types.get(name, kind)) for name, kind in zip(names, kinds, strict=True)]
         )
 
     def pieces(
@@ -53,27 +77,26 @@ class DelimitedFormat(InputFormat):
         schema: pa.Schema,
         piece_rows: int,
     ) -> Iterator[Piece]:
-        from pyarrow import csv as arrow_csv
-
-        convert = arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(schema.names, pa.binary()),
-            include_columns=schema.names,
-            null_values=_NULLS,
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
+        convert = _as_text(schema.names)
         malformed: deque[UnreadableRow] = deque()
         next_row = 0
-        with opened(file) as stream, self._reader(file, stream, malformed, convert) as reader:
+        with opened_text(file) as stream, self._reader(file, stream, malformed, convert) as reader:
             for batch in reader:
                 for start in range(0, batch.num_rows, piece_rows):
                     raw = pa.Table.from_batches([batch.slice(start, piece_rows)])
                     numbers, rejected = _numbered(raw.num_rows, next_row, malformed)
                     next_row = int(numbers[-1]) + 1
-                    text = partial(_row_text, raw)
-                    yield typed_piece(raw, schema, numbers, _converted, text, rejected)
+                    text = partial(row_text, raw)
+                    yield typed_piece(raw, schema, numbers, self._converted, text, rejected)
         if malformed:
             yield Piece(schema.empty_table(), (), tuple(malformed))
+
+    def _converted(self, field: pa.Field, column: Any) -> tuple[Any, Misfits]:
+        found, misfits = cast(column, field.type)
+        if field.name not in self.reading.types and field.name not in self.types:
+            for index in _altered(column, field.type):
+                misfits.setdefault(index, "")
+        return found, misfits
 
     def _reader(
         self, file: InputFile, stream: Any, malformed: deque[UnreadableRow], convert: Any
@@ -111,27 +134,30 @@ def _numbered(
     return numbers, tuple(rejected)
 
 
-def _converted(column: Any, kind: pa.DataType) -> Any:
-    """Return text as a column of that type; blanks around a number are left out."""
-    if column.type == kind:
-        return column
-    texts = column.cast(pa.string())
-    try:
-        return texts.cast(kind)
-    except pa.ArrowInvalid:
-        from pyarrow import compute
+def _as_text(names: Sequence[str]) -> Any:
+    from pyarrow import csv as arrow_csv
 
-        return compute.utf8_trim_whitespace(texts).cast(kind)
+    return arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.binary()),
+        include_columns=names,
+        null_values=_NULLS,
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
 
 
-def _row_text(raw: Any, index: int) -> str:
-    """Return the fields as one JSON object."""
-    row = raw.slice(index, 1).to_pylist()[0]
-    texts = {
-        name: value.decode(errors="replace") if isinstance(value, bytes) else value
-        for name, value in row.items()
-    }
-    return json.dumps(texts, ensure_ascii=False, default=str)[:_SHOWN]
+def _altered(texts: Any, kind: Any) -> list[int]:
+    """Return which `texts` values of type `kind` do not represent."""
+    from pyarrow import compute
+
+    pattern = next((each for test, each in _ALTERED if test(kind)), None)
+    if pattern is None:
+        return []
+    found = compute.match_substring_regex(texts, pattern)
+    if not compute.any(found).as_py():
+        return []
+    indices: list[int] = compute.indices_nonzero(found).to_pylist()
+    return indices
 
 
 def _plain(kind: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from services.batch.formats.base import InputFormat, opened
+from services.batch.filters import Filter
+from services.batch.formats.base import FilePlan, InputFormat, opened
 from services.batch.locations import InputFile
 from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
@@ -17,13 +18,16 @@ _MAGIC = b"ARROW1"
 
 
 class IpcFormat(InputFormat):
-    """Columns must have the same types in every file."""
+    """The head of a file states its columns."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".arrows", ".feather", ".ipc")
 
     def schema(self, file: InputFile) -> pa.Schema:
         with _reader(file) as (schema, _batches):
             return schema
+
+    def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:  # noqa: ARG002
+        return FilePlan([(None, None)], schema=self.schema(file))
 
     def pieces(
         self,
@@ -32,13 +36,9 @@ class IpcFormat(InputFormat):
         schema: pa.Schema,
         piece_rows: int,
     ) -> Iterator[Piece]:
-        with _reader(file) as (found, batches):
-            for field in schema:
-                if field.name not in found.names or found.field(field.name).type != field.type:
-                    raise pa.ArrowInvalid(
-                        f"column {field.name!r} is not {field.type} as in the first file"
-                    )
-            yield from arrow_pieces((each.select(schema.names) for each in batches), piece_rows)
+        with _reader(file) as (_schema, batches):
+            chosen = (each.select(schema.names) for each in batches)
+            yield from arrow_pieces(chosen, piece_rows, schema)
 
 
 @contextlib.contextmanager

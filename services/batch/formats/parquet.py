@@ -14,6 +14,7 @@ import pyarrow as pa
 from services.batch.filters import Filter
 from services.batch.formats.base import FilePlan, InputFormat
 from services.batch.locations import InputFile
+from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
 
 # Read at once: of all columns together, and of each column at least.
@@ -61,12 +62,8 @@ class ParquetFormat(InputFormat):
                 # One thread, because the other cores have units of their own: threads for the
                 # columns of one row group cost 5 % of a job's CPU, and shorten none.
                 batches = opened.iter_batches(piece_rows, [group], schema.names, use_threads=False)
-                for batch in batches:
-                    table = pa.Table.from_batches([batch]).select(schema.names)
-                    if table.schema.types != schema.types:
-                        table = table.cast(schema)
-                    yield Piece(table, range(start, start + table.num_rows))
-                    start += table.num_rows
+                chosen = (batch.select(schema.names) for batch in batches)
+                yield from arrow_pieces(chosen, piece_rows, schema, start)
 
 
 def _matching_groups(file: InputFile, condition: Filter, keys: Any, schema: pa.Schema) -> list[int]:

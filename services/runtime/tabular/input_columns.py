@@ -5,8 +5,10 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import (
@@ -17,6 +19,7 @@ from bundle.tensors import (
     Signature,
     TensorSpec,
 )
+from services.runtime.tabular.casts import is_text, plain_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +46,10 @@ class InputColumns:
     def width(self) -> int:
         """Values in a row of the input; -1 if they differ from row to row."""
         return DYNAMIC if DYNAMIC in self.spec.shape[1:] else math.prod(self.spec.shape[1:])
+
+    def from_own_column(self) -> InputColumns:
+        """Return the input with the column of its name, which some rows may have."""
+        return replace(self, columns=(self.spec.name,))
 
 
 def parse_map(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -114,6 +121,8 @@ def _by_name(
 
 def _problem(feed: InputColumns, schema: pa.Schema) -> str | None:
     """Return why columns of these types cannot feed the input, or None."""
+    if twice := next((name for name in feed.columns if schema.names.count(name) > 1), None):
+        return f"there are {schema.names.count(twice)} columns named {twice!r}; rename the others"
     fields = [schema.field(name) for name in feed.columns]
     if not fields:
         return None
@@ -128,11 +137,11 @@ def _problem(feed: InputColumns, schema: pa.Schema) -> str | None:
 def _single_problem(feed: InputColumns, name: str, kind: Any) -> str | None:
     import pyarrow as pa
 
-    inner = getattr(kind, "storage_type", kind)
+    inner = plain_type(kind)
     depth, known = 0, 1
     while is_list(inner):
         known = known * inner.list_size if pa.types.is_fixed_size_list(inner) else DYNAMIC
-        inner, depth = inner.value_type, depth + 1
+        inner, depth = plain_type(inner.value_type), depth + 1
     if depth == 0 and feed.width != 1:
         return f"column {name!r} has one value of {kind} in a row, expected {_width(feed)}"
     if feed.spec.shape[1:].count(DYNAMIC) > 1:
@@ -145,15 +154,60 @@ def _single_problem(feed: InputColumns, name: str, kind: Any) -> str | None:
 def _scalar_problem(spec: TensorSpec, name: str, kind: Any) -> str | None:
     from pyarrow import types
 
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    kind = plain_type(kind)
     number = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
     # Text may be numbers: formats without types, such as CSV, have only text.
-    tests = text if spec.dtype is Datatype.BYTES else (*number, *text[:2])
-    if any(test(kind) for test in tests) or types.is_null(kind):
+    text = (types.is_string, types.is_large_string)
+    fits = is_text(kind)
+    if spec.dtype is not Datatype.BYTES:
+        fits = any(test(kind) for test in (*number, *text))
+    if fits or types.is_null(kind):
         return None
     wanted = "text" if spec.dtype is Datatype.BYTES else "numbers"
     return f"column {name!r} holds {kind}, expected {wanted}"
+
+
+def column_types(feeds: Sequence[InputColumns], schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return by column the type that represents every value of its inputs.
+
+    For sources that do not state their types. Columns of lists in `schema` stay lists. A column
+    that feeds both text and numbers has no such type.
+    """
+    import pyarrow as pa
+
+    found: dict[str, set[pa.DataType]] = {}
+    for feed in feeds:
+        for name in feed.columns:
+            found.setdefault(name, set()).add(_value_type(feed.spec.dtype))
+    types = {}
+    for name, kinds in found.items():
+        if len(kinds) == 1 or pa.string() not in kinds:
+            kind = kinds.pop() if len(kinds) == 1 else pa.float64()
+            shown = schema.field(name).type if name in schema.names else kind
+            types[name] = _with_values(shown, kind)
+    return types
+
+
+def _value_type(dtype: Datatype) -> pa.DataType:
+    import pyarrow as pa
+
+    match dtype, np.dtype(dtype.numpy_name).kind:
+        case Datatype.BYTES, _:
+            return pa.string()
+        case Datatype.UINT64, _:
+            return pa.uint64()
+        case Datatype.BOOL, _:
+            return pa.bool_()
+        case _, "f":
+            return pa.float64()
+    return pa.int64()
+
+
+def _with_values(kind: Any, value: pa.DataType) -> pa.DataType:
+    """Return a type of lists with other values; `value` for other types."""
+    import pyarrow as pa
+
+    return pa.list_(_with_values(kind.value_type, value)) if is_list(kind) else value
 
 
 def is_list(kind: Any) -> bool:

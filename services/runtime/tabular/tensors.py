@@ -15,14 +15,14 @@ import numpy as np
 
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from services.runtime.input_checks import absent_rows
+from services.runtime.tabular.casts import Misfits, cast, memory, plain
 from services.runtime.tabular.input_columns import InputColumns, is_list
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Reasons = dict[int, str]
-# Arrow's and numpy's names; the names of integers are equal.
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_NO_GAPS = np.array([], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _grouped(
         group = {name: array[rows] for name, array in arrays.items()}
         for feed in feeds:
             if feed.spec.name in sizes:
-                column = _flat(table.column(feed.columns[0]).take(rows))
+                column = plain(table.column(feed.columns[0]).take(rows))
                 width = sizes[feed.spec.name]
                 group[feed.spec.name] = _values(column, feed, rows, width, reasons).reshape(
                     len(rows), *_row_shape(feed.spec, width)
@@ -103,7 +103,7 @@ def _fixed(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
         return absent_rows(feed.spec, table.num_rows)
     if len(feed.columns) > 1:
         return _wide(table, feed, reasons).reshape(shape)
-    column = _flat(table.column(feed.columns[0]))
+    column = plain(table.column(feed.columns[0]))
     every = np.arange(table.num_rows)
     if not is_list(column.type):
         return _values(column, feed, every, 1, reasons).reshape(shape)
@@ -134,22 +134,13 @@ def _wide(table: pa.Table, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     every = np.arange(table.num_rows)
     for index, name in enumerate(feed.columns):
         matrix[:, index] = _values(
-            _flat(table.column(name)),
+            plain(table.column(name)),
             InputColumns(feed.spec, (name,), feed.nullable),
             every,
             1,
             reasons,
         )
     return matrix
-
-
-def _flat(column: Any) -> Any:
-    """Return a chunked column as one array, without extension types and dictionaries."""
-    import pyarrow as pa
-
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    array = getattr(array, "storage", array)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def _elements(column: Any) -> Any:
@@ -171,7 +162,7 @@ def _row_shape(spec: TensorSpec, width: int) -> tuple[int, ...]:
 
 def _lengths(column: Any, feed: InputColumns, reasons: Reasons) -> np.ndarray:
     """Return the number of values of each row of an input with a dynamic size; -1 for null."""
-    found, step = _value_counts(_flat(column)), -math.prod(feed.spec.shape[1:])
+    found, step = _value_counts(plain(column)), -math.prod(feed.spec.shape[1:])
     for row in np.flatnonzero((found < 0) | (found % step != 0)).tolist():
         problem = f"has {found[row]} values, expected a multiple of {step}"
         problem = "is null" if found[row] < 0 else problem
@@ -224,32 +215,21 @@ def _values(
     """Return the column's values in order, `width` per row of `rows`."""
     while is_list(column.type):
         column = _elements(column)
-    column = _flat(column)
+    column = plain(column)
     name = feed.columns[0]
-    if column.null_count and feed.nullable:
-        column = _filled(column, feed.spec)
-    elif column.null_count:
-        for index in np.flatnonzero(column.is_null()).tolist():
+    gaps = np.flatnonzero(column.is_null()) if column.null_count else _NO_GAPS
+    if not feed.nullable:
+        for index in gaps.tolist():
             reasons.setdefault(int(rows[index // width]), f"column {name!r} is null")
     if feed.spec.dtype is Datatype.BYTES:
         return _texts(column)
     values, wrong = _numbers(column, _dtype(feed.spec))
     for index, reason in wrong.items():
         reasons.setdefault(int(rows[index // width]), f"column {name!r}: {reason}")
+    if feed.nullable and len(gaps):
+        values = values.copy()
+        values[gaps] = np.nan
     return values
-
-
-def _filled(column: Any, spec: TensorSpec) -> Any:
-    """Return the column with NaN, or empty text, in place of null."""
-    import pyarrow as pa
-
-    kind = pa.from_numpy_dtype(_dtype(spec)) if spec.dtype is not Datatype.BYTES else pa.string()
-    column = column.cast(kind) if pa.types.is_null(column.type) else column
-    if pa.types.is_integer(column.type):
-        column = column.cast(pa.float64())
-    if pa.types.is_floating(column.type):
-        return column.fill_null(float("nan"))
-    return column.fill_null("" if spec.dtype is Datatype.BYTES else "nan")
 
 
 def _texts(column: Any) -> np.ndarray:
@@ -266,49 +246,19 @@ def _numbers(column: Any, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
     import pyarrow as pa
     from pyarrow import types
 
-    plain = (types.is_integer, types.is_floating, types.is_boolean)
-    if types.is_null(column.type):
-        return np.zeros(len(column), dtype), {}
-    if not any(test(column.type) for test in plain):
-        column = _cast_whole(column, dtype)
-        if not any(test(column.type) for test in plain):
-            with np.errstate(over="ignore"):  # the row's reason says so
-                return _parsed(column.to_pylist(), dtype)
+    misfits: Misfits = {}
+    numbers = (types.is_integer, types.is_floating, types.is_boolean)
+    if not any(test(column.type) for test in numbers):
+        # Via float64, so that a value that is too large for its datatype is detected.
+        column, misfits = cast(
+            column, pa.float64() if dtype.kind == "f" else pa.from_numpy_dtype(dtype)
+        )
     if column.null_count:
         column = column.fill_null(pa.scalar(0).cast(column.type))
-    values = _memory(column)
-    return (values, {}) if values.dtype == dtype else _converted(values, dtype)
-
-
-def _memory(column: Any) -> np.ndarray:
-    """Return the values of a column without nulls, without a copy if possible.
-
-    pyarrow's own way loads pandas, if there is one, which takes longer than a small job.
-    """
-    import pyarrow as pa
-
-    if pa.types.is_boolean(column.type) or not len(column):
-        plain: np.ndarray = column.to_numpy(zero_copy_only=False)
-        return plain
-    name = str(column.type)
-    dtype = np.dtype(_FLOATS.get(name, name))
-    values: np.ndarray = np.frombuffer(
-        column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize
-    )
-    return values
-
-
-def _cast_whole(column: Any, dtype: np.dtype[Any]) -> Any:
-    """Convert text to numbers if all of it is numeric: ten times faster than one by one."""
-    import pyarrow as pa
-
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return column
-    try:
-        # Via float64, so that a value that is too large for its datatype is detected.
-        return column.cast(pa.float64() if dtype.kind == "f" else pa.from_numpy_dtype(dtype))
-    except pa.ArrowInvalid:
-        return column
+    values = memory(column)
+    made, wrong = (values, {}) if values.dtype == dtype else _converted(values, dtype)
+    problem = f"is not a value of {dtype.name}"
+    return made, {**wrong, **{index: f"{text} {problem}" for index, text in misfits.items()}}
 
 
 def _converted(values: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
@@ -321,45 +271,6 @@ def _converted(values: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, Re
             bad = (made.astype(values.dtype) != values) | ((made < 0) != (values < 0))
     problem = f"is not a value of {dtype.name}"
     return made, {i: f"{values[i]!s} {problem}" for i in np.flatnonzero(bad).tolist()}
-
-
-def _parsed(values: Sequence[object], dtype: np.dtype[Any]) -> tuple[np.ndarray, Reasons]:
-    """Parse strings and decimals one by one."""
-    made = np.zeros(len(values), dtype)
-    wrong: Reasons = {}
-    for index, value in enumerate(values):
-        if value is None:
-            continue
-        try:
-            number = _number(value, dtype)
-            made[index] = number
-        except (ValueError, OverflowError):
-            wrong[index] = f"{str(value)[:60]!r} is not a value of {dtype.name}"
-            continue
-        if dtype.kind == "f" and math.isinf(made[index]) and math.isfinite(number):
-            wrong[index] = f"{str(value)[:60]!r} is not a value of {dtype.name}"
-    return made, wrong
-
-
-def _number(value: object, dtype: np.dtype[Any]) -> float:
-    text = str(value).strip()
-    if dtype.kind == "b":
-        known = {"true": True, "1": True, "false": False, "0": False}
-        if text.lower() not in known:
-            raise ValueError(text)
-        return known[text.lower()]
-    # int() keeps digits that float() would round; both accept "1_0", which is not a number here.
-    if "_" in text:
-        raise ValueError(text)
-    if dtype.kind == "f":
-        return float(text)
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise
-        return int(number)
 
 
 def _reject_nan(feed: InputColumns, array: np.ndarray, rows: np.ndarray, reasons: Reasons) -> None:

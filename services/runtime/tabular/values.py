@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_SHOWN = 2_000
+
 
 def as_json(value: object) -> object:
     """Convert a value of an Arrow table to a JSON value."""
@@ -31,6 +33,16 @@ def as_json(value: object) -> object:
             return {str(key): as_json(each) for key, each in value.items()}
         case _:
             return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def row_text(table: pa.Table, index: int) -> str:
+    """Return the beginning of a row as a JSON object; bytes that are no UTF-8 are replaced."""
+    (row,) = table.slice(index, 1).to_pylist()
+    values = {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else as_json(value)
+        for name, value in row.items()
+    }
+    return json.dumps(values, ensure_ascii=False)[:_SHOWN]
 
 
 def with_nul(table: pa.Table) -> dict[int, str]:

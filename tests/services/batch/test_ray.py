@@ -224,11 +224,11 @@ def test_ray__sink_of_one_process__is_rejected(bundle: VerifiedBundle, tmp_path:
 def setup_of(model: Scorable, folder: Path, x: np.ndarray) -> tuple[WorkerSetup, Unit]:
     parquet.write_table(tables.table(x), folder / "in.parquet")
     source, sink = rows_at(folder / "in.parquet"), sink_at(folder / "out")
-    plan = make_plan(model, source.schema, CONFIG)
+    plan, units = make_plan(model, source, CONFIG)
     job = make_job(model, source, plan, CONFIG)
     sink.begin(job)
     scoring = Scoring(model, source, sink, plan, job.schema, job.quarantine)
-    (unit,) = source.plan(plan.columns, None).units
+    (unit,) = units.units
     return WorkerSetup(scoring, read_files(model)), unit
 
 

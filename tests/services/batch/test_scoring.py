@@ -12,7 +12,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Manifest
 from bundle.tensors import Datatype, Signature, TensorSpec
 from bundle.verify import VerifiedBundle
-from services.batch.answers import quarantine_schema, result_schema
+from services.batch.answers import quarantine_schema, require_columns, result_schema
 from services.batch.filters import Filter
 from services.batch.scoring import PieceScorer, ScoringPlan
 from services.batch.units import Piece, ScoredPiece, Unit
@@ -136,5 +136,5 @@ def test_scoring__kept_column_missing_or_named_as_an_output__is_rejected(
 ) -> None:
     source = pa.schema([("id", pa.int64()), ("y", pa.int64()), ("mlctl_digest", pa.string())])
     with pytest.raises(MlctlError, match=f"--keep {keep}") as caught:
-        result_schema(bundle.manifest.signature, source, (keep,))
+        require_columns(source.names, bundle.manifest.signature, (keep,))
     assert caught.value.code is ErrorCode.INVALID_INPUT

@@ -85,7 +85,7 @@ def test_to_tensors__text_of_several_kinds__each_row_has_its_reason() -> None:
         {
             1: "column 'c' is null",
             2: "column 'c': 'one' is not a value of float32",
-            3: "column 'c': '1e99' is not a value of float32",
+            3: "column 'c': 1e+99 is not a value of float32",
         },
     )
 
