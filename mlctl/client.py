@@ -6,6 +6,7 @@ gRPC, and sends binary tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,8 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype
 
 TIMEOUT_SECONDS = 30.0
+# The types of pandas.NA and pandas.NaT.
+_MISSING = ("NAType", "NaTType")
 
 
 class Client:
@@ -59,8 +62,10 @@ class Client:
     def infer(self, model: str, inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
         """Return the outputs for `inputs`, both by the names of the tensors.
 
-        Inputs are converted to the datatypes that the server states. MODEL_NOT_FOUND,
-        INVALID_INPUT and whatever else the server answers; UNAVAILABLE without an answer.
+        Values are sent as they are, so that the server rejects those that its datatypes cannot
+        represent, such as 1.9 for an integer. None, NaN and pandas.NA are missing values.
+        MODEL_NOT_FOUND, INVALID_INPUT and whatever else the server answers; UNAVAILABLE without an
+        answer.
         """
         stated = {each["name"]: each["datatype"] for each in self.metadata(model)["inputs"]}
         tensors = [_tensor(name, value, stated.get(name)) for name, value in inputs.items()]
@@ -89,13 +94,31 @@ def _tensor(name: str, value: ArrayLike, datatype: str | None) -> dict[str, Any]
     """Return the JSON form of one input; a name that the server does not state is its error."""
     if datatype is None:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"the model has no input {name!r}")
-    array = np.asarray(value, Datatype(datatype).numpy_name)
-    return {
-        "name": name,
-        "datatype": datatype,
-        "shape": array.shape,
-        "data": array.ravel().tolist(),
-    }
+    # Of a list numpy would make values of one type: of 1 and "a" two texts.
+    array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
+    try:
+        data = [_json(each) for each in array.ravel().tolist()]
+    except ValueError as error:
+        raise MlctlError(ErrorCode.INVALID_INPUT, f"input {name!r}: {error}") from error
+    return {"name": name, "datatype": datatype, "shape": array.shape, "data": data}
+
+
+def _json(value: object) -> object:
+    """Return a value as JSON has it, null for a missing one; ValueError if JSON has none."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    match value:
+        case bool() | int() | str():
+            return value
+        case float() if not math.isinf(value):
+            return None if math.isnan(value) else value
+        case bytes():
+            return value.decode()
+        case list():
+            raise ValueError("its rows have different lengths")
+    if value is None or type(value).__name__ in _MISSING:
+        return None
+    raise ValueError(f"{value!r} cannot be sent as JSON")
 
 
 def _array(tensor: Mapping[str, Any]) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from optimize.data.source import (
     reject_unknown,
 )
 from registry.quiet import first_line
-from services.runtime.tabular.input_columns import InputColumns, find_feeds
+from services.runtime.tabular.casts import cast, plain
+from services.runtime.tabular.input_columns import InputColumns, find_feeds, is_list
 from services.runtime.tabular.tensors import Tensors as RowTensors
 from services.runtime.tabular.tensors import to_tensors
 
@@ -69,7 +71,13 @@ class ParquetRows:
     def _chunks(self, file: Any) -> Iterator[Tensors]:
         import pyarrow as pa
 
-        names = _columns(file.schema_arrow.names)
+        stated = file.schema_arrow.names
+        if twice := next((name for name in stated if stated.count(name) > 1), None):
+            raise invalid(
+                f"{self.name} has {stated.count(twice)} columns named {twice!r}",
+                "Leave out all but one of them, or rename them.",
+            )
+        names = _columns(stated)
         schema = pa.schema(
             [file.schema_arrow.field(name).with_name(as_) for as_, name in names.items()]
         )
@@ -166,18 +174,19 @@ def _labels(name: str, column: Any) -> np.ndarray:
     """Return labels [rows] or [rows, k]; INVALID_INPUT if they are not numbers."""
     if column.null_count:
         raise invalid(f"column {name!r} has {column.null_count} missing values", _ROWS_HINT)
-    try:
-        return np.array(column.to_pylist(), np.float64 if _has_floats(column.type) else np.int64)
-    except (TypeError, ValueError) as error:
-        raise invalid(
-            f"column {name!r} holds {column.type}, expected numbers", _LABELS_HINT
-        ) from error
-
-
-def _has_floats(kind: Any) -> bool:
+    import pyarrow as pa
     from pyarrow import types
 
-    return bool(types.is_floating(getattr(kind, "value_type", kind)))
+    column = plain(column)
+    inner = column.type.value_type if is_list(column.type) else column.type
+    whole = types.is_integer(inner) or types.is_boolean(inner)
+    if whole or types.is_floating(inner) or types.is_decimal(inner):
+        kind = pa.int64() if whole else pa.float64()
+        found, misfits = cast(column, pa.list_(kind) if is_list(column.type) else kind)
+        if not misfits:
+            with suppress(TypeError, ValueError):  # lists of different lengths
+                return np.array(found.to_pylist(), np.int64 if whole else np.float64)
+    raise invalid(f"column {name!r} holds {column.type}, expected numbers", _LABELS_HINT)
 
 
 def _joined(groups: Sequence[RowTensors], rows: int) -> dict[str, np.ndarray]:

@@ -144,7 +144,7 @@ class FileSource:
         them, or else as that of the input that it feeds.
         """
         if not self._format.typed:
-            return {name: types[name] for name in types if name not in self._format.types}
+            return {name: kind for name, kind in types.items() if not self._is_settled(name)}
         found = {}
         for name in columns:
             if name in self._keys:
@@ -161,6 +161,15 @@ class FileSource:
                 if not can_cast(kind, found[name]):
                     raise self._differs(name, kinds[0], file, f"has {kind}")
         return found
+
+    def _is_settled(self, name: str) -> bool:
+        """Return whether a column keeps its type, whatever input it feeds.
+
+        The user named it, or its values are true and false, which are 1 and 0 for a number.
+        """
+        index = self.schema.get_field_index(name)
+        truths = index >= 0 and pa.types.is_boolean(self.schema.field(index).type)
+        return truths or name in self._format.types
 
     def _stated_type(self, file: InputFile, schema: pa.Schema, name: str) -> pa.DataType:
         index = schema.get_field_index(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,25 +17,43 @@ Convert = Callable[[pa.Field, Any], tuple[Any, Misfits]]
 
 
 def arrow_pieces(
-    batches: Iterable[pa.RecordBatch], rows: int, schema: pa.Schema, start: int = 0
+    batches: Iterable[pa.RecordBatch],
+    rows: int,
+    schema: pa.Schema,
+    inputs: Container[str] = (),
+    start: int = 0,
 ) -> Iterator[Piece]:
     """Yield record batches as pieces of at most `rows` rows, numbered from `start`.
 
-    Columns of other types than in `schema` are cast; rows that do not fit are unreadable.
+    Columns of other types than in `schema` are cast, those of `inputs` to the nearest float. Rows
+    that do not fit, or have text that is no UTF-8, are unreadable.
     """
+
+    def convert(field: pa.Field, column: Any) -> tuple[Any, Misfits]:
+        if not _is_valid(column):
+            column = column.cast(pa.large_binary())
+        return cast(column, field.type, exact=field.name not in inputs)
+
     for batch in batches:
         for offset in range(0, batch.num_rows, rows):
             table = pa.Table.from_batches([batch.slice(offset, rows)])
             numbers = range(start, start + table.num_rows)
             start += table.num_rows
-            if table.schema.types == schema.types:
+            if table.schema.types == schema.types and all(map(_is_valid, table.columns)):
                 yield Piece(table, numbers)
             else:
-                yield typed_piece(table, schema, numbers, _cast, partial(row_text, table))
+                yield typed_piece(table, schema, numbers, convert, partial(row_text, table))
 
 
-def _cast(field: pa.Field, column: Any) -> tuple[Any, Misfits]:
-    return cast(column, field.type, exact=True)
+def _is_valid(column: Any) -> bool:
+    """Return whether text is UTF-8, which files only claim; other columns are."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return True
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def typed_piece(

@@ -18,7 +18,7 @@ _REASON_BYTES = 2000
 
 def headers_of_answer(message: Outgoing, destination: str) -> Mapping[str, bytes]:
     """Return the headers of an answer; INVALID_INPUT for a message that no run wrote."""
-    headers = dict(message.headers)
+    headers = {name: value for name, value in message.headers if value is not None}
     if DIGEST not in headers or SOURCE not in headers:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"only answers of a run can go to {destination}")
     return headers
@@ -75,7 +75,7 @@ def _own(headers: Headers) -> Headers:
 
 def _reason(message: Message, fault: Fault, source: bytes) -> Headers:
     """Return the headers of a fault; `mlctl-attempts` counts on from a redriven message."""
-    before = dict(message.headers).get(ATTEMPTS, b"0")
+    before = dict(message.headers).get(ATTEMPTS) or b"0"
     attempts = int(before) + 1 if before.isdigit() and len(before) < 10 else 1
     return (
         (ERROR, fault.code.value.encode()),

@@ -19,7 +19,8 @@ from bundle.errors import ErrorCode, MlctlError
 
 # Retention does not wait for a group that had no consumer for 7 days, Kafka's default.
 ABANDONED_SECONDS = 7 * 86_400
-Headers = tuple[tuple[str, bytes], ...]
+# A header's value may be null.
+Headers = tuple[tuple[str, bytes | None], ...]
 # Schemes whose address is a path or a name, which never contains a password.
 _WITHOUT_USERS = frozenset({"file", "sqlite"})
 # Schemes whose path may be a secret, as that of a webhook.
@@ -124,22 +125,23 @@ class StreamUrl:
 class Message(NamedTuple):
     """A message as the broker delivered it.
 
-    `offset` is its position in `partition`, in the broker's own form. `time_ms` is when it was
-    sent, in milliseconds since 1970; 0 if the broker does not report it.
+    `offset` is its position in `partition`, in the broker's own form. `value` is None for a
+    tombstone, which deletes its key in a compacted topic. `time_ms` is when it was sent, in
+    milliseconds since 1970; 0 if the broker does not report it.
     """
 
     partition: str
     offset: int | str
-    value: bytes
+    value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
     time_ms: int = 0
 
 
 class Outgoing(NamedTuple):
-    """A message to send."""
+    """A message to send; a `value` of None stays null where the broker can store that."""
 
-    value: bytes
+    value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
 

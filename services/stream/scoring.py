@@ -15,6 +15,7 @@ from services.runtime.bisect import score_rows
 from services.runtime.run_errors import is_out_of_memory
 from services.stream.base import Decoded, Payload
 
+_TOMBSTONE = "the message has no value: it is a tombstone, which deletes its key"
 Arrays = Mapping[str, np.ndarray]
 # Errors that pass: a message never becomes a dead letter because of them.
 TRANSIENT = frozenset(
@@ -74,8 +75,8 @@ class MessageScorer:
         self._payload = payload
         self._clock = clock or SystemClock()
 
-    def answer(self, values: Sequence[bytes], max_faults: int | None = None) -> BatchAnswers:
-        """Return an answer or a fault for each of `values`.
+    def answer(self, values: Sequence[bytes | None], max_faults: int | None = None) -> BatchAnswers:
+        """Return an answer or a fault for each of `values`; None, a tombstone, is a fault.
 
         TooManyError as soon as the model fails on more than `max_faults` of them. After an
         MlctlError whose code is in TRANSIENT the call may be repeated; other errors are not
@@ -83,12 +84,14 @@ class MessageScorer:
         """
         found = BatchAnswers([None] * len(values))
         began = self._clock.monotonic()
-        groups = self._payload.decode(values)
+        # No payload format has a message without bytes, so that each is rejected.
+        groups = self._payload.decode([value or b"" for value in values])
         decoded = self._clock.monotonic()
         found.stages = {"decode": decoded - began, "score": 0.0}
         for group in groups:
             for index, why in group.rejected.items():
-                found.faults[index] = Fault(ErrorCode.INVALID_INPUT, why)
+                reason = _TOMBSTONE if values[index] is None else why
+                found.faults[index] = Fault(ErrorCode.INVALID_INPUT, reason)
             if group.kept:
                 self._answer_group(group, found, max_faults)
         found.stages["encode"] = self._clock.monotonic() - decoded - found.stages["score"]

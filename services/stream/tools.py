@@ -29,6 +29,7 @@ REDRIVE_GROUP = "mlctl-redrive"
 _BATCH = 1000
 _WAIT_SECONDS = 0.2
 _SHOWN_BYTES = 2000
+_NULL = "(null)"
 
 OnProgress = Callable[[int], None]
 
@@ -91,13 +92,13 @@ def redrive(
 
 
 def as_document(message: Message) -> dict[str, Any]:
-    """Return a message for scripts; bytes that are not UTF-8 are hexadecimal."""
+    """Return a message for scripts; bytes that are not UTF-8 are hexadecimal, and null is None."""
     sent = datetime.fromtimestamp(message.time_ms / 1000, UTC) if message.time_ms else None
     return {
         "partition": message.partition,
         "offset": message.offset,
         "time": None if sent is None else sent.isoformat(timespec="milliseconds"),
-        "key": None if message.key is None else _text(message.key),
+        "key": _text(message.key),
         "headers": [[name, _text(value)] for name, value in message.headers],
         "value": _text(message.value),
     }
@@ -113,8 +114,8 @@ def as_lines(message: Message) -> Iterator[str]:
         parts.append(f"key={document['key']}")
     yield "  ".join(parts)
     for name, value in document["headers"]:
-        yield f"  {name}: {value}"
-    text = document["value"]
+        yield f"  {name}: {_NULL if value is None else value}"
+    text = _NULL if document["value"] is None else document["value"]
     more = len(text) - _SHOWN_BYTES
     yield f"  {text[:_SHOWN_BYTES]}" + (f"... ({more} more characters)" if more > 0 else "")
 
@@ -133,7 +134,8 @@ def _outgoing(line: bytes, key: str | None) -> Outgoing:
     return message if key is None else message._replace(key=_key(message.value, key))
 
 
-def _key(value: bytes, field: str) -> bytes:
+def _key(value: bytes | None, field: str) -> bytes:
+    value = value or b""
     try:
         found = orjson.loads(value)[field]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
@@ -151,7 +153,9 @@ def _redriven(letter: Message) -> Outgoing:
     return Outgoing(letter.value, letter.key, kept)
 
 
-def _text(content: bytes) -> str:
+def _text(content: bytes | None) -> str | None:
+    if content is None:
+        return None
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -81,7 +81,7 @@ class DuckDb(Database):
     ) -> Iterator[Piece]:
         sql = f"SELECT {column_list(schema.names)} FROM ({query}) AS q {rest}"
         yield from arrow_pieces(
-            self._connection.execute(sql).to_arrow_reader(rows), rows, schema, start
+            self._connection.execute(sql).to_arrow_reader(rows), rows, schema, start=start
         )
 
     def _connect(self, *, read_only: bool) -> None:

@@ -145,7 +145,7 @@ class Postgres(Database):
             values.append(f"CAST({column} AS {kind}) AS {column}" if kind else column)
         with self._connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(values)} FROM ({query}) AS q {rest}")
-            yield from arrow_pieces(cursor.fetch_record_batch(), rows, schema, start)
+            yield from arrow_pieces(cursor.fetch_record_batch(), rows, schema, start=start)
 
     def _connect(self, *, read_only: bool) -> None:  # noqa: ARG002 - the transaction only reads
         base, parameters = split_url(self._url)

@@ -72,6 +72,10 @@ def reading_errors(file: InputFile) -> Iterator[None]:
             yield
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        if "straddling" in text:
+            text = "a row is larger than a block of the reader, or a quote in it never ends"
+        if isinstance(error, pa.ArrowKeyError):
+            text = f"it lacks a column of the first file ({text})"
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{file.name} cannot be read: {text}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -63,8 +65,9 @@ class DelimitedFormat(InputFormat):
         names = [name for name, _kind in inferred]
         with opened_text(file) as stream, self._reader(file, stream, deque(), _as_text(names)) as r:
             texts = next(iter(r), None)
-        for index in () if texts is None else range(len(kinds)):
-            if _altered(texts.column(index)[:_CHECKED_ROWS], kinds[index]):
+        columns = [] if texts is None else texts.columns
+        for index, column in enumerate(columns):
+            if _altered(column[:_CHECKED_ROWS], kinds[index]):
                 kinds[index] = pa.string()
         return pa.schema(
             [(name, self.types.get(name, kind)) for name, kind in zip(names, kinds, strict=True)]
@@ -78,9 +81,13 @@ class DelimitedFormat(InputFormat):
         piece_rows: int,
     ) -> Iterator[Piece]:
         convert = _as_text(schema.names)
+        convert.include_columns = schema.names
         malformed: deque[UnreadableRow] = deque()
         next_row = 0
-        with opened_text(file) as stream, self._reader(file, stream, malformed, convert) as reader:
+        with (
+            opened_text(file) as stream,
+            self._reader(file, stream, malformed, convert) as reader,
+        ):
             for batch in reader:
                 for start in range(0, batch.num_rows, piece_rows):
                     raw = pa.Table.from_batches([batch.slice(start, piece_rows)])
@@ -108,13 +115,14 @@ class DelimitedFormat(InputFormat):
             malformed.append(UnreadableRow(row.number - _HEADER_LINES, reason, row.text[:_SHOWN]))
             return "skip"
 
-        tabs = suffix_of(file.name) == ".tsv"
+        delimiter = self._delimiter or ("\t" if suffix_of(file.name) == ".tsv" else ",")
+        _require_once(stream, delimiter, convert.include_columns)
         return arrow_csv.open_csv(
             stream,
             # Arrow counts rows only in a single thread.
             arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             arrow_csv.ParseOptions(
-                delimiter=self._delimiter or ("\t" if tabs else ","),
+                delimiter=delimiter,
                 newlines_in_values=True,
                 invalid_row_handler=keep,
             ),
@@ -134,12 +142,23 @@ def _numbered(
     return numbers, tuple(rejected)
 
 
+def _require_once(stream: io.BufferedReader, delimiter: str, names: Sequence[str]) -> None:
+    """Check that the first line has `names`, each once: Arrow would read the first of them."""
+    line = stream.peek(_BLOCK_BYTES).partition(b"\n")[0].decode(errors="replace")
+    try:
+        found = next(csv.reader([line.rstrip("\r")], delimiter=delimiter), [])
+    except csv.Error:
+        return
+    for name in names:
+        if found.count(name) > 1:
+            raise pa.ArrowInvalid(f"there are {found.count(name)} columns named {name!r}")
+
+
 def _as_text(names: Sequence[str]) -> Any:
     from pyarrow import csv as arrow_csv
 
     return arrow_csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.binary()),
-        include_columns=names,
         null_values=_NULLS,
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,

@@ -13,6 +13,7 @@ from services.batch.formats.base import FilePlan, InputFormat, opened
 from services.batch.locations import InputFile
 from services.batch.pieces import arrow_pieces
 from services.batch.units import Piece
+from services.runtime.tabular.casts import plain_type
 
 _MAGIC = b"ARROW1"
 
@@ -24,7 +25,7 @@ class IpcFormat(InputFormat):
 
     def schema(self, file: InputFile) -> pa.Schema:
         with _reader(file) as (schema, _batches):
-            return schema
+            return pa.schema([field.with_type(_writable(field.type)) for field in schema])
 
     def plan(self, file: InputFile, condition: Filter | None, keys: Any) -> FilePlan:  # noqa: ARG002
         return FilePlan([(None, None)], schema=self.schema(file))
@@ -38,7 +39,13 @@ class IpcFormat(InputFormat):
     ) -> Iterator[Piece]:
         with _reader(file) as (_schema, batches):
             chosen = (each.select(schema.names) for each in batches)
-            yield from arrow_pieces(chosen, piece_rows, schema)
+            yield from arrow_pieces(chosen, piece_rows, schema, self.reading.types)
+
+
+def _writable(kind: Any) -> Any:
+    """Return a type that all formats of answers can store, for views and run-end encoding."""
+    is_kept = isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind)
+    return kind if is_kept else plain_type(kind)
 
 
 @contextlib.contextmanager

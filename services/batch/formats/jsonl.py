@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -26,6 +27,8 @@ from services.runtime.tabular.input_columns import is_list
 # Lines from which columns and types are inferred.
 _SAMPLE = 20_000
 _SHOWN = 2_000
+# Parquet's readers reject deeper columns.
+_DEEPEST = 32
 # Floats represent all whole numbers below; larger ones than int64 are decimals.
 _EXACT = float(1 << 53)
 _LARGE_WHOLE = pa.decimal128(38, 0)
@@ -44,6 +47,8 @@ class JsonlFormat(InputFormat):
         found = _inferred(lines)
         if not found.names:
             raise MlctlError(ErrorCode.INVALID_INPUT, f"{file.name} has no JSON objects")
+        if deep := next((field.name for field in found if _is_deep(field.type)), None):
+            raise pa.ArrowInvalid(f"column {deep!r} is nested more than {_DEEPEST} levels deep")
         schema = pa.schema([(field.name, _plain(field.type)) for field in found])
         return with_types(schema, self.types)
 
@@ -65,7 +70,7 @@ class JsonlFormat(InputFormat):
         unexpected = "error" if self.reading.every else "ignore"
         if unexpected == "ignore" and any(map(_has_fields, schema.types)):
             unexpected = "infer"
-        with contextlib.suppress(pa.ArrowException):
+        with contextlib.suppress(pa.ArrowException, UnicodeDecodeError):
             table = _parsed(lines, schema, unexpected)
             # An empty line makes no row: only the slow path keeps the numbers of the others.
             whole = table.num_rows == len(lines) and table.schema.types == schema.types
@@ -107,14 +112,14 @@ class JsonlFormat(InputFormat):
         )
 
     def _row(self, line: bytes, schema: pa.Schema) -> Mapping[str, Any]:
-        row = json.loads(line, object_pairs_hook=_object)
+        row = json.loads(line, object_pairs_hook=_object, parse_float=_finite)
         if not isinstance(row, dict):
             raise _BadLineError("the line is not a JSON object")
         for key in row if self.reading.every else ():
             if key not in schema.names and key not in self.folder_keys:
                 raise _BadLineError(
-                    f"the key {key!r} is in none of the first {_SAMPLE:,} lines: name it with "
-                    f"--option types={key}:TYPE"
+                    f"the key {key!r} is in none of the first {_SAMPLE:,} lines: name it in "
+                    "--option types=KEY:TYPE"
                 )
         return row
 
@@ -134,18 +139,32 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise _BadLineError(f"the number {text[:40]} is too large")
+    return number
+
+
 def _parsed(
     lines: Sequence[bytes], schema: pa.Schema | None, unexpected: str = "infer"
 ) -> pa.Table:
     from pyarrow import json as arrow_json
 
     content = b"".join(lines)
+    if not content.isascii():
+        content.decode()  # Arrow takes any bytes for text
     table = arrow_json.read_json(
         io.BytesIO(content),
         arrow_json.ReadOptions(use_threads=False, block_size=len(content) + 1),
         arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
     )
     return table if schema is None else table.select(schema.names)
+
+
+def _is_deep(kind: Any, left: int = _DEEPEST) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return bool(inner) and (left == 0 or any(_is_deep(each, left - 1) for each in inner))
 
 
 def _has_fields(kind: Any) -> bool:
@@ -170,7 +189,7 @@ def _inferred(lines: Sequence[bytes]) -> pa.Schema:
     """Return the schema of the lines; where they differ, of the most frequent ones."""
     try:
         return _without_rounding(_parsed(lines, None), lines) if lines else pa.schema([])
-    except pa.ArrowInvalid:
+    except (pa.ArrowException, UnicodeDecodeError):
         votes = Counter(filter(None, map(_schema_of, lines)))
     found = pa.schema([])
     for schema, _count in votes.most_common():
@@ -193,7 +212,7 @@ def _without_rounding(table: pa.Table, lines: Sequence[bytes]) -> pa.Schema:
 def _schema_of(line: bytes) -> pa.Schema | None:
     try:
         return _parsed([line], None).schema
-    except pa.ArrowException:
+    except (pa.ArrowException, UnicodeDecodeError):
         return None
 
 

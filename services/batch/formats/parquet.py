@@ -63,7 +63,7 @@ class ParquetFormat(InputFormat):
                 # columns of one row group cost 5 % of a job's CPU, and shorten none.
                 batches = opened.iter_batches(piece_rows, [group], schema.names, use_threads=False)
                 chosen = (batch.select(schema.names) for batch in batches)
-                yield from arrow_pieces(chosen, piece_rows, schema, start)
+                yield from arrow_pieces(chosen, piece_rows, schema, self.reading.types, start)
 
 
 def _matching_groups(file: InputFile, condition: Filter, keys: Any, schema: pa.Schema) -> list[int]:

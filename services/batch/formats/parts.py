@@ -94,6 +94,11 @@ def _flat_field(table: pa.Table, field: Any) -> Iterator[tuple[str, Any]]:
         yield field.name, column
 
 
+def _utc(times: Any) -> Any:
+    kind = times.type
+    return times.cast(pa.timestamp(kind.unit, "UTC")) if types.is_timestamp(kind) else times
+
+
 def json_column(column: Any) -> Any:
     """Return a column of any type as text: strings as they are, other values as JSON."""
     values = (as_json(value) for value in column.to_pylist())
@@ -122,5 +127,8 @@ def _json_values(column: Any) -> list[Any]:
     if types.is_nested(kind) or types.is_dictionary(kind):
         return [as_json(value) for value in column.to_pylist()]
     encoded = column.dictionary_encode()
-    words = [*map(as_json, encoded.dictionary.to_pylist())]
+    try:
+        words = [*map(as_json, encoded.dictionary.to_pylist())]
+    except (ValueError, OverflowError):  # times and time zones that Python does not have
+        words = _utc(encoded.dictionary).cast(pa.string()).to_pylist()
     return [None if index is None else words[index] for index in encoded.indices.to_pylist()]

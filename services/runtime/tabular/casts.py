@@ -54,8 +54,6 @@ def plain_type(kind: Any) -> Any:
         return pa.string()
     if types.is_binary_view(kind):
         return pa.binary()
-    if types.is_list_view(kind) or types.is_large_list_view(kind):
-        return pa.list_(kind.value_type)
     return kind
 
 
@@ -237,9 +235,9 @@ def _nested(value: Any, kind: Any, *, exact: bool) -> Any:
     """Return a list, or an object without fields that `kind` lacks."""
     from pyarrow import types
 
-    if types.is_struct(kind) and isinstance(value, Mapping):
+    if types.is_struct(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
-        if value.keys() <= {field.name for field in fields}:
+        if isinstance(value, Mapping) and value.keys() <= {field.name for field in fields}:
             return {f.name: _fitting(value.get(f.name), f.type, exact=exact) for f in fields}
     elif isinstance(value, list):
         return [_fitting(each, kind.value_type, exact=exact) for each in value]

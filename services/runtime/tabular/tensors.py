@@ -233,11 +233,13 @@ def _values(
 
 
 def _texts(column: Any) -> np.ndarray:
+    import pyarrow as pa
+
     found = np.empty(len(column), object)
-    found[:] = [
-        b"" if value is None else value.encode() if isinstance(value, str) else value
-        for value in column.to_pylist()
-    ]
+    # As bytes, because Arrow's text may be no UTF-8.
+    kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    texts = column.cast(kind) if not pa.types.is_large_binary(column.type) else column
+    found[:] = [b"" if value is None else value for value in texts.to_pylist()]
     return found
 
 

@@ -37,12 +37,16 @@ def as_json(value: object) -> object:
 
 def row_text(table: pa.Table, index: int) -> str:
     """Return the beginning of a row as a JSON object; bytes that are no UTF-8 are replaced."""
-    (row,) = table.slice(index, 1).to_pylist()
-    values = {
-        name: value.decode(errors="replace") if isinstance(value, bytes) else as_json(value)
-        for name, value in row.items()
-    }
+    values = {name: _shown(table.column(name)[index]) for name in table.column_names}
     return json.dumps(values, ensure_ascii=False)[:_SHOWN]
+
+
+def _shown(scalar: Any) -> object:
+    try:
+        value = scalar.as_py()
+    except (ValueError, OverflowError):  # text that is no UTF-8, or a time out of Python's range
+        value = scalar.as_buffer().to_pybytes() if hasattr(scalar, "as_buffer") else str(scalar)
+    return value.decode(errors="replace") if isinstance(value, bytes) else as_json(value)
 
 
 def with_nul(table: pa.Table) -> dict[int, str]:

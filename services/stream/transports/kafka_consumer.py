@@ -21,7 +21,6 @@ from services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
-    Headers,
     LostPartitionsError,
     Message,
     StreamConnection,
@@ -57,12 +56,8 @@ def _name(partition: int | None) -> str:
     return str(partition)
 
 
-def _headers(found: Any) -> Headers:
-    return tuple((name, value or b"") for name, value in found)
-
-
 def converted(raw: Iterable[RawMessage]) -> list[Message]:
-    """Return the messages; errors are left out, and a tombstone has an empty value."""
+    """Return the messages; errors are left out."""
     # The constructor of a named tuple is a call in Python: a fifth of the time.
     make_tuple = tuple.__new__
     return [
@@ -71,9 +66,9 @@ def converted(raw: Iterable[RawMessage]) -> list[Message]:
             (
                 _name(m.partition()),
                 m.offset(),
-                m.value() or b"",
+                m.value(),
                 m.key(),
-                _headers(found) if (found := m.headers()) else (),
+                tuple(m.headers() or ()),
                 m.timestamp()[1],
             ),
         )

@@ -103,7 +103,7 @@ class KafkaProducer:
         large = [
             index
             for index, each in enumerate(messages)
-            if len(each.value) > half and _size(each) > limit
+            if len(each.value or b"") > half and _size(each) > limit
         ]
         if not large:
             return messages
@@ -115,7 +115,7 @@ class KafkaProducer:
         found = [*messages]
         for index in large:
             value, key, headers = found[index]
-            found[index] = Outgoing(b"", key, (*headers, (LEFT_OUT, b"%d" % len(value))))
+            found[index] = Outgoing(b"", key, (*headers, (LEFT_OUT, b"%d" % len(value or b""))))
         return found
 
     def put(self, topic: str, messages: Sequence[Outgoing]) -> None:
@@ -151,5 +151,5 @@ class KafkaProducer:
 
 
 def _size(message: Outgoing) -> int:
-    headers = sum(len(name) + len(value) + 10 for name, value in message.headers)
-    return len(message.value) + len(message.key or b"") + headers + _FRAME_BYTES
+    headers = sum(len(name) + len(value or b"") + 10 for name, value in message.headers)
+    return len(message.value or b"") + len(message.key or b"") + headers + _FRAME_BYTES

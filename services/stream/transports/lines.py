@@ -2,7 +2,7 @@
 
 A line is a message's value. To keep key and headers, a line is an envelope:
 `{"mlctl":{"key":..., "headers":[[name, value]...]},"value":...}`, where bytes that are not UTF-8
-are `{"base64":...}`.
+are `{"base64":...}`, and null stays null.
 
 A file is followed as it grows. The position of a group is a small file beside it, written after
 the answers: after a kill some lines are answered again, and none is lost.
@@ -53,7 +53,8 @@ _PAGE = 10_000
 def to_line(message: Outgoing, *, envelope: bool) -> bytes:
     """Return the line of a message with its line break."""
     value = message.value
-    if not envelope and value.strip() and b"\n" not in value and not value.startswith(_ENVELOPE):
+    plain = value is not None and not envelope
+    if plain and value.strip() and b"\n" not in value and not value.startswith(_ENVELOPE):
         return value + b"\n"
     about: dict[str, Any] = {}
     if message.key is not None:
@@ -70,24 +71,27 @@ def from_line(line: bytes) -> Outgoing:
     try:
         document = orjson.loads(line)
         about = document["mlctl"]
-        key = about.get("key")
         return Outgoing(
             _from_json(document["value"]),
-            None if key is None else _from_json(key),
+            _from_json(about.get("key")),
             tuple((str(name), _from_json(each)) for name, each in about.get("headers", ())),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
         return Outgoing(line)
 
 
-def _to_json(content: bytes) -> str | dict[str, str]:
+def _to_json(content: bytes | None) -> str | dict[str, str] | None:
+    if content is None:
+        return None
     try:
         return content.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(content).decode()}
 
 
-def _from_json(value: Any) -> bytes:
+def _from_json(value: Any) -> bytes | None:
+    if value is None:
+        return None
     if isinstance(value, str):
         return value.encode()
     try:

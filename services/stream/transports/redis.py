@@ -65,6 +65,8 @@ _TRANSIENT = (
 _VALUE, _KEY = b"value", b"key"
 # Prefix of a header whose name is that of a message's own field.
 _ESCAPE = b"header."
+# Prefix of a header whose value is null.
+_NULL = b"null."
 
 
 # ---- clients and errors
@@ -209,7 +211,7 @@ def read_entries(topic: str, entries: Iterable[Any], field: bytes = _VALUE) -> l
             continue
         value: bytes | None = None
         key: bytes | None = None
-        headers = []
+        headers: list[tuple[str, bytes | None]] = []
         pairs = iter(fields)
         for name, content in zip(pairs, pairs, strict=True):
             if value is None and name == field:
@@ -217,9 +219,8 @@ def read_entries(topic: str, entries: Iterable[Any], field: bytes = _VALUE) -> l
             elif key is None and name == _KEY:
                 key = content
             else:
-                header = name.removeprefix(_ESCAPE).decode(errors="surrogateescape")
-                headers.append((header, content))
-        found.append(Message(topic, text, value or b"", key, tuple(headers), time_ms))
+                headers.append(_header_of(name, content))
+        found.append(Message(topic, text, value, key, tuple(headers), time_ms))
     return found
 
 
@@ -233,9 +234,16 @@ def arguments(messages: Sequence[Outgoing]) -> list[Any]:
         value, key, headers = message
         if len(headers) > MAX_HEADERS:
             headers = _own_headers(message)
-        fields = [_VALUE, value] if key is None else [_VALUE, value, _KEY, key]
+        fields = [] if value is None else [_VALUE, value]
+        if key is not None:
+            fields += (_KEY, key)
         for name, content in headers:
-            fields += (_field_of(name), content)
+            if content is None:
+                fields += (_NULL + _bytes_of(name), b"")
+            else:
+                fields += (_field_of(name), content)
+        if not fields:  # an entry of Redis has one at least
+            fields = [_VALUE, b""]
         flat.append(len(fields))
         flat += fields
     return flat
@@ -243,9 +251,20 @@ def arguments(messages: Sequence[Outgoing]) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def _field_of(header: str) -> bytes:
-    name = header.encode(errors="surrogateescape")
-    escaped = name in {_VALUE, _KEY} or name.startswith(_ESCAPE)
+    name = _bytes_of(header)
+    escaped = name in {_VALUE, _KEY} or name.startswith((_ESCAPE, _NULL))
     return _ESCAPE + name if escaped else name
+
+
+def _bytes_of(header: str) -> bytes:
+    return header.encode(errors="surrogateescape")
+
+
+def _header_of(field: bytes, content: bytes) -> tuple[str, bytes | None]:
+    """Return the name and the value of a header that `arguments` wrote, or another program."""
+    null = field.startswith(_NULL) and not content
+    name = field.removeprefix(_NULL if null else _ESCAPE)
+    return name.decode(errors="surrogateescape"), None if null else content
 
 
 def _own_headers(letter: Outgoing) -> Headers:

@@ -68,6 +68,8 @@ CREATE TABLE positions (
     PRIMARY KEY (topic, consumers)
 ) WITHOUT ROWID;
 """
+# In the column `value`, which is never null, a number is no message's bytes.
+_NULL = 0
 _OF_GROUP = "topic = :topic AND consumers = :group"
 _EXPIRED = "(owner IS NULL OR abs(renewed - :now) > lease)"
 
@@ -144,7 +146,7 @@ class Log:
         self.db.executemany(
             "INSERT INTO messages VALUES (?, ?, ?, ?, ?)",
             [
-                (at, now, value, key, _packed(headers) if headers else None)
+                (at, now, _NULL if value is None else value, key, _packed(headers) or None)
                 for at, (value, key, headers) in enumerate(messages, first)
             ],
         )
@@ -159,7 +161,14 @@ class Log:
         with translate_errors():
             rows = self.db.execute(query, (base + after, base + (1 << _OFFSET_BITS), limit))
             return [
-                Message(_PARTITION, at - base, value, key, _unpacked(text) if text else (), sent)
+                Message(
+                    _PARTITION,
+                    at - base,
+                    None if value == _NULL else value,
+                    key,
+                    _unpacked(text) if text else (),
+                    sent,
+                )
                 for at, value, key, text, sent in rows
             ]
 
@@ -457,12 +466,16 @@ class _Retention:
 
 
 def _packed(headers: Headers) -> str:
-    """Return headers as JSON; each byte of a value is one character."""
-    return orjson.dumps([(name, value.decode("latin-1")) for name, value in headers]).decode()
+    """Return headers as JSON, empty for none; each byte of a value is one character."""
+    if not headers:
+        return ""
+    pairs = [(name, None if each is None else each.decode("latin-1")) for name, each in headers]
+    return orjson.dumps(pairs).decode()
 
 
 def _unpacked(text: str) -> Headers:
-    return tuple((name, value.encode("latin-1")) for name, value in orjson.loads(text))
+    pairs = orjson.loads(text)
+    return tuple((name, None if each is None else each.encode("latin-1")) for name, each in pairs)
 
 
 @contextmanager
