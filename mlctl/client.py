@@ -96,8 +96,10 @@ def _tensor(name: str, value: ArrayLike, datatype: str | None) -> dict[str, Any]
         raise MlctlError(ErrorCode.INVALID_INPUT, f"the model has no input {name!r}")
     # Of a list numpy would make values of one type: of 1 and "a" two texts.
     array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
+    data = array.ravel().tolist()
     try:
-        data = [_json(each) for each in array.ravel().tolist()]
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            data = [_json(each) for each in data]
     except ValueError as error:
         raise MlctlError(ErrorCode.INVALID_INPUT, f"input {name!r}: {error}") from error
     return {"name": name, "datatype": datatype, "shape": array.shape, "data": data}

@@ -92,7 +92,7 @@ class StreamBenchmark:
         }
         # Not what came while the process was still learning how long batches take.
         took = [
-            each.time_ms - sent[dict(each.headers)[SOURCE].decode().split("/", 1)[1]]
+            each.time_ms - sent[(dict(each.headers)[SOURCE] or b"").decode().split("/", 1)[1]]
             for each in answers_at(request)
             if each.key != _KEY and int(each.key or b"0") > count / 4
         ]

@@ -100,7 +100,7 @@ def link(spec: Spec, meter: CommitMeter) -> None:
 def _answer(message: Message) -> Outgoing:
     source = f"bench:in/{message.partition}/{message.offset}"
     headers = (*_SHARED, (SOURCE, source.encode()))
-    return Outgoing(message.value[:4], message.key, headers)
+    return Outgoing(message.content[:4], message.key, headers)
 
 
 def kafka(spec: Spec, meter: CommitMeter) -> None:

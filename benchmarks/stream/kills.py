@@ -83,7 +83,7 @@ Opened = Callable[[Path], AbstractContextManager[KilledStream]]
 
 def _stored(url: StreamUrl, _count: int) -> list[bytes]:
     found: Iterator[Message] = transport_of(url).browse(url)
-    return [each.value for each in found]
+    return [each.content for each in found]
 
 
 @contextmanager

@@ -60,9 +60,9 @@ class StreamPath:
         )
         run_stream(self._model, config, lambda _event: None, threading.Event())
         for message in transport_of(log).browse(dead):
-            reason = b", ".join(value for _name, value in message.headers).decode(errors="replace")
+            reason = b", ".join(value or b"" for _name, value in message.headers).decode(errors="replace")
             raise MlctlError(ErrorCode.PARITY_FAILED, f"a message became a dead letter: {reason}")
-        found = {int(each.key or b""): each.value for each in transport_of(log).browse(answers)}
+        found = {int(each.key or b""): each.content for each in transport_of(log).browse(answers)}
         if len(found) != len(messages):
             counts = f"{len(found)} answers to {len(messages)} messages"
             raise MlctlError(ErrorCode.PARITY_FAILED, counts)

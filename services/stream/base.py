@@ -137,6 +137,11 @@ class Message(NamedTuple):
     headers: Headers = ()
     time_ms: int = 0
 
+    @property
+    def content(self) -> bytes:
+        """The value; empty for a tombstone."""
+        return self.value or b""
+
 
 class Outgoing(NamedTuple):
     """A message to send; a `value` of None stays null where the broker can store that."""
@@ -144,6 +149,11 @@ class Outgoing(NamedTuple):
     value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
+
+    @property
+    def content(self) -> bytes:
+        """The value; empty for null."""
+        return self.value or b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def test_stream_run__output__begins_with_the_guarantee_and_ends_with_totals(home
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("Exactly once: ")
     assert "50 answers and 1 dead letter in" in result.stderr
-    assert json.loads(read(place(home, "out"))[3].value) == {"y": [9.0, 3.0, 3.0, 3.0]}
+    assert json.loads(read(place(home, "out"))[3].content) == {"y": [9.0, 3.0, 3.0, 3.0]}
     (letter,) = read(place(home, "in.dead"))
     assert letter.value == b"nonsense"
     assert dict(letter.headers)["mlctl-error"] == b"invalid_input"

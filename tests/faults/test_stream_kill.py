@@ -95,7 +95,9 @@ def check_history(folder: Path, *, complete: bool) -> None:
     source = place_of(folder)
     answers = [*transport.browse(source.with_topic("out"))]
     dead = [*transport.browse(source.with_topic("dead"))]
-    done = [int(dict(m.headers)["mlctl-source"].rpartition(b"/")[2]) for m in answers + dead]
+    done = [
+        int((dict(m.headers)["mlctl-source"] or b"").rpartition(b"/")[2]) for m in answers + dead
+    ]
     with sqlite3.connect(source.address) as db:
         rows = db.execute("SELECT committed FROM positions").fetchall()
     db.close()

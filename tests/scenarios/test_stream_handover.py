@@ -131,9 +131,9 @@ def test_stream__another_model_in_the_group__continues_at_its_position(world: Wo
 def check(world: World, sent: int) -> None:
     """Each message has one answer, and each model answered one part of them."""
     found = world.read()
-    order = [int(dict(each.headers)["mlctl-source"].rpartition(b"/")[2]) for each in found]
+    order = [int((dict(each.headers)["mlctl-source"] or b"").rpartition(b"/")[2]) for each in found]
     assert order == [*range(sent)], "lost, doubled or out of order"
-    digests = [dict(each.headers)["mlctl-digest"].decode() for each in found]
+    digests = [(dict(each.headers)["mlctl-digest"] or b"").decode() for each in found]
     names = {digest: name for name, digest in world.digests.items()}
     parts = [names[digest] for digest, _ in itertools.groupby(digests)]
     assert parts == ["blue", "green", "blue"]

@@ -45,7 +45,7 @@ Install = Callable[[Steps], None]
 
 
 def is_poison(message: Message) -> bool:
-    return int(message.value) % 10 == 3
+    return int(message.content) % 10 == 3
 
 
 def answers_to(messages: Sequence[Message]) -> Commit:

@@ -99,8 +99,9 @@ def can_cast(found: Any, kind: pa.DataType) -> bool:
 def cast(column: Any, kind: pa.DataType, *, exact: bool = False) -> tuple[Any, Misfits]:
     """Return a column as `kind`, null for gaps and misfits, and the misfits.
 
-    A float is the nearest one of a number, which `exact` permits only for whole numbers that it
-    represents. Blanks around a number in text are left out.
+    A float is the nearest one of a number, and true is 1, unless the values have to be `exact`:
+    then numbers, text and booleans stay apart, and floats represent whole numbers. Blanks around a
+    number in text are left out.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -216,6 +217,8 @@ def _fitting(value: Any, kind: Any, *, exact: bool) -> Any:
         return None
     if types.is_nested(kind):
         return _nested(value, kind, exact=exact)
+    if exact and not _is_same_kind(value, kind):
+        raise TypeError(value)
     if types.is_boolean(kind):
         return _TRUTH[_known(str(value).strip().lower())]
     if types.is_floating(kind):
@@ -242,6 +245,16 @@ def _nested(value: Any, kind: Any, *, exact: bool) -> Any:
     elif isinstance(value, list):
         return [_fitting(each, kind.value_type, exact=exact) for each in value]
     raise TypeError(value)
+
+
+def _is_same_kind(value: Any, kind: Any) -> bool:
+    """Return whether neither or both are true and false, and neither or both are numbers."""
+    from pyarrow import types
+
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    if types.is_boolean(kind) or isinstance(value, bool):
+        return bool(types.is_boolean(kind)) and isinstance(value, bool)
+    return not (number and isinstance(value, str))
 
 
 def _stored(value: Any, kind: Any) -> Any:

@@ -103,7 +103,7 @@ class KafkaProducer:
         large = [
             index
             for index, each in enumerate(messages)
-            if len(each.value or b"") > half and _size(each) > limit
+            if len(each.content) > half and _size(each) > limit
         ]
         if not large:
             return messages
@@ -152,4 +152,4 @@ class KafkaProducer:
 
 def _size(message: Outgoing) -> int:
     headers = sum(len(name) + len(value or b"") + 10 for name, value in message.headers)
-    return len(message.value or b"") + len(message.key or b"") + headers + _FRAME_BYTES
+    return len(message.content) + len(message.key or b"") + headers + _FRAME_BYTES

@@ -52,10 +52,9 @@ _PAGE = 10_000
 
 def to_line(message: Outgoing, *, envelope: bool) -> bytes:
     """Return the line of a message with its line break."""
-    value = message.value
-    plain = value is not None and not envelope
-    if plain and value.strip() and b"\n" not in value and not value.startswith(_ENVELOPE):
-        return value + b"\n"
+    value, content = message.value, message.content
+    if not (envelope or b"\n" in content or content.startswith(_ENVELOPE)) and content.strip():
+        return content + b"\n"
     about: dict[str, Any] = {}
     if message.key is not None:
         about["key"] = _to_json(message.key)

@@ -99,7 +99,7 @@ class TableProducer:
     def _row(self, message: Outgoing) -> Row:
         """Return the columns of an answer; ValueError if the table lacks one of them."""
         headers = headers_of_answer(message, self._ref.shown)
-        row: dict[str, Any] = orjson.loads(message.value or b"")
+        row: dict[str, Any] = orjson.loads(message.content)
         if missing := row.keys() - self._columns:
             raise ValueError(f"{self._ref.shown} has no column {min(missing)!r}")
         row[KEY_COLUMN] = headers[SOURCE].decode()

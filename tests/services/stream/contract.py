@@ -151,7 +151,7 @@ class TransportContract:
             found = take(link, 500, limit=64)
         assert numbers(found) == [*range(500)]
         for key in {each.key for each in found}:
-            of_key = [int(each.value) for each in found if each.key == key]
+            of_key = [int(each.content) for each in found if each.key == key]
             assert of_key == sorted(of_key)
 
     def test_transport__commit__covers_answers_dead_letters_and_position(
@@ -163,7 +163,7 @@ class TransportContract:
             found = take(link, 20)
             dead = [Outgoing(found[3].value, found[3].key, (("why", b"broken"),))]
             link.commit(Commit(found, answered(found[:3] + found[4:]), dead))
-        kept = [int(each.value) for each in found[:3] + found[4:]]
+        kept = [int(each.content) for each in found[:3] + found[4:]]
         assert numbers(read(places.answers)) == sorted(kept)
         (letter,) = read(places.dead)
         assert (letter.value, letter.key) == (found[3].value, found[3].key)
@@ -283,7 +283,7 @@ class TransportContract:
                             answer(link, found)
                     except LostPartitionsError:
                         continue
-                    done |= {int(each.value) for each in found}
+                    done |= {int(each.content) for each in found}
         assert set(numbers(read(places.answers))) == {*range(200)}
         if broker.guarantee is Guarantee.EXACTLY_ONCE:
             assert numbers(read(places.answers)) == [*range(200)]

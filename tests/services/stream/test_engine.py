@@ -72,7 +72,7 @@ class MemoryConnection(StreamConnection):
         return len(self.source)
 
     def values(self) -> list[int]:
-        return [int(each.value) for batch in self.committed for each in batch.answers]
+        return [int(each.content) for batch in self.committed for each in batch.answers]
 
     def offsets(self) -> list[int]:
         return [int(each.offset) for batch in self.committed for each in batch.done]
@@ -286,7 +286,7 @@ def refusing(values: set[int]) -> Callable[[MemoryConnection], None]:
     """A broker that never takes some answers, as the Kafka of a topic with small messages."""
 
     def commit(batch: Commit) -> None:
-        large = [i for i, each in enumerate(batch.answers) if int(each.value) in values]
+        large = [i for i, each in enumerate(batch.answers) if int(each.content) in values]
         if large:
             raise RejectedAnswersError(
                 ErrorCode.PAYLOAD_TOO_LARGE, dict.fromkeys(large, "the answer is too large")

@@ -102,8 +102,8 @@ def _work(folder: Path) -> None:
     """Answer all but each fifth message, in batches, to the end of the file."""
     with _link(folder) as link:
         while found := link.poll(7, 0.0):
-            dead = [m for m in found if int(m.value) % 5 == 0]
-            good = [m for m in found if int(m.value) % 5]
+            dead = [m for m in found if int(m.content) % 5 == 0]
+            good = [m for m in found if int(m.content) % 5]
             link.commit(Commit(found, answered(good), [Outgoing(m.value) for m in dead]))
 
 

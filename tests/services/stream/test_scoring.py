@@ -135,7 +135,7 @@ def test_scoring__answers_and_dead_letters__have_headers_of_their_origin() -> No
     assert headers["mlctl-source"] == b"sqlite:in/0/5"
     assert headers["mlctl-digest"] == b"d" * 64
     assert headers["mlctl-model"] == b"tiny"
-    assert b"score=" in headers["mlctl-stages"]
+    assert b"score=" in (headers["mlctl-stages"] or b"")
     (dead,) = stamp.dead(messages, found.faults)
     assert (dead.value, dead.key) == (b"13", b"other")
     assert dict(dead.headers) == {
@@ -145,3 +145,15 @@ def test_scoring__answers_and_dead_letters__have_headers_of_their_origin() -> No
         "mlctl-attempts": b"3",
         "mlctl-source": b"sqlite:in/1/6",
     }
+
+
+def test_answer__tombstone__is_a_fault_that_stays_null() -> None:
+    scored = MessageScorer(Doubling(), Numbers()).answer([b"1", None, b""])
+    assert scored.values == [b"2", None, None]
+    assert scored.faults[1].reason.startswith("the message has no value: it is a tombstone")
+    assert scored.faults[2].reason == "no numbers"
+    message = Message("0", 7, None, b"k", (("own", None), ("mlctl-attempts", None)))
+    source = StreamUrl.parse("kafka://broker#rows")
+    (letter,) = AnswerHeaders(source, "m", "d").dead([message], {0: scored.faults[1]})
+    assert (letter.value, letter.key, letter.headers[0]) == (None, b"k", ("own", None))
+    assert dict(letter.headers)["mlctl-attempts"] == b"1"

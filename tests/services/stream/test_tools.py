@@ -62,6 +62,17 @@ def test_redrive__dead_letters__are_sent_again_once(places: dict[str, StreamUrl]
     assert _redriven(places) == 1
 
 
+def test_redrive__tombstone_and_null_header__stay_null(places: dict[str, StreamUrl]) -> None:
+    fault = (("mlctl-error", b"bad"),)
+    _publish(places["dead"], Outgoing(None, b"gone", (("own", None), *fault)), Outgoing(None))
+    assert _redriven(places) == 2
+    first, second = read(places["in"])
+    assert (first.value, first.key, first.headers) == (None, b"gone", (("own", None),))
+    assert (second.value, second.key, second.headers) == (None, None, ())
+    assert as_document(first)["value"] is None
+    assert list(as_lines(first))[1:] == ["  own: (null)", "  (null)"]
+
+
 def test_redrive__message_that_fails_again__waits_for_the_next_call(
     places: dict[str, StreamUrl],
 ) -> None:

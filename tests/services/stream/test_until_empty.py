@@ -211,7 +211,7 @@ def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(
         while time.monotonic() < deadline:
             assert not idle.done(), "it ended, and the peer's messages were left"
             assert not peer.poll(0, 0.02)
-        peer.commit(Commit(held, [Outgoing(b"%d" % (2 * int(each.value))) for each in held]))
+        peer.commit(Commit(held, [Outgoing(b"%d" % (2 * int(each.content))) for each in held]))
         while not idle.done():
             peer.poll(0, 0.02)
         report = idle.result()
