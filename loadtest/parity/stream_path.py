@@ -60,7 +60,8 @@ class StreamPath:
         )
         run_stream(self._model, config, lambda _event: None, threading.Event())
         for message in transport_of(log).browse(dead):
-            reason = b", ".join(value or b"" for _name, value in message.headers).decode(errors="replace")
+            values = [value or b"" for _name, value in message.headers]
+            reason = b", ".join(values).decode(errors="replace")
             raise MlctlError(ErrorCode.PARITY_FAILED, f"a message became a dead letter: {reason}")
         found = {int(each.key or b""): each.content for each in transport_of(log).browse(answers)}
         if len(found) != len(messages):

@@ -26,7 +26,7 @@ from services.batch.locations import (
     suffix_of,
     without_password,
 )
-from services.batch.units import JobPlan, Piece, Reading, Unit, with_types
+from services.batch.units import ColumnReading, JobPlan, Piece, Unit, with_types
 from services.runtime.tabular.casts import can_cast, common_type
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -89,9 +89,9 @@ class FileSource:
         }
 
     def plan(
-        self, columns: Sequence[str], condition: Filter | None, reading: Reading | None = None
+        self, columns: Sequence[str], condition: Filter | None, reading: ColumnReading | None = None
     ) -> JobPlan:
-        self._format.reading = reading = reading or Reading()
+        self._format.reading = reading = reading or ColumnReading()
         files = [file for file in self._files if self._partition_matches(file, condition)]
         with ThreadPoolExecutor(_READERS, "mlctl-plan") as pool:
             plans = list(pool.map(lambda file: self._plan_file(file, condition), files))

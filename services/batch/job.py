@@ -14,7 +14,7 @@ from services.batch.answers import quarantine_schema, require_columns, result_sc
 from services.batch.filters import Filter
 from services.batch.run import BatchPhase, Run, RunControl
 from services.batch.scoring import ScoringPlan
-from services.batch.units import BatchTotals, Job, JobPlan, Reading, Sink, Source, Unit
+from services.batch.units import BatchTotals, ColumnReading, Job, JobPlan, Sink, Source, Unit
 from services.batch.worker import Scoring, is_language_model
 from services.generate.options import AnswerOptions
 from services.runtime.bisect import TooManyError
@@ -96,7 +96,7 @@ def make_plan(model: Scorable, source: Source, config: BatchConfig) -> tuple[Sco
         condition,
         config.forbid_nan,
         config.finite_outputs,
-        reading=Reading(types, every),
+        reading=ColumnReading(types, every),
         answers=answers or AnswerOptions(),
     )
     units = source.plan(plan.columns, condition, plan.reading)

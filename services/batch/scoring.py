@@ -20,7 +20,7 @@ from services.batch.answers import (
     unusable,
 )
 from services.batch.filters import Filter
-from services.batch.units import Piece, Reading, ScoredPiece, Unit
+from services.batch.units import ColumnReading, Piece, ScoredPiece, Unit
 from services.generate.options import AnswerOptions
 from services.runtime.bisect import Arrays, Scored, score_rows
 from services.runtime.tabular.input_columns import InputColumns
@@ -45,7 +45,7 @@ class ScoringPlan:
     forbid_nan: bool = False
     finite_outputs: bool = False
     forbid_nul: bool = False
-    reading: Reading = field(default_factory=Reading)
+    reading: ColumnReading = field(default_factory=ColumnReading)
     answers: AnswerOptions = field(default_factory=AnswerOptions)
 
     @property

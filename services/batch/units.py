@@ -182,7 +182,7 @@ def require_same_job(recorded: Mapping[str, str], current: Mapping[str, str]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ColumnReading:
     """How columns are read: `types` of those that feed inputs, and whether `every` column is kept.
 
     Sources that state the types of their columns need `types` only where their files differ.
@@ -233,7 +233,7 @@ class Source(Protocol):
         ...
 
     def plan(
-        self, columns: Sequence[str], condition: Filter | None, reading: Reading | None = None
+        self, columns: Sequence[str], condition: Filter | None, reading: ColumnReading | None = None
     ) -> JobPlan:
         """Return the units, and settle the types of `columns`.
 

@@ -23,7 +23,7 @@ from services.batch.databases.base import (
 from services.batch.databases.drivers import open_database
 from services.batch.filters import Filter
 from services.batch.locations import without_password
-from services.batch.units import JobPlan, Piece, Reading, Unit, with_types
+from services.batch.units import ColumnReading, JobPlan, Piece, Unit, with_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class QuerySource:
         self,
         columns: Sequence[str],  # noqa: ARG002
         condition: Filter | None,  # noqa: ARG002
-        reading: Reading | None = None,
+        reading: ColumnReading | None = None,
     ) -> JobPlan:
         if reading is not None and not open_database(self._url, self.name).typed:
             self.schema = with_types(self.schema, reading.types)

@@ -16,7 +16,7 @@ from bundle.errors import ErrorCode, MlctlError
 from services.batch.filters import Filter
 from services.batch.locations import InputFile
 from services.batch.transient_errors import translate_errors
-from services.batch.units import Piece, Reading
+from services.batch.units import ColumnReading, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class InputFormat(ABC):
     only_text: ClassVar[bool] = False
     open_columns: ClassVar[bool] = False
     # How the columns are read, and those of the folder names; a source sets them.
-    reading = Reading()
+    reading = ColumnReading()
     folder_keys: frozenset[str] = frozenset()
 
     def __init__(self, unit_rows: int, options: Mapping[str, str]) -> None:

@@ -30,7 +30,9 @@ def plain(column: Any) -> Any:
     import pyarrow as pa
     from pyarrow import types
 
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = column
+    if isinstance(column, pa.ChunkedArray):  # combining one chunk would copy it
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     array = getattr(array, "storage", array)
     kind = array.type
     if types.is_dictionary(kind):

@@ -17,7 +17,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import Datatype, Signature, TensorSpec
 from services.batch.formats import delimited, jsonl
 from services.batch.sources import open_source
-from services.batch.units import Reading
+from services.batch.units import ColumnReading
 from services.runtime.tabular.input_columns import column_types, find_feeds
 
 AGE = {"age": pa.float64()}
@@ -33,7 +33,7 @@ def scan(
     """The rows of all units in one list, and the reasons of the unreadable ones."""
     source = open_source(str(location), options=options)
     names = [*dict.fromkeys((*source.schema.names, *feeding))]
-    units = source.plan(names, None, Reading(feeding, every)).units
+    units = source.plan(names, None, ColumnReading(feeding, every)).units
     pieces = [piece for unit in units for piece in source.read(unit, names, 1000)]
     assert all(piece.table.schema.types == source.schema.types for piece in pieces)
     bad = {each.row: each.reason for piece in pieces for each in piece.unreadable}
