@@ -33,7 +33,7 @@ from services.protocol.wire import declare, invalid, shown
 # The arguments are read on the event loop, at about a microsecond for each value.
 MAX_VALUES = 1 << 20
 FILES = frozenset({"image/jpeg", "image/png", "audio/wav"})
-_JSON = "application/json"
+JSON = "application/json"
 _MAX_NAMED = 5
 
 
@@ -62,7 +62,7 @@ Encode = Callable[[Mapping[str, np.ndarray]], bytes]
 class ModelCalls(CallHandler):
     """Answers the calls of one model, at one path."""
 
-    media_types = frozenset({"", _JSON}) | FILES
+    media_types = frozenset({"", JSON}) | FILES
 
     def __init__(self, model: ServedModel) -> None:
         super().__init__(model, PREDICT)
@@ -92,11 +92,10 @@ class ModelCalls(CallHandler):
             model.check_size(int(length))
         with Hold(model.inflight) as hold:
             body = await call.read(model.check_size, hold, seconds)
-            inputs, encode = self.read(media_type, body)
+            inputs, encode, answered = self.read(media_type, body)
             left = call.arrived + seconds - asyncio.get_running_loop().time()
             answer = await model.infer(inputs, left, priority)
             content = encode(answer.outputs)
-        answered = _JSON if media_type in FILES else media_type or _JSON
         extra = [(b"x-request-id", call.request_id)]
         await call.respond(make_response(200, answered.encode(), content, extra))
         # Not before: a client that disconnects meanwhile would be counted twice.
@@ -104,12 +103,12 @@ class ModelCalls(CallHandler):
         if call.record is not None and model.observer is not None:
             model.observer.answered(call.record, inputs, answer, bytes_out=len(content))
 
-    def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode]:
-        """Return the inputs in `body`, and what encodes the outputs; JSON for a file."""
+    def read(self, media_type: str, body: bytes) -> tuple[dict[str, np.ndarray], Encode, str]:
+        """Return the inputs in `body`, what encodes the outputs, and the answer's media type."""
         assert media_type in self.media_types
         if media_type in FILES:
-            return self._file(media_type, body), self._encode
-        return self._decode(body), self._encode
+            return self._file(media_type, body), self.encode, JSON
+        return self._decode(body), self.encode, JSON
 
     def _decode(self, body: bytes) -> dict[str, np.ndarray]:
         """Return the inputs by the tensors' names; INVALID_INPUT, PAYLOAD_TOO_LARGE."""
@@ -143,7 +142,8 @@ class ModelCalls(CallHandler):
             )
         return {specs[0].name: np.array([body], dtype=object)}
 
-    def _encode(self, outputs: Mapping[str, np.ndarray]) -> bytes:
+    def encode(self, outputs: Mapping[str, np.ndarray]) -> bytes:
+        """Return the outputs as JSON: one array, or an object of several."""
         specs = self._served.signature.outputs
         values = {self._outputs[spec.name]: to_json(spec, outputs[spec.name]) for spec in specs}
         document = next(iter(values.values())) if len(values) == 1 else values
@@ -200,6 +200,8 @@ def _column(spec: TensorSpec, rows: list[dict[str, Any]], missing: MissingValues
     name, is_column = spec.name, len(spec.shape) == 1
     values = [row.get(name) for row in rows]
     for number, value in enumerate(values):
+        if is_column and type(value) is list:
+            raise invalid(f"row {number}: column {name!r}: {shown(value)} is not one value")
         if value is not None:
             continue
         if name not in rows[number] and name not in missing.optional:

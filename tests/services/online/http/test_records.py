@@ -92,7 +92,7 @@ def test_records__a_list_for_each_row__becomes_a_matrix() -> None:
             {**ROW, "vip": 1},
             "row 1: column 'vip': 1 is not of datatype BOOL, which accepts true and false",
         ),
-        ({**ROW, "plan": ["a"]}, "row 1: column 'plan': shape has 2 dimensions, expected [-1]"),
+        ({**ROW, "plan": ["a"]}, "row 1: column 'plan': ['a'] is not one value"),
         ({**ROW, "plan": {}}, "row 1: column 'plan': "),
     ],
 )
