@@ -29,7 +29,7 @@ from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.session import open_session
 
-VERSION = 5
+VERSION = 6
 _LIBRARIES = (
     *(
         "torch",

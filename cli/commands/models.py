@@ -118,7 +118,8 @@ def _import(
     shapes: tuple[str, ...],
     constants: tuple[str, ...],
 ) -> ImportedModel:
-    from registry.hugging_face import is_text_model, read_folder
+    from bundle.packages import installed_version
+    from registry.hugging_face import TASK, is_text_model, read_folder
     from registry.mlflow_catalog import MlflowCatalog
     from registry.onnx_import import read_import
 
@@ -126,6 +127,10 @@ def _import(
         if shapes or constants:
             raise click.UsageError("--signature and --constant are for ONNX files")
         folder = read_folder(path, name)
+        if folder.task == TASK and installed_version("transformers") is not None:
+            from optimize.generation.templates import check_chat_template
+
+            check_chat_template(path, path.name)
         with output.working() as show:
             show(f"registering {folder.name}")
             return MlflowCatalog().import_text_model(folder)

@@ -12,11 +12,10 @@ from optimize.generation.models import Ids, LanguageModel
 from optimize.metrics.parity import Parity, compare, finite
 from optimize.metrics.perplexity import PERPLEXITY
 from optimize.metrics.scores import MetricResult, compare_metric
+from services.generate.options import NO_TOKEN
 
 OUTPUT = "logits"
 ANSWER_TOKENS = 32
-# No token has this id: it fills the end of continuations that are shorter.
-_NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Answers:
 
 def ask(model: LanguageModel, questions: Questions) -> Answers:
     """Return the model's answers; ValueError if a score is NaN or infinite."""
-    continuations = np.full((len(questions.prompts), ANSWER_TOKENS), _NONE)
+    continuations = np.full((len(questions.prompts), ANSWER_TOKENS), NO_TOKEN)
     for row, prompt in zip(continuations, questions.prompts, strict=True):
         found = model.generate(prompt, ANSWER_TOKENS)
         row[: len(found)] = found
@@ -94,7 +93,7 @@ def load_answers(path: Path) -> tuple[Questions, Answers]:
 
 def without_filling(continuation: Iterable[int]) -> list[int]:
     """Return the token ids of one row of `Answers.continuations`."""
-    return [int(token) for token in continuation if token != _NONE]
+    return [int(token) for token in continuation if token != NO_TOKEN]
 
 
 def _loss(logits: np.ndarray, ids: Ids) -> float:
@@ -106,7 +105,7 @@ def _loss(logits: np.ndarray, ids: Ids) -> float:
 
 
 def _agreement(reference: np.ndarray, found: np.ndarray) -> float:
-    expected = reference != _NONE
+    expected = reference != NO_TOKEN
     before_difference = np.logical_and.accumulate(reference == found, axis=1)
     return float((before_difference & expected).sum() / expected.sum())
 

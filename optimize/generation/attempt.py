@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bundle.errors import MlctlError
 from bundle.manifest import MODEL_NAME
 from optimize.attempt import Attempt
 from optimize.cache import fetch_or_build
@@ -15,6 +16,7 @@ from optimize.data import Rows, Tensors, row_count
 from optimize.generation.answers import ANSWER_TOKENS, OUTPUT, ask, compare_answers
 from optimize.generation.models import DecoderModel, Ids
 from optimize.generation.source import MAX_TOKENS, SourceAnswers, read_golden
+from optimize.generation.templates import check_chat_template
 from optimize.judge import model_size
 from optimize.metrics.latency import measure_interleaved
 from optimize.metrics.parity import compare
@@ -99,9 +101,13 @@ class GenerationAttempt(Attempt):
         return max(self.exported.questions.prompts, key=len)
 
     def _check_tokenizer(self, root: Path) -> None:
-        """Raise ValueError unless the variant's tokenizer gives the source's ids."""
+        """Raise ValueError unless the variant's tokenizer and template are the source's."""
         import tokenizers
 
+        try:
+            check_chat_template(root, self.exported.prepared.source.uri)
+        except MlctlError as error:
+            raise ValueError(error.message) from error
         tokenizer = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
         prompts = self.exported.questions.prompts
         for text, ids in zip(read_golden(self.exported), prompts, strict=True):

@@ -22,12 +22,15 @@ from optimize.generation.answers import (
     without_filling,
 )
 from optimize.generation.models import TransformersModel
+from optimize.generation.templates import check_chat_template
 from optimize.generation.texts import INPUT, load_texts
 from optimize.judge import Baseline
 from optimize.metrics.perplexity import PERPLEXITY
 from optimize.prepare import OptimizeOptions, Prepared
 from optimize.source_graph import ExportedModel, export_key
 from registry.catalog import SourceModel
+from registry.hugging_face import tokenizer_folder
+from services.generate.options import PROMPT, TEXT, TOKENS
 from services.runtime.golden import load_golden, save_golden
 
 # Of a text, as of a prompt with its answer; longer texts would need more memory for their scores.
@@ -35,6 +38,7 @@ MAX_TOKENS = 256
 _MAX_PROMPTS = 16
 _MAX_PROMPT_TOKENS = 64
 
+_REPLACEMENT = "\ufffd"
 _ANSWERS_NAME = "answers.npz"
 _GOLDEN_NAME = "golden.npz"
 
@@ -43,7 +47,8 @@ _GOLDEN_NAME = "golden.npz"
 class SourceAnswers(ExportedModel):
     """The source with its `answers` to `questions`; `graph` is its folder, `golden` the prompts.
 
-    `golden` is a file of golden rows: prompts, and the text that the source continues them with.
+    `golden` is a file of golden rows: prompts, and what the source continues them with, as text
+    and as token ids.
     """
 
     questions: Questions
@@ -94,7 +99,9 @@ def run_source(prepared: Prepared) -> SourceAnswers:
 
 
 def _build(directory: Path, prepared: Prepared) -> None:
-    model = TransformersModel(prepared.source)
+    source = prepared.source
+    check_chat_template(tokenizer_folder(source.model_path), source.uri)
+    model = TransformersModel(source)
     if model.context_length < MAX_TOKENS:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
@@ -103,7 +110,9 @@ def _build(directory: Path, prepared: Prepared) -> None:
         )
     texts = [text.decode() for text in prepared.held_out.inputs[INPUT]]
     ids = tuple(tuple(model.encode(text)[:MAX_TOKENS]) for text in texts)
-    starts = [model.decode(each[: min(len(each) // 2, _MAX_PROMPT_TOKENS)]) for each in ids]
+    halves = [each[: min(len(each) // 2, _MAX_PROMPT_TOKENS)] for each in ids]
+    # Half a character at the end is none.
+    starts = [model.decode(half).rstrip(_REPLACEMENT) for half in halves]
     # Golden rows cannot end in NUL.
     prompts = {
         start: tuple(model.encode(start)) for start in starts if start.strip() and "\0" not in start
@@ -124,7 +133,12 @@ def _build(directory: Path, prepared: Prepared) -> None:
         np.array([text.rstrip("\0").encode() for text in side], dtype=object)
         for side in (chosen, continued)
     )
-    save_golden(directory / _GOLDEN_NAME, {"prompt": prompt_texts}, {"text": outputs})
+    save_golden(
+        directory / _GOLDEN_NAME,
+        {PROMPT: prompt_texts},
+        # The text is for readers: an answer may end inside a character, which only tokens can say.
+        {TEXT: outputs, TOKENS: answers.continuations},
+    )
 
 
 def read_golden(source: SourceAnswers) -> list[str]:

@@ -21,11 +21,11 @@ from optimize.recipes.base import Details, Precision, Target, Workbench, save_gr
 from optimize.recipes.half import to_half
 from optimize.recipes.int4_checkpoint import is_quantized, model_folder, sort_rows
 from registry.quiet import first_line, quiet
+from services.generate.chat_template import has_chat_template
 
 CONFIG_NAME = "genai_config.json"
 # Values of a weight that is not worth a cast.
 _SMALL = 1024
-_TEMPLATE_NAME = "chat_template.jinja"
 _SETTINGS = MappingProxyType(
     {
         "fp32": "weights fp32",
@@ -119,10 +119,9 @@ def read_generation(folder: Path) -> Generation:
     """Return the manifest's entry for the engine's `folder`."""
     model: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text())["model"]
     eos = model["eos_token_id"]
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
     return Generation(
         context_length=model["context_length"],
         vocabulary_size=model["vocab_size"],
         eos_ids=tuple(eos) if isinstance(eos, list) else (eos,),
-        chat_template=(folder / _TEMPLATE_NAME).is_file() or "chat_template" in settings,
+        chat_template=has_chat_template(folder),
     )

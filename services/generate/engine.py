@@ -16,11 +16,12 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from llguidance import LLMatcher
 
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.decoder import Decoder
 from services.generate.sampling import Sampler, TokenLogprobs, TokenSampling, token_logprobs
-from services.generate.text import StopStrings, TextCodec
+from services.generate.text import ContextLengthError, StopStrings, TextCodec
 from services.runtime.run_errors import ModelRunError
 
 # Prompt tokens in one step: enough to use the processor well, and little time for a small model.
@@ -38,7 +39,7 @@ class FinishReason(StrEnum):
 class GenerationRequest:
     """A prompt's tokens and how to continue it.
 
-    `max_tokens` bounds the answer. `grammar` comes from `TextCodec.grammar`. `logprobs` is the
+    `max_tokens` bounds the answer. `grammar` comes from `TextCodec.compile`. `logprobs` is the
     number of alternatives to report with each token; None reports no probabilities.
     """
 
@@ -46,7 +47,7 @@ class GenerationRequest:
     max_tokens: int
     sampling: TokenSampling = field(default_factory=TokenSampling)
     stop: tuple[str, ...] = ()
-    grammar: str | None = None
+    grammar: LLMatcher | None = None
     logprobs: int | None = None
 
 
@@ -54,13 +55,15 @@ class TokenPiece(NamedTuple):
     """What one step adds to an answer: a token, and the text that is certain by now.
 
     `token` is None for a piece that only ends the answer. Text may be empty, inside a character or
-    at what may become a stop string. The last piece has `finish`.
+    at what may become a stop string. The last piece has `finish`. `offset` is where the token's
+    text begins in the answer, in characters.
     """
 
     text: str
     token: int | None
     logprobs: TokenLogprobs | None
     finish: FinishReason | None
+    offset: int = 0
 
 
 class Sequence:
@@ -72,6 +75,7 @@ class Sequence:
         self.length = 0  # tokens in the KV cache
         self.generated = 0
         self.next_token: int | None = None
+        self._chars = 0  # of the answer
         self._sampler = Sampler(request.sampling)
         self._text = codec.pieces()
         self._stops = StopStrings(request.stop)
@@ -87,7 +91,9 @@ class Sequence:
         self.next_token = token
         top = self.request.logprobs
         logprobs = None if top is None else token_logprobs(logits, token, top)
-        text, stopped = self._stops.step(self._text(token))
+        offset, added = self._chars, self._text(token)
+        self._chars += len(added)
+        text, stopped = self._stops.step(added)
         finish = None
         if stopped or (self._constraint is not None and self._constraint.accept(token)):
             finish = FinishReason.STOP
@@ -95,7 +101,7 @@ class Sequence:
             finish = FinishReason.LENGTH
         if finish is not None and not stopped:
             text += self._stops.rest()
-        return TokenPiece(text, token, logprobs, finish)
+        return TokenPiece(text, token, logprobs, finish, offset)
 
 
 class StepResult(NamedTuple):
@@ -134,16 +140,14 @@ class ContinuousBatch:
         return bool(self._waiting) or any(self._slots)
 
     def check(self, request: GenerationRequest) -> None:
-        """INVALID_INPUT for an empty prompt, PAYLOAD_TOO_LARGE for one too long with its answer."""
+        """INVALID_INPUT for an empty prompt, ContextLengthError for too long a one."""
         size = len(request.prompt)
         if not size:
             raise MlctlError(ErrorCode.INVALID_INPUT, "the prompt is empty")
         if size + request.max_tokens > self.max_tokens:
-            raise MlctlError(
-                ErrorCode.PAYLOAD_TOO_LARGE,
-                f"the prompt has {size} tokens and its answer may have {request.max_tokens}, "
-                f"the limit for both is {self.max_tokens}",
-                "Send a shorter prompt, or lower max_tokens.",
+            raise ContextLengthError(
+                self.max_tokens,
+                f"the prompt has {size} and its answer may have {request.max_tokens}",
             )
 
     def add(self, sequence: Sequence) -> None:
@@ -227,8 +231,12 @@ class ContinuousBatch:
             self.remove(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception, result: StepResult) -> None:
-        failure = ModelRunError("the model failed")
-        failure.__cause__ = error
+        failure: MlctlError
+        if isinstance(error, MlctlError):  # its grammar
+            failure = error
+        else:
+            failure = ModelRunError("the model failed")
+            failure.__cause__ = error
         self.remove(sequence)
         result.failed.append((sequence, failure))
 

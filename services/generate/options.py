@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROMPT, TEXT = "prompt", "text"
+TOKENS = "tokens"
+"""The golden rows' answers as token ids [prompts, tokens], filled up with `NO_TOKEN`."""
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)

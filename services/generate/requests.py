@@ -1,18 +1,22 @@
 """Requests for generated text: what OpenAI's API and the V2 `generate` calls accept.
 
-Each `generation` returns what the engine is to do; INVALID_INPUT if that is not possible.
+What is not listed here is rejected by name, never ignored: it would change the answer. Each
+`generation` returns what the engine is to do, and `grammar` the form that the answer must have;
+INVALID_INPUT if that is not possible.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import GenerationRequest
+from services.generate.grammars import Grammar
 from services.generate.sampling import TokenSampling
 from services.generate.text import TextCodec
 
@@ -20,22 +24,74 @@ from services.generate.text import TextCodec
 _COMPLETION_TOKENS, _V2_TOKENS = 16, 256
 _MAX_STOPS = 16
 _MAX_LOGPROBS = 20
-# Parameters of OpenAI's API that change answers and are not implemented, and the values that change
-# nothing.
-_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logit_bias": ({},),
+_Request = TypeVar("_Request", bound=BaseModel)
+
+
+class _Any:
+    """Equal to each value."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+_ANY = _Any()
+# Parameters of other servers that clients send with values that change no answer.
+_NO_PENALTIES: Mapping[str, Any] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "tools": ([],),
-    "functions": ([],),
-    "suffix": ("",),
-    "echo": (False,),
-    "modalities": (["text"],),
-    "audio": (),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
 }
-_Request = TypeVar("_Request", bound=BaseModel)
+_OPENAI_NEUTRAL: Mapping[str, Any] = {
+    **_NO_PENALTIES,
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    # Of the caller's own records, or of how fast an answer comes.
+    "metadata": _ANY,
+    "parallel_tool_calls": _ANY,
+    "prediction": _ANY,
+    "prompt_cache_key": _ANY,
+    "prompt_cache_retention": _ANY,
+    "safety_identifier": _ANY,
+    "user": _ANY,
+}
+# TensorRT-LLM's.
+_V2_NEUTRAL: Mapping[str, Any] = {
+    **_NO_PENALTIES,
+    "bad_words": ("", [], [""]),
+    "stop_words": ("", [], [""]),
+    "beam_width": (1,),
+    "min_length": (0, 1),
+    "num_return_sequences": (1,),
+    "return_log_probs": (False,),
+    "return_context_logits": (False,),
+    "return_generation_logits": (False,),
+    "exclude_input_in_output": (True,),
+}
+_MESSAGE_NEUTRAL: Mapping[str, Any] = {
+    "annotations": ([],),
+    "refusal": ("",),
+    "tool_calls": ([],),
+    "reasoning_content": ("",),
+}
+# What pydantic adds to the place of an error in one form of several.
+_FORM = re.compile(r"str|int|list\[.*\]|\w+\[.*\]")
 
 
 class ParameterError(MlctlError):
@@ -47,14 +103,19 @@ class ParameterError(MlctlError):
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    neutral: ClassVar[Mapping[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, found: object) -> object:
-        """Drop parameters that are null: OpenAI's API takes it for the default."""
+    def _without_neutral(cls, found: object) -> object:
+        """Drop parameters that change nothing: null, OpenAI's default, and those in `neutral`."""
         if isinstance(found, dict):
-            return {name: value for name, value in found.items() if value is not None}
+            return {
+                name: value
+                for name, value in found.items()
+                if value is not None and value not in cls.neutral.get(name, ())
+            }
         return found
 
 
@@ -66,32 +127,35 @@ class GenerateOptions(_Model):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=_MAX_STOPS)] = Field(default_factory=list)
+    stop: str | list[str] = Field(default_factory=list)
     guided_regex: str | None = None
 
+    def grammar(self) -> Grammar | None:
+        """Return the grammar that the answer must follow; None for any text."""
+        return None if self.guided_regex is None else Grammar("regex", self.guided_regex)
+
     def request(
-        self,
-        tokens: Sequence[int],
-        length: int,
-        codec: TextCodec,
-        form: ResponseFormat | None = None,
-        logprobs: int | None = None,
+        self, tokens: Sequence[int], length: int, logprobs: int | None = None
     ) -> GenerationRequest:
         """Return the request to continue `tokens` by at most `length` tokens with these options."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if "" in stop:
             raise ParameterError("stop", "a stop string is empty")
+        if len(stop) > _MAX_STOPS:
+            raise ParameterError(
+                "stop",
+                f"Invalid 'stop': array too long. Expected an array with maximum length "
+                f"{_MAX_STOPS}, but got an array with length {len(stop)} instead",
+            )
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k, self.seed)
-        grammar = None
-        if self.guided_regex is not None:
-            grammar = codec.grammar("regex", self.guided_regex)
-        elif form is not None:
-            grammar = form.grammar(codec)
-        return GenerationRequest(tuple(tokens), length, sampling, stop, grammar, logprobs)
+        return GenerationRequest(tuple(tokens), length, sampling, stop, logprobs=logprobs)
 
 
 class _Schema(_Model):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: str = ""
+    description: str = ""
+    strict: bool = True  # as answers always are
 
 
 class ResponseFormat(_Model):
@@ -100,34 +164,48 @@ class ResponseFormat(_Model):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _Schema | None = None
 
-    def grammar(self, codec: TextCodec) -> str | None:
+    def grammar(self) -> Grammar | None:
         """Return the grammar of such answers; None for text."""
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return codec.grammar("json_schema", '{"type":"object"}')
+            return Grammar("json_schema", '{"type":"object"}')
         if self.json_schema is None:
             raise ParameterError("response_format.json_schema", "the JSON schema is missing")
-        return codec.grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
+        return Grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
 
 
 class GenerateStreamOptions(_Model):
     """Options of a streamed answer; with `include_usage` its last event counts the tokens."""
 
+    neutral = {"include_obfuscation": (False,)}
     include_usage: bool = False
 
 
 class OpenAiRequest(GenerateOptions):
     """What the bodies of OpenAI's API have in common."""
 
+    neutral = _OPENAI_NEUTRAL
     model: str
     stream: bool = False
-    stream_options: GenerateStreamOptions = GenerateStreamOptions()
+    stream_options: GenerateStreamOptions | None = None
     response_format: ResponseFormat | None = None
+
+    def grammar(self) -> Grammar | None:
+        regex = super().grammar()
+        form = None if self.response_format is None else self.response_format.grammar()
+        if regex and form:
+            raise ParameterError("guided_regex", "the request has a response_format as well")
+        return regex or form
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
         """Return what the engine is to do; a prompt has `max_tokens` with its answer."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """ParameterError for parameters that have no meaning without others."""
+        if self.stream_options is not None and not self.stream:
+            raise _only_with("stream_options", "stream")
 
 
 class CompletionRequest(OpenAiRequest):
@@ -136,45 +214,56 @@ class CompletionRequest(OpenAiRequest):
     prompt: str | list[str] | list[int]
     logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
 
-    def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:  # noqa: ARG002
+    def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
         prompt = self.prompt
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
             prompt = prompt[0]
         if isinstance(prompt, str):
+            codec.check_size([prompt], max_tokens)
             tokens = codec.encode(prompt)
         elif any(isinstance(each, str) for each in prompt):
             raise ParameterError("prompt", "several prompts in one request are not supported")
         else:
             tokens = [each for each in prompt if isinstance(each, int)]
             codec.check_tokens(tokens)
-        length = self.max_tokens or _COMPLETION_TOKENS
-        return self.request(tokens, length, codec, self.response_format, self.logprobs)
+        return self.request(tokens, self.max_tokens or _COMPLETION_TOKENS, self.logprobs)
 
 
 class TextPart(_Model):
     """A part of a message's content."""
 
-    type: str
-    text: str | None = None
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, found: object) -> object:
+        kind = found.get("type") if isinstance(found, dict) else "text"
+        if kind != "text":
+            raise ParameterError("messages", f"content of the type {kind!r} is not supported")
+        return found
 
 
 class ChatMessage(_Model):
     """A message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    neutral = _MESSAGE_NEUTRAL
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] = ""
+    name: str | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the chat template gets."""
+        name = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": self.text, **name}
 
     @property
     def text(self) -> str:
         """The text of all parts."""
         if isinstance(self.content, str):
             return self.content
-        for part in self.content:
-            if part.type != "text" or part.text is None:
-                raise ParameterError(
-                    "messages", f"content of the type {part.type!r} is not supported"
-                )
-        return "".join(part.text or "" for part in self.content)
+        return "".join(part.text for part in self.content)
 
 
 class ChatRequest(OpenAiRequest):
@@ -183,34 +272,73 @@ class ChatRequest(OpenAiRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] = 0
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
         """Without a limit the answer may fill what is left of `max_tokens`."""
-        messages = [{"role": each.role, "content": each.text} for each in self.messages]
-        tokens = codec.encode(codec.render_chat(messages), special=False)
+        messages = [each.fields for each in self.messages]
+        codec.check_size([each["content"] for each in messages], max_tokens)
+        prompt = codec.render_chat(messages)
+        codec.check_size([prompt], max_tokens)
+        tokens = codec.encode(prompt, special=False)
         length = self.max_completion_tokens or self.max_tokens or max(1, max_tokens - len(tokens))
-        logprobs = self.top_logprobs if self.logprobs else None
-        return self.request(tokens, length, codec, self.response_format, logprobs)
+        return self.request(tokens, length, (self.top_logprobs or 0) if self.logprobs else None)
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise _only_with("top_logprobs", "logprobs")
 
 
 class V2Options(GenerateOptions):
     """The parameters of V2: greedy unless they have a temperature."""
 
+    neutral = _V2_NEUTRAL
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    stream: bool = False
 
 
 class V2Request(_Model):
-    """The body of /v2/models/NAME/generate."""
+    """The body of /v2/models/NAME/generate.
+
+    TensorRT-LLM's form has the parameters beside `text_input`, and two of them by other names.
+    """
 
     text_input: str
+    id: str | None = None
     parameters: V2Options = V2Options()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, found: object) -> object:
+        """Move what stands beside `text_input` to the parameters."""
+        if not isinstance(found, dict):
+            return found
+        given = found.get("parameters") or {}
+        beside = {
+            name: value
+            for name, value in found.items()
+            if name not in cls.model_fields and value not in _V2_NEUTRAL.get(name, ())
+        }
+        if not isinstance(given, dict):
+            return found
+        if both := beside.keys() & given.keys():
+            raise ParameterError(min(both), f"the parameter {min(both)!r} is given twice")
+        kept = {name: value for name, value in found.items() if name in cls.model_fields}
+        names = {"stop_words": "stop", "random_seed": "seed"}
+        options = {names.get(name, name): value for name, value in beside.items()}
+        return {**kept, "parameters": {**given, **options}}
+
+    def grammar(self) -> Grammar | None:
+        """Return the grammar that the answer must follow; None for any text."""
+        return self.parameters.grammar()
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
         """Return what the engine is to do; a prompt has `max_tokens` with its answer."""
+        codec.check_size([self.text_input], max_tokens)
         tokens = codec.encode(self.text_input)
         length = self.parameters.max_tokens or max(1, min(_V2_TOKENS, max_tokens - len(tokens)))
-        return self.parameters.request(tokens, length, codec)
+        return self.parameters.request(tokens, length)
 
 
 def parse_request(kind: type[_Request], body: bytes) -> _Request:
@@ -221,12 +349,16 @@ def parse_request(kind: type[_Request], body: bytes) -> _Request:
         raise MlctlError(ErrorCode.INVALID_INPUT, "the body is not JSON") from None
     if not isinstance(document, dict):
         raise MlctlError(ErrorCode.INVALID_INPUT, "the body is not a JSON object")
-    for name, neutral in _UNSUPPORTED.items():
-        if document.get(name) is not None and document[name] not in neutral:
-            raise ParameterError(name, f"the parameter {name!r} is not supported")
     try:
         return kind.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = ".".join(str(part) for part in first["loc"] if isinstance(part, str | int))
+        places = [str(part) for part in first["loc"]]
+        param = ".".join(part for part in places if not _FORM.fullmatch(part))
+        if first["type"] == "extra_forbidden":
+            raise ParameterError(param, f"the parameter {param!r} is not supported") from None
         raise ParameterError(param, f"{param}: {first['msg']}") from None
+
+
+def _only_with(param: str, other: str) -> ParameterError:
+    return ParameterError(param, f"The '{param}' parameter is only allowed when '{other}' is true")

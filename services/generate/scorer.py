@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,7 @@ from services.generate.engine import GenerationRequest, complete
 from services.generate.loading import open_engine
 from services.generate.options import PROMPT, TEXT, AnswerOptions
 from services.generate.sampling import TokenSampling
+from services.generate.text import read_prompts
 from services.runtime.settings import RuntimeSettings
 
 
@@ -49,8 +51,18 @@ class TextScorer:
 
     def _requests(self, inputs: Mapping[str, np.ndarray]) -> list[GenerationRequest]:
         options = self._options
-        sampling = TokenSampling(temperature=options.temperature, seed=options.seed)
+        prompts = read_prompts(inputs[PROMPT])
         return [
-            GenerationRequest(tokens, options.max_tokens, sampling)
-            for tokens in self._batch.codec.encode_all(inputs[PROMPT])
+            GenerationRequest(
+                tokens,
+                options.max_tokens,
+                TokenSampling(options.temperature, seed=_seed(options.seed, prompt)),
+            )
+            for prompt, tokens in zip(prompts, self._batch.codec.encode_all(prompts), strict=True)
         ]
+
+
+def _seed(seed: int, prompt: str) -> int:
+    """Return a prompt's own seed: equal prompts repeat their answer wherever they stand."""
+    digest = hashlib.sha256(f"{seed} {prompt}".encode()).digest()
+    return int.from_bytes(digest[:8])

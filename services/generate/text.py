@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
 
 import numpy as np
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import (
     allocate_token_bitmask,
@@ -22,8 +18,30 @@ from tokenizers.decoders import DecodeStream
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import Generation
+from services.generate.chat_template import ChatTemplate, Messages, read_chat_template
+from services.generate.grammars import Grammar, GrammarProcess, compile_grammar
 
-_REASON_CHARS = 200
+# Up to here the library's function for one text, beyond it the one that other threads run beside.
+_SHORT_CHARS = 4096
+
+
+class ContextLengthError(MlctlError):
+    """PAYLOAD_TOO_LARGE: a prompt is too long for the model, alone or with its answer."""
+
+    def __init__(self, max_tokens: int, found: str) -> None:
+        super().__init__(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"this model's maximum context length is {max_tokens} tokens, and {found}",
+            "Send a shorter prompt, or lower max_tokens.",
+        )
+
+
+def read_prompts(prompts: np.ndarray) -> list[str]:
+    """Return BYTES `prompts` [rows] as texts; INVALID_INPUT for one that is not UTF-8."""
+    try:
+        return [prompt.decode() for prompt in prompts]
+    except UnicodeDecodeError as error:
+        raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
 
 
 class TextCodec:
@@ -43,14 +61,28 @@ class TextCodec:
         """
         if not text:
             return []
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        if len(text) <= _SHORT_CHARS:
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return list(found.ids)
 
-    def encode_all(self, prompts: np.ndarray) -> list[tuple[int, ...]]:
-        """Return the tokens of BYTES `prompts` [rows]; INVALID_INPUT for one that is not UTF-8."""
-        try:
-            return [tuple(self.encode(prompt.decode())) for prompt in prompts]
-        except UnicodeDecodeError as error:
-            raise MlctlError(ErrorCode.INVALID_INPUT, "a prompt is not UTF-8") from error
+    def check_size(self, texts: Sequence[str], max_tokens: int) -> None:
+        """ContextLengthError if a prompt of `texts` cannot have as few as `max_tokens` tokens.
+
+        Counts bytes, in no time: a long prompt takes its tokenizer seconds.
+        """
+        limit = max_tokens * self._longest_token
+        size = sum(len(each.encode()) for each in texts)
+        if size > limit or len(texts) > max_tokens:
+            raise ContextLengthError(
+                max_tokens,
+                f"the prompt has {size} bytes in {len(texts)} messages (limit {limit} bytes, "
+                f"{max_tokens} messages)",
+            )
+
+    def encode_all(self, prompts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the tokens of each prompt."""
+        return [tuple(self.encode(prompt)) for prompt in prompts]
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """INVALID_INPUT for tokens that the model does not have."""
@@ -58,9 +90,19 @@ class TextCodec:
         if not all(0 <= token < size for token in tokens):
             raise MlctlError(ErrorCode.INVALID_INPUT, f"tokens must be from 0 to {size - 1}")
 
-    def token_text(self, token: int) -> str:
-        """Return the text of one token alone."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+    def token_text(self, token: int) -> tuple[str, bytes]:
+        """Return the text of one token alone, and its bytes.
+
+        The text of a part of a character is as OpenAI has it: `bytes:\\xe6\\x97`.
+        """
+        if self.guidance.is_special_token(token):
+            text = str(self._tokenizer.decode([token], skip_special_tokens=False))
+            return text, text.encode()
+        content = self.guidance.decode_bytes([token])
+        try:
+            return content.decode(), content
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content), content
 
     def pieces(self) -> Callable[[int], str]:
         """Return a function of one answer's next token, which returns the text that it completes.
@@ -70,7 +112,7 @@ class TextCodec:
         stream = DecodeStream(skip_special_tokens=True)
         return lambda token: stream.step(self._tokenizer, token) or ""
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(self, messages: Messages) -> str:
         """Return the prompt of a conversation, whose messages have `role` and `content`.
 
         INVALID_INPUT if the model has no chat template, or if the template rejects the messages.
@@ -81,49 +123,37 @@ class TextCodec:
                 "the model has no chat template",
                 "Use /v1/completions with a prompt.",
             )
-        template, names = self._chat_template
-        try:
-            return str(template.render(messages=messages, add_generation_prompt=True, **names))
-        except (TemplateError, TypeError) as error:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"the chat template rejects the messages: {error}"
-            ) from error
+        return self._chat_template.render(messages)
 
-    def grammar(self, kind: Literal["json_schema", "regex"], source: str) -> str:
-        """Compile a `json_schema` or `regex`; INVALID_INPUT says what is wrong with it."""
-        try:
-            if kind == "regex":
-                grammar = str(LLMatcher.grammar_from_regex(source))
-            else:
-                grammar = str(LLMatcher.grammar_from_json_schema(source))
-            problem = LLMatcher.validate_grammar(grammar, self._guidance)
-        except ValueError as error:
-            problem = str(error)
-        if problem:
-            first = problem.splitlines()[0][:_REASON_CHARS]
-            raise MlctlError(ErrorCode.INVALID_INPUT, f"the {kind} cannot be used: {first}")
-        return grammar
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """See `compile_grammar`."""
+        return compile_grammar(grammar, self.guidance)
 
-    def constrain(self, grammar: str) -> Constraint:
-        """Return the constraint of one answer by a grammar of `grammar`."""
-        return Constraint(LLMatcher(self._guidance, grammar), self._generation.vocabulary_size)
+    def grammar_process(self) -> GrammarProcess:
+        """Return the process in which callers' grammars are compiled first."""
+        return GrammarProcess(self._folder, self._generation)
+
+    def constrain(self, matcher: LLMatcher) -> Constraint:
+        """Return the constraint of one answer by what `compile` returned."""
+        return Constraint(matcher.deep_copy(), self._generation.vocabulary_size)
 
     @cached_property
-    def _guidance(self) -> LLTokenizer:
+    def guidance(self) -> LLTokenizer:
+        """The tokenizer for grammars; takes seconds for a large vocabulary, and holds up Python."""
         size, ends = self._generation.vocabulary_size, list(self._generation.eos_ids)
         return LLTokenizer(self._tokenizer.to_str(), n_vocab=size, eos_token=ends)
 
     @cached_property
-    def _chat_template(self) -> tuple[Any, dict[str, str]]:
-        config = json.loads((self._folder / "tokenizer_config.json").read_text())
-        file = self._folder / "chat_template.jinja"
-        source = file.read_text() if file.is_file() else config["chat_template"]
-        # The template comes with the model: it must not reach anything but the messages.
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        names = {name: _special(config.get(name)) for name in ("bos_token", "eos_token")}
-        return environment.from_string(source), names
+    def _chat_template(self) -> ChatTemplate:
+        return read_chat_template(self._folder)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The maximum number of bytes of a token."""
+        decoder = self._tokenizer.decoder
+        by_bytes = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+        # A tokenizer on the level of bytes writes each of them as one character.
+        return max(len(each if by_bytes else each.encode()) for each in self._tokenizer.get_vocab())
 
 
 class StopStrings:
@@ -170,6 +200,10 @@ class Constraint:
     def apply(self, logits: np.ndarray) -> np.ndarray:
         """Return a copy of `logits` [vocabulary] with -inf for tokens that are not allowed."""
         fill_next_token_bitmask(self._matcher, self._mask)
+        if self._matcher.is_error():
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, "the grammar is too complex to continue the answer by it"
+            )
         allowed = logits.copy()
         apply_token_bitmask_inplace(allowed, self._mask)
         return allowed
@@ -178,16 +212,3 @@ class Constraint:
         """Note the chosen token; return whether the grammar is complete."""
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
-
-
-def _special(value: Any) -> str:
-    """Return a special token, which the configuration has as text or as an object."""
-    return str(value["content"]) if isinstance(value, dict) else str(value or "")
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)

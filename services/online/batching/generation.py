@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence as Items
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from threading import Semaphore
 from typing import NamedTuple
@@ -28,6 +30,7 @@ from services.generate.engine import (
 )
 from services.generate.options import PROMPT, TEXT
 from services.generate.sampling import GREEDY
+from services.generate.text import read_prompts
 from services.online.batching.admission import Limits, QueueFullError, deadline_exceeded
 from services.online.batching.model_executor import (
     BatchMeter,
@@ -36,6 +39,7 @@ from services.online.batching.model_executor import (
     log_failure,
     stopping,
 )
+from services.online.batching.preparation import RequestPreparation
 from services.online.batching.split import Cancellable, Waiter
 from services.online.metrics.counts import BatchStats
 from services.online.metrics.generation import GenerationMetrics
@@ -97,6 +101,7 @@ class GenerationExecutor(ModelExecutor):
         """`limits.max_rows` requests run at once. A stop waits `drain_seconds` for open answers."""
         super().__init__(clock, meter)
         self.codec = batch.codec
+        self.preparation = RequestPreparation(batch.codec)
         self.max_tokens = batch.max_tokens
         self._batch = batch
         self._limits = limits
@@ -167,25 +172,21 @@ class GenerationExecutor(ModelExecutor):
     ) -> Cancellable:
         """See `ModelExecutor.enqueue`: each prompt's whole answer, within `timeout` seconds."""
         del priority
-        streams = self._open_all(inputs, timeout)
-        task = self._loop.create_task(self._collect(streams, self._loop.time() + timeout))
-
-        def close(_: object) -> None:  # here and not in the task, which may never begin
-            for stream in streams:
-                stream.close()
-
-        task.add_done_callback(close)
-        return forward(task, waiter)
+        prompts = self._prompts(inputs)
+        return forward(self._loop.create_task(self._collect(prompts, timeout)), waiter)
 
     def stream(
         self, inputs: Arrays, timeout: float, priority: Priority = Priority.NORMAL
     ) -> AnswerStream:
         """See `ModelExecutor.stream`: the text of one prompt's answer as it comes."""
         del priority
-        (source,) = self._open_all(inputs, timeout, count=1)
-        pieces = AnswerStream(lambda: None, source.close)
-        task = self._loop.create_task(self._copy(source, pieces))
-        task.add_done_callback(lambda _: source.close())
+        prompts = self._prompts(inputs, count=1)
+
+        def cancel() -> None:
+            task.cancel()
+
+        pieces = AnswerStream(lambda: None, cancel)
+        task = self._loop.create_task(self._copy(prompts, timeout, pieces))
         return pieces
 
     async def drain(self, grace: float | None = None) -> bool:
@@ -201,12 +202,11 @@ class GenerationExecutor(ModelExecutor):
         for sequence, stream in list(self._streams.items()):
             stream.end(stopping())
             self._drop(sequence)
+        self.preparation.close()
         self._stop()
 
-    def _open_all(
-        self, inputs: Arrays, timeout: float, count: int | None = None
-    ) -> list[TokenStream]:
-        """Open a request for each prompt of `inputs`, all or none; with `count` exactly so many."""
+    def _prompts(self, inputs: Arrays, count: int | None = None) -> list[str]:
+        """Return the prompts of `inputs`; with `count` there are exactly so many."""
         prompts = inputs.get(PROMPT)
         if prompts is None or len(inputs) != 1 or prompts.ndim != 1 or prompts.dtype != object:
             raise MlctlError(
@@ -217,20 +217,29 @@ class GenerationExecutor(ModelExecutor):
                 ErrorCode.INVALID_INPUT,
                 f"the request has {len(prompts)} prompts, a streamed answer is for {count}",
             )
-        opened: list[TokenStream] = []
-        try:
-            for tokens in self.codec.encode_all(prompts):
-                size = max(1, min(INFER_TOKENS, self.max_tokens - len(tokens)))
-                opened.append(self.open(GenerationRequest(tokens, size, GREEDY), timeout))
-        except MlctlError:
-            for stream in opened:
-                stream.close()
-            raise
-        return opened
+        texts = read_prompts(prompts)
+        for text in texts:
+            self.codec.check_size([text], self.max_tokens)
+        return texts
 
-    async def _collect(self, streams: list[TokenStream], deadline: float) -> Answer:
+    @asynccontextmanager
+    async def _open_all(
+        self, prompts: Items[str], seconds: float
+    ) -> AsyncGenerator[list[TokenStream]]:
+        """Open a request for each of `prompts`, all or none; they are closed with the context."""
+        with ExitStack() as opened:
+            work = partial(self.codec.encode_all, prompts)
+            streams = []
+            for tokens in await self.preparation.run(sum(map(len, prompts)), work):
+                size = max(1, min(INFER_TOKENS, self.max_tokens - len(tokens)))
+                stream = self.open(GenerationRequest(tokens, size, GREEDY), seconds)
+                opened.callback(stream.close)
+                streams.append(stream)
+            yield streams
+
+    async def _collect(self, prompts: Items[str], seconds: float) -> Answer:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(seconds), self._open_all(prompts, seconds) as streams:
                 texts = ["".join([piece.text async for piece in stream]) for stream in streams]
         except TimeoutError:
             raise deadline_exceeded() from None
@@ -241,11 +250,12 @@ class GenerationExecutor(ModelExecutor):
         rows = len(texts)
         return Answer(outputs, queue, max(0.0, last - first - queue), rows, rows=rows)
 
-    async def _copy(self, source: TokenStream, target: AnswerStream) -> None:
+    async def _copy(self, prompts: Items[str], seconds: float, target: AnswerStream) -> None:
         try:
-            async for piece in source:
-                answer = {TEXT: np.array([piece.text.encode()], dtype=object)}
-                target.put(Answer(answer, source.timing.queue, source.last - source.arrived, 1))
+            async with self._open_all(prompts, seconds) as (source,):
+                async for piece in source:
+                    answer = {TEXT: np.array([piece.text.encode()], dtype=object)}
+                    target.put(Answer(answer, source.timing.queue, source.last - source.arrived, 1))
         except MlctlError as error:
             target.end(error)
         target.end()

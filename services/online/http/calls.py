@@ -30,6 +30,8 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 Piece = TypeVar("Piece")
 # Proxies close a connection on which nothing came for half a minute or more.
 HEARTBEAT_SECONDS = 15.0
+# Peers on this machine, through which a proxy may speak for others.
+_LOCAL = frozenset({"", "127.0.0.1", "::1"})
 _HEARTBEAT = b": nothing yet\n\n"
 logger = logging.getLogger("mlctl.http")
 _EVENT_HEADERS = (
@@ -118,6 +120,7 @@ class HttpCall:
         self.path: str = scope["path"]
         self.method: str = scope.get("method", "")
         self.headers = fields_of(scope["headers"])
+        self._peer: tuple[str, int] | None = scope.get("client")
         self.request_id = b""
         self.record: RequestRecord | None = None
         self.arrived = asyncio.get_running_loop().time()
@@ -127,6 +130,16 @@ class HttpCall:
         self._send = send
         self._lock = asyncio.Lock()
         self._last_sent = self.arrived
+
+    @property
+    def client(self) -> str:
+        """The address of the client, "" if it has none; behind the proxy of a deployment its own.
+
+        The proxy, on this machine, appends it to X-Forwarded-For.
+        """
+        peer = self._peer[0] if self._peer else ""
+        forwarded = self.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
+        return forwarded.decode("latin-1") if forwarded and peer in _LOCAL else peer
 
     def require(self, *methods: str) -> None:
         """Raise METHOD_NOT_ALLOWED unless the method is one of `methods`."""

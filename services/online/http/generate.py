@@ -6,12 +6,14 @@ the next step.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import orjson
 
@@ -25,7 +27,8 @@ from services.generate.requests import (
     V2Request,
     parse_request,
 )
-from services.online.batching.admission import QueueFullError
+from services.generate.text import ContextLengthError
+from services.online.batching.admission import QueueFullError, deadline_exceeded
 from services.online.batching.generation import Timing
 from services.online.http.calls import HttpCall, Message, Receive, Send
 from services.online.http.inference import InferHandler, PendingRequest
@@ -41,6 +44,11 @@ _DONE = b"data: [DONE]\n\n"
 _JSON = b"application/json"
 # OpenAI's status for limits that callers share, as that of the queue; its client tries again.
 _BUSY = 429
+# And those for a prompt that is too long, by which clients know it.
+_INVALID, _TOO_LONG = 400, "context_length_exceeded"
+# A body of so many bytes is parsed in a millisecond.
+_SHORT_BODY = 1 << 16
+_Parsed = TypeVar("_Parsed", bound=OpenAiRequest | V2Request)
 # OpenAI's types of errors by HTTP status; others are "server_error".
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -106,26 +114,29 @@ class CompletionAnswer:
 
     def _listed(self, tokens: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the probabilities of `tokens` in the form of this endpoint."""
+        offsets = [each.pop("offset") for each in tokens]
         return {
             "tokens": [each["token"] for each in tokens],
             "token_logprobs": [each["logprob"] for each in tokens],
             "top_logprobs": [
-                {top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in tokens
+                {top["token"]: top["logprob"] for top in reversed(each["top_logprobs"])}
+                for each in tokens
             ],
-            "text_offset": [],
+            "text_offset": offsets,
         }
 
     def _logprobs(self, pieces: Sequence[TokenPiece]) -> list[dict[str, Any]]:
-        """Return OpenAI's description of the tokens' probabilities."""
+        """Return OpenAI's description of the tokens' probabilities, each with its `offset`."""
 
         def describe(token: int, logprob: float) -> dict[str, Any]:
-            text = self.model.codec.token_text(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            text, content = self.model.codec.token_text(token)
+            return {"token": text, "logprob": logprob, "bytes": list(content)}
 
         return [
             {
                 **describe(piece.token, piece.logprobs.chosen),
                 "top_logprobs": [describe(token, value) for token, value in piece.logprobs.top],
+                "offset": piece.offset,
             }
             for piece in pieces
             if piece.token is not None and piece.logprobs is not None
@@ -156,7 +167,9 @@ class ChatAnswer(CompletionAnswer):
         return {"delta" if self.stream else "message": message}
 
     def _listed(self, tokens: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"content": tokens}
+        for each in tokens:
+            del each["offset"]
+        return {"content": tokens, "refusal": None}
 
 
 class V2Answer(CompletionAnswer):
@@ -170,6 +183,12 @@ class V2Answer(CompletionAnswer):
 
     def _make_head(self) -> dict[str, Any]:
         return {"model_name": self.model.name, "model_version": self.model.digest}
+
+    def named(self, request_id: str | None) -> Self:
+        """Give the answer the id of its request."""
+        if request_id is not None:
+            self._head = {"id": request_id, **self._head}
+        return self
 
 
 class GenerateApp:
@@ -195,9 +214,13 @@ class GenerateApp:
         def reject_openai(
             error: BaseException, request_id: bytes, record: RequestRecord | None
         ) -> Response:
-            status = _BUSY if isinstance(error, QueueFullError) else None
+            status, code = None, None
+            if isinstance(error, QueueFullError):
+                status = _BUSY
+            elif isinstance(error, ContextLengthError):
+                status, code = _INVALID, _TOO_LONG
             response = handler.reject(error, request_id, record, status)
-            return _openai_error(response, status, getattr(error, "param", None))
+            return _openai_error(response, status, getattr(error, "param", None), code)
 
         openai = call.path.startswith(_V1)
         work = partial(self._answer, call, handler)
@@ -217,7 +240,12 @@ class GenerateApp:
                 raise MlctlError(
                     ErrorCode.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not accepted here"
                 )
-            answer = read(await call.read(handler.check_size, pending, handler.seconds))
+            body = await call.read(handler.check_size, pending, handler.seconds)
+            try:
+                async with asyncio.timeout_at(call.arrived + handler.seconds):
+                    answer = await read(body, call.client)
+            except TimeoutError:
+                raise deadline_exceeded() from None
             await _send(answer, call)
         answer.model.count(HTTP, None)
         handler.report(call.record)
@@ -228,7 +256,7 @@ class GenerateApp:
         ours = parts[:2] == ["v2", "models"] and len(parts) > 3 and parts[-1] in _V2_VERBS
         return parts[2] if ours else ""
 
-    def _reader(self, path: str) -> Callable[[bytes], CompletionAnswer]:
+    def _reader(self, path: str) -> Callable[[bytes, str], Awaitable[CompletionAnswer]]:
         """Return what reads the body of a request to `path`; NOT_FOUND if there is none."""
         match path.strip("/").split("/"):
             case ["v1", "completions"]:
@@ -241,15 +269,16 @@ class GenerateApp:
                 return partial(_v2, self._find(name, version), verb)
         raise MlctlError(ErrorCode.NOT_FOUND, f"there is no path {path}")
 
-    def _openai(
-        self, kind: type[OpenAiRequest], answer: type[CompletionAnswer], body: bytes
+    async def _openai(
+        self, kind: type[OpenAiRequest], answer: type[CompletionAnswer], body: bytes, client: str
     ) -> CompletionAnswer:
-        parsed = parse_request(kind, body)
+        parsed = await _parse(kind, body)
+        parsed.check()
         model = self._find(parsed.model)
-        request = parsed.generation(model.codec, model.max_tokens)
-        return answer(
-            model, request, stream=parsed.stream, counts_tokens=parsed.stream_options.include_usage
-        )
+        request = await _prepare(parsed, model, len(body), client)
+        options = parsed.stream_options
+        counts = options is not None and options.include_usage
+        return answer(model, request, stream=parsed.stream, counts_tokens=counts)
 
     def _find(self, name: str, version: str = "") -> ServedGenerator:
         served = self._serving.find(name, version)
@@ -271,9 +300,33 @@ class GenerateApp:
         return _json({"object": "list", "data": list(models.values())})
 
 
-def _v2(model: ServedGenerator, verb: str, body: bytes) -> CompletionAnswer:
-    request = parse_request(V2Request, body).generation(model.codec, model.max_tokens)
-    return V2Answer(model, request, stream=verb == "generate_stream")
+async def _v2(model: ServedGenerator, verb: str, body: bytes, client: str) -> CompletionAnswer:
+    parsed = await _parse(V2Request, body)
+    stream = verb == "generate_stream"
+    if parsed.parameters.stream and not stream:
+        raise ParameterError("stream", "generate answers as a whole, call generate_stream")
+    request = await _prepare(parsed, model, len(body), client)
+    return V2Answer(model, request, stream=stream).named(parsed.id)
+
+
+async def _parse(kind: type[_Parsed], body: bytes) -> _Parsed:
+    if len(body) <= _SHORT_BODY:
+        return parse_request(kind, body)
+    return await asyncio.to_thread(parse_request, kind, body)
+
+
+async def _prepare(
+    parsed: OpenAiRequest | V2Request, model: ServedGenerator, size: int, client: str
+) -> GenerationRequest:
+    """Return what the engine is to do; the event loop does not wait for long prompts or grammars.
+
+    `size` is that of the body in bytes.
+    """
+    work = partial(parsed.generation, model.codec, model.max_tokens)
+    request = await model.preparation.run(size, work)
+    if (grammar := parsed.grammar()) is None:
+        return request
+    return replace(request, grammar=await model.preparation.compile(grammar, client))
 
 
 async def _send(answer: CompletionAnswer, call: HttpCall) -> None:
@@ -319,8 +372,13 @@ def _json(document: Mapping[str, Any]) -> Response:
     return make_response(200, _JSON, orjson.dumps(document))
 
 
-def _openai_error(response: Response, status: int | None, param: str | None) -> Response:
-    """Return a rejection in the form of OpenAI's API; `status` is its own, if it has another."""
+def _openai_error(
+    response: Response, status: int | None, param: str | None, code: str | None
+) -> Response:
+    """Return a rejection in the form of OpenAI's API.
+
+    `status` and `code` are its own, if it has others.
+    """
     status = status or response.status
     found = orjson.loads(response.body)
     message = found["error"] if not found.get("hint") else f"{found['error']}. {found['hint']}"
@@ -328,7 +386,7 @@ def _openai_error(response: Response, status: int | None, param: str | None) -> 
         "message": message,
         "type": _TYPES.get(status, "server_error"),
         "param": param,
-        "code": found["code"],
+        "code": code or found["code"],
     }
     named = (b"content-type", b"content-length")
     extra = [header for header in response.headers if header[0] not in named]

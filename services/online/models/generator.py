@@ -8,11 +8,12 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME
 from services.generate.engine import ContinuousBatch, GenerationRequest, complete
 from services.generate.loading import open_engine
-from services.generate.options import PROMPT, TEXT
+from services.generate.options import NO_TOKEN, PROMPT, TEXT, TOKENS
 from services.generate.sampling import GREEDY
 from services.generate.text import TextCodec
 from services.online.batching.admission import Limits
 from services.online.batching.generation import GenerationExecutor, TokenStream
+from services.online.batching.preparation import RequestPreparation
 from services.online.metrics.counts import Metrics
 from services.online.metrics.generation import GenerationMetrics
 from services.online.models.served_model import ModelPhase, ServedModel, logger
@@ -32,6 +33,11 @@ class ServedGenerator(ServedModel):
     def codec(self) -> TextCodec:
         """The model's tokenizer."""
         return self._executor.codec
+
+    @property
+    def preparation(self) -> RequestPreparation:
+        """What turns prompts into tokens and grammars into matchers."""
+        return self._executor.preparation
 
     @property
     def max_tokens(self) -> int:
@@ -86,6 +92,7 @@ class ServedGenerator(ServedModel):
 
     def _load(self) -> ContinuousBatch:
         batch = open_engine(self._bundle, self.settings)
+        _ = batch.codec.guidance  # later it would hold up all requests
         self._check_golden(batch)
         return batch
 
@@ -96,14 +103,17 @@ class ServedGenerator(ServedModel):
         processors add in another order, which may decide between two nearly equal tokens.
         """
         inputs, outputs = load_golden(self._bundle.path(GOLDEN_NAME))
-        pairs = list(zip(inputs[PROMPT], outputs[TEXT], strict=True))[:_GOLDEN_PROMPTS]
+        codec = batch.codec
+        continued = outputs.get(TOKENS)
+        if continued is None:  # an older bundle has the text only
+            continued = [codec.encode(text.decode(), special=False) for text in outputs[TEXT]]
         requests, expected = [], []
-        for prompt, text in pairs:
-            tokens = batch.codec.encode(prompt.decode())
-            answer = batch.codec.encode(text.decode(), special=False)
+        for prompt, row in list(zip(inputs[PROMPT], continued, strict=True))[:_GOLDEN_PROMPTS]:
+            tokens = codec.encode(prompt.decode())
+            answer = [int(token) for token in row if token != NO_TOKEN]
             if len(tokens) + len(answer) < batch.max_tokens:
                 requests.append(GenerationRequest(tuple(tokens), max(1, len(answer)), GREEDY))
-                expected.append(text.decode())
+                expected.append("".join(map(codec.pieces(), answer)))
         answers = [answer.text for answer in complete(batch, requests)]
         equal = sum(mine == theirs for mine, theirs in zip(answers, expected, strict=True))
         exact = self._bundle.manifest.variant.precision == "fp32"

@@ -42,7 +42,7 @@ def test_job__prompts__are_answered_once_and_bad_ones_are_in_quarantine(
     assert set(found["mlctl_digest"].to_pylist()) == {tiny_llm_bundle.digest}
     reasons = [str(row["mlctl_reason"]) for row in tables.quarantine(out)]
     assert "the prompt is empty" in reasons[0]
-    assert "the limit for both is 256" in reasons[1]
+    assert "maximum context length is 256" in reasons[1]
     assert (report.totals.rows, report.totals.bad, report.rows) == (18, 2, 20)
     assert again.rows == 0
 

@@ -21,6 +21,7 @@ from services.generate.engine import (
     TokenPiece,
     complete,
 )
+from services.generate.grammars import Grammar
 from services.generate.sampling import Sampler, TokenSampling, token_logprobs
 from services.generate.text import StopStrings, TextCodec
 from tests.support.tiny_llm import ANSWERS
@@ -200,7 +201,7 @@ def test_logprobs__a_distribution__are_its_logarithms() -> None:
 def test_engine__grammar__the_answer_matches_it(
     folder: Path, codec: TextCodec, kind: Literal["json_schema", "regex"], source: str, pattern: str
 ) -> None:
-    request = ask(codec, "Count:", grammar=codec.grammar(kind, source))
+    request = ask(codec, "Count:", grammar=codec.compile(Grammar(kind, source)))
     (answer,) = complete(engine(folder, codec), [request])
 
     assert re.fullmatch(pattern, answer.text)
@@ -212,7 +213,7 @@ def test_grammar__invalid__is_rejected_with_the_reason(
     codec: TextCodec, kind: Literal["json_schema", "regex"], source: str
 ) -> None:
     with pytest.raises(MlctlError, match=f"the {kind} cannot be used: ") as caught:
-        codec.grammar(kind, source)
+        codec.compile(Grammar(kind, source))
 
     assert caught.value.code is ErrorCode.INVALID_INPUT
 
@@ -222,7 +223,9 @@ def test_check__prompt_and_answer_beyond_the_cache__is_rejected(
 ) -> None:
     batch = engine(folder, codec, max_tokens=64)
 
-    with pytest.raises(MlctlError, match="the limit for both is 64") as caught:
+    with pytest.raises(
+        MlctlError, match="maximum context length is 64 tokens, and the prompt has 60 and its"
+    ) as caught:
         batch.check(GenerationRequest((1,) * 60, 5))
     assert caught.value.code is ErrorCode.PAYLOAD_TOO_LARGE
     with pytest.raises(MlctlError, match="prompt is empty"):

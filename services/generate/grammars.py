@@ -1,0 +1,120 @@
+"""Grammars of structured output: JSON schemas and regular expressions, which come from callers.
+
+A few bytes can take the library a minute and gigabytes: its own limits do not bound all of its
+work. Each grammar is therefore compiled first in a process of its own, which the system ends at a
+limit on its processor time and memory (`grammar_process.py`). Only a grammar that has passed there
+is compiled in the process of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Literal, NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Generation
+
+GrammarKind = Literal["json_schema", "regex"]
+# States of the lexer take 1 to 2 kB each, and come while an answer is written.
+_MAX_LEXER_STATES = 50_000
+_REASON_CHARS = 200
+# For a compilation whose process has not been ended by its own limit, as on a machine that stalls.
+_PATIENCE_SECONDS = 60.0
+
+
+class Grammar(NamedTuple):
+    """The source of a grammar."""
+
+    kind: GrammarKind
+    source: str
+
+
+def compile_grammar(grammar: Grammar, guidance: LLTokenizer) -> LLMatcher:
+    """Return the matcher of `grammar` at its start; INVALID_INPUT says what is wrong with it.
+
+    Copy it for each answer. Takes long for some grammars: see `GrammarProcess`.
+    """
+    try:
+        if grammar.kind == "regex":
+            rules = LLMatcher.grammar_from_regex(grammar.source)
+        else:
+            rules = LLMatcher.grammar_from_json_schema(grammar.source)
+        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(guidance, rules, log_level=0, limits=limits)
+        matcher.compute_bitmask()  # what may begin an answer is beyond the limits of some grammars
+        problem = matcher.get_error()
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise unusable(grammar.kind, problem.splitlines()[0][:_REASON_CHARS])
+    return matcher
+
+
+def unusable(kind: GrammarKind, reason: str) -> MlctlError:
+    """Return the error of a grammar that cannot be compiled."""
+    return MlctlError(ErrorCode.INVALID_INPUT, f"the {kind} cannot be used: {reason}")
+
+
+class GrammarProcess:
+    """The process that compiles grammars first; it starts with the first one.
+
+    Call it from one thread at a time.
+    """
+
+    def __init__(self, folder: Path, generation: Generation) -> None:
+        self._arguments = [
+            str(folder / "tokenizer.json"),
+            str(generation.vocabulary_size),
+            *map(str, generation.eos_ids),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, grammar: Grammar) -> None:
+        """INVALID_INPUT for a grammar that is wrong, or that takes too long or too much memory."""
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(grammar).encode() + b"\n")
+            process.stdin.flush()
+            answer = _read_line(process.stdout)
+        except OSError:
+            answer = b""
+        if not answer.endswith(b"\n"):
+            self.close()
+            raise MlctlError(ErrorCode.UNAVAILABLE, "the process that compiles grammars ended")
+        if problem := json.loads(answer):
+            raise MlctlError(ErrorCode.INVALID_INPUT, problem)
+
+    def close(self) -> None:
+        """End the process; the next grammar starts another."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "services.generate.grammar_process", *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        return self._process
+
+
+def _read_line(stream: IO[bytes]) -> bytes:
+    """Return the answer to one grammar, cut off if none came in time."""
+    ready, _, _ = select.select([stream], [], [], _PATIENCE_SECONDS)
+    return stream.readline() if ready else b""

@@ -1,0 +1,80 @@
+"""What a request for text needs before the model runs: its tokens, and its grammar.
+
+Both take long for some requests. Long prompts are tokenized on a thread of their own, one after the
+other; grammars are compiled on another, after a process of its own has proved that they can be.
+The event loop waits for neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from llguidance import LLMatcher
+
+from bundle.errors import ErrorCode, MlctlError
+from services.generate.grammars import Grammar
+from services.generate.text import TextCodec
+
+# A prompt of so many bytes is tokenized in a millisecond.
+SHORT_BYTES = 4096
+# Grammars that are kept, usable or not.
+_GRAMMARS = 64
+_Result = TypeVar("_Result")
+
+
+class RequestPreparation:
+    """Prepares the requests of one language model. For one event loop."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._process = codec.grammar_process()
+        self._texts = ThreadPoolExecutor(1, "tokenizer")
+        self._compilations = ThreadPoolExecutor(1, "grammars")
+        self._grammars: OrderedDict[Grammar, LLMatcher | MlctlError] = OrderedDict()
+        self._clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def run(self, size: int, work: Callable[[], _Result]) -> _Result:
+        """Return what `work` on `size` bytes of text returns; on another thread unless short."""
+        if size <= SHORT_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._texts, work)
+
+    async def compile(self, grammar: Grammar, client: str) -> LLMatcher:
+        """Return the matcher of `grammar`, which answers copy; INVALID_INPUT if there is none.
+
+        Each `client` has one compilation at a time; its others wait.
+        """
+        found = self._grammars.get(grammar)
+        if found is None:
+            async with self._clients.setdefault(client, asyncio.Lock()):
+                found = self._grammars.get(grammar)
+                if found is None:
+                    loop = asyncio.get_running_loop()
+                    found = await loop.run_in_executor(self._compilations, self._compile, grammar)
+                    self._grammars[grammar] = found
+                    if len(self._grammars) > _GRAMMARS:
+                        self._grammars.popitem(last=False)
+        self._grammars.move_to_end(grammar)
+        if isinstance(found, MlctlError):
+            raise MlctlError(found.code, found.message, found.hint)
+        return found
+
+    def close(self) -> None:
+        """End the threads and the process, when what runs has ended."""
+        self._texts.shutdown(wait=False, cancel_futures=True)
+        self._compilations.submit(self._process.close)
+        self._compilations.shutdown(wait=False)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher | MlctlError:
+        try:
+            self._process.check(grammar)
+            return self._codec.compile(grammar)
+        except MlctlError as error:
+            if error.code is not ErrorCode.INVALID_INPUT:
+                raise
+            return error
