@@ -119,7 +119,7 @@ def _reason(error: Exception) -> str:
 class _Generation(Extension):
     """`{% generation %}` marks what a model is trained on; in a prompt it marks nothing."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno

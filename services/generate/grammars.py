@@ -76,6 +76,11 @@ class GrammarProcess:
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """The number of the process; None before the first grammar."""
+        return None if self._process is None else self._process.pid
+
     def check(self, grammar: Grammar) -> None:
         """INVALID_INPUT for a grammar that is wrong, or that takes too long or too much memory."""
         process = self._running()

@@ -200,10 +200,7 @@ class Constraint:
     def apply(self, logits: np.ndarray) -> np.ndarray:
         """Return a copy of `logits` [vocabulary] with -inf for tokens that are not allowed."""
         fill_next_token_bitmask(self._matcher, self._mask)
-        if self._matcher.is_error():
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, "the grammar is too complex to continue the answer by it"
-            )
+        self._check()
         allowed = logits.copy()
         apply_token_bitmask_inplace(allowed, self._mask)
         return allowed
@@ -211,4 +208,12 @@ class Constraint:
     def accept(self, token: int) -> bool:
         """Note the chosen token; return whether the grammar is complete."""
         self._matcher.consume_token(token)
+        self._check()
         return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        """INVALID_INPUT if the library gave up: it would end the answer as if it were complete."""
+        if self._matcher.is_error():
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, "the grammar is too complex to continue the answer by it"
+            )

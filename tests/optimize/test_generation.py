@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from prometheus_client import CollectorRegistry
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
@@ -22,6 +23,7 @@ from optimize.choice import Judged
 from optimize.evidence import REPORT_NAME
 from optimize.generation.answers import Answers, compare_answers
 from optimize.generation.models import DecoderModel
+from optimize.generation.templates import check_chat_template
 from optimize.generation.texts import load_texts
 from optimize.goals import Goals
 from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
@@ -31,11 +33,15 @@ from optimize.recipes.base import Target
 from optimize.recipes.discovery import select
 from optimize.recipes.generation import build_engine_folder
 from registry.hugging_face import SIGNATURE
+from services.generate.chat_template import ChatTemplate
+from services.online.models.generator import ServedGenerator
+from services.online.settings import ServerSettings
 from services.runtime.golden import load_golden
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.tiny_llm import (
     ANSWERS,
     SENTENCES,
+    save_tiny_llm,
     tiny_llm_folder,
     tiny_llm_source,
     write_texts,
@@ -206,6 +212,62 @@ def test_optimize__weights_that_transformers_cannot_load__is_an_error_without_a_
         optimize(URI, home / "texts.jsonl", catalog=MemoryCatalog([damaged]))
     assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
     assert str(tmp_path) not in caught.value.message
+
+
+@pytest.mark.usefixtures("home")
+async def test_optimize__answers_end_inside_a_character__the_server_starts(
+    tmp_path: Path,
+) -> None:
+    sentence = "\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8\u3002" * 3
+    save_tiny_llm(tmp_path / "model", [sentence])
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": sentence[start:]}) + "\n" for start in range(12))
+    )
+    source = replace(
+        tiny_llm_source(),
+        model_path=tmp_path / "model",
+        artifacts=tmp_path / "model",
+        sha256="1" * 64,
+    )
+    found = optimize(
+        URI,
+        tmp_path / "texts.jsonl",
+        catalog=MemoryCatalog([source]),
+        recipes=select(["gen-fp32"], Target.CPU),
+    )
+    _, outputs = load_golden(found.bundle.path(GOLDEN_NAME))
+    model = ServedGenerator(found.bundle, ServerSettings(), registry=CollectorRegistry())
+    await model.start()
+    await model.stop()
+
+    assert any(text.decode().endswith("\ufffd") for text in outputs["text"])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "the chat template cannot be read"),
+        ("{{ messages[5].content + 1 }}", "rejects a message of a user"),
+    ],
+)
+def test_check_chat_template__fails__is_unsupported_with_the_reason(
+    tmp_path: Path, template: str, message: str
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_llm_folder() / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(template)
+
+    with pytest.raises(MlctlError, match=f"llm is not usable: .*{message}") as caught:
+        check_chat_template(tmp_path, "llm")
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+
+
+def test_check_chat_template__renders_otherwise__is_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_: "another prompt")
+    with pytest.raises(MlctlError, match="its chat template renders otherwise in transformers"):
+        check_chat_template(tiny_llm_folder(), "llm")
 
 
 SMALL: Any = {

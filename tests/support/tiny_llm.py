@@ -6,7 +6,7 @@ Its weights are saved in Hugging Face's layout; `tiny_llm_folder` trains it once
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -44,10 +44,11 @@ ANSWERS = {
 SENTENCES = tuple(prompt + answer for prompt, answer in ANSWERS.items())
 
 
-def save_tiny_llm(folder: Path) -> None:
-    """Train the model and save it with its tokenizer; about 3 CPU seconds.
+def save_tiny_llm(folder: Path, sentences: Sequence[str] = SENTENCES) -> None:
+    """Train the model on `sentences` and save it with its tokenizer; about 3 CPU seconds.
 
-    Its chat template joins the contents of the messages with line ends.
+    The tokenizer knows the words of SENTENCES; other characters have a token per byte. Its chat
+    template joins the contents of the messages with line ends.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -91,7 +92,7 @@ def save_tiny_llm(folder: Path) -> None:
         eos_token_id=1,
         pad_token_id=1,
     )
-    rows = [[*tokenizer.encode(sentence), 1] for sentence in SENTENCES]
+    rows = [[*tokenizer.encode(sentence), 1] for sentence in sentences]
     longest = max(map(len, rows))
     ids = torch.tensor([row + [1] * (longest - len(row)) for row in rows])
     labels = torch.tensor([row + [-100] * (longest - len(row)) for row in rows])

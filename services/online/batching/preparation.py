@@ -36,6 +36,7 @@ class RequestPreparation:
         self._texts = ThreadPoolExecutor(1, "tokenizer")
         self._compilations = ThreadPoolExecutor(1, "grammars")
         self._grammars: OrderedDict[Grammar, LLMatcher | MlctlError] = OrderedDict()
+        self._closed = False
         self._clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, size: int, work: Callable[[], _Result]) -> _Result:
@@ -66,6 +67,9 @@ class RequestPreparation:
 
     def close(self) -> None:
         """End the threads and the process, when what runs has ended."""
+        if self._closed:
+            return
+        self._closed = True
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._compilations.submit(self._process.close)
         self._compilations.shutdown(wait=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -13,6 +14,8 @@ from bundle.verify import VerifiedBundle
 from services.batch.job import BatchConfig
 from services.batch.sinks import open_sink
 from services.generate.options import AnswerOptions
+from services.generate.scorer import TextScorer
+from services.runtime.settings import RuntimeSettings
 from tests.support import tables
 from tests.support.tiny_llm import ANSWERS
 
@@ -62,6 +65,21 @@ def test_job__sampled_answers__repeat_with_their_seed(
     first, same, other = draw("a", 1), draw("b", 1), draw("c", 2)
 
     assert first == same != other
+
+
+def test_job__sampled_answers__each_row_draws_its_own_numbers(
+    tiny_llm_bundle: VerifiedBundle,
+) -> None:
+    scorer = TextScorer(
+        tiny_llm_bundle, RuntimeSettings(), AnswerOptions(max_tokens=8, temperature=100.0, seed=1)
+    )
+    prompts = np.array([prompt.encode() for prompt in ANSWERS], dtype=object)
+
+    together = scorer.run({"prompt": prompts})["text"].tolist()
+    alone = [scorer.run({"prompt": prompts[row : row + 1]})["text"][0] for row in range(9)]
+
+    assert len(set(together)) == len(ANSWERS)
+    assert alone == together
 
 
 def test_job__answer_options_of_another_model__are_rejected(

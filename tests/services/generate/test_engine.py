@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Literal
@@ -216,6 +217,25 @@ def test_grammar__invalid__is_rejected_with_the_reason(
         codec.compile(Grammar(kind, source))
 
     assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_engine__grammar_is_beyond_the_limits_of_a_step__the_answer_fails_and_does_not_end(
+    folder: Path, codec: TextCodec
+) -> None:
+    names = {f"p{number}": {"type": "integer"} for number in range(1000)}
+    schema = json.dumps({"type": "object", "properties": names, "additionalProperties": False})
+    batch = engine(folder, codec)
+    batch.add(
+        Sequence(ask(codec, "a", grammar=codec.compile(Grammar("json_schema", schema))), codec)
+    )
+
+    result = batch.step()
+    while batch.busy:
+        result = batch.step()
+
+    ((_, error),) = result.failed
+    assert error.code is ErrorCode.INVALID_INPUT
+    assert "the grammar is too complex" in error.message
 
 
 def test_check__prompt_and_answer_beyond_the_cache__is_rejected(

@@ -19,6 +19,7 @@ from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
 from bundle.verify import VerifiedBundle
 from services.generate.decoder import Decoder
+from services.generate.text import TextCodec
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.generate import GenerateApp
 from services.online.http.inference import InferHandler
@@ -353,6 +354,118 @@ async def test_v2_generate__whole_and_streamed__is_the_models_answer(
     assert len(events) == 3
     assert bad.status_code == 400
     assert bad.json()["code"] == "invalid_input"
+
+
+async def test_schema__takes_long_to_compile__other_requests_are_answered_meanwhile(
+    serve: Serve,
+) -> None:
+    schema = {"type": "integer", "multipleOf": 1000003}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {"model": "tiny-llm", "prompt": "a", "response_format": form}
+    async with serve() as running:
+        slow = asyncio.create_task(running.http.post("/v1/completions", json=body))
+        others = [await running.http.get("/v1/models") for _ in range(10)]
+        answered = [await running.openai.completions.create(prompt=CAT, **GREEDY)]
+        waits = not slow.done()
+        rejected = await slow
+        again = await running.http.post("/v1/completions", json=body)
+
+    assert waits
+    assert {reply.status_code for reply in others} == {200}
+    assert answered[0].choices[0].text == ANSWERS[CAT]
+    assert rejected.status_code == again.status_code == 400
+    assert "the json_schema cannot be used: it is too complex" in rejected.text
+    assert again.text == rejected.text  # from the cache
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "tiny-llm", "prompt": "a" * 10_000_000}),
+        (
+            "/v1/chat/completions",
+            {"model": "tiny-llm", "messages": [{"role": "user", "content": "x"}] * 10_000},
+        ),
+        ("/v2/models/tiny-llm/generate", {"text_input": "a" * 10_000_000}),
+    ],
+    ids=["completion", "chat", "generate"],
+)
+async def test_prompt__cannot_fit__is_rejected_by_its_length_and_never_tokenized(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    async with serve() as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(TextCodec, "encode", lambda *_, **__: pytest.fail("it is tokenized"))
+            found = await running.http.post(path, json=body)
+            with pytest.raises(MlctlError, match="context length is 256 tokens"):
+                await running.model.infer({"prompt": np.array([b"a" * 100_000], dtype=object)})
+
+    if path.startswith("/v1"):
+        error = found.json()["error"]
+        assert (found.status_code, error["code"]) == (400, "context_length_exceeded")
+    else:
+        assert (found.status_code, found.json()["code"]) == (413, "payload_too_large")
+
+
+async def test_prompt__long_and_within_the_limit__is_tokenized_off_the_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, encode = set(), TextCodec.encode
+
+    def note(*args: Any, **options: Any) -> list[int]:
+        threads.add(threading.current_thread())
+        return encode(*args, **options)
+
+    monkeypatch.setattr(TextCodec, "encode", note)
+    monkeypatch.setattr("services.online.batching.preparation.SHORT_BYTES", 100)
+    async with serve() as running:
+        found = await running.http.post(
+            "/v2/models/tiny-llm/generate", json={"text_input": CAT * 5, "max_tokens": 1}
+        )
+        await running.model.infer({"prompt": np.array([CAT.encode() * 5], dtype=object)})
+
+    assert found.status_code == 200
+    assert threading.main_thread() not in threads
+
+
+async def test_logprobs__tokens_inside_a_character__have_their_bytes_and_offsets(
+    serve: Serve,
+) -> None:
+    options = {"max_tokens": 4, "logprobs": 20, "extra_body": {"guided_regex": "x\u6f22"}}
+    async with serve() as running:
+        found = await running.openai.completions.create(prompt=CAT, **GREEDY, **options)
+        chat = await running.http.post(
+            "/v1/chat/completions",
+            json={
+                **GREEDY,
+                "messages": [{"role": "user", "content": CAT}],
+                "max_tokens": 4,
+                "logprobs": True,
+                "guided_regex": "x\u6f22",
+            },
+        )
+
+    listed = found.choices[0].logprobs
+    assert listed is not None
+    assert found.choices[0].text == "x\u6f22"
+    assert listed.tokens == ["x", "bytes:\\xe6", "bytes:\\xbc", "bytes:\\xa2"]
+    assert listed.text_offset == [0, 1, 1, 1]
+    assert listed.top_logprobs is not None
+    assert [len(each) for each in listed.top_logprobs] == [20] * 4
+    content = chat.json()["choices"][0]["logprobs"]["content"]
+    assert [each["bytes"] for each in content] == [[0x78], [0xE6], [0xBC], [0xA2]]
+
+
+async def test_v2_generate__parameters_of_tensorrt_llm__are_heard(serve: Serve) -> None:
+    body = {"id": "7", "text_input": "Count:", "max_tokens": 2, "bad_words": "", "stream": False}
+    async with serve() as running:
+        found = await running.http.post("/v2/models/tiny-llm/generate", json=body)
+        wrong = await running.http.post(
+            "/v2/models/tiny-llm/generate", json={**body, "stream": True}
+        )
+
+    assert (found.json()["text_output"], found.json()["id"]) == (" one two", "7")
+    assert wrong.status_code == 400
 
 
 async def test_infer__prompts_as_a_tensor__are_answered_whole_and_in_pieces(serve: Serve) -> None:

@@ -1,0 +1,68 @@
+"""Grammars are compiled in a process of their own, which ends what takes too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import GENERATION_FOLDER
+from bundle.verify import VerifiedBundle
+from services.generate.grammars import Grammar, GrammarProcess
+
+pytestmark = pytest.mark.slow
+
+
+def schema(document: dict[str, Any]) -> Grammar:
+    return Grammar("json_schema", json.dumps(document))
+
+
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        found = {"type": "object", "properties": {"a": found}}
+    return found
+
+
+@pytest.fixture
+def process(tiny_llm_bundle: VerifiedBundle) -> Iterator[GrammarProcess]:
+    assert tiny_llm_bundle.manifest.generation is not None
+    folder = tiny_llm_bundle.root / GENERATION_FOLDER
+    found = GrammarProcess(folder, tiny_llm_bundle.manifest.generation)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (schema({"type": "integer", "multipleOf": 1000003}), "it is too complex"),
+        (schema(nested(150)), "recursion limit exceeded"),
+        (schema({"type": "thing"}), "Invalid type"),
+        (Grammar("regex", "(" * 100_000), "the regex cannot be used: "),
+    ],
+    ids=["seconds", "deep", "wrong", "parentheses"],
+)
+def test_check__a_grammar_that_cannot_be_used__is_rejected_and_the_next_is_checked(
+    process: GrammarProcess, grammar: Grammar, words: str
+) -> None:
+    with pytest.raises(MlctlError, match=words) as caught:
+        process.check(grammar)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+    process.check(schema({"type": "integer", "multipleOf": 5}))
+
+
+def test_check__the_process_was_killed__the_next_grammar_starts_another(
+    process: GrammarProcess,
+) -> None:
+    process.check(Grammar("regex", "a"))
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    process.check(Grammar("regex", "a"))

@@ -1,0 +1,132 @@
+"""What is read of a request, and what is rejected by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.generate.requests import (
+    ChatRequest,
+    CompletionRequest,
+    ParameterError,
+    V2Request,
+    parse_request,
+)
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+
+
+def parse(kind: Any, document: dict[str, Any]) -> Any:
+    found = parse_request(kind, json.dumps(document).encode())
+    if kind is not V2Request:
+        found.check()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("guided_choice", ["a"]),
+        ("guided_json", {}),
+        ("structured_outputs", {"choice": ["a"]}),
+        ("min_tokens", 5),
+        ("ignore_eos", True),
+        ("repetition_penalty", 1.1),
+        ("min_p", 0.1),
+        ("stop_token_ids", [5]),
+        ("web_search_options", {}),
+        ("tool_choice", "required"),
+        ("tools", [{"type": "function"}]),
+        ("logit_bias", {"5": 1}),
+        ("n", 2),
+        ("max_token", 5),
+    ],
+)
+def test_parse__a_parameter_that_would_be_ignored__is_rejected_by_name(
+    name: str, value: Any
+) -> None:
+    with pytest.raises(ParameterError, match=f"the parameter '{name}' is not supported") as caught:
+        parse(ChatRequest, {**CHAT, name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"stop": ["a"] * 17}, "stop", "Invalid 'stop': array too long"),
+        ({"stop": 5}, "stop", "stop: Input should be"),
+        ({"top_logprobs": 2}, "top_logprobs", "only allowed when 'logprobs' is true"),
+        ({"stream_options": {}}, "stream_options", "only allowed when 'stream' is true"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "not supported",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "messages.0.tool_calls",
+            "not supported",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "5", "tool_call_id": "a"}]},
+            "messages.0.role",
+            "Input should be 'system'",
+        ),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "guided_regex",
+            "has a response_format as well",
+        ),
+    ],
+)
+def test_parse__wrong_parameters__are_named(change: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ParameterError, match=words) as caught:
+        found = parse(ChatRequest, {**CHAT, **change})
+        found.grammar()
+        found.request([1], 1)
+    assert caught.value.param == param
+
+
+def test_parse__what_changes_no_answer__is_accepted() -> None:
+    message = {"role": "assistant", "content": "a", "refusal": None, "tool_calls": [], "name": "b"}
+    found = parse(
+        ChatRequest,
+        {
+            **CHAT,
+            "messages": [message],
+            "n": 1,
+            "user": "someone",
+            "metadata": {"a": "b"},
+            "tools": [],
+            "tool_choice": "auto",
+            "presence_penalty": 0.0,
+            "guided_json": None,
+        },
+    )
+    assert found.messages[0].fields == {"role": "assistant", "content": "a", "name": "b"}
+    assert parse(CompletionRequest, {"model": "m", "prompt": "a", "echo": False}).prompt == "a"
+
+
+def test_v2__parameters_beside_the_text__are_those_of_tensorrt_llm() -> None:
+    found = parse(
+        V2Request,
+        {
+            "text_input": "a",
+            "max_tokens": 3,
+            "bad_words": "",
+            "stop_words": "",
+            "random_seed": 7,
+            "stream": False,
+            "parameters": {"temperature": 0.5},
+        },
+    ).parameters
+    assert (found.max_tokens, found.seed, found.temperature, found.stop) == (3, 7, 0.5, [])
+    for wrong, words in (
+        ({"max_tokens": 3, "parameters": {"max_tokens": 3}}, "'max_tokens' is given twice"),
+        ({"bad_words": "no"}, "bad_words' is not supported"),
+        ({"parameters": {"maxtokens": 3}}, "maxtokens' is not supported"),
+    ):
+        with pytest.raises(ParameterError, match=words):
+            parse(V2Request, {"text_input": "a", **wrong})
