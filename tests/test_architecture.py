@@ -73,8 +73,8 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
     assert not loaded & HEAVY
 
 
-# A process of its own: the server starts it by its name.
-OTHERS_IN_A_BENTO = {"services.runtime.engine_worker"}
+# Processes of their own: the server starts them by their names.
+OTHERS_IN_A_BENTO = {"services.generate.grammar_process", "services.runtime.engine_worker"}
 # Their modules are imported by name: the scheme of a URL, --payload.
 PLUG_INS = ("services.stream.payloads.", "services.stream.transports.")
 

@@ -82,10 +82,13 @@ def test_parse__a_parameter_that_would_be_ignored__is_rejected_by_name(
     ],
 )
 def test_parse__wrong_parameters__are_named(change: dict[str, Any], param: str, words: str) -> None:
-    with pytest.raises(ParameterError, match=words) as caught:
+    def read() -> None:
         found = parse(ChatRequest, {**CHAT, **change})
         found.grammar()
         found.request([1], 1)
+
+    with pytest.raises(ParameterError, match=words) as caught:
+        read()
     assert caught.value.param == param
 
 

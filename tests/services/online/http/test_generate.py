@@ -373,6 +373,7 @@ async def test_schema__takes_long_to_compile__other_requests_are_answered_meanwh
     assert waits
     assert {reply.status_code for reply in others} == {200}
     assert answered[0].choices[0].text == ANSWERS[CAT]
+    assert "too complex" in rejected.text, rejected.text
     assert rejected.status_code == again.status_code == 400
     assert "the json_schema cannot be used: it is too complex" in rejected.text
     assert again.text == rejected.text  # from the cache
