@@ -18,12 +18,13 @@ from bundle.errors import ErrorCode, MlctlError
 from services.generate.engine import GenerationRequest
 from services.generate.grammars import Grammar
 from services.generate.sampling import TokenSampling
-from services.generate.text import TextCodec
+from services.generate.text import ContextLengthError, TextCodec
 
 # OpenAI's own default of /v1/completions, and what V2 clients get.
 _COMPLETION_TOKENS, _V2_TOKENS = 16, 256
 _MAX_STOPS = 16
 _MAX_LOGPROBS = 20
+_MAX_FIELDS = 100
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
@@ -110,13 +111,17 @@ class _Model(BaseModel):
     @classmethod
     def _without_neutral(cls, found: object) -> object:
         """Drop parameters that change nothing: null, OpenAI's default, and those in `neutral`."""
-        if isinstance(found, dict):
-            return {
-                name: value
-                for name, value in found.items()
-                if value is not None and value not in cls.neutral.get(name, ())
-            }
-        return found
+        if not isinstance(found, dict):
+            return found
+        if len(found) > _MAX_FIELDS:  # each unknown one would be an error of its own
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT, f"the body has {len(found)} fields in one object"
+            )
+        return {
+            name: value
+            for name, value in found.items()
+            if value is not None and value not in cls.neutral.get(name, ())
+        }
 
 
 class GenerateOptions(_Model):
@@ -127,7 +132,7 @@ class GenerateOptions(_Model):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    stop: str | list[str] = Field(default_factory=list)
+    stop: str | Annotated[list[str], Field(fail_fast=True)] = Field(default_factory=list)
     guided_regex: str | None = None
 
     def grammar(self) -> Grammar | None:
@@ -172,7 +177,12 @@ class ResponseFormat(_Model):
             return Grammar("json_schema", '{"type":"object"}')
         if self.json_schema is None:
             raise ParameterError("response_format.json_schema", "the JSON schema is missing")
-        return Grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
+        try:
+            return Grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
+        except orjson.JSONEncodeError:
+            raise ParameterError(
+                "response_format.json_schema", "the JSON schema is nested too deep"
+            ) from None
 
 
 class GenerateStreamOptions(_Model):
@@ -211,7 +221,11 @@ class OpenAiRequest(GenerateOptions):
 class CompletionRequest(OpenAiRequest):
     """The body of /v1/completions. `prompt` is text or tokens."""
 
-    prompt: str | list[str] | list[int]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+    )
     logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
 
     def generation(self, codec: TextCodec, max_tokens: int) -> GenerationRequest:
@@ -224,6 +238,8 @@ class CompletionRequest(OpenAiRequest):
         elif any(isinstance(each, str) for each in prompt):
             raise ParameterError("prompt", "several prompts in one request are not supported")
         else:
+            if len(prompt) > max_tokens:
+                raise ContextLengthError(max_tokens, f"the prompt has {len(prompt)}")
             tokens = [each for each in prompt if isinstance(each, int)]
             codec.check_tokens(tokens)
         return self.request(tokens, self.max_tokens or _COMPLETION_TOKENS, self.logprobs)
@@ -249,7 +265,7 @@ class ChatMessage(_Model):
 
     neutral = _MESSAGE_NEUTRAL
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] = ""
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] = ""
     name: str | None = None
 
     @property
@@ -269,7 +285,7 @@ class ChatMessage(_Model):
 class ChatRequest(OpenAiRequest):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None

@@ -17,13 +17,14 @@ from weakref import WeakValueDictionary
 from llguidance import LLMatcher
 
 from bundle.errors import ErrorCode, MlctlError
-from services.generate.grammars import Grammar
+from services.generate.grammars import Grammar, unusable
 from services.generate.text import TextCodec
 
 # A prompt of so many bytes is tokenized in a millisecond.
 SHORT_BYTES = 4096
 # Grammars that are kept, usable or not.
 _GRAMMARS = 64
+_MAX_CHARS = 1 << 17
 _Result = TypeVar("_Result")
 
 
@@ -50,6 +51,8 @@ class RequestPreparation:
 
         Each `client` has one compilation at a time; its others wait.
         """
+        if len(grammar.source) > _MAX_CHARS:
+            raise unusable(grammar.kind, f"it has more than {_MAX_CHARS:,} characters")
         found = self._grammars.get(grammar)
         if found is None:
             async with self._clients.setdefault(client, asyncio.Lock()):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 
+from bundle.errors import MlctlError
 from services.generate.requests import (
     ChatRequest,
     CompletionRequest,
@@ -90,6 +92,39 @@ def test_parse__wrong_parameters__are_named(change: dict[str, Any], param: str, 
     with pytest.raises(ParameterError, match=words) as caught:
         read()
     assert caught.value.param == param
+
+
+def test_grammar__schema_150_levels_deep__is_rejected() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(150):
+        schema = {"type": "object", "properties": {"a": schema}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    found = parse(ChatRequest, {**CHAT, "response_format": form})
+    with pytest.raises(ParameterError, match="nested too deep"):
+        found.grammar()
+
+
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        (CompletionRequest, {"model": "m", "prompt": [0.5] * 300_000}),
+        (ChatRequest, {"model": "m", "messages": [1] * 300_000}),
+        (ChatRequest, {**CHAT, **{f"a{number}": 1 for number in range(100_000)}}),
+        (V2Request, {"text_input": "a", **{f"a{number}": 1 for number in range(100_000)}}),
+    ],
+    ids=["prompt", "messages", "fields", "beside"],
+)
+def test_parse__many_faults__the_first_ends_it(kind: Any, document: dict[str, Any]) -> None:
+    tracemalloc.start()
+    try:
+        body = json.dumps(document).encode()
+        before, _ = tracemalloc.get_traced_memory()
+        with pytest.raises(MlctlError):
+            parse_request(kind, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 60_000_000
 
 
 def test_parse__what_changes_no_answer__is_accepted() -> None:
