@@ -23,6 +23,7 @@ import httpx
 from bundle.ports import free_ports
 from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, Proxy, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from rollout.drivers.envoy.names import PROTOCOLS
 from rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
 from rollout.drivers.proxies import proxy_of
 from tests.support.wait import wait_until
@@ -135,6 +136,18 @@ def stage(directory: Path, tls: tuple[str, ...] = ()) -> Iterator[Stage]:
             made.end()
 
 
+def broken_connections(ports: Ports, slot: Slot) -> int:
+    """Return how many connections with requests in flight the slot's processes have broken.
+
+    A process that is killed costs at most one request of each client on each of them.
+    """
+    url = f"http://127.0.0.1:{ports.admin}/stats"
+    pattern = rf"^cluster\.{slot}-http[12]\.upstream_cx_destroy_remote_with_active_rq$"
+    lines = httpx.get(url, params={"filter": pattern}, trust_env=False).text.splitlines()
+    assert len(lines) == len(PROTOCOLS), lines
+    return sum(int(line.rpartition(" ")[2]) for line in lines)
+
+
 class TrafficClients:
     """Clients that send one request after the other: each its own HTTP connection, and one of gRPC.
 
@@ -147,6 +160,7 @@ class TrafficClients:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         loops = [self._send_http] * clients + [self._send_grpc]
+        self.count = len(loops)
         self._threads = [threading.Thread(target=each) for each in loops]
         self.answers: Counter[str] = Counter()
 

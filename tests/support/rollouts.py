@@ -118,6 +118,7 @@ class Load:
     RATE = 100.0
 
     def __init__(self, port: int, clients: int = 4, timeout: float = 30.0) -> None:
+        self.clients = clients
         self._connections = [
             HTTPConnection("127.0.0.1", port, timeout=timeout) for _ in range(clients)
         ]

@@ -3,6 +3,9 @@
 A process is identified by pid, start time and a token in its environment. A recycled pid has
 another start time; a child that survived its parent still carries the token. Only what
 matches is ever signalled. Each process leads its own session, so Ctrl-C does not reach it.
+
+While a process executes its program the kernel shows neither arguments nor environment of it; a
+search waits for that moment to pass instead of missing the process.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import re
 import select
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +27,8 @@ from rollout.domain.process_ref import ProcessRef
 
 TOKEN_VARIABLE = "MLCTL_PROCESS"  # noqa: S105 - a name, not a secret
 _START_TOLERANCE = 1.0  # create times move a little when the wall clock is adjusted
+_EXEC_SECONDS = 5.0  # a program on a file system that hangs is not waited for any longer
+_EXEC_POLL_SECONDS = 0.001
 _TAIL_BYTES = 8192
 _START_LINE = re.compile(r"^mlctl: [-0-9]{10} [:0-9]{8} start: .*\n?", re.MULTILINE)
 
@@ -152,11 +158,26 @@ def _leader(ref: ProcessRef) -> psutil.Process | None:
 def _matching(matches: Callable[[str], bool]) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
-            token = process.environ().get(TOKEN_VARIABLE, "")
+            token = _token(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):  # another user's, or just gone
             continue
         if token and matches(token):
             yield process
+
+
+def _token(process: psutil.Process) -> str:
+    """Return the token in the environment of a process, or an empty text."""
+    deadline = time.monotonic() + _EXEC_SECONDS
+    while not (environment := process.environ()) and _executes(process):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_EXEC_POLL_SECONDS)
+    return environment.get(TOKEN_VARIABLE, "")
+
+
+def _executes(process: psutil.Process) -> bool:
+    """Whether it is inside `exec`: a program without arguments. A kernel thread has no program."""
+    return not process.cmdline() and bool(process.exe())
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

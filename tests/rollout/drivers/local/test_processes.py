@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rollout.domain.process_ref import ProcessRef
@@ -110,3 +111,26 @@ def test_log_tail__several_starts__only_lines_of_the_last_process(log: Path) -> 
     assert processes.log_tail(log) == "Traceback of 2\nstart: of 2"
     processes.log_start(log, "tiny:3 as green/0")
     assert processes.log_tail(log) == "(the process wrote nothing)"
+
+
+def test_members__process_that_was_just_spawned__is_found(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(30):
+        ref = processes.spawn(str(log.parent), ["/bin/sleep", "60"], log)
+        only = [psutil.Process(ref.pid)]
+        monkeypatch.setattr(psutil, "process_iter", lambda only=only: iter(only))
+        assert [found.pid for found in processes.members(ref.token)] == [ref.pid]
+        processes.kill(ref)
+
+
+def test_members__kernel_thread_or_process_without_environment__is_not_waited_for(
+    log: Path,
+) -> None:
+    bare = processes.spawn(str(log.parent), ["/usr/bin/env", "-i", "/bin/sleep", "60"], log)
+    wait_until(lambda: psutil.Process(bare.pid).environ() == {})
+    begun = time.monotonic()
+    assert list(processes.members(bare.token)) == []
+    assert time.monotonic() - begun < processes._EXEC_SECONDS
+    os.kill(bare.pid, signal.SIGKILL)
+    wait_until(lambda: not processes.alive(bare))
