@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,10 +14,12 @@ from typing import Any
 import click
 
 from bundle import __version__
+from bundle.errors import MlctlError
 from bundle.garbage import rare_collection
 from cli.config_file import CONFIG_NAME, read_config
 from cli.options import CONTEXT_SETTINGS
-from cli.output import ReportingGroup
+from cli.output import CommandOutput, ReportingGroup
+from optimize.supervision import run_in_child
 
 # Each name is that of the module in `cli.commands` too, and of the command in it.
 SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -98,9 +102,23 @@ def cli(context: click.Context) -> None:
             os.environ.setdefault(name, value)
 
 
+def _continue_in_child() -> None:
+    """Return in a child process, whose crashes this process survives and reports."""
+    output = CommandOutput(as_json="--json" in sys.argv)
+    try:
+        run_in_child(output.note)
+    except MlctlError as error:
+        output.restore_terminal()
+        with contextlib.suppress(click.exceptions.Exit):
+            output.fail(error)
+        sys.exit(error.spec.exit_code)
+
+
 def main() -> None:
     """The entry point of the `mlctl` script."""
     with rare_collection():
+        if sys.argv[1:2] == ["optimize"]:
+            _continue_in_child()
         cli(standalone_mode=True)
 
 

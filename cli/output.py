@@ -64,6 +64,11 @@ class CommandOutput:
         with self.stderr.status("") as status:
             yield lambda text: status.update(Text(printable(text)))
 
+    def restore_terminal(self) -> None:
+        """Show the cursor again, which a process that died in `working` has left hidden."""
+        if self.live:
+            self.stderr.show_cursor()
+
     def document(self, value: object) -> None:
         """Print the command's one JSON document."""
         _echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

@@ -11,7 +11,7 @@ import errno
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,7 +63,10 @@ _FILES = frozenset({MODEL_NAME, DATA_NAME})
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The inputs that all recipes of one run share."""
+    """The inputs that all recipes of one run share.
+
+    `crashed` has the recipes whose work has ended a process before, each with the reason.
+    """
 
     exported: ExportedModel
     goals: Goals
@@ -71,6 +74,7 @@ class Attempt:
     progress: ProgressListener
     clock: Clock
     fresh: bool = False
+    crashed: Mapping[str, str] = field(default_factory=dict)
 
     def make_variant(self, recipe: Recipe) -> Variant:
         """Build, check and judge `recipe`'s variant, or take it from the cache; it is not timed.
@@ -79,6 +83,7 @@ class Attempt:
         """
         self._report(recipe, StepStatus.STARTED)
         try:
+            self._require_no_crash(recipe)
             model = fetch_or_build(
                 self.model_key(recipe), lambda directory: self._build(recipe, directory)
             )
@@ -201,8 +206,17 @@ class Attempt:
 
     def _time(self, variants: Sequence[Variant]) -> Timings:
         return time_variants(
-            variants, self.exported.baseline, self.device, self.clock, self.goals.min_gain
+            variants,
+            self.exported.baseline,
+            self.device,
+            self.clock,
+            self.goals.min_gain,
+            self._report_timing,
         )
+
+    def _report_timing(self, recipe: str | None) -> None:
+        """Report that `recipe`'s model is opened to be timed, or None: all are open."""
+        self.progress.event(StepEvent(Stage.LATENCY, StepStatus.STARTED, recipe))
 
     def _importer(self, model: Path) -> str | None:
         """Return what TensorRT's importer says; ValueError if it rejects the graph."""
@@ -241,6 +255,10 @@ class Attempt:
             self.progress.event(event)
 
         return step
+
+    def _require_no_crash(self, recipe: Recipe) -> None:
+        if recipe.name in self.crashed:
+            raise ValueError(self.crashed[recipe.name])
 
     def _report(self, recipe: Recipe, status: StepStatus, variant: Variant | None = None) -> None:
         detail = "" if variant is None else variant.failure or ""

@@ -34,7 +34,7 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """A change of one step; `recipe` only in stage VARIANT.
+    """A change of one step; `recipe` only in the stages VARIANT and LATENCY.
 
     WORKING: `done` of `total` pieces of the work named in `detail` are finished.
     """

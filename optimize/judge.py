@@ -97,11 +97,13 @@ def time_variants(
     device: RunDevice,
     clock: Clock,
     min_gain: float,
+    opening: Callable[[str | None], None],
 ) -> Timings:
     """Time all measured variants together, each at the batch sizes that it may be served with.
 
     All their sessions are open at once. A variant that does not run its largest batch then, for
-    lack of memory for example, is a failure.
+    lack of memory for example, is a failure. `opening` is called with each recipe before its
+    session is opened, and with None when all are.
     """
     sessions: dict[str, Session] = {}
     sizes: dict[str, list[int]] = {}
@@ -112,6 +114,7 @@ def time_variants(
         batching = baseline.batching_options.batching(
             row_independent=variant.measured.row_independent
         )
+        opening(variant.recipe)
         try:
             model = variant.model / MODEL_NAME
             session = open_session(model, device.provider, batching=batching)
@@ -124,6 +127,7 @@ def time_variants(
         sessions[variant.recipe] = session
         # The latency goal is for a single row, also if no batch has one.
         sizes[variant.recipe] = sorted({1, *batching.buckets})
+    opening(None)
     found = measure_interleaved(sessions, sizes, baseline.rows, clock, min_gain)
     return Timings(found, failures)
 

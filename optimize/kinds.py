@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bundle.clock import Clock
@@ -70,8 +70,9 @@ def start_attempt(
     options: OptimizeOptions,
     progress: ProgressListener,
     clock: Clock,
+    crashed: Mapping[str, str],
 ) -> Attempt:
     """Return what builds, judges and times the variants."""
     if isinstance(exported, SourceAnswers):
-        return GenerationAttempt(exported, goals, device, progress, clock, options.fresh)
-    return Attempt(exported, goals, device, progress, clock, options.fresh)
+        return GenerationAttempt(exported, goals, device, progress, clock, options.fresh, crashed)
+    return Attempt(exported, goals, device, progress, clock, options.fresh, crashed)

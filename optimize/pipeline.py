@@ -7,7 +7,7 @@ stops with an error as soon as a proof about the model fails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,11 +81,13 @@ def optimize(
     recipes: Sequence[Recipe] | None = None,
     progress: ProgressListener | None = None,
     clock: Clock | None = None,
+    crashed: Mapping[str, str] | None = None,
 ) -> OptimizeResult:
     """Optimize the registered model `uri` on the rows in `data` and publish the best variant.
 
     Raises the errors of `prepare` and `export_source`, and `NothingPassedError` if no
     variant meets `goals`. Without `recipes`, all for the target and the kind of model are tried.
+    Recipes in `crashed`, names with reasons, are rejected without being tried.
     """
     require_onnxruntime()
     goals, options = goals or Goals(), options or OptimizeOptions()
@@ -101,7 +103,7 @@ def optimize(
     if options.against_champion:
         goals = judged_by_champion(goals, catalog, prepared)
     device = find_device(options.target, exported.graph)
-    attempt = start_attempt(exported, goals, device, options, progress, clock)
+    attempt = start_attempt(exported, goals, device, options, progress, clock, crashed or {})
     variants = attempt.with_latencies([attempt.make_variant(recipe) for recipe in recipes])
     judged = choose(variants, goals)
     report = make_report(exported, goals, device, judged)

@@ -271,10 +271,13 @@ def _arguments(options: OptimizeCommand) -> _Arguments:
 
 def _run(output: CommandOutput, model: str, options: OptimizeCommand) -> OptimizeResult:
     from optimize.pipeline import optimize as run
+    from optimize.supervision import this_process
 
     arguments = _arguments(options)
     with interruptible(), only_results_on_stdout(), output.working() as show:
-        return run(model, options.data, **arguments, progress=StepDisplay(output, show))
+        child = this_process()
+        progress = child.watched(StepDisplay(output, show))
+        return run(model, options.data, **arguments, progress=progress, crashed=child.crashed)
 
 
 def _show_plan(output: CommandOutput, model: str, options: OptimizeCommand) -> None:

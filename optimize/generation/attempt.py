@@ -68,11 +68,13 @@ class GenerationAttempt(Attempt):
 
     def _time(self, variants: Sequence[Variant]) -> Timings:
         """Time an answer and its first token, all variants in turn."""
-        sessions = {
-            variant.recipe: _Timed("cpu", DecoderModel(variant.model, MAX_TOKENS), self._longest())
-            for variant in variants
-            if variant.measured is not None and variant.model is not None
-        }
+        sessions: dict[str, _Timed] = {}
+        for variant in variants:
+            if variant.measured is not None and variant.model is not None:
+                self._report_timing(variant.recipe)
+                model = DecoderModel(variant.model, MAX_TOKENS)
+                sessions[variant.recipe] = _Timed("cpu", model, self._longest())
+        self._report_timing(None)
         sizes = dict.fromkeys(sessions, (1, ANSWER_TOKENS))
         rows = Rows({"token": np.arange(ANSWER_TOKENS)}, None)
         found = measure_interleaved(sessions, sizes, rows, self.clock, self.goals.min_gain)

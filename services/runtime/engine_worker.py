@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-_PR_SET_PDEATHSIG = 1
+from bundle.child_process import end_with_parent
 
 
 class ModelRejected(Exception):  # noqa: N818 - a result, not a defect
@@ -27,7 +25,7 @@ class Unavailable(Exception):  # noqa: N818 - likewise
 
 def main() -> None:
     """Answer the one request on stdin."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(int(sys.argv[2]))
     with _open_answers() as answers:
 
         def report(event: str, message: Mapping[str, Any]) -> None:

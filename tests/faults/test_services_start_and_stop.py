@@ -87,6 +87,21 @@ def test_start__golden_answers_differ__ends_the_whole_server(
         httpx.get(f"{server.url}/readyz")
 
 
+def test_start__load_crashes__ends_the_whole_server_with_the_signal(
+    project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
+) -> None:
+    session = project / "services/runtime/session.py"
+    opening = "    inner = load_onnx(model, chain, threads)\n"
+    crash = "    os.kill(os.getpid(), 11)  # as native code does\n"
+    assert opening in session.read_text()
+    session.write_text(session.read_text().replace(opening, crash + opening))
+    server = serve(project, tmp_path, bundle)
+    ended.append(server)
+    code = ERROR_TABLE[ErrorCode.UNSUPPORTED_MODEL].exit_code
+    assert server.process.wait(timeout=PATIENCE_SECONDS) == code
+    assert server.log.read_text().count("the process that loaded 'tiny' died of SIGSEGV") == 1
+
+
 def test_start__worker_cannot_import_the_server__ends_the_whole_server(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:

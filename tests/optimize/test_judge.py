@@ -56,7 +56,7 @@ def measured(
     baseline = Baseline(ROWS, outputs, row_independent, None, batching_options)
     found = measure_variant(directory, 20, Details(), baseline, CPU)
     variant = Variant("it", "int8", found, directory)
-    timings = time_variants([variant], baseline, CPU, SystemClock(), 0.1)
+    timings = time_variants([variant], baseline, CPU, SystemClock(), 0.1, print)
     assert not timings.failures
     return replace(found, latency=timings.latencies["it"])
 
@@ -114,7 +114,7 @@ def test_time__a_variant_that_does_not_run__does_not_stop_the_others(
     found = measure_variant(source.parent, 20, Details(), baseline, CPU)
     broken = Variant("broken", "int8", found, tmp_path)
     good = Variant("good", "fp32", found, source.parent)
-    timings = time_variants([broken, good], baseline, CPU, SystemClock(), 0.1)
+    timings = time_variants([broken, good], baseline, CPU, SystemClock(), 0.1, print)
     assert list(timings.latencies) == ["good"]
     assert timings.failures["broken"].startswith("it does not run beside the others: ")
 

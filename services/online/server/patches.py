@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -69,3 +70,21 @@ def use_monotonic_clock() -> None:
 def replace_workers_in_containers() -> None:
     """Let BentoML's supervisor replace workers that end also in its own images."""
     os.environ.pop(_CONTAINERIZED, None)
+
+
+def watch_workers(ended: Callable[[int, int], None]) -> None:
+    """Let the supervisor (circus) call `ended` with the id and exit code of a worker that ends.
+
+    The exit code is negative for a signal.
+    """
+    from circus.watcher import Watcher  # only the supervisor has loaded it
+
+    watcher: Any = Watcher
+    notify = watcher.notify_event
+
+    def notify_event(self: Any, topic: str, message: dict[str, Any]) -> None:
+        if topic == "reap":
+            ended(message["process_pid"], message["exit_code"])
+        notify(self, topic, message)
+
+    watcher.notify_event = notify_event

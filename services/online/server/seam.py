@@ -35,6 +35,7 @@ from services.online.server.workers import (
     explain,
     forget_dead_workers,
     is_worker,
+    loading,
     stop_supervisor,
     supervisor,
 )
@@ -136,7 +137,8 @@ class Worker:
     async def start(self) -> None:
         _share_log()
         try:
-            await self.serving.start()
+            with loading(", ".join(repr(each.name) for each in self.serving.models)):
+                await self.serving.start()
             await self._start_grpc()
             if is_worker():
                 self._watchdog = Watchdog(

@@ -15,18 +15,28 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from bundle.child_process import describe_exit, is_crash
 from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from services.online.ports import reserve_port
-from services.online.server.patches import replace_workers_in_containers, use_monotonic_clock
+from services.online.server.patches import (
+    replace_workers_in_containers,
+    use_monotonic_clock,
+    watch_workers,
+)
 from services.online.settings import ServerSettings
 
 _COUNTS = "MLCTL_COUNTS_DIR"
 _SUPERVISOR = "MLCTL_SUPERVISOR_PID"
-_FAILURE = "failure"  # in that folder
+# In that folder.
+_FAILURE = "failure"
+_LOADING = "loading-"  # and the worker's id
+_SERVED = "served"
+_CRASHED = "crashed"
 _PROMETHEUS = "PROMETHEUS_MULTIPROC_DIR"
 # Besides its clients' connections a process has files, libraries' devices and pipes open.
 _OTHER_FILES = 256
@@ -40,6 +50,7 @@ def prepare_server(settings: ServerSettings) -> None:
     store empties the folder of BentoML's store.
     """
     use_monotonic_clock()
+    watch_workers(_note_crash)
     folder = tempfile.mkdtemp(prefix="mlctl-counts-")
     atexit.register(_end_server, Path(folder))
     os.environ[_COUNTS] = folder
@@ -59,6 +70,50 @@ def note_failure(exit_code: int) -> None:
     """Set the exit code of the server, in a worker that cannot serve and ends it."""
     if folder := os.environ.get(_COUNTS):
         Path(folder, _FAILURE).write_text(str(exit_code))
+
+
+@contextlib.contextmanager
+def loading(models: str) -> Iterator[None]:
+    """Note for the supervisor that this worker loads `models`, in case that ends the process.
+
+    UNSUPPORTED_MODEL if it has ended a worker before, and no worker of this server has ever served:
+    the supervisor would start one after the other.
+    """
+    if (folder := os.environ.get(_COUNTS)) is None:
+        yield
+        return
+    note, crashed, served = (
+        Path(folder, name) for name in (f"{_LOADING}{os.getpid()}", _CRASHED, _SERVED)
+    )
+    if crashed.exists() and not served.exists():
+        raise _load_error(crashed.read_text())
+    note.write_text(models)
+    try:
+        yield
+        served.touch()
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def _note_crash(worker: int, exit_code: int) -> None:
+    """Keep what a worker died of while it loaded its models, and log it if others serve."""
+    folder = Path(os.environ[_COUNTS])
+    note = folder / f"{_LOADING}{worker}"
+    if not is_crash(exit_code) or not note.exists():
+        return
+    sentence = f"the process that loaded {note.read_text()} died {describe_exit(exit_code)}"
+    note.unlink()
+    (folder / _CRASHED).write_text(sentence)
+    if (folder / _SERVED).exists():
+        print(explain(_load_error(sentence)), file=sys.stderr, flush=True)
+
+
+def _load_error(sentence: str) -> MlctlError:
+    return MlctlError(
+        ErrorCode.UNSUPPORTED_MODEL,
+        sentence,
+        "Run `mlctl optimize` on a machine with this processor, or give the server more memory.",
+    )
 
 
 def _end_server(folder: Path) -> None:

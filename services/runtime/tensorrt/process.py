@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from bundle.child_process import describe_exit
 from services.runtime.tensorrt.profile import Profile
 
 # TensorRT for desktop GPUs: the same importer and builder, but it builds without a GPU.
@@ -75,7 +76,14 @@ def run_worker(command: Command, request: Mapping[str, Any], timeout_s: float) -
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "services.runtime.engine_worker", command],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "services.runtime.engine_worker",
+                command,
+                str(os.getpid()),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -104,6 +112,5 @@ def _exit_reason(code: int, log: IO[bytes]) -> str:
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - _TAIL_BYTES))
     lines = log.read().decode(errors="replace").strip().splitlines()
-    how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     last = f": {lines[-1]}" if lines else ""
-    return f"its process died {how}{last}"
+    return f"its process died {describe_exit(code)}{last}"

@@ -11,6 +11,7 @@ from typing import Any
 import bentoml
 import click
 import pytest
+from circus.watcher import Watcher
 from tornado.ioloop import IOLoop, PeriodicCallback
 from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES, Config
 
@@ -23,6 +24,7 @@ from services.online.server.patches import (
     replace_workers_in_containers,
     use_monotonic_clock,
     use_protocol,
+    watch_workers,
 )
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -110,3 +112,18 @@ def test_monotonic_clock__wall_clock_steps__tornado_timers_run_on(
 
     periodic = PeriodicCallback(lambda: None, 1)
     asyncio.run(step_the_clock())
+
+
+def test_watch_workers__supervisor_reaps_one__is_called_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics: list[str] = []
+    ended: list[tuple[int, int]] = []
+    watcher: Any = Watcher
+    monkeypatch.setattr(
+        Watcher, "notify_event", lambda _self, topic, _message: topics.append(topic)
+    )
+    watch_workers(lambda worker, exit_code: ended.append((worker, exit_code)))
+    for topic in ("spawn", "reap"):
+        watcher.notify_event(None, topic, {"process_pid": 7, "exit_code": -11})
+    assert (topics, ended) == (["spawn", "reap"], [(7, -11)])
