@@ -98,7 +98,7 @@ def _steps(
     if exported:
         source = export_model(prepared)
         goals = goals.resolved(source.baseline.metric, source.baseline.score)
-        attempt = start_attempt(source, goals, device, options, Silent(), SystemClock())
+        attempt = start_attempt(source, goals, device, options, Silent(), SystemClock(), {})
     for recipe in recipes:
         built = attempt is not None and is_cached(attempt.model_key(recipe))
         yield Step(f"{recipe.name}: build", built, recipe.tuned)
