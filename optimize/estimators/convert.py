@@ -33,6 +33,7 @@ from optimize.estimators.estimator import (
     is_text,
     load_xgboost,
 )
+from optimize.estimators.skops_file import objects
 from registry.catalog import ModelFormat
 from registry.names import printable
 from registry.onnx_file import make_plain
@@ -43,7 +44,9 @@ _OPSET = 20
 _ML_OPSET = 3
 # Versions that every supported ONNX Runtime reads.
 _IR_VERSION = 10
-_PREFIX = "mlctl."
+# Names of tensors have no colons, so neither prefix can make the name of a column or of an output.
+_OWN = "mlctl:"
+_CONVERTED = "converter:"
 _MATRIX = "rows"
 # Relative difference of numbers that float32 arithmetic explains.
 _NEAR = 1e-5
@@ -143,27 +146,49 @@ def _from_sklearn(estimator: Estimator, form: _Form) -> Any:
     from skl2onnx.sklapi.cast_transformer import CastTransformer
     from sklearn.pipeline import Pipeline
 
-    from optimize.estimators.imputer import register_imputer
-    from optimize.estimators.isolation_forest import register_isolation_forest
+    from optimize.estimators.converters import register_converters
 
-    register_imputer()
-    register_isolation_forest()
+    register_converters()
     model, last = estimator.model, final_step(estimator.model)
     if form.last_in_float:
         steps = list(_steps(model))
         cast = CastTransformer(dtype=np.float32)
         model = Pipeline([*steps[:-1], ("mlctl_cast", cast), steps[-1]])
-    options = None
-    if estimator.kind is Kind.CLASSIFIER:
-        name = "zipmap" if has_probabilities(estimator.model) else "raw_scores"
-        options = {id(last): {name: name == "raw_scores"}}
     types = _sklearn_types(estimator, double=form.double)
     return to_onnx(
         model,
         initial_types=types,
-        options=options,
+        options=_options(model),
         target_opset={"": _OPSET, "ai.onnx.ml": _ML_OPSET},
     )
+
+
+def _options(model: Any) -> dict[int, dict[str, bool]]:
+    """Return the converter's options of each classifier in `model`, by its id.
+
+    Scores stay a matrix; a classifier without probabilities gives the scores that it decides by.
+    """
+    from skl2onnx._supported_operators import sklearn_operator_name_map
+    from skl2onnx.common._registration import get_converter
+    from sklearn.base import BaseEstimator, is_classifier
+    from sklearn.calibration import _CalibratedClassifier
+
+    parts = [part for part, _ in objects(model)]
+    # Calibration begins with the scores of its classifiers, even if these have probabilities.
+    scored = {
+        id(final_step(part.estimator))
+        for part in parts
+        if isinstance(part, _CalibratedClassifier) and hasattr(part.estimator, "decision_function")
+    }
+    found = {}
+    for part in parts:
+        if not isinstance(part, BaseEstimator) or not is_classifier(part):
+            continue
+        name = sklearn_operator_name_map.get(type(part))
+        allowed = () if name is None else get_converter(name).get_allowed_options() or ()
+        wanted = {"zipmap": False, "raw_scores": id(part) in scored or not has_probabilities(part)}
+        found[id(part)] = {each: value for each, value in wanted.items() if each in allowed}
+    return found
 
 
 def _steps(model: Any) -> Iterator[tuple[str, Any]]:
@@ -274,6 +299,7 @@ def _wrap(estimator: Estimator, model: Any, form: _Form) -> Any:
         opset_imports=[helper.make_opsetid(*item) for item in sorted(versions.items())],
         ir_version=_IR_VERSION,
         producer_name="mlctl",
+        functions=model.functions,
     )
 
 
@@ -297,7 +323,7 @@ class _Parts:
         """Return the name of a constant, which is stored once."""
         from onnx import numpy_helper
 
-        name = f"{_PREFIX}{name}"
+        name = f"{_OWN}{name}"
         if all(each.name != name for each in self.initializers):
             self.initializers.append(numpy_helper.from_array(values, name))
         return name
@@ -315,9 +341,9 @@ def _feed(estimator: Estimator, parts: _Parts, inner: list[str], number: int) ->
         if name == _MATRIX and not _takes_columns(estimator):
             made = list(columns.values())
             kind, options = ("Identity", {}) if len(made) == 1 else ("Concat", {"axis": 1})
-            parts.node(parts.before, kind, made, f"{_PREFIX}{name}", **options)
+            parts.node(parts.before, kind, made, f"{_CONVERTED}{name}", **options)
         else:
-            parts.node(parts.before, "Identity", [columns[name]], f"{_PREFIX}{name}")
+            parts.node(parts.before, "Identity", [columns[name]], f"{_CONVERTED}{name}")
 
 
 def _matrix(spec: TensorSpec, parts: _Parts, number: int) -> str:
@@ -325,10 +351,10 @@ def _matrix(spec: TensorSpec, parts: _Parts, number: int) -> str:
     name = spec.name
     if len(spec.shape) == 1:
         name = parts.node(
-            parts.before, "Reshape", [name, parts.shape(-1, 1)], f"{_PREFIX}column.{spec.name}"
+            parts.before, "Reshape", [name, parts.shape(-1, 1)], f"{_OWN}column.{spec.name}"
         )
     if not is_text(spec):
-        name = parts.node(parts.before, "Cast", [name], f"{_PREFIX}number.{spec.name}", to=number)
+        name = parts.node(parts.before, "Cast", [name], f"{_OWN}number.{spec.name}", to=number)
     return name
 
 
@@ -347,29 +373,29 @@ def _answer(estimator: Estimator, parts: _Parts, inner: list[str]) -> None:
         names = (LABEL,)
     specs = {spec.name: spec for spec in estimator.source.signature.outputs}
     if PROBABILITIES in names and type(final_step(estimator.model)).__module__.startswith(_VOTING):
-        _vote(estimator, parts, f"{_PREFIX}{inner[1]}")
+        _vote(estimator, parts, f"{_CONVERTED}{inner[1]}")
         names, inner = (PROBABILITIES,), inner[1:]
     for name, found in zip(names, inner, strict=False):
-        spec, value = specs[name], f"{_PREFIX}{found}"
+        spec, value = specs[estimator.output_name(name)], f"{_CONVERTED}{found}"
         if not is_text(spec):
             kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype.numpy_name))
-            value = parts.node(parts.after, "Cast", [value], f"{_PREFIX}cast.{name}", to=kind)
+            value = parts.node(parts.after, "Cast", [value], f"{_OWN}cast.{name}", to=kind)
         shape = parts.shape(*(-1, *spec.shape[1:]))
-        parts.node(parts.after, "Reshape", [value, shape], name)
+        parts.node(parts.after, "Reshape", [value, shape], spec.name)
 
 
 def _vote(estimator: Estimator, parts: _Parts, shares: str) -> None:
     """Make the label of the class with the largest share, the first of equal ones."""
     assert estimator.classes is not None
     factor = parts.constant("shares", np.array(_SHARES, np.float32))
-    scaled = parts.node(parts.after, "Mul", [shares, factor], f"{_PREFIX}scaled")
-    rounded = parts.node(parts.after, "Round", [scaled], f"{_PREFIX}rounded")
+    scaled = parts.node(parts.after, "Mul", [shares, factor], f"{_OWN}scaled")
+    rounded = parts.node(parts.after, "Round", [scaled], f"{_OWN}rounded")
     options = {"axis": 1, "keepdims": 0}
-    index = parts.node(parts.after, "ArgMax", [rounded], f"{_PREFIX}index", **options)
+    index = parts.node(parts.after, "ArgMax", [rounded], f"{_OWN}index", **options)
     classes = estimator.classes
     texts = classes.dtype.kind in "OU"
     values = classes.astype(object) if texts else classes.astype(np.int64)
-    parts.node(parts.after, "Gather", [parts.constant("classes", values), index], LABEL)
+    parts.node(parts.after, "Gather", [parts.constant("classes", values), index], estimator.output_name(LABEL))
 
 
 def _value(spec: TensorSpec) -> Any:
@@ -384,9 +410,12 @@ def _value(spec: TensorSpec) -> Any:
 
 
 def _add_prefix(graph: Any) -> None:
-    """Rename all values, so that none has the name of a column or of an output."""
+    """Rename all values, in the bodies of loops too: see `_CONVERTED`."""
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = f"{_CONVERTED}{value.name}"
     for node in graph.node:
         for values in (node.input, node.output):
-            values[:] = [f"{_PREFIX}{value}" if value else "" for value in values]
-    for initializer in graph.initializer:
-        initializer.name = f"{_PREFIX}{initializer.name}"
+            values[:] = [f"{_CONVERTED}{value}" if value else "" for value in values]
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                _add_prefix(body)

@@ -5,6 +5,9 @@ The outputs follow from the kind of estimator:
 - regressor: `prediction` [rows], or [rows, targets];
 - outlier detector: `score` [rows] (its decision function) and `label` [rows], 1 or -1;
 - clusterer: `label` [rows].
+
+No graph has an input and an output of one name: the output of a model with such a column is called
+`model_score`.
 """
 
 from __future__ import annotations
@@ -70,10 +73,15 @@ class Estimator:
         """Return the outputs by name; the estimator's own errors pass through."""
         rows = self.table(inputs)
         with quiet():
-            found = self._answers(rows)
+            answers = self._answers(rows)
+        found = {self.output_name(name): answer for name, answer in answers.items()}
         return {
             spec.name: _as_output(found[spec.name], spec) for spec in self.source.signature.outputs
         }
+
+    def output_name(self, name: str) -> str:
+        """Return what the output `name` is called in the signature; see the module."""
+        return _free_name(name, self.source)
 
     def table(self, inputs: Tensors) -> Any:
         """Return the rows as the estimator takes them: a DataFrame, or an array [rows, features].
@@ -93,7 +101,7 @@ class Estimator:
                 if spec.name in self.source.optional:
                     array[array == ""] = np.nan
             columns[spec.name] = pd.Series(array)
-        return pd.DataFrame(columns)
+        return columns[specs[0].name] if _takes_texts(self.model) else pd.DataFrame(columns)
 
     def _answers(self, rows: Any) -> dict[str, Any]:
         if self.kind is Kind.REGRESSOR:
@@ -129,6 +137,14 @@ def load_estimator(source: SourceModel) -> Estimator:
 def with_outputs(source: SourceModel) -> SourceModel:
     """Return an estimator's `source` with the signature's real outputs; other models unchanged."""
     return load_estimator(source).source if source.format.is_estimator else source
+
+
+def _free_name(name: str, source: SourceModel) -> str:
+    """Return `name`, with `model_` before it while a column has that name."""
+    columns = {spec.name for spec in source.signature.inputs}
+    while name in columns:
+        name = f"model_{name}"
+    return name
 
 
 def has_probabilities(model: Any) -> bool:
@@ -180,18 +196,21 @@ def load_xgboost(path: Path, label: str) -> Any:
     import xgboost
 
     with loading(label):
-        objective = _objective(xgboost.Booster(model_file=str(path)))
-        classify = objective.startswith(("binary:", "multi:")) and objective != "binary:logitraw"
+        classify = _classifies(xgboost.Booster(model_file=str(path)))
         model = xgboost.XGBClassifier() if classify else xgboost.XGBRegressor()
         model.load_model(str(path))
         model.set_params(n_jobs=1)
     return model
 
 
-def _objective(booster: Any) -> str:
+def _classifies(booster: Any) -> bool:
+    """Return whether it is a classifier: as the file says, or by the objective of a Booster."""
     import json
 
-    return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+    if kind := json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type"):
+        return bool(kind == "classifier")
+    objective = str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+    return objective.startswith(("binary:", "multi:")) and objective != "binary:logitraw"
 
 
 def load_catboost(source: SourceModel) -> Any:
@@ -262,19 +281,20 @@ def _outputs(
 ) -> tuple[TensorSpec, ...]:
     real = Datatype.FP32 if source.format is ModelFormat.XGBOOST else Datatype.FP64
     if kind is Kind.REGRESSOR:
-        targets = _targets(model)
+        targets = _targets(model, source)
         shape = (DYNAMIC,) if targets == 1 else (DYNAMIC, targets)
-        return (TensorSpec(name=PREDICTION, dtype=real, shape=shape),)
+        return (TensorSpec(name=_free_name(PREDICTION, source), dtype=real, shape=shape),)
     label = Datatype.INT64
     first: tuple[TensorSpec, ...] = ()
     if kind is Kind.OUTLIERS:
-        first = (TensorSpec(name=SCORE, dtype=real, shape=(DYNAMIC,)),)
+        first = (TensorSpec(name=_free_name(SCORE, source), dtype=real, shape=(DYNAMIC,)),)
     if classes is not None:
         label = _label_type(source, classes)
         if has_probabilities(model):
             shape = (DYNAMIC, len(classes))
-            first = (TensorSpec(name=PROBABILITIES, dtype=real, shape=shape),)
-    return (*first, TensorSpec(name=LABEL, dtype=label, shape=(DYNAMIC,)))
+            name = _free_name(PROBABILITIES, source)
+            first = (TensorSpec(name=name, dtype=real, shape=shape),)
+    return (*first, TensorSpec(name=_free_name(LABEL, source), dtype=label, shape=(DYNAMIC,)))
 
 
 def _label_type(source: SourceModel, classes: np.ndarray) -> Datatype:
@@ -293,12 +313,41 @@ def _label_type(source: SourceModel, classes: np.ndarray) -> Datatype:
     return Datatype.INT64
 
 
-def _targets(model: Any) -> int:
+def _targets(model: Any, source: SourceModel) -> int:
+    """Return how many numbers the regressor predicts for a row, as it shows for a row of zeros."""
+    from sklearn.compose import TransformedTargetRegressor
+    from sklearn.ensemble import StackingRegressor, VotingRegressor
+    from sklearn.multioutput import MultiOutputRegressor
+
     last = final_step(model)
-    coefficients = getattr(last, "coef_", None)
-    if isinstance(coefficients, np.ndarray) and coefficients.ndim == 2:
-        return int(coefficients.shape[0])
-    return int(getattr(last, "n_outputs_", 1))
+    if isinstance(last, TransformedTargetRegressor):
+        return _targets(last.regressor_, source)
+    # Their parts may be pipelines that take columns by name, and no row of zeros.
+    if isinstance(last, MultiOutputRegressor):
+        return len(last.estimators_)
+    if isinstance(last, StackingRegressor | VotingRegressor):
+        return 1
+    width = getattr(last, "n_features_in_", None)
+    if width is None:
+        width = _width(source)
+    with loading(source.uri):
+        return int(np.asarray(last.predict(np.zeros((1, width)))).size)
+
+
+def _width(source: SourceModel) -> int:
+    """Return the number of features of the signature."""
+    specs = source.signature.inputs
+    return len(specs) if source.columns else specs[0].shape[1]
+
+
+def _takes_texts(model: Any) -> bool:
+    """Return whether the first step takes a series of texts, and not a table."""
+    from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
+    from sklearn.pipeline import Pipeline
+
+    if isinstance(model, Pipeline):
+        return _takes_texts(model.steps[0][1])
+    return isinstance(model, CountVectorizer | HashingVectorizer)
 
 
 def final_step(model: Any) -> Any:

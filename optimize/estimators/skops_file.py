@@ -23,11 +23,20 @@ _TRUSTED = frozenset(
         "builtins.object",
         "collections.OrderedDict",
         "numpy.dtype",
+        "numpy.number",
         "sklearn.calibration._CalibratedClassifier",
         "sklearn.calibration._SigmoidCalibration",
         "sklearn.compose._column_transformer._RemainderColsList",
         "sklearn.compose._column_transformer.make_column_selector",
         "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+        "sklearn.feature_selection._mutual_info.mutual_info_classif",
+        "sklearn.feature_selection._mutual_info.mutual_info_regression",
+        "sklearn.feature_selection._univariate_selection.chi2",
+        "sklearn.feature_selection._univariate_selection.f_classif",
+        "sklearn.feature_selection._univariate_selection.f_regression",
+        "sklearn.metrics._scorer._PassthroughScorer",
+        "sklearn.model_selection._split.KFold",
+        "sklearn.model_selection._split.StratifiedKFold",
         "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
         "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
         "sklearn.tree._tree.Tree",
@@ -74,7 +83,7 @@ def _check_trees(model: Any, label: str) -> None:
     from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
     from sklearn.tree._tree import Tree
 
-    for item, features in _objects(model, None, set()):
+    for item, features in objects(model):
         if isinstance(item, Tree):
             nodes = (item.children_left, item.children_right, item.feature)
             leaf = np.asarray(item.children_left) == _LEAF
@@ -109,6 +118,11 @@ def _within(
         and bool(((split >= 0) & (split < features)).all())
         and all(bool(((end > number) & (end < count)).all()) for end in ends)
     )
+
+
+def objects(model: Any) -> Iterator[tuple[Any, int | None]]:
+    """Yield all objects that `model` holds, itself too, with the features that they may read."""
+    return _objects(model, None, set())
 
 
 def _objects(item: Any, features: int | None, done: set[int]) -> Iterator[tuple[Any, int | None]]:

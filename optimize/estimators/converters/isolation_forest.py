@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from optimize.estimators.converters.trees import missing_go_left
+
 _LEAF = -1
 
 
@@ -79,6 +81,7 @@ def _ensemble(forest: Any) -> dict[str, Any]:
         for name in (
             *("nodes_treeids", "nodes_nodeids", "nodes_featureids", "nodes_values"),
             *("nodes_modes", "nodes_truenodeids", "nodes_falsenodeids"),
+            "nodes_missing_value_tracks_true",
             *("target_treeids", "target_nodeids", "target_ids", "target_weights"),
         )
     }
@@ -100,6 +103,7 @@ def _ensemble(forest: Any) -> dict[str, Any]:
         found["nodes_modes"] += np.where(leaf, "LEAF", "BRANCH_LEQ").tolist()
         found["nodes_truenodeids"] += np.where(leaf, 0, tree.children_left).tolist()
         found["nodes_falsenodeids"] += np.where(leaf, 0, tree.children_right).tolist()
+        found["nodes_missing_value_tracks_true"] += missing_go_left(tree)
         found["target_treeids"] += [number] * int(leaf.sum())
         found["target_nodeids"] += nodes[leaf].tolist()
         found["target_ids"] += [0] * int(leaf.sum())

@@ -1,0 +1,22 @@
+"""Converters of mlctl for estimators that skl2onnx does not convert, or converts wrongly."""
+
+from __future__ import annotations
+
+from optimize.estimators.converters.classifiers import register_classifiers
+from optimize.estimators.converters.composite import register_composites
+from optimize.estimators.converters.functions import register_functions
+from optimize.estimators.converters.imputer import register_imputer
+from optimize.estimators.converters.isolation_forest import register_isolation_forest
+from optimize.estimators.converters.text import register_text
+from optimize.estimators.converters.trees import register_trees
+
+__all__ = ["register_converters"]
+
+
+def register_converters() -> None:
+    """Register all of them with skl2onnx in this process; idempotent."""
+    for register in (
+        *(register_imputer, register_isolation_forest, register_trees, register_text),
+        *(register_functions, register_composites, register_classifiers),
+    ):
+        register()

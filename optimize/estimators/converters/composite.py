@@ -1,0 +1,147 @@
+"""Convert estimators that combine others: the parts are parsed, so each may be a pipeline.
+
+skl2onnx converts no chain of regressors and no transformed target, and votes of single columns only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from optimize.estimators.converters.emit import Emitter
+from optimize.estimators.converters.functions import emit_function
+
+
+def register_composites() -> None:
+    """Register the converters of this module with skl2onnx in this process; idempotent."""
+    from skl2onnx._supported_operators import update_registered_converter
+    from sklearn.compose import TransformedTargetRegressor
+    from sklearn.ensemble import VotingClassifier
+    from sklearn.multioutput import RegressorChain
+
+    for model, parse, convert in (
+        (RegressorChain, _parse_chain, _convert_chain),
+        (TransformedTargetRegressor, _parse_target, _convert_target),
+        (VotingClassifier, _parse_votes, _convert_votes),
+    ):
+        alias = f"Mlctl{model.__name__}"
+        update_registered_converter(
+            model, alias, _keep_types, convert, overwrite=True, parser=parse
+        )
+
+
+def _keep_types(operator: Any) -> None:
+    """Leave the outputs' types as the parser declared them."""
+    del operator
+
+
+def _parsed(scope: Any, model: Any, inputs: list[Any], parsers: Any) -> list[Any]:
+    from skl2onnx._parse import _parse_sklearn
+
+    found: list[Any] = _parse_sklearn(scope, model, inputs, custom_parsers=parsers)
+    return found
+
+
+def _declare(scope: Any, model: Any, inputs: list[Any], kinds: list[Any]) -> list[Any]:
+    """Declare the operator that combines `inputs`, and return its outputs."""
+    operator = scope.declare_local_operator(f"Mlctl{type(model).__name__}", model)
+    operator.inputs = inputs
+    for kind in kinds:
+        operator.outputs.append(scope.declare_local_variable("combined", kind))
+    outputs: list[Any] = operator.outputs
+    return outputs
+
+
+def _parse_chain(scope: Any, model: Any, inputs: list[Any], custom_parsers: Any = None) -> Any:
+    """Feed each regressor with the rows and the predictions of those before it."""
+    kind = type(inputs[0].type)
+    answers: list[Any] = []
+    for part in model.estimators_:
+        rows = inputs
+        if len(inputs) + len(answers) > 1:
+            concat = scope.declare_local_operator("SklearnConcat")
+            concat.inputs = [*inputs, *answers]
+            concat.outputs.append(scope.declare_local_variable("chained", kind([None, None])))
+            rows = concat.outputs
+        answers += _parsed(scope, part, list(rows), custom_parsers)
+    ordered = [answers[at] for at in np.argsort(model.order_)]
+    return _declare(scope, model, ordered, [kind([None, len(ordered)])])
+
+
+def _convert_chain(scope: Any, operator: Any, container: Any) -> None:
+    emit = Emitter(scope, operator, container)
+    names = [each.full_name for each in operator.inputs]
+    emit.node("Concat", *names, into=operator.outputs[0].full_name, axis=1)
+
+
+def _parse_target(scope: Any, model: Any, inputs: list[Any], custom_parsers: Any = None) -> Any:
+    found = _parsed(scope, model.regressor_, inputs, custom_parsers)
+    return _declare(scope, model, found, [type(found[0].type)([None, None])])
+
+
+def _convert_target(scope: Any, operator: Any, container: Any) -> None:
+    """Emit the inverse of the function, or of the scaler, behind the regressor."""
+    from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, StandardScaler
+
+    emit = Emitter(scope, operator, container)
+    transformer, value = operator.raw_operator.transformer_, operator.inputs[0].full_name
+    match transformer:
+        case FunctionTransformer():
+            value = emit_function(emit, transformer.inverse_func, value)
+        case StandardScaler():
+            if transformer.with_std:
+                value = emit.node("Mul", value, emit.number(transformer.scale_))
+            if transformer.with_mean:
+                value = emit.node("Add", value, emit.number(transformer.mean_))
+        case MinMaxScaler():
+            value = emit.node("Sub", value, emit.number(transformer.min_))
+            value = emit.node("Div", value, emit.number(transformer.scale_))
+        case _:
+            raise NotImplementedError(
+                "TransformedTargetRegressor takes a numpy function, a StandardScaler or a "
+                f"MinMaxScaler, not a {type(transformer).__name__}"
+            )
+    emit.node("Identity", value, into=operator.outputs[0].full_name)
+
+
+def _parse_votes(scope: Any, model: Any, inputs: list[Any], custom_parsers: Any = None) -> Any:
+    """Take the label of each classifier, or its probabilities if the votes are soft."""
+    from skl2onnx.common.data_types import Int64TensorType, StringTensorType
+
+    soft = model.voting == "soft"
+    parts = [_parsed(scope, part, inputs, custom_parsers) for part in model.estimators_]
+    label = StringTensorType if model.classes_.dtype.kind in "OU" else Int64TensorType
+    kinds = [label([None])]
+    if soft:
+        kinds.append(type(inputs[0].type)([None, len(model.classes_)]))
+    return _declare(scope, model, [part[soft] for part in parts], kinds)
+
+
+def _convert_votes(scope: Any, operator: Any, container: Any) -> None:
+    """Emit the weighted mean of probabilities, or the weighted number of votes, of each class."""
+    emit = Emitter(scope, operator, container)
+    model = operator.raw_operator
+    names = [each.full_name for each in operator.inputs]
+    used = [
+        weight
+        for weight, (_, part) in zip(model.weights or [1] * len(names), model.estimators)
+        if part != "drop"
+    ]
+    soft = model.voting == "soft"
+    total = float(np.sum(used)) if soft else 1.0
+    shares = []
+    for name, weight in zip(names, used, strict=True):
+        share = name
+        if not soft:
+            column = emit.node("Reshape", name, emit.constant(np.array([-1, 1])))
+            numbers = emit.constant(np.arange(len(model.classes_)).reshape(1, -1))
+            share = emit.node("Equal", column, numbers)
+        shares.append(emit.node("Mul", emit.cast(share), emit.number([weight / total])))
+    sums = emit.node("Sum", *shares)
+    if soft:
+        emit.node("Identity", sums, into=operator.outputs[1].full_name)
+    index = emit.node("ArgMax", sums, axis=1, keepdims=0)
+    classes = model.classes_
+    values = classes if classes.dtype.kind in "OU" else classes.astype(np.int64)
+    emit.node("Gather", emit.constant(values), index, into=operator.outputs[0].full_name)
