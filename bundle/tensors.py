@@ -114,7 +114,7 @@ class Signature(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    inputs: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=256)]
+    inputs: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=4096)]
     outputs: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=256)]
 
     @model_validator(mode="after")

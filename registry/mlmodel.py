@@ -168,6 +168,7 @@ def _column(column: Any) -> TensorSpec:
     name, kind = column.name, getattr(column.type, "name", str(column.type))
     if name is None:
         raise ValueError("its columns have no names; log it with a DataFrame as input_example")
+    name = str(name)  # the columns of pd.DataFrame(array) are 0, 1, 2
     datatype = _COLUMN_TYPES.get(kind)
     if datatype is None:
         raise ValueError(
@@ -183,7 +184,7 @@ def _column(column: Any) -> TensorSpec:
 
 
 def _optional(schema: Any) -> frozenset[str]:
-    return frozenset(column.name for column in schema.inputs if not column.required)
+    return frozenset(str(column.name) for column in schema.inputs if not column.required)
 
 
 def _specs(schema: Any, default: str) -> tuple[TensorSpec, ...]:

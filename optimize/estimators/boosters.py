@@ -1,7 +1,9 @@
-"""LightGBM's Booster behind scikit-learn's interface."""
+"""LightGBM's Booster behind scikit-learn's interface; what onnxmltools leaves out of graphs."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,3 +37,121 @@ class BoosterRegressor(RegressorMixin, BaseEstimator):
     def predict(self, rows: Any) -> np.ndarray:
         """Return the predictions [rows]."""
         return np.asarray(self.booster.predict(np.asarray(rows, np.float64), num_threads=1))
+
+
+def finish_xgboost(model: Any, booster: Any) -> None:
+    """Give the trees of a regressor their targets, and a logistic one its link function."""
+    from onnx import helper
+
+    learner = json.loads(booster.save_raw("json"))["learner"]
+    targets = int(learner["learner_model_param"]["num_target"])
+    logistic = learner["objective"]["name"] in ("binary:logistic", "reg:logistic")
+    node = next(node for node in model.graph.node if node.op_type == "TreeEnsembleRegressor")
+    if targets > 1:
+        tree_targets = learner["gradient_booster"]["model"]["tree_info"]
+        trees = _attribute(node, "target_treeids")
+        _replace(node, target_ids=[tree_targets[tree] for tree in trees], n_targets=targets)
+    if logistic:
+        base = np.array(_numbers(learner["learner_model_param"]["base_score"]))
+        _replace(node, base_values=np.log(base / (1 - base)).tolist())
+        answer, node.output[0] = node.output[0], "margin"
+        model.graph.node.append(helper.make_node("Sigmoid", ["margin"], [answer]))
+
+
+def sums_of_trees(booster: Any) -> Any:
+    """Return a LightGBM Booster that adds up its trees: those of a random forest are averaged."""
+    import lightgbm
+
+    lines = booster.model_to_string().splitlines()
+    if "average_output" not in lines:
+        return booster
+    trees = booster.num_trees() // booster.num_model_per_iteration()
+    changed = [_scaled(line, 1 / trees) for line in lines if line != "average_output"]
+    # The lengths of the trees' texts in the header are no longer right, and need not be there.
+    return lightgbm.Booster(
+        model_str="\n".join(line for line in changed if not line.startswith("tree_sizes="))
+    )
+
+
+def finish_lightgbm(model: Any, booster: Any, rows: str) -> None:
+    """Treat missing values of the input `rows` as each feature's splits do; see `_missing_types`.
+
+    Classes that LightGBM trains one against the rest get their own share each, not softmax's.
+    """
+    from onnx import helper, numpy_helper
+
+    graph, types = model.graph, dict(_missing_types(booster))
+    made: list[Any] = []
+
+    def constant(name: str, values: Any) -> str:
+        graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
+        return name
+
+    def node(kind: str, *inputs: str) -> str:
+        made.append(helper.make_node(kind, list(inputs), [f"{kind}_{len(made)}"]))
+        return str(made[-1].output[0])
+
+    def replaced(kind: str, value: str, found: str, new: float) -> str:
+        """Return `value` with `new` where `found`, in the features of that kind."""
+        features = [types.get(at) == kind for at in range(booster.num_feature())]
+        here = node("And", found, constant(f"{kind}_features", [features]))
+        return node("Where", here, constant(f"{kind}_new", np.array([new], np.float32)), value)
+
+    value = rows
+    if "None" in types.values():
+        value = replaced("None", value, node("IsNaN", value), 0.0)
+    if "Zero" in types.values():
+        zero = constant("zero", np.array([_ZERO], np.float32))
+        value = replaced("Zero", value, node("LessOrEqual", node("Abs", value), zero), np.nan)
+    for each in graph.node:
+        each.input[:] = [value if name == rows else name for name in each.input]
+        is_classifier = each.op_type == "TreeEnsembleClassifier"
+        if is_classifier and "objective=multiclassova" in booster.model_to_string():
+            _replace(each, post_transform="LOGISTIC")
+    nodes = [*made, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+# LightGBM takes numbers up to this size for zero.
+_ZERO = 1e-35
+
+
+def _missing_types(booster: Any) -> Iterator[tuple[int, str]]:
+    """Yield the features of all splits, each with what LightGBM does there.
+
+    None: NaN counts as zero; Zero: zero counts as NaN; NaN: neither.
+    """
+    parts = [tree["tree_structure"] for tree in booster.dump_model()["tree_info"]]
+    while parts:
+        node = parts.pop()
+        if "split_feature" in node:
+            yield node["split_feature"], node["missing_type"]
+            parts += [node["left_child"], node["right_child"]]
+
+
+def _scaled(line: str, factor: float) -> str:
+    """Scale the leaves of a line of LightGBM's text; other lines stay as they are."""
+    name, _, values = line.partition("=")
+    if name != "leaf_value":
+        return line
+    return f"{name}={' '.join(repr(float(value) * factor) for value in values.split())}"
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.strip("[]").split(",")]
+
+
+def _attribute(node: Any, name: str) -> Any:
+    from onnx import helper
+
+    return next(helper.get_attribute_value(each) for each in node.attribute if each.name == name)
+
+
+def _replace(node: Any, **values: Any) -> None:
+    from onnx import helper
+
+    kept = [each for each in node.attribute if each.name not in values]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())

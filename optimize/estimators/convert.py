@@ -21,6 +21,7 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
 from optimize.data import Tensors
+from optimize.estimators.boosters import finish_lightgbm, finish_xgboost, sums_of_trees
 from optimize.estimators.estimator import (
     LABEL,
     PREDICTION,
@@ -149,7 +150,7 @@ def _from_sklearn(estimator: Estimator, form: _Form) -> Any:
     from optimize.estimators.converters import register_converters
 
     register_converters()
-    model, last = estimator.model, final_step(estimator.model)
+    model = estimator.model
     if form.last_in_float:
         steps = list(_steps(model))
         cast = CastTransformer(dtype=np.float32)
@@ -243,23 +244,35 @@ def _from_xgboost(estimator: Estimator) -> Any:
     booster = model.get_booster()
     booster.feature_names = booster.feature_types = None
     width = int(booster.num_features())
-    return convert_xgboost(model, initial_types=[(_MATRIX, FloatTensorType([None, width]))])
+    types = [(_MATRIX, FloatTensorType([None, width]))]
+    converted = convert_xgboost(model, initial_types=types)
+    if estimator.kind is Kind.REGRESSOR:
+        finish_xgboost(converted, booster)
+    return converted
 
 
 def _from_lightgbm(estimator: Estimator) -> Any:
+    """Return the graph of the Booster: its labels are class numbers."""
     from onnxmltools.convert.common.data_types import FloatTensorType
     from onnxmltools.convert.main import convert_lightgbm
 
     model = getattr(estimator.model, "booster", estimator.model)
-    booster = getattr(model, "booster_", model)
+    booster = sums_of_trees(getattr(model, "booster_", model))
     types = [(_MATRIX, FloatTensorType([None, int(booster.num_feature())]))]
-    return convert_lightgbm(model, initial_types=types, zipmap=False)
+    converted = convert_lightgbm(booster, initial_types=types, zipmap=False)
+    finish_lightgbm(converted, booster, _MATRIX)
+    return converted
 
 
 def _from_catboost(estimator: Estimator) -> Any:
     """Return CatBoost's own export, with scores instead of maps of class to score."""
     import onnx
 
+    classes = estimator.classes
+    if classes is not None and classes.dtype == bool:
+        raise NotImplementedError("CatBoost exports no classes True and False; train on 0 and 1")
+    if len(estimator.source.signature.outputs[0].shape) == 2 and classes is None:
+        raise NotImplementedError("CatBoost exports one target; log one model for each target")
     with tempfile.TemporaryDirectory(prefix="mlctl-catboost-") as folder:
         path = Path(folder) / "model.onnx"
         estimator.model.save_model(str(path), format="onnx")
@@ -293,7 +306,8 @@ def _wrap(estimator: Estimator, model: Any, form: _Form) -> Any:
         [*graph.initializer, *parts.initializers],
     )
     versions = {each.domain: each.version for each in model.opset_import}
-    versions.setdefault("", _OPSET)
+    # onnxmltools names the oldest version of its operators, which mean the same in this one.
+    versions[""] = _OPSET
     return helper.make_model(
         wrapped,
         opset_imports=[helper.make_opsetid(*item) for item in sorted(versions.items())],
@@ -372,7 +386,7 @@ def _answer(estimator: Estimator, parts: _Parts, inner: list[str]) -> None:
     else:
         names = (LABEL,)
     specs = {spec.name: spec for spec in estimator.source.signature.outputs}
-    if PROBABILITIES in names and type(final_step(estimator.model)).__module__.startswith(_VOTING):
+    if PROBABILITIES in names and _decides(estimator):
         _vote(estimator, parts, f"{_CONVERTED}{inner[1]}")
         names, inner = (PROBABILITIES,), inner[1:]
     for name, found in zip(names, inner, strict=False):
@@ -382,6 +396,12 @@ def _answer(estimator: Estimator, parts: _Parts, inner: list[str]) -> None:
             value = parts.node(parts.after, "Cast", [value], f"{_OWN}cast.{name}", to=kind)
         shape = parts.shape(*(-1, *spec.shape[1:]))
         parts.node(parts.after, "Reshape", [value, shape], spec.name)
+
+
+def _decides(estimator: Estimator) -> bool:
+    """Return whether the label is made of the probabilities, and not the converter's."""
+    last = type(final_step(estimator.model)).__module__
+    return last.startswith(_VOTING) or estimator.source.format is ModelFormat.LIGHTGBM
 
 
 def _vote(estimator: Estimator, parts: _Parts, shares: str) -> None:
@@ -395,7 +415,12 @@ def _vote(estimator: Estimator, parts: _Parts, shares: str) -> None:
     classes = estimator.classes
     texts = classes.dtype.kind in "OU"
     values = classes.astype(object) if texts else classes.astype(np.int64)
-    parts.node(parts.after, "Gather", [parts.constant("classes", values), index], estimator.output_name(LABEL))
+    parts.node(
+        parts.after,
+        "Gather",
+        [parts.constant("classes", values), index],
+        estimator.output_name(LABEL),
+    )
 
 
 def _value(spec: TensorSpec) -> Any:

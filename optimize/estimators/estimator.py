@@ -327,9 +327,7 @@ def _targets(model: Any, source: SourceModel) -> int:
         return len(last.estimators_)
     if isinstance(last, StackingRegressor | VotingRegressor):
         return 1
-    width = getattr(last, "n_features_in_", None)
-    if width is None:
-        width = _width(source)
+    width = _width(source) if last is model else last.n_features_in_
     with loading(source.uri):
         return int(np.asarray(last.predict(np.zeros((1, width)))).size)
 

@@ -7,6 +7,7 @@ from optimize.estimators.converters.composite import register_composites
 from optimize.estimators.converters.functions import register_functions
 from optimize.estimators.converters.imputer import register_imputer
 from optimize.estimators.converters.isolation_forest import register_isolation_forest
+from optimize.estimators.converters.selectors import register_selectors
 from optimize.estimators.converters.text import register_text
 from optimize.estimators.converters.trees import register_trees
 
@@ -18,5 +19,6 @@ def register_converters() -> None:
     for register in (
         *(register_imputer, register_isolation_forest, register_trees, register_text),
         *(register_functions, register_composites, register_classifiers),
+        register_selectors,
     ):
         register()

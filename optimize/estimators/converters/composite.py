@@ -1,6 +1,6 @@
 """Convert estimators that combine others: the parts are parsed, so each may be a pipeline.
 
-skl2onnx converts no chain of regressors and no transformed target, and votes of single columns only.
+skl2onnx converts no chain of regressors and no transformed target, and few votes and stacks.
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ import numpy as np
 from optimize.estimators.converters.emit import Emitter
 from optimize.estimators.converters.functions import emit_function
 
+# The operator between a stack's classifiers and its last estimator.
+_STACKED = "MlctlStacked"
+
 
 def register_composites() -> None:
     """Register the converters of this module with skl2onnx in this process; idempotent."""
     from skl2onnx._supported_operators import update_registered_converter
+    from skl2onnx.common._registration import register_converter, register_shape_calculator
     from sklearn.compose import TransformedTargetRegressor
-    from sklearn.ensemble import VotingClassifier
+    from sklearn.ensemble import StackingClassifier, VotingClassifier
     from sklearn.multioutput import RegressorChain
 
     for model, parse, convert in (
         (RegressorChain, _parse_chain, _convert_chain),
         (TransformedTargetRegressor, _parse_target, _convert_target),
         (VotingClassifier, _parse_votes, _convert_votes),
+        (StackingClassifier, _parse_stack, _convert_stack),
     ):
         alias = f"Mlctl{model.__name__}"
         update_registered_converter(
             model, alias, _keep_types, convert, overwrite=True, parser=parse
         )
+    register_shape_calculator(_STACKED, _keep_types, overwrite=True)
+    register_converter(_STACKED, _convert_stacked, overwrite=True)
 
 
 def _keep_types(operator: Any) -> None:
@@ -43,9 +50,11 @@ def _parsed(scope: Any, model: Any, inputs: list[Any], parsers: Any) -> list[Any
     return found
 
 
-def _declare(scope: Any, model: Any, inputs: list[Any], kinds: list[Any]) -> list[Any]:
+def _declare(
+    scope: Any, model: Any, inputs: list[Any], kinds: list[Any], name: str | None = None
+) -> list[Any]:
     """Declare the operator that combines `inputs`, and return its outputs."""
-    operator = scope.declare_local_operator(f"Mlctl{type(model).__name__}", model)
+    operator = scope.declare_local_operator(name or f"Mlctl{type(model).__name__}", model)
     operator.inputs = inputs
     for kind in kinds:
         operator.outputs.append(scope.declare_local_variable("combined", kind))
@@ -107,12 +116,9 @@ def _convert_target(scope: Any, operator: Any, container: Any) -> None:
 
 def _parse_votes(scope: Any, model: Any, inputs: list[Any], custom_parsers: Any = None) -> Any:
     """Take the label of each classifier, or its probabilities if the votes are soft."""
-    from skl2onnx.common.data_types import Int64TensorType, StringTensorType
-
     soft = model.voting == "soft"
     parts = [_parsed(scope, part, inputs, custom_parsers) for part in model.estimators_]
-    label = StringTensorType if model.classes_.dtype.kind in "OU" else Int64TensorType
-    kinds = [label([None])]
+    kinds = [_label_kind(model)]
     if soft:
         kinds.append(type(inputs[0].type)([None, len(model.classes_)]))
     return _declare(scope, model, [part[soft] for part in parts], kinds)
@@ -123,11 +129,7 @@ def _convert_votes(scope: Any, operator: Any, container: Any) -> None:
     emit = Emitter(scope, operator, container)
     model = operator.raw_operator
     names = [each.full_name for each in operator.inputs]
-    used = [
-        weight
-        for weight, (_, part) in zip(model.weights or [1] * len(names), model.estimators)
-        if part != "drop"
-    ]
+    used = [1] * len(names) if model.weights is None else model._weights_not_none  # noqa: SLF001
     soft = model.voting == "soft"
     total = float(np.sum(used)) if soft else 1.0
     shares = []
@@ -142,6 +144,59 @@ def _convert_votes(scope: Any, operator: Any, container: Any) -> None:
     if soft:
         emit.node("Identity", sums, into=operator.outputs[1].full_name)
     index = emit.node("ArgMax", sums, axis=1, keepdims=0)
+    emit.node("Gather", _classes(emit, model), index, into=operator.outputs[0].full_name)
+
+
+def _parse_stack(scope: Any, model: Any, inputs: list[Any], custom_parsers: Any = None) -> Any:
+    """Feed the last estimator with the scores, or labels, of the others, and maybe the rows."""
+    kind = type(inputs[0].type)
+    answers = [
+        _parsed(scope, part, inputs, custom_parsers)[int(method != "predict")]
+        for part, method in zip(model.estimators_, model.stack_method_, strict=True)
+    ]
+    rows = inputs if model.passthrough else []
+    width = model.final_estimator_.n_features_in_
+    stacked = _declare(scope, model, [*answers, *rows], [kind([None, width])], _STACKED)
+    found = _parsed(scope, model.final_estimator_, list(stacked), custom_parsers)
+    kinds = [_label_kind(model), kind([None, len(model.classes_)])]
+    return _declare(scope, model, found, kinds[: len(found)])
+
+
+def _convert_stacked(scope: Any, operator: Any, container: Any) -> None:
+    """Emit the columns side by side; of two classes only the second one's score."""
+    emit = Emitter(scope, operator, container)
+    model = operator.raw_operator
+    first = operator.outputs[0].type
+    emit.double = type(first).__name__.startswith("Double")
+    names = [each.full_name for each in operator.inputs]
+    columns = []
+    for name, method in zip(names, model.stack_method_, strict=False):
+        score = name
+        if method == "predict":
+            score = emit.node("Reshape", name, emit.constant(np.array([-1, 1])))
+        elif len(model.classes_) == 2:
+            score = emit.node("Gather", name, emit.constant(np.array([1])), axis=1)
+        columns.append(emit.cast(score))
+    columns += names[len(model.stack_method_) :]
+    emit.node("Concat", *columns, into=operator.outputs[0].full_name, axis=1)
+
+
+def _convert_stack(scope: Any, operator: Any, container: Any) -> None:
+    """Emit the class of the last estimator's class number, and its scores."""
+    emit = Emitter(scope, operator, container)
+    index, *scores = (each.full_name for each in operator.inputs)
+    label, *answers = (each.full_name for each in operator.outputs)
+    emit.node("Gather", _classes(emit, operator.raw_operator), index, into=label)
+    for score, answer in zip(scores, answers, strict=True):
+        emit.node("Identity", score, into=answer)
+
+
+def _label_kind(model: Any) -> Any:
+    from skl2onnx.common.data_types import Int64TensorType, StringTensorType
+
+    return (StringTensorType if model.classes_.dtype.kind in "OU" else Int64TensorType)([None])
+
+
+def _classes(emit: Emitter, model: Any) -> str:
     classes = model.classes_
-    values = classes if classes.dtype.kind in "OU" else classes.astype(np.int64)
-    emit.node("Gather", emit.constant(values), index, into=operator.outputs[0].full_name)
+    return emit.constant(classes if classes.dtype.kind in "OU" else classes.astype(np.int64))

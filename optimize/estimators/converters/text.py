@@ -17,11 +17,9 @@ from optimize.estimators.converters.emit import Emitter
 
 _LOCALE = "C.UTF-8"
 _WORD = r"[\pL\pN_]"
-_SPACES = (
-    "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-)
-# A tokenizer pads rows with it; no pattern matches a control character.
-_PAD = "\x00"
+_SPACES = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+# A tokenizer pads rows with it. It is no word, and longer than a character.
+_PAD = "\ue000\ue000"
 # Words of a minimum length: `(?u)\b\w\w+\b` and its like.
 _WORDS = re.compile(r"(?:\(\?u\))?\\b((?:\\w)*)\\w(?:\+|\{(\d+),\})\\b")
 # Patterns that both libraries read alike: classes of ASCII characters, repeated.
@@ -58,8 +56,10 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
         texts = emit.node(
             "StringNormalizer", texts, case_change_action="LOWER", locale=_LOCALE, op_version=10
         )
-    tokens = _words(emit, model, texts) if model.analyzer == "word" else _characters(
-        emit, texts, in_words=model.analyzer == "char_wb"
+    tokens = (
+        _words(emit, model, texts)
+        if model.analyzer == "word"
+        else _characters(emit, texts, in_words=model.analyzer == "char_wb")
     )
     # A text without tokens gets one that is in no vocabulary.
     column = emit.node("Reshape", texts, emit.constant(np.array([-1, 1])))
@@ -142,7 +142,7 @@ def _word_pattern(model: Any) -> str:
 def _characters(emit: Emitter, texts: str, *, in_words: bool) -> str:
     """Emit the characters [rows, characters]; a run of spaces is one space.
 
-    In words, a space stands before and behind each word: phrases of the vocabulary have none inside.
+    In words, a space stands before and behind each word; no term has one between two letters.
     """
     if in_words:
         space = emit.constant(_text(" "))
@@ -157,7 +157,9 @@ def _characters(emit: Emitter, texts: str, *, in_words: bool) -> str:
 
 def _count(emit: Emitter, model: Any, tokens: str) -> str:
     """Emit how often each term of the vocabulary occurs, [rows, terms]."""
-    terms = [_split(model, term) for term, _ in sorted(model.vocabulary_.items(), key=lambda x: x[1])]
+    terms = [
+        _split(model, term) for term, _ in sorted(model.vocabulary_.items(), key=lambda x: x[1])
+    ]
     order = sorted(range(len(terms)), key=lambda at: len(terms[at]))
     lengths = [len(terms[at]) for at in order]
     pool: list[str] = []

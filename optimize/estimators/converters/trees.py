@@ -21,7 +21,9 @@ def register_trees() -> None:
 
 
 def _with_missing(plain: Any) -> Any:
-    def add(found: dict[str, list[Any]], is_classifier: bool, tree: Any, *rest: Any, **options: Any) -> None:
+    def add(
+        found: dict[str, list[Any]], is_classifier: bool, tree: Any, *rest: Any, **options: Any
+    ) -> None:
         plain(found, is_classifier, tree, *rest, **options)
         # The attribute has one number for each node of all trees so far.
         found["nodes_missing_value_tracks_true"][-tree.node_count :] = missing_go_left(tree)
