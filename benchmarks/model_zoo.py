@@ -27,7 +27,6 @@ from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     IsolationForest,
     RandomForestClassifier,
-    VotingClassifier,
 )
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
@@ -332,11 +331,6 @@ REJECTED: tuple[ModelCase, ...] = (
     _matrix("neighbours", "sklearn", KNeighborsClassifier()),
     _matrix(
         "own-step", "sklearn", make_pipeline(FunctionTransformer(_own_step), LinearRegression())
-    ),
-    _matrix(
-        "voting",
-        "sklearn",
-        VotingClassifier([("a", LogisticRegression()), ("b", GaussianNB())], voting="soft"),
     ),
     _matrix("several-labels", "sklearn", RandomForestClassifier(5), labels=2),
     ModelCase("pickle", "sklearn", _pickled, _INPUT),

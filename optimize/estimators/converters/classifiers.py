@@ -7,6 +7,8 @@ scores where it wants the second.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def register_classifiers() -> None:
     """Adjust skl2onnx's converters in this process; idempotent."""
@@ -18,7 +20,8 @@ def register_classifiers() -> None:
         options = get_converter(sklearn_operator_name_map[model]).get_allowed_options()
         if options is not None:
             options.setdefault("zipmap", [True, False, "columns"])
-    one_vs_rest_classifier.LinearSVC = _NoClass
+    module: Any = one_vs_rest_classifier
+    module.LinearSVC = _NoClass
 
 
 class _NoClass:

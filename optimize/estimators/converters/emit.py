@@ -38,11 +38,11 @@ class Emitter:
 
     def constant(self, values: np.ndarray) -> str:
         """Return the name of a constant; arrays of objects hold text."""
-        from onnx import helper
+        from onnx import TensorProto, helper
 
         name = str(self._scope.get_unique_variable_name("constant"))
         if values.dtype.kind in "OU":
-            kind, flat = helper.TensorProto.STRING, [str(each).encode() for each in values.flat]
+            kind, flat = TensorProto.STRING, [str(each).encode() for each in values.flat]
         else:
             kind, flat = helper.np_dtype_to_tensor_dtype(values.dtype), values.ravel().tolist()
         self._container.add_initializer(name, kind, list(values.shape), flat)

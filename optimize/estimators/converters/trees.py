@@ -16,7 +16,8 @@ def register_trees() -> None:
     from skl2onnx.operator_converters import decision_tree, random_forest
 
     plain = tree_ensemble.add_tree_to_attribute_pairs
-    for module in (decision_tree, random_forest):
+    modules: tuple[Any, ...] = (decision_tree, random_forest)
+    for module in modules:
         module.add_tree_to_attribute_pairs = _with_missing(plain)
 
 

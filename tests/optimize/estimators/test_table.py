@@ -26,7 +26,6 @@ from sklearn.ensemble import (
     IsolationForest,
     RandomForestClassifier,
     RandomForestRegressor,
-    VotingClassifier,
 )
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDClassifier
@@ -206,10 +205,6 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
         "contains types that are not loaded: .*_own",
     ),
     "neighbours": (KNeighborsClassifier, "types that are not loaded: .*KDTree"),
-    "voting": (
-        lambda: VotingClassifier([("a", LogisticRegression()), ("b", GaussianNB())], voting="soft"),
-        "cannot be converted to ONNX",
-    ),
     "transformer": (StandardScaler, "StandardScaler is no classifier"),
     "two targets of classes": (DecisionTreeClassifier, "several labels in a row"),
 }
