@@ -103,7 +103,8 @@ _PLAIN = [("a", LogisticRegression()), ("b", GaussianNB())]
 
 
 def text_model(vectorizer: Any) -> Pipeline:
-    return make_pipeline(vectorizer, LogisticRegression())
+    found: Pipeline = make_pipeline(vectorizer, LogisticRegression())
+    return found
 
 
 USUAL: dict[str, tuple[Any, Any, Any]] = {
