@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from bundle.errors import ERROR_TABLE, ErrorCode
 from bundle.tls import TlsFiles
 from rollout.domain.counts import LATENCY_EDGES_MS
 from rollout.domain.spec import Endpoint, Ports, Slot
@@ -21,6 +24,18 @@ _SECRET = "certificate"  # noqa: S105
 # connections among them. More on a connection cost less.
 _MAX_STREAMS = 128
 _MAX_SHARED_STREAMS = 1
+# What Envoy answers without a server: the code and the message. None has a percent sign, which
+# Envoy would read as a command.
+_LOCAL_REPLIES: Mapping[int, tuple[ErrorCode, str]] = MappingProxyType(
+    {
+        404: (ErrorCode.NOT_FOUND, "there is no such path"),
+        413: (ErrorCode.PAYLOAD_TOO_LARGE, "the request is larger than the proxy accepts"),
+        431: (ErrorCode.PAYLOAD_TOO_LARGE, "the request's head is larger than the proxy accepts"),
+        503: (ErrorCode.UNAVAILABLE, "no server of the deployment can answer now"),
+        504: (ErrorCode.DEADLINE_EXCEEDED, "the server did not answer in time"),
+    }
+)
+_RETRIED = frozenset({503})
 # bundle.tls.CIPHERS by their own names: Envoy takes no groups.
 _CIPHER_NAMES = tuple(
     f"ECDHE-{key}-{cipher}"
@@ -55,6 +70,8 @@ def bootstrap(
         infer_service=INFER_SERVICE,
         infer_methods=INFER_METHODS,
         route_name=ROUTE_NAME,
+        local_replies=local_replies(),
+        retried=_RETRIED,
         routes_file=ROUTES_FILE,
         protocols=names.PROTOCOLS,
         kinds=names.KINDS,
@@ -68,6 +85,14 @@ def bootstrap(
         endpoints_file=names.endpoints_file,
     )
     return text
+
+
+def local_replies() -> dict[int, Document]:
+    """Return the bodies of Envoy's own answers by status, in the form of the server's errors."""
+    return {
+        status: {"error": message, "code": code.value, "hint": ERROR_TABLE[code].hint}
+        for status, (code, message) in _LOCAL_REPLIES.items()
+    }
 
 
 @cache

@@ -22,6 +22,7 @@ from services.online.observability.calls import OK, RequestRecord, outcome_of
 from services.online.observability.sampling import Recorder, SamplingControl
 from services.online.observability.segments import SegmentWriter
 from services.online.observability.settings import OFF, ObserveSettings
+from services.online.observability.slow_log import SlowLog
 from services.online.observability.traceparent import is_sampled
 from services.online.observability.tracing import Tracing, is_enabled, open_tracing
 
@@ -68,13 +69,15 @@ class Observer:
         log: AccessLog | None,
         tracing: Tracing | None,
         recorder: Recorder | None,
+        slow: SlowLog | None = None,
     ) -> None:
         self._log = log
+        self._slow = slow
         self._tracing = tracing
         self._recorder = recorder
         self._update()
         self._sinks: list[RecordSink] = [
-            sink for sink in (log, tracing, recorder) if sink is not None
+            sink for sink in (log, tracing, recorder, slow) if sink is not None
         ]
         self._ending = threading.Event()
         self._complained: dict[int, float] = {}
@@ -94,7 +97,7 @@ class Observer:
             return None
         traced = self._tracing is not None and is_sampled(traceparent)
         sampling = None if self._recorder is None else self._recorder.choose(request_id)
-        if self._log is None and not traced and sampling is None:
+        if self._log is None and self._slow is None and not traced and sampling is None:
             return None
         record = RequestRecord(protocol, request_id, traceparent)
         if traced:
@@ -184,14 +187,17 @@ class Observer:
         record.seconds, record.at = perf_counter() - record.started, time.time()
         if self._log is not None:
             self._log.ended(record)
+        if self._slow is not None:
+            self._slow.put(record)
         if self._tracing is not None and record.traced:
             self._tracing.put(record)
 
     def _update(self) -> None:
         """Decide what the requests of the next tick need."""
         sampling = self._recorder is not None and self._recorder.sampling
-        self.active = self._log is not None or self._tracing is not None or sampling
-        self.log_alone = None if self._tracing is not None or sampling else self._log
+        others = self._tracing is not None or self._slow is not None or sampling
+        self.active = self._log is not None or others
+        self.log_alone = None if others else self._log
 
     def _run(self) -> None:
         tick = TICK_SECONDS if self._log is None else _LOG_TICK_SECONDS
@@ -239,9 +245,10 @@ def open_observer(
     if settings.access_log != OFF:
         output = open_output(settings.access_log)
         log = AccessLog(output, model, digest)
-    if log is None and tracing is None and recorder is None:
+    slow = None if settings.slow_ms is None else SlowLog(settings.slow_ms / 1e3, model)
+    if log is None and tracing is None and recorder is None and slow is None:
         return None
-    return Observer(log, tracing, recorder)
+    return Observer(log, tracing, recorder, slow)
 
 
 def _open_recorder(

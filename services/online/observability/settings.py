@@ -18,10 +18,12 @@ def _names(value: object) -> object:
 
 
 class ObserveSettings(BaseModel):
-    """Access log, traces and samples; all of them are off by default.
+    """Access log, slow requests, traces and samples; all of them are off by default.
 
     Attributes:
         access_log: `off`, `stdout`, `stderr` or a file, which is opened anew after it was moved.
+        slow_ms: a request that takes at least this long has a line in the server's log, with the
+            time of each stage.
         otlp_endpoint: base URL of an OpenTelemetry collector; requests whose caller records its
             trace become spans there.
         sample_dir: folder of payload samples.
@@ -31,6 +33,7 @@ class ObserveSettings(BaseModel):
     """
 
     access_log: str = OFF
+    slow_ms: Annotated[float, Field(gt=0)] | None = None
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     sample_dir: Path | None = None
     sample_share: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -13,6 +13,7 @@ import pytest
 from bundle.ports import free_ports
 from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from rollout.domain.spec import DeploymentSettings, Ports, Slot
+from rollout.drivers.envoy import config
 from rollout.drivers.envoy import proxy as envoy
 from rollout.drivers.envoy.proxy import EnvoyFiles
 from rollout.drivers.envoy.routes import route_table
@@ -68,6 +69,21 @@ def test_counts__streamed_answers__have_no_time(
         assert channel.unary_unary(method.format("Stream"))(b"pieces", timeout=30) == b"pieces"
         with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
             channel.unary_unary(method.format(""))(b"", timeout=30)
+
+
+def test_local_reply__no_server_is_there__has_the_form_of_the_servers_errors(
+    running: Stage,
+) -> None:
+    answer = httpx.post(f"{running.url}/v2/models/m/infer", json={}, trust_env=False)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == config.local_replies()[503]
+    head = {"x-long": "x" * 60_000}
+    answer = httpx.post(running.url, headers=head, trust_env=False)
+    assert (answer.status_code, answer.json()["code"]) == (431, "payload_too_large")
+    call = {"content-type": "application/grpc", "te": "trailers"}
+    answer = httpx.post(running.url, headers=call, trust_env=False)
+    assert (answer.headers["grpc-status"], "{" in answer.headers["grpc-message"]) == ("14", False)
 
 
 def test_data_plane__envoy_is_not_running__is_unavailable(tmp_path: Path) -> None:
