@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check fix coverage mutants bench soak fuzz audit docs docs-test pictures container-check clean
+.PHONY: help demo test quick check fix coverage mutants bench soak fuzz audit clients docs docs-test pictures container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -80,6 +80,9 @@ audit: .venv/bin/python ## Compare the pinned versions with the known faults; ne
 	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off \
 		--vulnerability-service $${AUDIT_SERVICE:-pypi} --requirement constraints.txt \
 		|| { echo "Faults were found, or the advisories could not be reached: see above." >&2; exit 1; }
+
+clients: .venv/.dev ## Call real servers by the clients of others; their results are in docs/protocol.md (WRITE=--write)
+	$(BIN)/python -W ignore -m tests.clients $(WRITE)
 
 container-check: .venv/.dev ## Install and serve a container's files as another user (CHECK_PYTHON=, BASE=)
 	$(BIN)/python -m tests.container_check

@@ -41,6 +41,7 @@ from services.stream.metrics import StreamMetrics
 
 HELP_WIDTH = 96
 FOLDER = Path(__file__).parent
+_CLIENTS = FOLDER.parent / "tests" / "clients" / "results.json"
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 # The settings of servers in the order of the page, and what reads them.
 _SETTINGS: Mapping[type[BaseModel], str] = {
@@ -208,11 +209,25 @@ def _summary(thing: object) -> str:
     return " ".join(str(inspect.getdoc(thing)).partition("\n\n")[0].split())
 
 
+def clients_table() -> str:
+    """What works by each client, and what does not, as `make clients` found it."""
+    works: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
+    for each in json.loads(_CLIENTS.read_text()):
+        (works if each["works"] else missing).setdefault(each["client"], []).append(each["call"])
+    rows = (
+        (client, "; ".join(calls), "; ".join(missing.get(client, ["-"])))
+        for client, calls in works.items()
+    )
+    return _table(("Client", "Works", "Does not, with a clear error"), rows)
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "settings": settings_table,
     "server_metrics": lambda: metrics_table(_server_metrics),
     "generation_metrics": lambda: metrics_table(lambda to: GenerationMetrics("model", to, 1)),
     "stream_metrics": lambda: metrics_table(lambda to: StreamMetrics("model", to)),
+    "clients": clients_table,
     "rollout_metrics": lambda: _metric_rows(
         (name, family("x", "").type, text) for name, (family, text, _) in METRICS.items()
     ),
