@@ -8,7 +8,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import GOLDEN_NAME
 from services.generate.engine import ContinuousBatch, GenerationRequest, complete
 from services.generate.loading import open_engine
-from services.generate.options import NO_TOKEN, PROMPT, TEXT, TOKENS
+from services.generate.options import NO_TOKEN, PROMPT, TOKENS
 from services.generate.sampling import GREEDY
 from services.generate.text import TextCodec
 from services.online.batching.admission import Limits
@@ -104,11 +104,9 @@ class ServedGenerator(ServedModel):
         """
         inputs, outputs = load_golden(self._bundle.path(GOLDEN_NAME))
         codec = batch.codec
-        continued = outputs.get(TOKENS)
-        if continued is None:  # an older bundle has the text only
-            continued = [codec.encode(text.decode(), special=False) for text in outputs[TEXT]]
+        golden = list(zip(inputs[PROMPT], outputs[TOKENS], strict=True))
         requests, expected = [], []
-        for prompt, row in list(zip(inputs[PROMPT], continued, strict=True))[:_GOLDEN_PROMPTS]:
+        for prompt, row in golden[:_GOLDEN_PROMPTS]:
             tokens = codec.encode(prompt.decode())
             answer = [int(token) for token in row if token != NO_TOKEN]
             if len(tokens) + len(answer) < batch.max_tokens:

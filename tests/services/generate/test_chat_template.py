@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -43,7 +44,8 @@ def loop(body: str) -> str:
     ],
 )
 def test_render__what_public_templates_use__is_the_text_of_transformers(source: str) -> None:
-    (expected,), _ = render_jinja_template(
+    render: Any = render_jinja_template
+    (expected,), _ = render(
         conversations=[MESSAGES], chat_template=source, add_generation_prompt=True, **TOKENS
     )
 

@@ -128,7 +128,8 @@ def test_parse__many_faults__the_first_ends_it(kind: Any, document: dict[str, An
 
 
 def test_parse__what_changes_no_answer__is_accepted() -> None:
-    message = {"role": "assistant", "content": "a", "refusal": None, "tool_calls": [], "name": "b"}
+    message: dict[str, Any] = {"role": "assistant", "content": "a"}
+    message |= {"refusal": None, "tool_calls": [], "name": "b"}
     found = parse(
         ChatRequest,
         {

@@ -432,7 +432,11 @@ async def test_prompt__long_and_within_the_limit__is_tokenized_off_the_loop(
 async def test_logprobs__tokens_inside_a_character__have_their_bytes_and_offsets(
     serve: Serve,
 ) -> None:
-    options = {"max_tokens": 4, "logprobs": 20, "extra_body": {"guided_regex": "x\u6f22"}}
+    options: dict[str, Any] = {
+        "max_tokens": 4,
+        "logprobs": 20,
+        "extra_body": {"guided_regex": "x\u6f22"},
+    }
     async with serve() as running:
         found = await running.openai.completions.create(prompt=CAT, **GREEDY, **options)
         chat = await running.http.post(
