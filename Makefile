@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check fix coverage mutants bench soak fuzz audit clients docs docs-test pictures container-check clean
+.PHONY: help demo test quick check fix coverage mutants zoo bench soak fuzz audit clients docs docs-test pictures container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,6 +40,9 @@ coverage: .venv/.dev ## Measure the branch coverage of the quick tests; require 
 mutants: .venv/.dev ## Change the five pure modules line by line; fail on a change that is not noticed (MODULES=)
 	$(PIP_INSTALL) --editable '.[mutants]'
 	$(BIN)/python -m tests.mutants $(MODULES)
+
+zoo: .venv/.dev ## Compare the answers of every kind of model with its source's (5 minutes); see tests/outside
+	$(BIN)/python -m tests.outside
 
 check: .venv/.dev docs ## Check format, lint, types, layers and the site; changes nothing else
 	$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ from bundle.errors import ERROR_TABLE
 from bundle.manifest import manifest_json_schema
 from bundle.variables import OTHER_VARIABLES, PREFIX
 from cli.main import cli
+from docs.zoo import zoo_tables
 from rollout.client.spec_file import spec_schema
 from rollout.daemon.reporting.telemetry import METRICS
 from rollout.domain.spec import RolloutSpec
@@ -232,6 +233,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
         (name, family("x", "").type, text) for name, (family, text, _) in METRICS.items()
     ),
     "python": python_reference,
+    "zoo": zoo_tables,
 }
 
 

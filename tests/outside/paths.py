@@ -1,0 +1,288 @@
+"""What a bundle answers to single rows: over HTTP, in a batch job and in a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pyarrow as pa
+from prometheus_client import CollectorRegistry
+from pyarrow import parquet
+
+from bundle.errors import ErrorCode
+from bundle.tensors import Datatype, Signature, TensorSpec
+from bundle.verify import VerifiedBundle
+from loadtest.inputs import infer_body
+from loadtest.parity.batch_path import from_column
+from services.batch.job import BatchConfig, run_job
+from services.batch.local_executor import local_executor
+from services.batch.run import ErrorLimit, RunControl
+from services.batch.sinks import open_sink
+from services.batch.sources import open_source
+from services.batch.units import REASON_COLUMN
+from services.online.http.app import V2App
+from services.online.http.connection.protocol import infer_protocol
+from services.online.http.declaration import ROUTE, argument_names
+from services.online.http.inference import InferHandler
+from services.online.http.predict import PredictApp, to_array
+from services.online.models.served_model import ServedModel
+from services.online.settings import ServerSettings
+from services.protocol.json_data import decode_data
+from services.protocol.wire import declare, decode_raw
+from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
+from services.stream.batching import BatchGoals
+from services.stream.engine import RunSettings
+from services.stream.payloads import PayloadRequest
+from services.stream.run import StreamConfig, run_stream
+from services.stream.transports import transport_of
+from tests.outside.case import Arrays, Row
+from tests.support.listening import listening
+
+_ROW = "zoo row"
+_BAD_ROW = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that was rejected as a bad row."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Neither an answer nor a bad row."""
+
+    reason: str
+
+
+# Outputs of one row, without its dimension; None where a path cannot carry the row.
+Answer = Arrays | Rejected | Broken | None
+
+
+def online(bundle: VerifiedBundle, rows: Sequence[Row], together: int) -> dict[str, list[Answer]]:
+    """Ask V2 with binary data and `/predict` of a server in this process.
+
+    The first `together` rows are one request, each other row one more.
+    """
+    signature = bundle.manifest.signature
+    groups = [*_alike(rows[:together]), *([row] for row in rows[together:])]
+
+    async def main() -> dict[str, list[Answer]]:
+        model = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
+        await model.start()
+        handler = InferHandler(model)
+        try:
+            async with (
+                listening(V2App(model, handler), infer_protocol(handler)) as server,
+                httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as v2,
+                httpx.AsyncClient(
+                    base_url="http://test", transport=httpx.ASGITransport(PredictApp(model))
+                ) as predict,
+            ):
+                return {
+                    "V2": [e for g in groups for e in await _infer(v2, model.name, signature, g)],
+                    ROUTE: [e for g in groups for e in await _predict(predict, signature, g)],
+                }
+        finally:
+            await model.stop()
+
+    return asyncio.run(main())
+
+
+async def _infer(
+    client: httpx.AsyncClient, name: str, signature: Signature, rows: Sequence[Row]
+) -> list[Answer]:
+    inputs = arrays_of(signature, rows)
+    if inputs is None:
+        return [None] * len(rows)
+    body, headers = infer_body(signature, inputs, binary=True)
+    found = await client.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+    if found.status_code != 200:
+        return _failed(found, len(rows))
+    length = int(found.headers["inference-header-content-length"])
+    head, tail = orjson.loads(found.content[:length]), found.content[length:]
+    specs = {spec.name: spec for spec in signature.outputs}
+    outputs: Arrays = {}
+    for each in head["outputs"]:
+        spec = declare(specs, each["name"], each["datatype"], each["shape"])
+        size = each.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            outputs[each["name"]] = decode_data(spec, each["data"])
+        else:
+            outputs[each["name"]], tail = decode_raw(spec, tail[:size]), tail[size:]
+    return split(outputs, len(rows))
+
+
+async def _predict(
+    client: httpx.AsyncClient, signature: Signature, rows: Sequence[Row]
+) -> list[Answer]:
+    if not all(map(_is_json, rows)):
+        return [None] * len(rows)
+    body = orjson.dumps([_plain(row) for row in rows], option=orjson.OPT_SERIALIZE_NUMPY)
+    headers = {"content-type": "application/json"}
+    found = await client.post(ROUTE, content=body, headers=headers)
+    if found.status_code != 200:
+        return _failed(found, len(rows))
+    document, fields = found.json(), argument_names(signature.outputs)
+    if len(signature.outputs) == 1:
+        document = {fields[signature.outputs[0].name]: document}
+    outputs = {spec.name: to_array(spec, document[fields[spec.name]]) for spec in signature.outputs}
+    return split(outputs, len(rows))
+
+
+def _failed(response: httpx.Response, rows: int) -> list[Answer]:
+    text = response.text[:300]
+    kind = Rejected if response.status_code == _BAD_ROW else Broken
+    return [kind(f"{response.status_code}: {text}")] * rows
+
+
+def batch(bundle: VerifiedBundle, rows: Sequence[Row]) -> list[Answer]:
+    """Score the rows with a batch job from Parquet to Parquet."""
+    signature = bundle.manifest.signature
+    with tempfile.TemporaryDirectory(prefix="mlctl-zoo-") as name:
+        folder = Path(name)
+        columns = {spec.name: _column(spec, rows) for spec in signature.inputs}
+        table = pa.table({_ROW: pa.array(range(len(rows))), **columns})
+        parquet.write_table(table, folder / "rows.parquet")
+        run_job(
+            bundle,
+            open_source(str(folder / "rows.parquet")),
+            open_sink(str(folder / "answers")),
+            BatchConfig(keep=(_ROW,)),
+            local_executor(1),
+            RunControl(limit=ErrorLimit(share=1.0)),
+        )
+        answers: list[Answer] = [Broken("there is no answer")] * len(rows)
+        for path in sorted((folder / "answers").glob("part-*.parquet")):
+            found = parquet.read_table(path)
+            outputs = {spec.name: from_column(spec, found) for spec in signature.outputs}
+            parts = split(outputs, found.num_rows)
+            for number, part in zip(found.column(_ROW).to_pylist(), parts, strict=True):
+                answers[number] = part
+        for path in (folder / "answers" / "_mlctl" / "quarantine").glob("*.parquet"):
+            for bad in parquet.read_table(path).to_pylist():
+                answers[bad["mlctl_row"]] = Rejected(bad[REASON_COLUMN])
+    return answers
+
+
+def stream(bundle: VerifiedBundle, rows: Sequence[Row]) -> list[Answer]:
+    """Score each row as a message of a stream; rows that JSON cannot carry are left out."""
+    signature = bundle.manifest.signature
+    sent = {number: row for number, row in enumerate(rows) if _is_json(row)}
+    answers: list[Answer] = [None] * len(rows)
+    with tempfile.TemporaryDirectory(prefix="mlctl-zoo-") as folder:
+        log = StreamUrl("sqlite", str(Path(folder) / "log.db"))
+        source, out, dead = (log.with_topic(topic) for topic in ("in", "out", "dead"))
+        with transport_of(log).open_producer(source) as producer:
+            producer.publish(
+                [
+                    Outgoing(
+                        orjson.dumps(_plain(row), option=orjson.OPT_SERIALIZE_NUMPY),
+                        str(number).encode(),
+                    )
+                    for number, row in sent.items()
+                ]
+            )
+        config = StreamConfig(
+            ConnectionRequest(source, "zoo", out, dead),
+            PayloadRequest(),
+            RunSettings(BatchGoals(), dead_share=1.0, until_empty=True),
+        )
+        run_stream(bundle, config, lambda _event: None, threading.Event())
+        for number in sent:
+            answers[number] = Broken("there is no answer")
+        for each in transport_of(log).browse(out):
+            document = orjson.loads(each.value)
+            answers[int(each.key or b"")] = {
+                spec.name: to_array(spec, [document[spec.name]])[0] for spec in signature.outputs
+            }
+        for each in transport_of(log).browse(dead):
+            headers = dict(each.headers)
+            reason = " ".join(value.decode(errors="replace") for value in headers.values())
+            bad = ErrorCode.INVALID_INPUT.value in reason
+            answers[int(each.key or b"")] = (Rejected if bad else Broken)(reason)
+    return answers
+
+
+def split(outputs: Arrays, rows: int) -> list[Answer]:
+    """Return the outputs of each row."""
+    return [{name: array[row] for name, array in outputs.items()} for row in range(rows)]
+
+
+def arrays_of(signature: Signature, rows: Sequence[Row]) -> Arrays | None:
+    """Return the rows as tensors; NaN and empty text are gaps. None if a gap has no form."""
+    found: Arrays = {}
+    for spec in signature.inputs:
+        values = [row[spec.name] for row in rows]
+        if spec.dtype is Datatype.BYTES:
+            texts = np.empty(len(values), object)
+            texts[:] = [b"" if is_gap(each) else str(each).encode() for each in values]
+            found[spec.name] = texts.reshape(len(values), *(1 for _ in spec.shape[1:]))
+            continue
+        dtype = np.dtype(spec.dtype.numpy_name)
+        if any(map(is_gap, values)):
+            if dtype.kind != "f":
+                return None
+            values = [math.nan if is_gap(each) else each for each in values]
+        found[spec.name] = np.stack([np.asarray(each, dtype) for each in values])
+    return found
+
+
+def is_gap(value: Any) -> bool:
+    """Return whether a value of a row is missing."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _column(spec: TensorSpec, rows: Sequence[Row]) -> pa.Array:
+    values = [None if is_gap(row[spec.name]) else row[spec.name] for row in rows]
+    if spec.dtype is Datatype.BYTES:
+        return pa.array(values, pa.string())
+    kind = pa.from_numpy_dtype(np.dtype(spec.dtype.numpy_name))
+    if len(spec.shape) == 1:
+        return pa.array(values, kind)
+    return pa.array([np.asarray(each).reshape(-1) for each in values], pa.list_(kind))
+
+
+def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows in groups whose values have the same shapes."""
+    groups: list[list[Row]] = []
+    for row in rows:
+        if groups and _shapes(groups[-1][0]) == _shapes(row):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _shapes(row: Row) -> list[tuple[int, ...]]:
+    return [np.shape(value) for value in row.values()]
+
+
+def _is_json(row: Row) -> bool:
+    """Return whether JSON has a form for each value: not for an infinity, nor NaN in a list."""
+    return all(
+        is_gap(value)
+        or isinstance(value, str)
+        or bool(np.isfinite(np.asarray(value, np.float64)).all())
+        for value in row.values()
+    )
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return {
+        name: None if is_gap(value) else value.tolist() if hasattr(value, "tolist") else value
+        for name, value in row.items()
+    }
+
+
+__all__ = ["Answer", "Broken", "Rejected", "batch", "online", "split", "stream"]
