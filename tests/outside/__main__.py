@@ -9,11 +9,30 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
-from tests.outside.judge import Verdict
-from tests.outside.results import RESULTS, differences, key_of, read_results, write_results
+from bundle.home import HOME_VARIABLE
+from registry.tracking import TRACKING_VARIABLE
+from tests.outside.judge import Outcome, Verdict
+from tests.outside.results import RESULTS, Key, differences, key_of, read_results, write_results
+from tests.outside.served import judge_served
 from tests.outside.zoo import all_cases, judge_all
+
+# One of each format, through the commands.
+SERVED = frozenset(
+    {
+        "LogisticRegression in a pipeline",
+        "HistGradientBoostingRegressor in a pipeline",
+        "XGBClassifier three classes",
+        "LGBMClassifier texts as classes",
+        "CatBoostRegressor",
+        "GRU",
+        "Bert, text-classification",
+    }
+)
 
 
 def main() -> int:
@@ -25,10 +44,12 @@ def main() -> int:
     options = parser.parse_args()
     begin = time.monotonic()
     cases = [case for case in all_cases() if re.search(options.only, f"{case.group} {case.name}")]
-    found = {}
+    found: dict[Key, Outcome] = {}
     for key, outcome in judge_all(cases, options.processes):
         found[key] = outcome
         print(f"{outcome.verdict:9} {key.name}: {outcome.reason}".rstrip(": "), flush=True)
+    if not options.only:
+        found |= _served({**found})
     known = read_results() if RESULTS.exists() else {}
     kept = {key: outcome for key, outcome in known.items() if key not in found and options.only}
     if options.write:
@@ -46,6 +67,21 @@ def main() -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     return bool(faults)
+
+
+def _served(found: Mapping[Key, Outcome]) -> dict[Key, Outcome]:
+    """Return what is wrong with the models that a real server has, by case."""
+    cases = [
+        case
+        for case in all_cases()
+        if case.name in SERVED and found[key_of(case)].verdict is Verdict.ACCEPTED
+    ]
+    with tempfile.TemporaryDirectory(prefix="mlctl-zoo-") as home:
+        os.environ[HOME_VARIABLE] = home
+        os.environ.pop(TRACKING_VARIABLE, None)
+        outcomes = dict(judge_served(cases, Path(home)))
+    print(f"{len(outcomes)} of them over a real port")
+    return {key: each for key, each in outcomes.items() if each.verdict is Verdict.FAILED}
 
 
 if __name__ == "__main__":

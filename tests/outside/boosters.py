@@ -182,6 +182,8 @@ def _table(kind: str, option: str) -> Table:
 
 def _target(option: str, rows: pd.DataFrame, labels: tuple[Any, ...]) -> np.ndarray:
     target = classes(rows, *labels) if labels else spending(rows)
+    if "zero" in option or option == "missing=0":  # zeros are not like small numbers
+        target = np.where(rows["a"] == 0, labels[-1] if labels else target.max(), target)
     if option in {"reg:logistic", "binary:logistic", "cross_entropy"}:
         return np.asarray(target > np.median(target), float)
     if option in {"two targets", "multi_strategy=multi_output_tree"}:

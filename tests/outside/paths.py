@@ -70,33 +70,45 @@ Answer = Arrays | Rejected | Broken | None
 
 
 def online(bundle: VerifiedBundle, rows: Sequence[Row], together: int) -> dict[str, list[Answer]]:
-    """Ask V2 with binary data and `/predict` of a server in this process.
-
-    The first `together` rows are one request, each other row one more.
-    """
-    signature = bundle.manifest.signature
-    groups = [*_alike(rows[:together]), *([row] for row in rows[together:])]
+    """Return what a server in this process answers; see `ask`."""
 
     async def main() -> dict[str, list[Answer]]:
         model = ServedModel(bundle, ServerSettings(), registry=CollectorRegistry())
         await model.start()
         handler = InferHandler(model)
+        transport = httpx.ASGITransport(PredictApp(model))
         try:
             async with (
                 listening(V2App(model, handler), infer_protocol(handler)) as server,
                 httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as v2,
-                httpx.AsyncClient(
-                    base_url="http://test", transport=httpx.ASGITransport(PredictApp(model))
-                ) as predict,
+                httpx.AsyncClient(base_url="http://test", transport=transport) as predict,
             ):
-                return {
-                    "V2": [e for g in groups for e in await _infer(v2, model.name, signature, g)],
-                    ROUTE: [e for g in groups for e in await _predict(predict, signature, g)],
-                }
+                return await ask(v2, predict, ROUTE, bundle, rows, together)
         finally:
             await model.stop()
 
     return asyncio.run(main())
+
+
+async def ask(
+    v2: httpx.AsyncClient,
+    predict: httpx.AsyncClient,
+    route: str,
+    bundle: VerifiedBundle,
+    rows: Sequence[Row],
+    together: int,
+) -> dict[str, list[Answer]]:
+    """Return the answers of V2 with binary data and of `/predict` at `route`.
+
+    The first `together` rows are one request, each other row one more.
+    """
+    signature, name = bundle.manifest.signature, bundle.manifest.name
+    groups = [*_alike(rows[:together]), *([row] for row in rows[together:])]
+    found: dict[str, list[Answer]] = {"V2": [], ROUTE: []}
+    for group in groups:
+        found["V2"] += await _infer(v2, name, signature, group)
+        found[ROUTE] += await _predict(predict, route, signature, group)
+    return found
 
 
 async def _infer(
@@ -124,13 +136,13 @@ async def _infer(
 
 
 async def _predict(
-    client: httpx.AsyncClient, signature: Signature, rows: Sequence[Row]
+    client: httpx.AsyncClient, route: str, signature: Signature, rows: Sequence[Row]
 ) -> list[Answer]:
     if not all(map(_is_json, rows)):
         return [None] * len(rows)
     body = orjson.dumps([_plain(row) for row in rows], option=orjson.OPT_SERIALIZE_NUMPY)
     headers = {"content-type": "application/json"}
-    found = await client.post(ROUTE, content=body, headers=headers)
+    found = await client.post(route, content=body, headers=headers)
     if found.status_code != 200:
         return _failed(found, len(rows))
     document, fields = found.json(), argument_names(signature.outputs)
@@ -144,6 +156,14 @@ def _failed(response: httpx.Response, rows: int) -> list[Answer]:
     text = response.text[:300]
     kind = Rejected if response.status_code == _BAD_ROW else Broken
     return [kind(f"{response.status_code}: {text}")] * rows
+
+
+def every_path(
+    bundle: VerifiedBundle, rows: Sequence[Row], together: int
+) -> dict[str, list[Answer]]:
+    """Return the answers of each path by its name."""
+    runners = {"batch": batch(bundle, rows), "stream": stream(bundle, rows)}
+    return {**online(bundle, rows, together), **runners}
 
 
 def batch(bundle: VerifiedBundle, rows: Sequence[Row]) -> list[Answer]:

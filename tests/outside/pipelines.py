@@ -19,6 +19,7 @@ from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.ensemble import (
     GradientBoostingRegressor,
     HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
     IsolationForest,
     RandomForestClassifier,
     RandomForestRegressor,
@@ -74,7 +75,6 @@ def pipeline_cases() -> Iterator[Case]:
     yield _case("RegressorChain of Ridge on two targets", partial(_two, RegressorChain))
     yield _case("RandomForestRegressor on two targets", _two_of_a_forest)
     yield _case("boolean target and LogisticRegression", _boolean)
-    yield _case("fractions as classes and LogisticRegression", _fractions)
 
 
 def _case(name: str, make: Callable[[], Source]) -> Case:
@@ -91,7 +91,10 @@ def _encoded(encoder: Any, last: Any, *, imputed: bool = True, scaler: Any = Non
 
 def _lone(encoder: Any) -> Pipeline:
     first = ColumnTransformer([("t", encoder, _TEXTS), ("n", "passthrough", ["visits", "vip"])])
-    return Pipeline([("columns", first), ("last", Ridge())])
+    last: Any = Ridge()
+    if isinstance(encoder, OrdinalEncoder):  # it hands gaps on
+        last = HistGradientBoostingRegressor(max_iter=8, random_state=0)
+    return Pipeline([("columns", first), ("last", last)])
 
 
 def _selected() -> Pipeline:
@@ -356,7 +359,7 @@ def _numbered() -> Source:
 
 
 def _named_score() -> Source:
-    return estimator_source(IsolationForest(**_FOREST), numbers(names=("score", "label")), None)
+    return estimator_source(IsolationForest(**_FOREST), numbers(names=("score", "other")), None)
 
 
 def _two(of: Any) -> Source:
@@ -375,11 +378,6 @@ def _two_of_a_forest() -> Source:
 def _boolean() -> Source:
     table = numbers()
     return estimator_source(LogisticRegression(), table, classes(table.train, 0, 1) > 0)
-
-
-def _fractions() -> Source:
-    table = numbers()
-    return estimator_source(LogisticRegression(), table, classes(table.train, 0.5, 1.5))
 
 
 def _only(table: Table, name: str) -> Table:
