@@ -43,6 +43,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     begin = time.monotonic()
+    # Each process has one core; threads of it would wait for each other.
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
     cases = [case for case in all_cases() if re.search(options.only, f"{case.group} {case.name}")]
     found: dict[Key, Outcome] = {}
     for key, outcome in judge_all(cases, options.processes):

@@ -77,7 +77,7 @@ def _xgboost() -> Iterator[Case]:
 
 
 def _lightgbm() -> Iterator[Case]:
-    for option, arguments in (
+    regressions: tuple[tuple[str, dict[str, Any]], ...] = (
         ("", {}),
         ("zero_as_missing", {"zero_as_missing": True}),
         ("use_missing=False", {"use_missing": False}),
@@ -93,8 +93,9 @@ def _lightgbm() -> Iterator[Case]:
         ("cross_entropy", {"objective": "cross_entropy"}),
         ("categorical_feature", {"categorical_feature": [0]}),
         ("monotone_constraints", {"monotone_constraints": [1, 0, 0, 0]}),
-    ):
-        yield _case("LGBMRegressor", option, "lightgbm", dict[str, Any](arguments))
+    )
+    for option, arguments in regressions:
+        yield _case("LGBMRegressor", option, "lightgbm", arguments)
     for option, arguments, labels in (
         ("two classes", {}, (0, 1)),
         ("three classes", {}, (0, 1, 2)),

@@ -204,7 +204,7 @@ def _other(cls: type) -> Source:
     model, table = make_estimator(cls), numbers()
     if cls.__name__ in {"GridSearchCV", "RandomizedSearchCV", "FrozenEstimator"}:
         if cls.__name__ == "FrozenEstimator":
-            model = cls(Ridge().fit(table.train, spending(table.train)))  # type: ignore[call-arg]
+            model = cls(Ridge().fit(table.train, spending(table.train)))
         return estimator_source(model, table, spending(table.train))
     return estimator_source(model, table, None)
 

@@ -145,7 +145,7 @@ def judge_answer(
     `want` is None where the source raises, and empty where there is nothing to compare. A `usual`
     row needs an answer; others may be rejected.
     """
-    if have is None:
+    if have is None or want == {}:
         return None
     if isinstance(have, Broken):
         return have.reason
@@ -153,8 +153,6 @@ def judge_answer(
         return f"rejected: {have.reason}" if usual else None
     if want is None:
         return f"the source raises, and the answer is {_short(have)}"
-    if not want:
-        return None
     if want.keys() != have.keys():
         return f"outputs {sorted(have)}, want {sorted(want)}"
     tie = _is_tie(want)

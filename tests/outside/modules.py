@@ -55,7 +55,8 @@ class _Masked(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         states = self.encoder(self.embedding(ids), src_key_padding_mask=mask == 0)
         weights = mask[:, :, None].to(states.dtype)
-        return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+        found: Tensor = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+        return found
 
 
 class _Seq2Seq(nn.Module):
@@ -367,7 +368,7 @@ _MODULES: Sequence[
 def module_cases() -> Iterator[Case]:
     """Yield the cases."""
     for name, make, rows, outputs, free in _MODULES:
-        kinds = (name.partition(" ")[0].strip(","), "module", "the source model")
+        kinds = (name.partition(" ")[0].strip(","), "module", "the source model", "the model")
         yield Case(GROUP, name, kinds, partial(_source, make, rows, outputs, free))
 
 
@@ -416,7 +417,7 @@ def _source(
         )
 
     def write(folder: Path) -> Path:
-        np.savez(folder / "judge.npz", **judge)
+        np.savez(folder / "judge.npz", allow_pickle=False, **judge)
         return folder / "judge.npz"
 
     ordinary = [_row(fresh, number) for number in range(_ORDINARY)]

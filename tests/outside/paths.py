@@ -185,10 +185,11 @@ def batch(bundle: VerifiedBundle, rows: Sequence[Row]) -> list[Answer]:
         answers: list[Answer] = [Broken("there is no answer")] * len(rows)
         for path in sorted((folder / "answers").glob("part-*.parquet")):
             found = parquet.read_table(path)
-            outputs = {spec.name: from_column(spec, found) for spec in signature.outputs}
-            parts = split(outputs, found.num_rows)
-            for number, part in zip(found.column(_ROW).to_pylist(), parts, strict=True):
-                answers[number] = part
+            for each in range(found.num_rows):
+                row = found.slice(each, 1)
+                answers[row.column(_ROW)[0].as_py()] = {
+                    spec.name: from_column(spec, row)[0] for spec in signature.outputs
+                }
         for path in (folder / "answers" / "_mlctl" / "quarantine").glob("*.parquet"):
             for bad in parquet.read_table(path).to_pylist():
                 answers[bad["mlctl_row"]] = Rejected(bad[REASON_COLUMN])

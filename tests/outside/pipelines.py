@@ -97,7 +97,7 @@ def _lone(encoder: Any) -> Pipeline:
     return Pipeline([("columns", first), ("last", last)])
 
 
-def _selected() -> Pipeline:
+def _selected() -> Any:
     numeric = make_column_selector(dtype_include="number")
     first = make_column_transformer(
         (make_pipeline(SimpleImputer(), StandardScaler()), numeric),
@@ -106,13 +106,13 @@ def _selected() -> Pipeline:
     return make_pipeline(first, Ridge())
 
 
-def _united() -> Pipeline:
+def _united() -> Any:
     union = FeatureUnion([("p", PCA(1)), ("s", StandardScaler())])
     number = make_pipeline(SimpleImputer(), union)
     return make_pipeline(ColumnTransformer([("n", number, _NUMBERS)]), Ridge())
 
 
-def _text_and_numbers() -> Pipeline:
+def _text_and_numbers() -> Any:
     first = ColumnTransformer(
         [
             ("note", TfidfVectorizer(), "note"),

@@ -108,7 +108,8 @@ def classes(frame: pd.DataFrame, *labels: Any) -> np.ndarray:
     """Return one of `labels` for each row, about as often as the others."""
     found = spending(frame)
     edges = np.quantile(found, np.linspace(0, 1, len(labels) + 1)[1:-1])
-    return np.array(labels)[np.digitize(found, edges)]
+    chosen: np.ndarray = np.array(labels)[np.digitize(found, edges)]
+    return chosen
 
 
 def estimator_source(model: Any, table: Table, target: Any, flavor: str = "sklearn") -> Source:

@@ -93,7 +93,7 @@ def test_refusal__sentence__needs_the_estimator_and_no_path(
 
 
 def number(value: float) -> Arrays:
-    return {"y": np.float64(value)}  # type: ignore[dict-item] - a row has no dimension
+    return {"y": np.array(value)}
 
 
 @pytest.mark.parametrize(
