@@ -182,20 +182,16 @@ def _target(cls: type, group: str, table: Table, *labels: Any) -> np.ndarray:
 
 
 def _columns(cls: type) -> ColumnTransformer:
-    """Return imputers, scaling and one-hot encoding; positive numbers for those that need them."""
+    """Return an imputer, scaling and one-hot encoding; positive numbers where they are needed."""
     positive = cls.__name__ in {"MultinomialNB", "ComplementNB"}
     scaler: Any = MinMaxScaler(clip=True) if positive else StandardScaler()
     if cls.__name__ == "CategoricalNB":
         scaler = KBinsDiscretizer(3, encode="ordinal")
-    text = make_pipeline(
-        SimpleImputer(strategy="most_frequent"),
-        OneHotEncoder(handle_unknown="ignore", sparse_output=False),
-    )
+    text = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
     return ColumnTransformer(
         [
             ("numbers", make_pipeline(SimpleImputer(), scaler), ["age", "visits"]),
-            ("texts", text, ["city", "plan"]),
-            ("flags", "passthrough", ["vip"]),
+            ("texts", text, ["plan"]),
         ]
     )
 

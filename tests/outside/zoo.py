@@ -91,7 +91,7 @@ class _Worker:
     def __init__(self) -> None:
         # The libraries are loaded once, in the process that the others are forked from.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload([__name__, "mlflow.sklearn", "skops.io", "skl2onnx.convert"])
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_work, args=(other,), daemon=True)
         self._process.start()
