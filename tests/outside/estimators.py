@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -25,7 +26,6 @@ from tests.outside.tables import (
     classes,
     customers,
     estimator_source,
-    fitted_source,
     numbers,
     spending,
 )
@@ -34,11 +34,12 @@ CLASSIFIERS, REGRESSORS = "scikit-learn classifiers", "scikit-learn regressors"
 OTHERS, TRANSFORMERS = "scikit-learn clusterers, outliers and others", "scikit-learn transformers"
 
 # Not a model of rows: they take targets, dictionaries, pictures or kernels, or are a part of all
-# other cases.
+# other cases. skops cannot store Birch, and no pipeline takes PLSSVD.
 LEFT_OUT = frozenset(
     {
         *("LabelBinarizer", "LabelEncoder", "MultiLabelBinarizer", "DictVectorizer"),
         *("FeatureHasher", "PatchExtractor", "KernelCenterer", "Pipeline", "ColumnTransformer"),
+        *("Birch", "PLSSVD"),
     }
 )
 _LIGHT: Mapping[str, Any] = {"n_estimators": 8, "random_state": 0, "n_init": 1, "n_jobs": None}
@@ -126,22 +127,18 @@ def estimator_cases() -> Iterator[Case]:
     for name, cls in all_estimators():
         if name in LEFT_OUT:
             continue
-        predicts = callable(getattr(cls, "predict", None))
         if name in kinds["classifier"] or name in kinds["regressor"]:
             group = CLASSIFIERS if name in kinds["classifier"] else REGRESSORS
             yield _case(group, name, "alone", partial(_alone, cls, group))
             if name != "IsotonicRegression":
                 yield _case(group, name, "in a pipeline", partial(_in_pipeline, cls, group))
-        elif predicts or name not in kinds["transformer"]:
-            if name in _TEXTS:
-                yield _case(TRANSFORMERS, name, "and Ridge", partial(_texts, cls))
-            else:
-                yield _case(OTHERS, name, "alone", partial(_other, cls))
-        if (
-            name in kinds["transformer"]
-            and hasattr(cls, "transform")
-            and not (name in kinds["classifier"] or name in kinds["regressor"])
-        ):
+            continue
+        if name in _TEXTS:
+            yield _case(TRANSFORMERS, name, "and Ridge", partial(_texts, cls))
+            continue
+        if hasattr(cls, "predict") or name not in kinds["transformer"]:
+            yield _case(OTHERS, name, "alone", partial(_other, cls))
+        if name in kinds["transformer"] and hasattr(cls, "transform"):
             yield _case(TRANSFORMERS, name, "and a linear model", partial(_first, cls))
 
 
@@ -216,7 +213,11 @@ def _first(cls: type) -> Source:
     if cls.__name__ in _CATEGORIES:
         table = customers()
         columns = ColumnTransformer([("text", step, ["city", "plan"])], remainder="drop")
-        return estimator_source(make_pipeline(columns, Ridge()), table, spending(table.train))
+        # OrdinalEncoder hands gaps on.
+        last: Any = Ridge()
+        if cls.__name__ == "OrdinalEncoder":
+            last = HistGradientBoostingRegressor(max_iter=8, random_state=0)
+        return estimator_source(make_pipeline(columns, last), table, spending(table.train))
     table = numbers(gaps=_takes_gaps(step) and _fills_gaps(cls))
     if cls.__name__ in _OF_CLASSES:
         return estimator_source(
@@ -240,6 +241,3 @@ def _whole(table: Table) -> Table:
         {name: float(min(5, round(value))) for name, value in row.items()} for row in table.ordinary
     )
     return Table(train, judge, ordinary, table.odd)
-
-
-__all__ = ["LEFT_OUT", "estimator_cases", "fitted_source"]

@@ -153,6 +153,8 @@ def judge_answer(
         return f"rejected: {have.reason}" if usual else None
     if want is None:
         return f"the source raises, and the answer is {_short(have)}"
+    # An output is renamed where a column has its name.
+    have = {name.removeprefix("model_"): array for name, array in have.items()}
     if want.keys() != have.keys():
         return f"outputs {sorted(have)}, want {sorted(want)}"
     tie = _is_tie(want)

@@ -42,7 +42,8 @@ def write_results(found: Mapping[Key, Outcome]) -> None:
     with RESULTS.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_HEAD)
-        writer.writerows((*key, each.verdict, each.reason) for key, each in found.items())
+        for key, each in found.items():
+            writer.writerow((*key, each.verdict, " ".join(each.reason.split())))
 
 
 def differences(found: Mapping[Key, Outcome], known: Mapping[Key, Outcome]) -> Iterator[str]:
