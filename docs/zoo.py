@@ -11,8 +11,8 @@ RESULTS = Path(__file__).parent.parent / "tests" / "outside" / "results.csv"
 # Where a model of scikit-learn stands; one that is accepted at each place is named without it.
 _PLACES = (" alone", " in a pipeline", " and a linear model", " and Ridge")
 _TITLES = {
-    "refused": "Refused, with these sentences:",
-    "failed": "Known faults: these answer an unusual row wrongly, or are refused "
+    "rejected": "Rejected, with these sentences:",
+    "failed": "Known faults: these answer an unusual row wrongly, or are rejected "
     "with a sentence that does not help:",
 }
 
@@ -25,7 +25,7 @@ class _Line(NamedTuple):
 
 
 def zoo_tables() -> str:
-    """Return what is accepted by group, and each refused model with its sentence."""
+    """Return what is accepted by group, and each rejected model with its sentence."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
         lines = [_Line(*row) for row in csv.reader(file)][1:]
     groups = dict.fromkeys(line.group for line in lines)
@@ -39,7 +39,7 @@ def zoo_tables() -> str:
         rows: dict[tuple[str, str], list[_Line]] = {}
         for line in lines:
             if line.verdict == verdict:
-                reason = line.reason if verdict == "refused" else ""
+                reason = line.reason if verdict == "rejected" else ""
                 rows.setdefault((line.group, reason), []).append(line)
         cells = [
             (", ".join(_names(found, verdict)), _escaped(reason))
@@ -47,7 +47,7 @@ def zoo_tables() -> str:
             else (group, ", ".join(_names(found, verdict)))
             for (group, reason), found in rows.items()
         ]
-        head = ("Models", "Sentence") if verdict == "refused" else ("Kind", "Models")
+        head = ("Models", "Sentence") if verdict == "rejected" else ("Kind", "Models")
         parts += [title, _table(head, cells)] if cells else []
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 

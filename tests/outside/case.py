@@ -33,7 +33,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model of the zoo; a sentence that refuses it names one of `kinds`."""
+    """A model of the zoo; a sentence that rejects it names one of `kinds`."""
 
     group: str
     name: str

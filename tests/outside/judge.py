@@ -38,13 +38,13 @@ class Verdict(StrEnum):
     """What became of a model."""
 
     ACCEPTED = "accepted"
-    REFUSED = "refused"
+    REJECTED = "rejected"
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict on a case; `reason` is the sentence that refuses it, or what is wrong."""
+    """The verdict on a case; `reason` is the sentence that rejects it, or what is wrong."""
 
     verdict: Verdict
     reason: str = ""
@@ -98,7 +98,7 @@ def judge(case: Case) -> Outcome:
             answers = every_path(result.bundle, rows, len(source.ordinary))
             faults = list(compare(source, answers))
         except MlctlError as error:
-            return refusal(case, error)
+            return rejection(case, error)
         except Exception:  # noqa: BLE001 - it is what the zoo looks for
             return Outcome(Verdict.FAILED, traceback.format_exc()[-1500:])
     if faults:
@@ -107,8 +107,8 @@ def judge(case: Case) -> Outcome:
     return Outcome(Verdict.ACCEPTED)
 
 
-def refusal(case: Case, error: MlctlError) -> Outcome:
-    """Return the refusal, or what is missing in its sentence."""
+def rejection(case: Case, error: MlctlError) -> Outcome:
+    """Return the rejection, or what is missing in its sentence."""
     text = " ".join(error.message.split()).replace(f"models:/{case.registered_name}/1", "the model")
     text = text.replace(case.registered_name, "the model")
     if error.code is ErrorCode.INTERNAL:
@@ -119,7 +119,7 @@ def refusal(case: Case, error: MlctlError) -> Outcome:
         return Outcome(Verdict.FAILED, f"no way out: {text}")
     if _NONSENSE.search(text):
         return Outcome(Verdict.FAILED, f"no sentence for a user: {text}")
-    return Outcome(Verdict.REFUSED, text)
+    return Outcome(Verdict.REJECTED, text)
 
 
 def compare(source: Source, answers: Mapping[str, Sequence[Answer]]) -> Iterator[str]:

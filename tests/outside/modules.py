@@ -204,7 +204,7 @@ def _double(module: nn.Module) -> nn.Module:
     return module.double()
 
 
-# Name, the kinds that a refusal may name, the module, its rows, its outputs, and the inputs whose
+# Name, the kinds that a rejection may name, the module, its rows, its outputs, and the inputs whose
 # second dimension is free.
 _MODULES: Sequence[
     tuple[str, Callable[[], nn.Module], MakeRows, tuple[str, ...], tuple[str, ...]]

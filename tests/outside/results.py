@@ -56,5 +56,5 @@ def differences(found: Mapping[Key, Outcome], known: Mapping[Key, Outcome]) -> I
             yield f"{name} is accepted now, and listed as {before.verdict}: change its line"
         elif outcome.verdict is not before.verdict:
             yield f"{name} was {before.verdict} and is {outcome.verdict}: {outcome.reason}"
-        elif outcome.verdict is Verdict.REFUSED and outcome.reason != before.reason:
-            yield f"{name} is refused with another sentence: {outcome.reason}"
+        elif outcome.verdict is Verdict.REJECTED and outcome.reason != before.reason:
+            yield f"{name} is rejected with another sentence: {outcome.reason}"

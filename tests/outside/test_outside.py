@@ -11,7 +11,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.home import HOME_VARIABLE
 from registry.tracking import TRACKING_VARIABLE
 from tests.outside.case import Arrays, Case, Source
-from tests.outside.judge import Outcome, Verdict, judge_answer, refusal
+from tests.outside.judge import Outcome, Verdict, judge_answer, rejection
 from tests.outside.paths import Answer, Broken, Rejected
 from tests.outside.results import Key, differences, key_of, read_results
 
@@ -34,7 +34,7 @@ def _never() -> Source:
 
 RIDGE = Case("estimators", "Ridge alone", ("Ridge",), _never)
 KEY = key_of(RIDGE)
-ACCEPTED, REFUSED, FAILED = (Outcome(each, "a reason") for each in Verdict)
+ACCEPTED, REJECTED, FAILED = (Outcome(each, "a reason") for each in Verdict)
 
 
 @pytest.mark.slow
@@ -57,13 +57,13 @@ def test_zoo__a_sample_of_each_group__is_as_listed(
     ("found", "known", "sentence"),
     [
         (ACCEPTED, ACCEPTED, None),
-        (REFUSED, REFUSED, None),
+        (REJECTED, REJECTED, None),
         (ACCEPTED, None, "has no line"),
-        (ACCEPTED, REFUSED, "is accepted now, and listed as refused"),
-        (REFUSED, ACCEPTED, "was accepted and is refused"),
+        (ACCEPTED, REJECTED, "is accepted now, and listed as rejected"),
+        (REJECTED, ACCEPTED, "was accepted and is rejected"),
         (FAILED, ACCEPTED, "was accepted and is failed"),
-        (FAILED, REFUSED, "was refused and is failed"),
-        (Outcome(Verdict.REFUSED, "another"), REFUSED, "with another sentence"),
+        (FAILED, REJECTED, "was rejected and is failed"),
+        (Outcome(Verdict.REJECTED, "another"), REJECTED, "with another sentence"),
     ],
 )
 def test_differences__one_verdict__is_compared_with_the_list(
@@ -77,17 +77,17 @@ def test_differences__one_verdict__is_compared_with_the_list(
 @pytest.mark.parametrize(
     ("code", "message", "hint", "verdict"),
     [
-        (ErrorCode.UNSUPPORTED_MODEL, "Ridge cannot be converted", "Use Lasso.", Verdict.REFUSED),
+        (ErrorCode.UNSUPPORTED_MODEL, "Ridge cannot be converted", "Use Lasso.", Verdict.REJECTED),
         (ErrorCode.INTERNAL, "Ridge: a defect of mlctl", "Report it.", Verdict.FAILED),
         (ErrorCode.EXPORT_FAILED, "a Pipeline cannot be converted", "Use Lasso.", Verdict.FAILED),
         (ErrorCode.EXPORT_FAILED, "Ridge: /usr/lib/x.so failed", "Use Lasso.", Verdict.FAILED),
         (ErrorCode.EXPORT_FAILED, "Ridge: locale.cc:235 failed", "Use Lasso.", Verdict.FAILED),
     ],
 )
-def test_refusal__sentence__needs_the_estimator_and_no_path(
+def test_rejection__sentence__needs_the_estimator_and_no_path(
     code: ErrorCode, message: str, hint: str, verdict: Verdict
 ) -> None:
-    assert refusal(RIDGE, MlctlError(code, message, hint)).verdict is verdict
+    assert rejection(RIDGE, MlctlError(code, message, hint)).verdict is verdict
 
 
 def number(value: float) -> Arrays:
