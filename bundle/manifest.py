@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -22,7 +23,7 @@ from pydantic import (
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import check_relative
-from bundle.tensors import DYNAMIC, NULLABLE_DATATYPES, MissingValues, Signature
+from bundle.tensors import DYNAMIC, NULLABLE_DATATYPES, Datatype, MissingValues, Signature
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -38,6 +39,9 @@ _OPTIONAL_BATCHING = (
     *("measure_larger", "pad", "max_wait_ms"),
     *("max_queue_rows", "max_queue_ms", "max_length", "max_body_bytes"),
 )
+
+_EXCLUDED_VALUES = ("present", "nonzero", "limits", "categories", "forbidden_characters")
+_FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")]
@@ -136,18 +140,32 @@ class Axis(_Value):
     axis: Annotated[int, Field(ge=0)]
 
 
+Category = str | int | FiniteFloat
+_InputName = Annotated[str, Field(max_length=256)]
+
+
 class InputConstraints(_Value):
     """Requirements on inputs beyond the signature, checked before the model runs.
 
     `ranges` are the minimum and maximum value of integer inputs, both inclusive. The dimensions of
     each group in `equal_lengths` must have equal sizes in a request. Values of inputs in `nullable`
     may be missing, and inputs in `optional` may be absent; see `MissingValues`.
+
+    The others exclude kinds of values for which the model is not proved to answer as its source
+    does: inputs in `present` hold no NaN and no empty text, those in `nonzero` no 0; `limits` are
+    the minimum and maximum of float inputs, both inclusive; an input of `categories` has one of
+    these values, empty text aside; no text of an input in `forbidden_characters` has one of them.
     """
 
     ranges: dict[str, tuple[int, int]] = {}
     equal_lengths: tuple[Annotated[tuple[Axis, ...], Field(min_length=2)], ...] = ()
-    nullable: tuple[Annotated[str, Field(max_length=256)], ...] = ()
-    optional: tuple[Annotated[str, Field(max_length=256)], ...] = ()
+    nullable: tuple[_InputName, ...] = ()
+    optional: tuple[_InputName, ...] = ()
+    present: tuple[_InputName, ...] = ()
+    nonzero: tuple[_InputName, ...] = ()
+    limits: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
+    categories: dict[str, tuple[Category, ...]] = {}
+    forbidden_characters: dict[str, Annotated[str, Field(min_length=1)]] = {}
 
 
 class Generation(_Value):
@@ -258,6 +276,15 @@ class Manifest(_Value):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _excluded_values_fit_the_signature(self) -> Self:
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        for field, names, fits in _excluded_values(self.input_constraints or InputConstraints()):
+            for name in names:
+                if name not in specs or not fits(specs[name].dtype):
+                    raise ValueError(f"input_constraints.{field}: {name!r} is no input that fits")
+        return self
+
     @property
     def missing(self) -> MissingValues:
         """The inputs whose values may be missing."""
@@ -276,6 +303,10 @@ class Manifest(_Value):
         for name in ("transform", "generation", "input_constraints"):
             if document[name] is None:
                 del document[name]
+        for name in _EXCLUDED_VALUES:
+            constraints = document.get("input_constraints", {})
+            if not constraints.get(name):
+                constraints.pop(name, None)
         for name in _OPTIONAL_BATCHING:
             if document["batching"][name] is None:
                 del document["batching"][name]
@@ -285,6 +316,21 @@ class Manifest(_Value):
     def digest(self) -> str:
         """The bundle's identity: the hex sha256 of the canonical manifest."""
         return hashlib.sha256(self.canonical()).hexdigest()
+
+
+def _excluded_values(
+    found: InputConstraints,
+) -> Iterator[tuple[str, Iterable[str], Callable[[Datatype], bool]]]:
+    """Yield the constraints on values: the field, the names of inputs, and the types that fit."""
+    yield "present", found.present, lambda dtype: dtype in NULLABLE_DATATYPES
+    yield "nonzero", found.nonzero, lambda dtype: dtype is not Datatype.BYTES
+    yield "limits", found.limits, lambda dtype: dtype in _FLOATS
+    yield "categories", found.categories, lambda dtype: dtype is not Datatype.BF16
+    yield (
+        "forbidden_characters",
+        found.forbidden_characters,
+        lambda dtype: dtype is Datatype.BYTES,
+    )
 
 
 def canonical_json(value: Any) -> bytes:

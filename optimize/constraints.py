@@ -51,6 +51,7 @@ def find_constraints(exported: ExportedModel) -> InputConstraints | None:
         nullable=tuple(sorted(missing.nullable)),
         optional=tuple(sorted(missing.optional)),
     )
+    found = exported.probes.added_to(found, signature)
     return None if found == InputConstraints() else found
 
 

@@ -100,6 +100,7 @@ class OptimizeReport:
     device: RunDevice
     row_independent: bool
     splits: SplitCheck | None
+    excluded: tuple[str, ...]
     metric: Metric | None
     source_score: float | None
     judged: tuple[Judged, ...]
@@ -150,6 +151,7 @@ def make_report(
         device=device,
         row_independent=baseline.row_independent,
         splits=exported.splits,
+        excluded=exported.probes.reasons,
         metric=baseline.metric,
         source_score=baseline.score,
         judged=tuple(judged),
@@ -173,6 +175,7 @@ def evidence_document(report: OptimizeReport) -> dict[str, Any]:
         "target": report.device.target.value,
         "row_independent": report.row_independent,
         "splits": None if report.splits is None else report.splits.model_dump(),
+        "excluded": list(report.excluded),
         "metric": None if metric is None else metric.name,
         "metric_code": None if metric is None else metric.code,
         "higher_is_better": None if metric is None else metric.higher_is_better,

@@ -22,9 +22,11 @@ from optimize.judge import Baseline, run_rows
 from optimize.prepare import Prepared
 from optimize.proofs.checks import check_finite, check_graph, check_parity, check_source
 from optimize.proofs.export import OPSET
+from optimize.proofs.given_rows import check_given_rows
 from optimize.proofs.independence import is_row_independent
+from optimize.proofs.probing import ProbeResult, probe_model
 from optimize.proofs.reference import load_reference
-from optimize.proofs.splits import SplitCheck, check_splits
+from optimize.proofs.splits import SplitCheck, check_splits, near_splits
 from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.session import open_session
@@ -58,6 +60,7 @@ class ExportedModel:
     opset: int
     baseline: Baseline
     splits: SplitCheck | None
+    probes: ProbeResult
     key: str
     reused: bool
 
@@ -77,6 +80,7 @@ class _Facts(BaseModel):
     opset: int
     row_independent: bool
     splits: SplitCheck | None
+    probes: ProbeResult
 
 
 def export_source(prepared: Prepared) -> ExportedModel:
@@ -104,6 +108,7 @@ def export_source(prepared: Prepared) -> ExportedModel:
         opset=facts.opset,
         baseline=baseline,
         splits=facts.splits,
+        probes=facts.probes,
         key=hash_key(key),
         reused=entry.reused,
     )
@@ -136,17 +141,27 @@ def _build(directory: Path, prepared: Prepared) -> None:
     torch = source.format in (ModelFormat.PYTORCH, ModelFormat.TRANSFORMERS)
     expected = OPSET if torch else None
     opset = check_graph(graph, source.signature, expected)
-    check_parity(reference, open_session(graph), source.signature, held_out)
+    session = open_session(graph)
+    check_parity(reference, session, source.signature, held_out)
     independent = is_row_independent(reference, held_out)
     if prepared.transform is not None:
         raw = prepared.raw.held_out.inputs
         prepared.transform.check_pure(raw, reference.run)
         independent = independent and prepared.transform.is_row_independent(raw, reference.run)
-    outputs = run_rows(
-        reference.run, held_out, DEFAULT.batching(row_independent=independent).max_rows
-    )
+    batch = DEFAULT.batching(row_independent=independent).max_rows
+    outputs = run_rows(reference.run, held_out, batch)
     check_finite(outputs)
+    answers = run_rows(session.run, held_out, batch)
+    near = near_splits(graph, held_out.inputs) if source.format.is_estimator else None
+    check_given_rows(held_out.inputs, outputs, answers, near)
+    probes = ProbeResult()
+    if prepared.transform is None:  # whose inputs are not the graph's
+        probes = probe_model(
+            *(reference, session, graph, source.signature, (held_out, calibration)),
+            table=source.format.is_estimator,
+            independent=independent,
+        )
     save_golden(directory / _ANSWERS_NAME, held_out.head(1).inputs, outputs)
-    splits = check_splits(graph, held_out.inputs, outputs) if source.format.is_estimator else None
-    facts = _Facts(opset=opset, row_independent=independent, splits=splits)
+    splits = check_splits(near, outputs, answers)
+    facts = _Facts(opset=opset, row_independent=independent, splits=splits, probes=probes)
     write_atomic(directory / _FACTS_NAME, facts.model_dump_json().encode())

@@ -27,6 +27,7 @@ from optimize.generation.texts import INPUT, load_texts
 from optimize.judge import Baseline
 from optimize.metrics.perplexity import PERPLEXITY
 from optimize.prepare import OptimizeOptions, Prepared
+from optimize.proofs.probing import ProbeResult
 from optimize.source_graph import ExportedModel, export_key
 from registry.catalog import SourceModel
 from registry.hugging_face import tokenizer_folder
@@ -90,6 +91,7 @@ def run_source(prepared: Prepared) -> SourceAnswers:
         opset=0,
         baseline=Baseline(rows, {OUTPUT: answers.losses}, row_independent=True, metric=PERPLEXITY),
         splits=None,
+        probes=ProbeResult(),
         key=hash_key(key),
         reused=entry.reused,
         questions=questions,

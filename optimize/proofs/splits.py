@@ -40,8 +40,18 @@ class SplitCheck(BaseModel):
         )
 
 
-def check_splits(graph: Path, inputs: Tensors, expected: Tensors) -> SplitCheck | None:
-    """Run a graph on rows whose `expected` answers are the source's; None if it has no trees."""
+def check_splits(near: np.ndarray | None, expected: Tensors, found: Tensors) -> SplitCheck | None:
+    """Count the rows `near` a split and the answers that differ; None for a graph without trees."""
+    if near is None:
+        return None
+    differ = np.zeros(len(near), bool)
+    for name, array in expected.items():
+        differ |= _differing(array, found[name])
+    return SplitCheck(rows=len(near), near=int(near.sum()), differ=int(differ.sum()))
+
+
+def near_splits(graph: Path, inputs: Tensors) -> np.ndarray | None:
+    """Return which rows are within one float32 step of a split, bool [rows]; None without trees."""
     import onnx
 
     model = onnx.load(str(graph))
@@ -55,14 +65,11 @@ def check_splits(graph: Path, inputs: Tensors, expected: Tensors) -> SplitCheck 
         path = Path(folder, MODEL_NAME)
         onnx.save_model(model, str(path))
         found = open_session(path).run(inputs)
-    rows = len(next(iter(inputs.values())))
-    near, differ = np.zeros(rows, bool), np.zeros(rows, bool)
+    near = np.zeros(len(next(iter(inputs.values()))), bool)
     for node in trees:
         for feature, thresholds in _thresholds(node):
             near |= _next_to(found[node.input[0]][:, feature], thresholds)
-    for name, array in expected.items():
-        differ |= _differing(array, found[name])
-    return SplitCheck(rows=rows, near=int(near.sum()), differ=int(differ.sum()))
+    return near
 
 
 def _thresholds(node: Any) -> Iterator[tuple[int, np.ndarray]]:

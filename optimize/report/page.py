@@ -128,6 +128,11 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
         )
     if report.splits is not None:
         yield report.splits.sentence
+    if report.excluded:
+        yield (
+            "Not answered, because the graph differs from the source model or the source model "
+            "rejects it: " + " ".join(report.excluded)
+        )
 
 
 def figures(report: OptimizeReport) -> Iterator[Figure]:

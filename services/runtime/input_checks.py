@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Axis
+from bundle.manifest import Axis, Category, InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 
 _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
@@ -91,18 +93,84 @@ def check_lengths(groups: Sequence[Sequence[Axis]], inputs: Mapping[str, np.ndar
                 )
 
 
-def check_ranges(ranges: Mapping[str, tuple[int, int]], inputs: Mapping[str, np.ndarray]) -> None:
-    """Raise INVALID_INPUT if a value of an input lies outside its range; both ends are allowed."""
-    for name, (low, high) in ranges.items():
-        array = inputs[name]
-        if not array.size:
-            continue
-        for value in (int(array.min()), int(array.max())):
-            if not low <= value <= high:
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT,
-                    f"tensor {name!r} has the value {value}, expected {low} to {high}",
-                )
+class ValueChecks:
+    """The constraints of a manifest on values, prepared to check batch after batch."""
+
+    def __init__(self, constraints: InputConstraints) -> None:
+        found: dict[str, list[Callable[[np.ndarray], str | None]]] = {}
+        for name, (low, high) in constraints.ranges.items():
+            found.setdefault(name, []).append(partial(_outside_range, low, high))
+        for name in constraints.present:
+            found.setdefault(name, []).append(_missing)
+        for name in constraints.nonzero:
+            found.setdefault(name, []).append(_zero)
+        for name, limits in constraints.limits.items():
+            found.setdefault(name, []).append(partial(_outside_limits, *limits))
+        for name, values in constraints.categories.items():
+            found.setdefault(name, []).append(partial(_unknown, _known(values)))
+        for name, characters in constraints.forbidden_characters.items():
+            pattern = re.compile(f"[{re.escape(characters)}]")
+            found.setdefault(name, []).append(partial(_forbidden, pattern))
+        self._checks = found
+
+    def __bool__(self) -> bool:
+        return bool(self._checks)
+
+    def check(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Raise INVALID_INPUT with the tensor and the first value that is excluded."""
+        for name, checks in self._checks.items():
+            array = inputs[name]
+            if not array.size:
+                continue
+            for problem_of in checks:
+                if problem := problem_of(array):
+                    raise MlctlError(ErrorCode.INVALID_INPUT, f"tensor {name!r} has {problem}")
+
+
+def _outside_range(low: int, high: int, array: np.ndarray) -> str | None:
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            return f"the value {value}, expected {low} to {high}"
+    return None
+
+
+def _missing(array: np.ndarray) -> str | None:
+    missing = (array == b"").any() if array.dtype == object else np.isnan(array).any()
+    return "a missing value, which the model does not take" if missing else None
+
+
+def _zero(array: np.ndarray) -> str | None:
+    return None if array.all() else "the value 0, for which its answers are not proved"
+
+
+def _outside_limits(low: float, high: float, array: np.ndarray) -> str | None:
+    for value in (float(np.fmin.reduce(array, None)), float(np.fmax.reduce(array, None))):
+        if value < low or value > high:
+            return f"the value {value:.6g}, expected {low:.6g} to {high:.6g}"
+    return None
+
+
+def _known(values: Iterable[Category]) -> frozenset[Category | bytes]:
+    return frozenset(value.encode() if isinstance(value, str) else value for value in values)
+
+
+def _unknown(known: Container[Category | bytes], array: np.ndarray) -> str | None:
+    for value in array.ravel().tolist():
+        is_gap = value == b"" or value != value  # noqa: PLR0124 - NaN; gaps have their own check
+        if value not in known and not is_gap:
+            found = repr(value.decode(errors="replace")) if isinstance(value, bytes) else value
+            return f"the value {found}, which is none of the categories that the model knows"
+    return None
+
+
+def _forbidden(pattern: re.Pattern[str], array: np.ndarray) -> str | None:
+    for value in array.ravel().tolist():
+        if found := pattern.search(value.decode(errors="replace")):
+            return (
+                f"a text with the character U+{ord(found[0]):04X}, for which its answers are not "
+                "proved"
+            )
+    return None
 
 
 def _count_rows(inputs: Mapping[str, np.ndarray]) -> int:

@@ -23,10 +23,10 @@ from services.runtime.cuda_graphs import open_cuda_graphs
 from services.runtime.features import FeatureLookup, open_store
 from services.runtime.golden import load_golden
 from services.runtime.input_checks import (
+    ValueChecks,
     check_inputs,
     check_lengths,
     check_max_length,
-    check_ranges,
 )
 from services.runtime.padding import RowPaddedSession, padded_sizes
 from services.runtime.run_errors import (
@@ -76,7 +76,8 @@ class Scorer:
         self._golden = golden
         self._inputs = {spec.name: spec for spec in manifest.signature.inputs}
         constraints = manifest.input_constraints or InputConstraints()
-        self._ranges, self._equal_lengths = constraints.ranges, constraints.equal_lengths
+        self._equal_lengths = constraints.equal_lengths
+        self._values = ValueChecks(constraints)
         self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
@@ -136,12 +137,12 @@ class Scorer:
         """Return all outputs for checked `inputs`; independent rows run `max_rows` at a time.
 
         A failure of the runtime or of the transform is INTERNAL without its text. Inputs that the
-        runtime rejects, a ValueError of `preprocess`, and values outside their range are
-        INVALID_INPUT with the reason. Ranges are checked here because one check of a whole batch
-        is cheaper than one per request.
+        runtime rejects, a ValueError of `preprocess`, and values that the manifest's constraints
+        exclude are INVALID_INPUT with the reason. They are checked here because one check of a
+        whole batch is cheaper than one per request.
         """
-        if self._ranges:
-            check_ranges(self._ranges, inputs)
+        if self._values:
+            self._values.check(inputs)
         if self._transform is None:
             return self._infer(inputs)
         with self._translate_errors():
@@ -195,8 +196,8 @@ class Scorer:
         Only for a transform that `yields`. With `whole` there is one piece at the end, which is the
         result of `run`. Closing the generator cancels the remaining steps. Raises what `run` does.
         """
-        if self._ranges:
-            check_ranges(self._ranges, inputs)
+        if self._values:
+            self._values.check(inputs)
         assert self._transform is not None
         with self._translate_errors():
             outputs = self._infer(self._transform.preprocess(inputs))

@@ -25,6 +25,7 @@ def make_report(
     uri: str = "models:/digits/3",
     row_independent: bool = True,
     splits: SplitCheck | None = None,
+    excluded: tuple[str, ...] = (),
 ) -> OptimizeReport:
     """Return what `optimize.evidence.make_report` gives for these variants."""
     loaded = None if metric is None else load_metric(metric)
@@ -38,6 +39,7 @@ def make_report(
         device=RunDevice(target, "cpu", missing),
         row_independent=row_independent,
         splits=splits,
+        excluded=excluded,
         metric=loaded,
         source_score=source_score,
         judged=choose(variants, goals),

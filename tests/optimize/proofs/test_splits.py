@@ -13,7 +13,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from optimize.estimators import EstimatorReference, load_estimator
-from optimize.proofs.splits import SplitCheck, check_splits
+from optimize.proofs.splits import SplitCheck, check_splits, near_splits
+from services.runtime.session import open_session
 from tests.support.estimators import skops_source
 
 pytestmark = pytest.mark.slow
@@ -26,8 +27,9 @@ TARGET = ROWS[:, 0] * 3 + ROWS[:, 1] ** 2
 def checked(model: Any, rows: np.ndarray, folder: Path) -> SplitCheck | None:
     reference = EstimatorReference(load_estimator(skops_source(model, folder, 3)))
     reference.export(folder, {"input": ROWS[:3]})
-    inputs = {"input": rows}
-    return check_splits(folder / "model.onnx", inputs, reference.run(inputs))
+    inputs, graph = {"input": rows}, folder / "model.onnx"
+    answers = open_session(graph).run(inputs)
+    return check_splits(near_splits(graph, inputs), reference.run(inputs), answers)
 
 
 def at_thresholds(pairs: list[tuple[int, float]]) -> np.ndarray:

@@ -1,0 +1,50 @@
+"""Prove that a graph answers each given row as its source does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bundle.errors import ErrorCode, MlctlError
+from optimize.data import Tensors
+from optimize.proofs.differences import describe_difference, differing_rows
+
+_SHOWN = 5
+
+
+def check_given_rows(
+    inputs: Tensors, expected: Tensors, found: Tensors, near: np.ndarray | None
+) -> None:
+    """Compare the answers to all rows; EXPORT_FAILED names the output, the rows and both answers.
+
+    Rows next to a split of a tree (`near`, bool [rows]) may differ: there float32 decides.
+    """
+    for output, differs in differing_rows(expected, found).items():
+        rows = np.flatnonzero(differs if near is None else differs & ~near)
+        if not rows.size:
+            continue
+        shown = ", ".join(str(row) for row in rows[:_SHOWN])
+        more = ", ..." if rows.size > _SHOWN else ""
+        raise MlctlError(
+            ErrorCode.EXPORT_FAILED,
+            f"the graph is not the model: its output {output!r} differs from the source model's on "
+            f"{rows.size} of {len(differs)} rows of the data ({shown}{more}; row {rows[0]}: "
+            f"{describe_difference(expected, found, output, int(rows[0]))})"
+            f"{_common_gap(inputs, rows)}",
+            "Fill missing values and map odd ones in the pipeline before the step that takes them, "
+            "or leave such rows out of the data: they are then rejected by the server.",
+        )
+
+
+def _common_gap(inputs: Tensors, rows: np.ndarray) -> str:
+    """Return the columns that have no value in all of `rows`, in words; empty without any."""
+    names = [name for name, array in inputs.items() if _is_missing(array[rows]).all()]
+    return f"; none of them has a value in {', '.join(map(repr, names))}" if names else ""
+
+
+def _is_missing(values: np.ndarray) -> np.ndarray:
+    flat = values.reshape(len(values), -1)
+    if values.dtype == object:
+        return np.asarray((flat == b"").all(axis=1))
+    if values.dtype.kind != "f":
+        return np.zeros(len(values), bool)
+    return np.asarray(np.isnan(flat).all(axis=1))

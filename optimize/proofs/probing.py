@@ -1,0 +1,241 @@
+"""Run probe rows through a graph and its source, and exclude what differs; see `probes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import Category, InputConstraints
+from bundle.tensors import Signature
+from optimize.data import Rows, Tensors
+from optimize.proofs.differences import describe_difference, differing_rows
+from optimize.proofs.probes import (
+    Exclusion,
+    Probe,
+    ProbeKind,
+    base_rows,
+    category_probes,
+    combine,
+    make_probes,
+)
+from optimize.proofs.reference import Reference
+from optimize.proofs.splits import near_splits
+from optimize.recipes.graphs import graphs
+from registry.quiet import first_line
+from services.runtime.run_errors import RunError
+from services.runtime.scorer import join_rows
+from services.runtime.session import Session
+
+_MAX_ROWS = 2000
+MAX_CATEGORIES = 5000
+
+Run = Callable[[Tensors], dict[str, np.ndarray]]
+
+
+class ProbeResult(BaseModel):
+    """The constraints that probes of a model showed to be needed, and the reasons in words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    constraints: InputConstraints = InputConstraints()
+    not_negative: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def added_to(self, found: InputConstraints, signature: Signature) -> InputConstraints:
+        """Return the constraints `found` with those of the probes."""
+        own = self.constraints
+        ranges = dict(found.ranges)
+        for spec in signature.inputs:
+            if spec.name in self.not_negative:
+                limit = int(np.iinfo(spec.dtype.numpy_name).max)
+                ranges[spec.name] = (0, ranges.get(spec.name, (0, limit))[1])
+        return found.model_copy(
+            update={
+                "ranges": ranges,
+                "nullable": tuple(name for name in found.nullable if name not in own.present),
+                "optional": tuple(name for name in found.optional if name not in own.present),
+                "present": own.present,
+                "nonzero": own.nonzero,
+                "limits": own.limits,
+                "categories": own.categories,
+                "forbidden_characters": own.forbidden_characters,
+            }
+        )
+
+
+class Prober:
+    """A graph and its source, asked about the same probes.
+
+    With `batched` rows of several probes run together. A failure is then bisected.
+    """
+
+    def __init__(
+        self, reference: Reference, session: Session, graph: Path, base: Tensors, *, batched: bool
+    ) -> None:
+        self._reference, self._session, self._graph = reference, session, graph
+        self._base, self._batched = base, batched
+
+    def exclusions(self, probes: Sequence[Probe]) -> list[Exclusion]:
+        """Return the probes that the graph does not answer as its source, with the reasons."""
+        found = []
+        wanted = self._answers(self._reference.run, probes)
+        asked = [
+            (probe, want)
+            for probe, want in zip(probes, wanted, strict=True)
+            if not isinstance(want, str)
+        ]
+        found += [
+            Exclusion(probe, f"the source model rejects it: {want}")
+            for probe, want in zip(probes, wanted, strict=True)
+            if isinstance(want, str)
+        ]
+        answers = self._answers(self._session.run, [probe for probe, _ in asked])
+        for (probe, want), have in zip(asked, answers, strict=True):
+            if reason := self._difference(probe, want, have):
+                found.append(Exclusion(probe, reason))
+        return found
+
+    def _difference(self, probe: Probe, want: Tensors, have: Tensors | str) -> str:
+        if isinstance(have, str):
+            return f"the graph does not run: {have}"
+        for output, differs in differing_rows(want, have).items():
+            if differs.any():
+                near = near_splits(self._graph, probe.rows(self._base))
+                rows = np.flatnonzero(differs if near is None else differs & ~near)
+                if rows.size:
+                    return f"{output}: {describe_difference(want, have, output, int(rows[0]))}"
+        return ""
+
+    def _answers(self, run: Run, probes: Sequence[Probe]) -> list[dict[str, np.ndarray] | str]:
+        """Return the answers to each probe, or why there are none."""
+        if not probes:
+            return []
+        rows = len(next(iter(self._base.values())))
+        alone = len(probes) == 1
+        if alone or (self._batched and len(probes) * rows <= _MAX_ROWS):
+            try:
+                outputs = run(join_rows([probe.rows(self._base) for probe in probes]))
+            except (MlctlError, RunError) as error:
+                if alone:
+                    return [first_line(error)]
+            else:
+                return [
+                    {name: array[at : at + rows] for name, array in outputs.items()}
+                    for at in range(0, len(probes) * rows, rows)
+                ]
+        middle = len(probes) // 2
+        return self._answers(run, probes[:middle]) + self._answers(run, probes[middle:])
+
+
+def probe_model(
+    reference: Reference,
+    session: Session,
+    graph: Path,
+    signature: Signature,
+    data: tuple[Rows, Rows],
+    *,
+    table: bool,
+    independent: bool,
+) -> ProbeResult:
+    """Ask for values that the held-out and the calibration rows of `data` may lack.
+
+    EXPORT_FAILED if the graph differs for a kind of value that no constraint excludes.
+    """
+    held_out, calibration = data
+    seen = [held_out.inputs, calibration.inputs]
+    base = base_rows(held_out)
+    probes = make_probes(signature.inputs, base, seen, table=table)
+    if not probes:
+        return ProbeResult()
+    prober = Prober(reference, session, graph, base, batched=independent)
+    texts = (ProbeKind.LONG, ProbeKind.CHARACTER)
+    found = prober.exclusions([probe for probe in probes if probe.kind not in texts])
+    categorical = {each.probe.column for each in found if each.probe.kind is ProbeKind.UNSEEN}
+    found += prober.exclusions(
+        [probe for probe in probes if probe.kind in texts and probe.column not in categorical]
+    )
+    excluded = combine(found)
+    for each in excluded.inexpressible:
+        raise _inexpressible(each)
+    categories = {
+        name: _categories(prober, signature, name, seen, graph) for name in excluded.categorical
+    }
+    constraints = InputConstraints(
+        present=excluded.present,
+        nonzero=excluded.nonzero,
+        limits=dict(excluded.limits),
+        categories=categories,
+        forbidden_characters=dict(excluded.forbidden_characters),
+    )
+    return ProbeResult(
+        constraints=constraints,
+        not_negative=excluded.not_negative,
+        reasons=tuple(_reasons(found)),
+    )
+
+
+def _categories(
+    prober: Prober, signature: Signature, name: str, seen: Sequence[Tensors], graph: Path
+) -> tuple[Category, ...]:
+    """Return the values of an input that the graph answers as its source does."""
+    spec = next(spec for spec in signature.inputs if spec.name == name)
+    values = [value for each in seen for value in np.unique(each[name].reshape(-1)).tolist()]
+    probes = category_probes(spec, values, _constants(graph))
+    if len(probes) > MAX_CATEGORIES:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f"column {name!r} takes known categories only, and {len(probes)} values may be some "
+            f"(at most {MAX_CATEGORIES} are tried)",
+            'Give its encoder handle_unknown="ignore", or an own value for unknown categories.',
+        )
+    excluded = {each.probe.value for each in prober.exclusions(probes)}
+    kept = [probe.value for probe in probes if probe.value not in excluded]
+    return tuple(sorted(each.decode() if isinstance(each, bytes) else each for each in kept))
+
+
+def _constants(graph: Path) -> Iterable[Any]:
+    """Yield the texts and integers of the graph: encoders keep their categories there."""
+    import onnx
+
+    model = onnx.load(str(graph))
+    for part in graphs(model.graph):
+        tensors = list(part.initializer)
+        for node in part.node:
+            for attribute in node.attribute:
+                yield from attribute.strings
+                yield from attribute.ints
+                if attribute.HasField("t"):
+                    tensors.append(attribute.t)
+        for tensor in tensors:
+            array = onnx.numpy_helper.to_array(tensor)
+            if array.dtype.kind in "OUS":
+                yield from (
+                    value if isinstance(value, bytes) else str(value).encode()
+                    for value in array.ravel().tolist()
+                )
+            elif array.dtype.kind == "i" and array.size <= MAX_CATEGORIES:
+                yield from array.ravel().tolist()
+
+
+def _reasons(exclusions: Sequence[Exclusion]) -> Iterable[str]:
+    """Yield a sentence for each kind and column that is excluded."""
+    told: set[tuple[str, ProbeKind]] = set()
+    for each in exclusions:
+        probe = each.probe
+        if (probe.column, probe.kind) not in told:
+            told.add((probe.column, probe.kind))
+            yield f"{probe.column}: {probe.kind.value} is rejected ({each.reason})."
+
+
+def _inexpressible(exclusion: Exclusion) -> MlctlError:
+    probe = exclusion.probe
+    return MlctlError(
+        ErrorCode.EXPORT_FAILED,
+        f"the graph is not the model: column {probe.column!r}, {probe.kind.value}: "
+        f"{exclusion.reason}",
+    )

@@ -1,0 +1,140 @@
+"""Which values are probed, and what their failures exclude."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from optimize.proofs.probes import (
+    FLOAT32_MAX,
+    Exclusion,
+    Probe,
+    ProbeKind,
+    category_probes,
+    combine,
+    make_probes,
+)
+
+AGE = TensorSpec(name="age", dtype=Datatype.FP64, shape=(DYNAMIC,))
+RATE = TensorSpec(name="rate", dtype=Datatype.FP32, shape=(DYNAMIC, 1))
+CITY = TensorSpec(name="city", dtype=Datatype.BYTES, shape=(DYNAMIC,))
+COUNT = TensorSpec(name="count", dtype=Datatype.INT64, shape=(DYNAMIC,))
+FLAGS = TensorSpec(name="flags", dtype=Datatype.UINT8, shape=(DYNAMIC,))
+MATRIX = TensorSpec(name="x", dtype=Datatype.FP32, shape=(DYNAMIC, 3))
+IMAGE = TensorSpec(name="image", dtype=Datatype.FP32, shape=(DYNAMIC, 3, 8, 8))
+BASE = {
+    "age": np.array([30.0, 40.0, np.nan]),
+    "rate": np.array([[1.0], [2.0], [3.0]], np.float32),
+    "city": np.array([b"New York", b"Oslo", b""], object),
+    "count": np.array([1, 5, 9]),
+    "flags": np.array([0, 1, 1], np.uint8),
+    "x": np.arange(9, dtype=np.float32).reshape(3, 3),
+    "image": np.zeros((3, 3, 8, 8), np.float32),
+}
+
+
+def values(spec: TensorSpec, *, table: bool = True) -> dict[ProbeKind, list[object]]:
+    found: dict[ProbeKind, list[object]] = {}
+    for probe in make_probes([spec], BASE, [BASE], table=table):
+        found.setdefault(probe.kind, []).append(probe.value)
+    return found
+
+
+def test_make_probes__float_column__has_a_gap_zero_extremes_and_what_is_beyond_float32() -> None:
+    found = values(AGE)
+    assert np.isnan(found.pop(ProbeKind.GAP)).tolist() == [True]  # type: ignore[call-overload]
+    assert found == {
+        ProbeKind.ZERO: [0.0],
+        ProbeKind.EXTREME: [30.0, 40.0],
+        ProbeKind.LARGE: [np.inf, -np.inf, 1e300, -1e300],
+        ProbeKind.UNSEEN: [pytest.approx(33.819)],
+    }
+    assert values(RATE)[ProbeKind.LARGE] == [np.inf, -np.inf]
+    assert ProbeKind.UNSEEN not in values(AGE, table=False)
+
+
+def test_make_probes__integer_column__has_negative_numbers_unless_given_or_unsigned() -> None:
+    assert values(COUNT) == {
+        ProbeKind.ZERO: [0],
+        ProbeKind.EXTREME: [1, 9],
+        ProbeKind.NEGATIVE: [-1],
+        ProbeKind.UNSEEN: [10],
+    }
+    assert ProbeKind.NEGATIVE not in values(FLAGS)
+    negative = {**BASE, "count": np.array([-3, 5, 9])}
+    kinds = {probe.kind for probe in make_probes([COUNT], negative, [negative], table=False)}
+    assert kinds == {ProbeKind.ZERO, ProbeKind.EXTREME}
+
+
+def test_make_probes__text_column__has_empty_unseen_long_and_odd_texts() -> None:
+    found = values(CITY)
+    assert found[ProbeKind.GAP] == [b""]
+    assert found[ProbeKind.UNSEEN] == [b"no category of this name"]
+    (long,) = found[ProbeKind.LONG]
+    assert isinstance(long, bytes)
+    assert len(long) > 4000
+    odd = found[ProbeKind.CHARACTER]
+    assert ("New\u00a0York".encode(), "Oslo\u00a0".encode(), "\u00a0".encode()) in odd
+    assert ("New Yor\u212a".encode(), b"Oslo", b"") in odd
+
+
+def test_make_probes__matrix__has_each_feature_of_a_table_and_no_picture() -> None:
+    probes = make_probes([MATRIX, IMAGE], BASE, [BASE], table=True)
+    assert {probe.feature for probe in probes} == {0, 1, 2}
+    gap = next(each for each in probes if each.kind is ProbeKind.GAP and each.feature == 1)
+    assert np.argwhere(np.isnan(gap.rows(BASE)["x"])).tolist() == [[0, 1], [1, 1], [2, 1]]
+    assert not np.isnan(BASE["x"]).any()
+    assert make_probes([MATRIX, IMAGE], BASE, [BASE], table=False) == []
+
+
+def test_category_probes__values_of_the_data_and_the_graph__are_each_asked_once() -> None:
+    found = category_probes(CITY, [b"Rome", b"", b"Oslo"], [b"Oslo", b"Bern", 3])
+    assert [probe.value for probe in found] == [b"Rome", b"Oslo", b"Bern"]
+    found = category_probes(COUNT, [3, 4], [b"Oslo", 4, 7])
+    assert [probe.value for probe in found] == [3, 4, 7]
+
+
+def failed(kind: ProbeKind, column: str = "a", character: str = "") -> Exclusion:
+    return Exclusion(Probe(column, kind, None, character=character), "reason")
+
+
+def test_combine__each_kind__becomes_its_constraint() -> None:
+    found = combine(
+        [
+            failed(ProbeKind.GAP),
+            failed(ProbeKind.GAP),
+            failed(ProbeKind.ZERO, "b"),
+            failed(ProbeKind.LARGE),
+            failed(ProbeKind.NEGATIVE, "c"),
+            failed(ProbeKind.CHARACTER, "d", "_"),
+            failed(ProbeKind.CHARACTER, "d", "_"),
+            failed(ProbeKind.CHARACTER, "d", "\u00a0"),
+        ]
+    )
+    assert (found.present, found.nonzero, found.not_negative) == (("a",), ("b",), ("c",))
+    assert found.limits == {"a": (-FLOAT32_MAX, FLOAT32_MAX)}
+    assert found.forbidden_characters == {"d": "_\u00a0"}
+    assert (found.categorical, found.inexpressible) == ((), ())
+
+
+def test_combine__unseen_values_differ__known_categories_cover_the_rest_but_gaps() -> None:
+    kinds = (
+        *(ProbeKind.UNSEEN, ProbeKind.ZERO, ProbeKind.NEGATIVE, ProbeKind.EXTREME, ProbeKind.LONG),
+        *(ProbeKind.GAP, ProbeKind.LARGE),
+    )
+    found = combine([*(failed(kind) for kind in kinds), failed(ProbeKind.CHARACTER, "a", "_")])
+    assert found.categorical == ("a",)
+    assert (found.nonzero, found.not_negative, found.inexpressible) == ((), (), ())
+    assert found.forbidden_characters == {}
+    assert found.present == ("a",)
+
+
+@pytest.mark.parametrize("kind", [ProbeKind.EXTREME, ProbeKind.LONG])
+def test_combine__values_of_the_data_itself_differ__cannot_be_excluded(kind: ProbeKind) -> None:
+    assert combine([failed(kind)]).inexpressible == (failed(kind),)
+
+
+def test_combine__one_feature_of_a_matrix_is_a_category__cannot_be_excluded() -> None:
+    exclusion = Exclusion(Probe("x", ProbeKind.UNSEEN, 1.0, feature=2), "reason")
+    assert combine([exclusion]).inexpressible == (exclusion,)
