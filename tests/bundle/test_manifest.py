@@ -239,6 +239,7 @@ def constrained(**constraints: Any) -> dict[str, Any]:
         {"name": "ids", **pair},
         {"name": "mask", **pair, "dtype": "FP32"},
         {"name": "age", "dtype": "FP64", "shape": [-1]},
+        {"name": "city", "dtype": "BYTES", "shape": [-1]},
     ]
     signature = {**document["signature"], "inputs": inputs}
     return document | {"signature": signature, "input_constraints": constraints}
@@ -260,6 +261,27 @@ def test_input_constraints__round_trip__are_kept_and_canonical() -> None:
     assert parse_manifest(manifest.canonical()) == manifest
 
 
+def test_input_constraints__excluded_values__are_kept_and_not_mentioned_without_any() -> None:
+    excluded = {
+        "present": ["age"],
+        "nonzero": ["ids"],
+        "limits": {"age": [-1.5, 2.5]},
+        "categories": {"city": ["Oslo"], "ids": [1, 2]},
+        "forbidden_characters": {"city": "_"},
+    }
+    manifest = parse_manifest(json.dumps(constrained(**excluded)).encode())
+    assert json.loads(manifest.canonical())["input_constraints"] == {
+        "ranges": {},
+        "equal_lengths": [],
+        "nullable": [],
+        "optional": [],
+        **excluded,
+    }
+    assert parse_manifest(manifest.canonical()) == manifest
+    plain = parse_manifest(json.dumps(constrained(nullable=["age"])).encode())
+    assert b"categories" not in plain.canonical()
+
+
 def test_input_constraints__none__are_not_mentioned() -> None:
     assert b"constraints" not in small_manifest().canonical()
 
@@ -272,6 +294,12 @@ def test_input_constraints__none__are_not_mentioned() -> None:
         ({"ranges": {"ids": [2, 1]}}, "from 2 to 1"),
         ({"nullable": ["other"]}, "'other' is no input of FP32, FP64 or BYTES"),
         ({"nullable": ["ids"]}, "'ids' is no input of FP32, FP64 or BYTES"),
+        ({"present": ["other"]}, "present: 'other' is no input that fits"),
+        ({"present": ["ids"]}, "present: 'ids' is no input that fits"),
+        ({"nonzero": ["city"]}, "nonzero: 'city' is no input that fits"),
+        ({"limits": {"ids": [0.0, 1.0]}}, "limits: 'ids' is no input that fits"),
+        ({"categories": {"other": [1]}}, "categories: 'other' is no input that fits"),
+        ({"forbidden_characters": {"age": "x"}}, "characters: 'age' is no input that fits"),
         ({"optional": ["age"]}, "'age' is no nullable input of shape \\[-1\\]"),
         (
             {"nullable": ["mask"], "optional": ["mask"]},

@@ -69,6 +69,12 @@ def view(report: OptimizeReport) -> Tradeoff:
     return found
 
 
+def test_report__excluded_values__are_named_with_their_reasons() -> None:
+    report = make_report(GOOD, excluded=("age: a missing value is rejected (wanted 1, got 2).",))
+    assert "age: a missing value is rejected (wanted 1, got 2)." in words(report)
+    assert "Not answered" not in words(REPORTS["labelled"])
+
+
 def test_report__numbers_without_labels__says_what_was_not_judged() -> None:
     text = words(REPORTS["numbers"])
     assert "Of 'y' the distance to the source model's numbers was judged, and not what" in text
