@@ -31,7 +31,7 @@ def test_differing_rows__one_value_each__is_judged_by_its_own_size(
     value: float, change: float, differs: bool
 ) -> None:
     expected = np.array([100.0, value, -100.0])
-    assert rows(expected, expected + [0.0, change, 0.0]) == [False, differs, False]
+    assert rows(expected, expected + np.array([0.0, change, 0.0])) == [False, differs, False]
 
 
 def test_differing_rows__a_number_for_nan__differs() -> None:

@@ -1,0 +1,158 @@
+"""A graph and its source are asked about probe rows, and what differs is excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bundle.errors import ErrorCode, MlctlError
+from bundle.manifest import InputConstraints
+from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from optimize.data import Rows
+from optimize.proofs.probes import FLOAT32_MAX
+from optimize.proofs.probing import ProbeResult, probe_model
+from services.runtime.run_errors import RunError
+from tests.support.sessions import FunctionSession
+
+Function = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+
+SIGNATURE = Signature(
+    inputs=(
+        TensorSpec(name="age", dtype=Datatype.FP64, shape=(DYNAMIC,)),
+        TensorSpec(name="city", dtype=Datatype.BYTES, shape=(DYNAMIC,)),
+        TensorSpec(name="count", dtype=Datatype.INT64, shape=(DYNAMIC,)),
+    ),
+    outputs=(TensorSpec(name="y", dtype=Datatype.FP64, shape=(DYNAMIC,)),),
+)
+ROWS = Rows(
+    {
+        "age": np.linspace(20.0, 60.0, 12),
+        "city": np.array([b"Bern", b"Oslo", b"Rome"] * 4, object),
+        "count": np.arange(12) % 3,
+    },
+    None,
+)
+
+
+class Source:
+    """The source model: a function of the inputs."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": self._function(inputs)}
+
+    def export(self, directory: Path, example: Mapping[str, np.ndarray]) -> None:
+        raise NotImplementedError
+
+
+def graph_with(tmp_path: Path, *texts: str) -> Path:
+    """A graph whose constants are these texts."""
+    constant = numpy_helper.from_array(np.array(texts, object), "texts")
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["texts"], ["y"])],
+        "constants",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.STRING, [len(texts)])],
+        [constant],
+    )
+    onnx.save(helper.make_model(graph), str(tmp_path / "model.onnx"))
+    return tmp_path / "model.onnx"
+
+
+def probed(tmp_path: Path, source: Function, graph: Function, **options: Any) -> ProbeResult:
+    session = FunctionSession(lambda inputs: {"y": graph(inputs)})
+    file = graph_with(tmp_path, "Lima", "Bern")
+    chosen: dict[str, Any] = {"table": True, "independent": True, **options}
+    return probe_model(Source(source), session, file, SIGNATURE, (ROWS, ROWS), **chosen)
+
+
+def age(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.asarray(inputs["age"])
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_probe_model__equal_answers__exclude_nothing(tmp_path: Path, independent: bool) -> None:
+    assert probed(tmp_path, age, age, independent=independent) == ProbeResult()
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_probe_model__source_raises__rejects_that_kind_in_that_column(
+    tmp_path: Path, independent: bool
+) -> None:
+    def strict(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        if not np.isfinite(age(inputs)).all() or (inputs["count"] < 0).any():
+            raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, "the model does not run: no such number")
+        return age(inputs)
+
+    found = probed(tmp_path, strict, age, independent=independent)
+    assert found.constraints == InputConstraints(
+        present=("age",), limits={"age": (-FLOAT32_MAX, FLOAT32_MAX)}
+    )
+    assert found.not_negative == ("count",)
+    why = "is rejected (the source model rejects it: the model does not run: no such number)."
+    assert found.reasons == (
+        f"age: a missing value {why}",
+        f"age: a number beyond float32 {why}",
+        f"count: a negative number {why}",
+    )
+
+
+def test_probe_model__graph_differs_or_fails__rejects_that_kind(tmp_path: Path) -> None:
+    def graph(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        if (inputs["count"] > 9).any() or any(b"\t" in text for text in inputs["city"]):
+            raise RunError("no kernel for tabs")
+        return np.where(inputs["age"] == 0, 5.0, age(inputs))
+
+    found = probed(tmp_path, age, graph)
+    assert found.constraints == InputConstraints(
+        nonzero=("age",), forbidden_characters={"city": "\t"}
+    )
+    assert "age: the value 0 is rejected (y: wanted 0., got 5.)." in found.reasons
+    assert any("the graph does not run: no kernel for tabs" in each for each in found.reasons)
+
+
+def test_probe_model__unseen_category__lists_those_of_data_and_graph_that_are_right(
+    tmp_path: Path,
+) -> None:
+    known = {b"Bern", b"Oslo", b"Lima"}
+
+    def source(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        if not {*inputs["city"]} <= {*known, b"Rome", b""}:
+            raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, "unknown category")
+        return age(inputs)
+
+    def graph(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        wrong = np.array([city == b"Lima" for city in inputs["city"]])
+        return np.where(wrong, 0.0, age(inputs))
+
+    with pytest.raises(MlctlError, match="the smallest"):
+        # A value of the data itself differs: nothing can exclude it.
+        probed(tmp_path, age, lambda inputs: np.where(age(inputs) == 60.0, 0.0, age(inputs)))
+    found = probed(tmp_path, source, graph)
+    assert found.constraints == InputConstraints(categories={"city": ("Bern", "Oslo", "Rome")})
+
+
+def test_probe_result__added_to__merges_with_the_graphs_own_constraints() -> None:
+    probes = ProbeResult(
+        constraints=InputConstraints(present=("age", "city"), nonzero=("count",)),
+        not_negative=("count",),
+    )
+    own = InputConstraints(
+        ranges={"count": (-8, 7)}, nullable=("age", "city", "size"), optional=("city",)
+    )
+    assert probes.added_to(own, SIGNATURE) == InputConstraints(
+        ranges={"count": (0, 7)},
+        nullable=("size",),
+        present=("age", "city"),
+        nonzero=("count",),
+    )
+    alone = probes.added_to(InputConstraints(), SIGNATURE)
+    assert alone.ranges == {"count": (0, 2**63 - 1)}
