@@ -16,6 +16,7 @@ from bundle.manifest import InputConstraints
 from bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
 from optimize.constraints import find_constraints
 from optimize.data import Rows
+from optimize.proofs.probing import ProbeResult
 from registry.catalog import ModelFormat
 
 OUTPUT = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, DYNAMIC))
@@ -66,6 +67,7 @@ def found(
             missing=NO_MISSING, transform=None, source=SimpleNamespace(format=model_format)
         ),
         baseline=SimpleNamespace(rows=Rows(inputs, None)),
+        probes=ProbeResult(),
     )
     return find_constraints(exported)
 
