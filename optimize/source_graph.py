@@ -31,7 +31,7 @@ from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.session import open_session
 
-VERSION = 6
+VERSION = 7
 _LIBRARIES = (
     *(
         "torch",
