@@ -70,7 +70,7 @@ def _log_models(home: Path) -> None:
         log_torch(Cnn(), "Digits", images()[:2])
         log_torch(Mixing(), "mixing", pair)
         log_torch(Poisoned(), "poisoned", pair)
-        log_torch(Linear(), "linear", wide)
+        log_torch(Linear(), "linear", wide, output_names=("hidden",))
         log_torch(
             TwoInputs(),
             "tokens",

@@ -360,7 +360,7 @@ def test_optimize__labels_without_scores__are_rejected(
     data = save_rows(tmp_path / "x.npz", {"x": rows, "y": np.arange(16) % 2})
     error = rejection("linear", data, catalog)
     assert error.code is ErrorCode.INVALID_INPUT
-    assert "logits" in error.message
+    assert "hidden" in error.message
     assert "module:function" in error.hint
 
 
