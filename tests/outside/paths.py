@@ -223,13 +223,14 @@ def stream(bundle: VerifiedBundle, rows: Sequence[Row]) -> list[Answer]:
         for number in sent:
             answers[number] = Broken("there is no answer")
         for each in transport_of(log).browse(out):
+            assert each.value is not None
             document = orjson.loads(each.value)
             answers[int(each.key or b"")] = {
                 spec.name: to_array(spec, [document[spec.name]])[0] for spec in signature.outputs
             }
         for each in transport_of(log).browse(dead):
             headers = dict(each.headers)
-            reason = " ".join(value.decode(errors="replace") for value in headers.values())
+            reason = " ".join((value or b"").decode(errors="replace") for value in headers.values())
             bad = ErrorCode.INVALID_INPUT.value in reason
             answers[int(each.key or b"")] = (Rejected if bad else Broken)(reason)
     return answers

@@ -36,6 +36,7 @@ def assert_same(proved: Proved, inputs: Arrays) -> None:
         np.testing.assert_allclose(have[name], array, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_accepted__an_encoder__keeps_batch_and_sequence_dynamic(tmp_path: Path) -> None:
     free = {"ids": (1,), "mask": (1,), "tokens": (1,)}
     proved = prove(tmp_path, models.Encoder(), tokens(6), ("embedding", "tokens"), **free)
@@ -57,6 +58,7 @@ def test_accepted__image_bytes__are_inputs(tmp_path: Path) -> None:
     assert prove(tmp_path, models.Pixels(), {"image": image}, ("logits",)).independent
 
 
+@pytest.mark.slow
 def test_accepted__recurrent_layers__with_a_fixed_length(tmp_path: Path) -> None:
     proved = prove(tmp_path, models.Recurrent(), {"steps": random(5, 4)}, ("states", "last"))
     assert proved.independent
