@@ -65,8 +65,7 @@ def _has_tie(scores: np.ndarray) -> np.ndarray:
 
 
 def _rows(differs: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.asarray(differs).reshape(len(differs), -1).any(axis=1)
-    return found
+    return np.asarray(np.asarray(differs).reshape(len(differs), -1).any(axis=1))
 
 
 def _short(value: np.ndarray) -> str:
